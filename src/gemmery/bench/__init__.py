@@ -1,0 +1,1 @@
+"""Measuring: the protocol, the rivals, the machine's limits, and records."""

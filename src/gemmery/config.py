@@ -1,0 +1,66 @@
+"""Every environment variable that gemmery reads, in one place.
+
+| variable | meaning |
+| --- | --- |
+| `GEMMERY_NUM_THREADS` | threads a product may use (default: the cores this process may run on) |
+| `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
+| `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use no more than this instruction set |
+| `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul` |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gemmery.errors import ArgumentError
+
+ISAS = ("generic", "avx2", "avx512")
+
+
+def num_threads() -> int | None:
+    """The value of GEMMERY_NUM_THREADS, or None when it is not set."""
+    text = os.environ.get("GEMMERY_NUM_THREADS", "").strip()
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentError(
+            f"GEMMERY_NUM_THREADS={text!r}: it must be a whole number >= 1; unset it to use every core"
+        )
+    return int(text)
+
+
+def isa_limit() -> str | None:
+    """The value of GEMMERY_ISA, or None when it is not set."""
+    text = os.environ.get("GEMMERY_ISA", "").strip().lower()
+    if not text:
+        return None
+    if text not in ISAS:
+        raise ArgumentError(f"GEMMERY_ISA={text!r}: it must be one of {', '.join(ISAS)}; unset it for the best")
+    return text
+
+
+def fast_entry() -> bool:
+    """False when GEMMERY_FAST_ENTRY=0 asks for the plain Python entry."""
+    return os.environ.get("GEMMERY_FAST_ENTRY", "1").strip() != "0"
+
+
+def cache_dir() -> Path:
+    """The folder of compiled kernels: GEMMERY_CACHE_DIR, else the user's cache folder."""
+    text = os.environ.get("GEMMERY_CACHE_DIR", "").strip()
+    if text:
+        return Path(text).expanduser()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("gemmery", appauthor=False)
+
+
+def distorting(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Variables set in this environment whose names start with one of `prefixes`."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+
+
+def child_environment(drop: tuple[str, ...], add: dict[str, str]) -> dict[str, str]:
+    """A copy of the environment without variables that start with `drop`, plus `add`: for rival processes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    return {**kept, **add}

@@ -1,0 +1,1 @@
+"""The ladder: every kernel as one row, and look-up."""

@@ -1,0 +1,58 @@
+"""What a rung is, and how one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gemmery.arrays import View
+from gemmery.errors import ArgumentError
+from gemmery.problem import Problem
+
+Config = Mapping[str, int]
+
+
+class Kernel(Protocol):
+    """A built rung: C = alpha A B + beta C, on views of shape (batch, m, k), (batch, k, n), (batch, m, n).
+
+    A batch stride of 0 repeats one matrix. `bias` is a vector of n elements of C's accumulator type
+    (its stride may be 0); only a rung that accepts the problem's `epilogue` is given one.
+    """
+
+    def __call__(
+        self,
+        a: View,
+        b: View,
+        c: View,
+        *,
+        alpha: complex = 1.0,
+        beta: complex = 0.0,
+        bias: View | None = None,
+        threads: int = 1,
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One kernel of the ladder."""
+
+    name: str  # <unit>_<idea>
+    idea: str  # what it changed against its parent, in one line
+    parent: str | None
+    dtypes: tuple[str, ...]
+    refuses: Callable[[Problem], str]  # "" or the reason in words
+    build: Callable[[Problem, Config], Kernel]
+    bound: Callable[[int], float] = float  # f(k) of the error bound f(k) u |A||B|
+    space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    default: Config = field(default_factory=dict)
+    expect: Mapping[str, int] = field(default_factory=dict)
+    normwise: bool = False  # the bound holds for the norm, not for each element
+
+
+def find(rungs: tuple[Rung, ...], name: str) -> Rung:
+    """The rung called `name`; an unknown name is an ArgumentError that lists the known ones."""
+    for rung in rungs:
+        if rung.name == name:
+            return rung
+    raise ArgumentError(f"rung {name!r} is not in the ladder; known: {', '.join(r.name for r in rungs)}")

@@ -1,0 +1,46 @@
+"""A matrix product as a value: what is multiplied, and what it costs at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmery import dtypes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C[m, n] = alpha * A[m, k] @ B[k, n] + beta * C, `batch` times.
+
+    Layouts: "row" when the elements of a row are adjacent, "col" when those of a column are, "any" for
+    every other pair of strides. A 1-column matrix is "row" and "col" at once and is called "row".
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str  # of A and B
+    out: str  # of C
+    batch: int = 1
+    a_layout: str = "row"
+    b_layout: str = "row"
+    c_layout: str = "row"
+    epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
+    scaled: bool = False  # alpha != 1 or beta != 0
+    device: str = "cpu"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, counted one each; a complex pair counts 4 + 4."""
+        each = 8 if dtypes.get(self.dtype).kind == "c" else 2
+        return each * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved: each input read once, C written once (and read once when beta != 0)."""
+        inputs = (self.m * self.k + self.k * self.n) * dtypes.get(self.dtype).size
+        return self.batch * (inputs + self.m * self.n * dtypes.get(self.out).size)
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0

@@ -57,3 +57,12 @@ class Measurement:
     def gflops(self) -> float:
         """10**9 operations a second at the median."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """Measurements taken by one command on one machine."""
+
+    machine: Machine
+    started: str  # UTC, ISO 8601 with microseconds: it names the run
+    measurements: tuple[Measurement, ...]

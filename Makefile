@@ -1,0 +1,63 @@
+# Everything runs in .venv, which the first target that needs it makes from requirements.lock.
+# Once it is there, nothing here needs the network. ARGS is handed on: make ladder ARGS="--sizes 256,1024"
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
+NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
+PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup ladder bench test check format lock clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(STAMP) ## .venv with every package of requirements.lock and gemmery itself
+
+ladder: $(STAMP) ## run every rung beside NumPy: a table here, and a page whose path is printed
+	@$(PYTHON) -m gemmery ladder $(ARGS)
+
+bench: $(STAMP) ## run the suites of benchmarks/ against the rival libraries
+	@$(PYTHON) -m gemmery bench $(ARGS)
+
+test: $(STAMP) ## all tests
+	@$(PYTHON) -m pytest -n 2 $(ARGS)
+
+check: $(STAMP) ## format, lint, types, layering, documentation
+	@$(PYTHON) -m ruff format --check
+	@$(PYTHON) -m ruff check
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+
+format: $(STAMP) ## rewrite the source in the one format, and fix what can be fixed
+	@$(PYTHON) -m ruff check --fix
+	@$(PYTHON) -m ruff format
+
+lock: $(STAMP) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade takes newer versions
+	@$(PYTHON) -m uv pip compile pyproject.toml --extra lab --group dev --universal --python-version 3.11 \
+	  --fork-strategy fewest --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet \
+	  --output-file requirements.lock $(ARGS)
+
+clean: ## remove caches and pages; .venv stays
+	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
+
+# A .venv whose Python has gone is made again.
+ifneq ($(shell $(PYTHON) -c 'import pip' 2>/dev/null && echo works),works)
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import pip' 2>/dev/null || { \
+	  for found in $(CANDIDATES) ""; do "$$found" -c $(NEW_ENOUGH) 2>/dev/null && break; done; \
+	  test -n "$$found" || { echo "gemmery needs Python 3.11 or newer on the PATH, and found none: install one" >&2; exit 1; }; \
+	  "$$found" -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "$$found lacks venv and ensurepip: install them (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
+	  echo "making $(VENV) with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear $(VENV); }
+	@echo "installing requirements.lock into $(VENV)"
+	@$(PIP) install --only-binary :all: --require-hashes --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,146 @@
+"""Who may import whom: the table of docs/design.md, held by reading every import in the source."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "gemmery"
+
+# A third-party library and the only places that may import it; NumPy is everyone's.
+OWNERS = {
+    "llvmlite": ("cpu/jit.py",),
+    "matplotlib": ("report",),
+    "ml_dtypes": ("bench", "lab"),
+    "platformdirs": ("config.py",),
+    "rich": ("report", "cli.py"),
+    "threadpoolctl": ("bench", "lab"),
+    "torch": ("bench/peers.py",),
+    "cupy": ("bench/peers.py",),
+    "typer": ("cli.py",),
+}
+ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+
+
+def rows() -> dict[str, float]:
+    """The part -> its row in the table of docs/design.md; `errors` lies below all, and the package itself above `api`."""
+    table = re.findall(r"^\| (\d+) \| (.+?) \|$", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    found = {part: float(row) for row, parts in table for part in re.findall(r"\w+", re.sub(r"\(.*?\)", "", parts))}
+    return {**found, "errors": -1, "__init__": found["api"] + 0.5, "__main__": found["cli"] + 0.5}
+
+
+ROWS = rows()
+
+
+def imports(tree: ast.AST, package: str) -> list[tuple[int, str]]:
+    """The line and full name of everything imported, relative names made absolute in `package`."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found += [(node.lineno, name.name) for name in names]
+            case ast.ImportFrom(module=module, names=names, level=level):
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - level + 1], *filter(None, [module])]) if level else module
+                found += [(node.lineno, f"{base}.{name.name}") for name in names]
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                found.append((node.lineno, name))
+    return found
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What the file at `path`, relative to src/gemmery, does against the table: one line of words each."""
+    tree = ast.parse(source)
+    part = path.split("/", maxsplit=1)[0].removesuffix(".py")
+    package = ".".join(["gemmery", *path.split("/")[:-1]])
+    if part not in ROWS:
+        return [f"{part} has no row in docs/design.md"]
+    wrong = []
+    for line, name in imports(tree, package):
+        top, *rest = name.split(".")
+        if top == "gemmery":
+            other = rest[0] if (rest and rest[0] in ROWS) or len(rest) > 1 else "__init__"
+            if other not in ROWS:
+                wrong.append(f"line {line}: {other} has no row in docs/design.md")
+            elif other != part and ROWS[other] >= ROWS[part]:
+                wrong.append(f"line {line}: {part} (row {ROWS[part]:g}) imports {other} (row {ROWS[other]:g})")
+        elif top in {"tests", "examples", "benchmarks"}:
+            wrong.append(f"line {line}: the library imports {top}")
+        elif top in OWNERS and not any(path == owner or part == owner for owner in OWNERS[top]):
+            wrong.append(f"line {line}: {top} belongs to {' and '.join(OWNERS[top])}")
+        elif top not in OWNERS and top != "numpy" and top not in sys.stdlib_module_names:
+            wrong.append(f"line {line}: {top} has no owner")
+        elif top == "os" and rest and rest[0] in ENVIRONMENT and part != "config":
+            wrong.append(f"line {line}: only config.py reads the environment")
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr=attr) if attr in ENVIRONMENT and part != "config":
+                wrong.append(f"line {node.lineno}: only config.py reads the environment")
+    return wrong
+
+
+FILES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_part_imports_only_from_rows_below_it(path):
+    assert violations(path, (SOURCE / path).read_text()) == []
+
+
+def test_the_table_of_the_design_was_read():
+    assert ROWS["errors"] < ROWS["config"] == ROWS["dtypes"] == 0
+    assert ROWS["cpu"] == ROWS["cuda"] == ROWS["emulator"] < ROWS["ladder"] == ROWS["bench"] < ROWS["dispatch"]
+    assert ROWS["api"] < ROWS["__init__"] < ROWS["lab"] == ROWS["report"] < ROWS["cli"] < ROWS["__main__"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("cpu/loops.py", "from gemmery.ladder import rung"),
+        ("cpu/loops.py", "from gemmery import dispatch"),
+        ("cpu/loops.py", "from ..ladder.rung import Rung"),
+        ("cpu/loops.py", "from .. import api"),
+        ("cpu/loops.py", "import gemmery.cuda.driver"),
+        ("bench/timing.py", "def f():\n    from gemmery.ladder.cpu import CPU"),
+        ("bench/timing.py", "if TYPE_CHECKING:\n    from gemmery.dispatch import Plan"),
+        ("dispatch.py", "from gemmery import matmul"),
+        ("report.py", "from gemmery.lab import Event"),
+        ("unheard.py", "import os"),
+        ("api.py", "import gemmery.unheard.of"),
+        ("cpu/loops.py", "import llvmlite.binding"),
+        ("cpu/loops.py", "import importlib\nimportlib.import_module('llvmlite')"),
+        ("arrays.py", "import torch"),
+        ("arrays.py", "def f():\n    return __import__('cupy')"),
+        ("lab/rungs.py", "from matplotlib import pyplot"),
+        ("api.py", "import scipy"),
+        ("verify.py", "from tests.shapes import ALL"),
+        ("api.py", "import os\nos.environ['X']"),
+        ("api.py", "import os\nos.getenv('X')"),
+        ("api.py", "from os import environ"),
+    ],
+)
+def test_a_violation_is_caught(path, source):
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("cpu/loops.py", "from gemmery.cpu import ir\nfrom . import pack\nfrom ..errors import ShapeError"),
+        ("cpu/jit.py", "import llvmlite.binding as llvm"),
+        ("cpu/target.py", "from gemmery import config"),
+        ("bench/peers.py", "import torch"),
+        ("lab/rungs.py", "import gemmery\nfrom gemmery import matmul, api"),
+        ("config.py", "import os\nos.environ.get('X')"),
+        ("__init__.py", "from gemmery import api"),
+        ("api.py", "import os\nos.sched_getaffinity(0)\nimport numpy as np"),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert violations(path, source) == []

@@ -1,0 +1,349 @@
+"""The product in higher precision, the error a kernel may make, and the check that holds it to that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import dtypes
+from gemmery.errors import ArgumentError, CheckError
+
+Array = NDArray[Any]
+Where = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
+EXTENDED = np.finfo(np.longdouble).nmant > 52  # 64 bits of significand on x86; on many ARM systems it is float64 again
+LIMB = 16  # bits of an integer that one exact float64 product carries
+LIPSCHITZ = {"": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1}  # largest slope
+ACTIVATION_ULPS = 16.0  # what evaluating gelu or silu may add, in units of the accumulator
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How far a result is from the reference: the largest error over its bound, and where."""
+
+    error_over_bound: float  # <= 1 keeps the promise; inf where a NaN or an infinity is in the wrong place
+    worst: tuple[int, ...]  # index of that element in the result
+    got: complex
+    expected: complex
+    bound: float
+    sampled: bool  # True when only some rows were compared
+
+    @property
+    def ok(self) -> bool:
+        """True when every compared element is within its bound."""
+        return self.error_over_bound <= 1.0
+
+
+def reference(
+    a: Array,
+    b: Array,
+    *,
+    out: str,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "",
+) -> Array:
+    """activation(alpha a @ b + beta c + bias) in more precision than any kernel works in.
+
+    float32, float16, bfloat16 and complex64 are multiplied in float64; float64 and complex128 in extended
+    precision, or by the compensated dot product of Ogita, Rump and Oishi (2005) where the machine has none.
+    Integers are exact modulo 2**bits of `out`, as wrapping arithmetic is. `a` is (..., m, k), `b` (..., k, n).
+
+    >>> reference(np.array([[3]], np.int8), np.array([[100]], np.int8), out="i8")
+    array([[44]], dtype=int8)
+
+    Raises ArgumentError for an activation that is not known.
+    """
+    kind = dtypes.get(out).kind
+    if kind in "iu":
+        return _integer_reference(a, b, out, int(alpha.real), int(beta.real), c, bias)
+    with np.errstate(all="ignore"):
+        value = _accurate_product(a, b)
+        value = value if alpha == 1 else value * alpha
+        if beta != 0 and c is not None:
+            value = value + _wide(c) * beta
+        if bias is not None:
+            value = value + _wide(bias)
+        return _activate(value, activation)
+
+
+def bound(
+    a: Array,
+    b: Array,
+    f_of_k: Callable[[int], float] = float,
+    *,
+    out: str,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "",
+    normwise: bool = False,
+) -> Array:
+    """The largest error each element may have, without the final rounding: f(k) u (|a| @ |b|) and what follows.
+
+    `u` is the accumulator's unit roundoff. alpha, beta c and bias are three more roundings. A component of a
+    complex product is a sum of 2 k real ones. Where a product underflows it may lose the smallest subnormal; the
+    bfloat16 dot instruction also reads subnormal operands as zero. With `normwise` |a| @ |b| is replaced by
+    max|a| max|b| (Higham 2002, section 23.2.2).
+    """
+    size_a, size_b = np.abs(_wide(a)).astype(np.float64), np.abs(_wide(b)).astype(np.float64)
+    source = dtypes.get(a.dtype.name)
+    unit, tiny = _unit(source.accumulator), _tiny(source.accumulator)
+    k = a.shape[-1]
+    with np.errstate(all="ignore"):
+        magnitude = size_a @ size_b
+        if normwise and magnitude.size and k:
+            magnitude = np.full_like(magnitude, size_a.max() * size_b.max())
+        growth = math.sqrt(2) * f_of_k(2 * k) if source.kind == "c" else f_of_k(k)
+        total = growth * unit * magnitude + 2 * k * tiny
+        if source.name == "bf16":
+            normal = 2.0**-126
+            total += normal * (size_a.sum(-1)[..., :, None] + size_b.sum(-2)[..., None, :] + k)
+        total = total * abs(alpha)
+        after = magnitude * abs(alpha)
+        if beta != 0 and c is not None:
+            after = after + np.abs(_wide(c)).astype(np.float64) * abs(beta)
+        if bias is not None:
+            after = after + np.abs(_wide(bias)).astype(np.float64)
+        if alpha != 1 or beta != 0 or bias is not None:
+            total = total + 3 * unit * after
+        total = total * LIPSCHITZ[activation]
+        if activation in ("gelu", "silu"):
+            total = total + ACTIVATION_ULPS * unit * after
+    return np.asarray(total, np.float64)
+
+
+def check(
+    result: Array,
+    a: Array,
+    b: Array,
+    f_of_k: Callable[[int], float] = float,
+    *,
+    alpha: complex = 1,
+    beta: complex = 0,
+    c: Array | None = None,
+    bias: Array | None = None,
+    activation: str = "",
+    normwise: bool = False,
+    most_flops: float = 4e8,
+    seed: int = 0,
+) -> Checked:
+    """Compare `result` with the reference, element by element, against the bound plus one final rounding.
+
+    Above `most_flops` a seeded sample of rows (and of matrices of a batch) is compared, the first and the last always
+    among them. NaN and infinities must be where the reference has them. Integers must be equal.
+
+    >>> a = b = np.eye(2)
+    >>> check(a @ b, a, b).ok, check(a @ b + 1e-9, a, b).ok
+    (True, False)
+    """
+    if result.ndim < 2:
+        raise ArgumentError(f"a result of shape {result.shape} has no rows: give it as (..., m, n)")
+    where, picked = _sample(result.shape, 2 * result.size * a.shape[-1], most_flops, seed)
+    result = _take(result, result.shape[:-2], where)
+    a, b = _take(a, picked, where), _take(b, picked, (*where[:-1], slice(None)))
+    c = None if c is None or beta == 0 else _take(c, picked, where)
+    out = dtypes.get(result.dtype.name).name
+    options = {"out": out, "alpha": alpha, "beta": beta, "c": c, "bias": bias, "activation": activation}
+    expected = reference(a, b, **options)  # type: ignore[arg-type]
+    if dtypes.get(out).kind in "iu":
+        allowed = np.zeros(expected.shape)
+        ratio = np.where(result == expected, 0.0, math.inf)
+    else:
+        allowed = bound(a, b, f_of_k, normwise=normwise, **options)  # type: ignore[arg-type]
+        allowed = allowed + _unit(out) * np.abs(expected).astype(np.float64) + _tiny(out)
+        ratio = _ratio(result, expected, allowed, out)
+    return _worst(ratio, result, expected, allowed, where)
+
+
+def require(result: Array, a: Array, b: Array, f_of_k: Callable[[int], float] = float, **options: object) -> Checked:
+    """`check`, raising CheckError with the worst element when the bound is broken."""
+    found = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]
+    if not found.ok:
+        raise CheckError(
+            f"element {found.worst} is {found.got}, the reference is {found.expected}: off by "
+            f"{found.error_over_bound:.3g} times the bound {found.bound:.3g}"
+        )
+    return found
+
+
+def _unit(name: str) -> float:
+    return dtypes.get(name).unit_roundoff
+
+
+def _tiny(name: str) -> float:
+    """The smallest subnormal of a floating type."""
+    return {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "c64": 2.0**-149}.get(name, 2.0**-1074)
+
+
+def _largest(name: str) -> float:
+    """The largest finite value of a floating type."""
+    f32 = (2 - 2.0**-23) * 2.0**127
+    return {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "f32": f32, "c64": f32}.get(
+        name, float(np.finfo(np.float64).max)
+    )
+
+
+def _wide(x: Array) -> Array:
+    """`x` in the type the reference works in."""
+    name = dtypes.get(x.dtype.name).name
+    if name in ("f64", "c128"):
+        wider = {"f64": np.longdouble, "c128": np.clongdouble}[name]
+        return x.astype(wider) if EXTENDED else x
+    return x.astype(np.complex128 if name == "c64" else np.float64)
+
+
+def _accurate_product(a: Array, b: Array) -> Array:
+    name = dtypes.get(a.dtype.name).name
+    if name not in ("f64", "c128") or EXTENDED:
+        return np.asarray(np.matmul(_wide(a), _wide(b)))
+    if name == "f64":
+        return _compensated_product(a, b)
+    real = _compensated_product(np.concatenate((a.real, -a.imag), -1), np.concatenate((b.real, b.imag), -2))
+    imaginary = _compensated_product(np.concatenate((a.real, a.imag), -1), np.concatenate((b.imag, b.real), -2))
+    return real + 1j * imaginary
+
+
+@np.errstate(all="ignore")
+def _compensated_product(a: Array, b: Array) -> Array:
+    """a @ b as if in twice the precision of float64, rounded once (Ogita, Rump and Oishi 2005, algorithm Dot2)."""
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    high, low = np.zeros(shape), np.zeros(shape)
+    for i in range(a.shape[-1]):
+        x, y = a[..., :, i, None], b[..., None, i, :]
+        product = np.asarray(x * y)
+        x1, x2 = _split(x)
+        y1, y2 = _split(y)
+        product_error = x2 * y2 - (((product - x1 * y1) - x2 * y1) - x1 * y2)
+        total = high + product
+        back = total - high
+        low = low + ((high - (total - back)) + (product - back) + product_error)
+        high = total
+    finite = np.isfinite(high)
+    return np.where(finite, high + np.where(finite, low, 0.0), high)
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """Two halves of 26 bits whose sum is x (Dekker 1971)."""
+    scaled = np.asarray(x * 134217729.0)  # 2**27 + 1
+    high = np.asarray(scaled - (scaled - x))
+    return high, np.asarray(x - high)
+
+
+def _integer_reference(
+    a: Array, b: Array, out: str, alpha: int, beta: int, c: Array | None, bias: Array | None
+) -> Array:
+    """The product modulo 2**bits, from exact float64 products of 16-bit limbs."""
+
+    def wrap(value: int) -> np.uint64:
+        return np.uint64(value % 2**64)
+
+    with np.errstate(over="ignore"):
+        total = _limb_product(_bits(a), _bits(b), dtypes.get(out).size * 8) * wrap(alpha)
+        if beta != 0 and c is not None:
+            total = total + _bits(c) * wrap(beta)
+        if bias is not None:
+            total = total + _bits(bias)
+    return total.astype(np.dtype(dtypes.get(out).numpy))
+
+
+def _bits(x: Array) -> NDArray[np.uint64]:
+    return x.astype(np.int64).view(np.uint64)
+
+
+def _limb_product(a: NDArray[np.uint64], b: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    """a @ b modulo 2**bits; a sum of 2**20 products of two limbs stays below 2**53, so float64 holds it exactly."""
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    total = np.zeros(shape, np.uint64)
+    count = max(1, bits // LIMB)
+
+    def limb(x: NDArray[np.uint64], i: int) -> NDArray[np.float64]:
+        return ((x >> np.uint64(LIMB * i)) & np.uint64(0xFFFF)).astype(np.float64)
+
+    for start in range(0, a.shape[-1], 2**20):
+        some_a, some_b = a[..., start : start + 2**20], b[..., start : start + 2**20, :]
+        for i in range(count):
+            for j in range(count - i):
+                exact = np.matmul(limb(some_a, i), limb(some_b, j)).astype(np.uint64)
+                total = total + (exact << np.uint64(LIMB * (i + j)))
+    return total
+
+
+def _activate(x: Array, name: str) -> Array:
+    if name not in LIPSCHITZ:
+        raise ArgumentError(f"activation {name!r} is not known: use one of {', '.join(filter(None, LIPSCHITZ))}")
+    if name == "":
+        return x
+    if name == "relu":
+        return np.asarray(np.where(x < 0, 0, x))  # NaN stays NaN
+    plain = x.astype(np.float64)
+    if name == "silu":
+        return np.asarray(plain / (1 + np.exp(-plain)))
+    return np.asarray(plain * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-plain / math.sqrt(2)))
+
+
+def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[Where, tuple[int, ...]]:
+    """Which matrices and rows to compare: (indices of each batch dimension ..., rows), and the batch shape."""
+    batch, rows = shape[:-2], shape[-2]
+    if flops <= most:
+        return (*(slice(None) for _ in batch), slice(None)), batch
+    share = most / flops
+    matrices = math.prod(batch)
+    draw = np.random.default_rng(seed)
+
+    def some(count: int, keep: float) -> NDArray[np.intp]:
+        wanted = min(count, max(4, int(count * keep)))
+        inner = draw.choice(count, wanted, replace=False)
+        return np.unique(np.concatenate((inner, [0, count - 1]))).astype(np.intp)
+
+    if matrices > 1:
+        chosen = some(matrices, share)
+        share = min(1.0, share * matrices / len(chosen))
+        return (*np.unravel_index(chosen, batch), some(rows, share)), batch
+    return (*(np.zeros(1, np.intp) for _ in batch), some(rows, share)), batch
+
+
+def _take(x: Array, batch: tuple[int, ...], where: Where) -> Array:
+    """The sampled matrices and rows of `x`; a sampled batch becomes one dimension."""
+    if isinstance(where[0], slice):
+        return x
+    x = np.broadcast_to(x, batch + x.shape[-2:])
+    picked = x[where[:-1]] if batch else x
+    return np.asarray(picked[..., where[-1], :])
+
+
+def _ratio(result: Array, expected: Array, allowed: Array, out: str) -> NDArray[np.float64]:
+    """|result - expected| / allowed; inf where a NaN or an infinity is in the wrong place."""
+    with np.errstate(all="ignore"):
+        got = result.astype(expected.dtype)
+        difference = np.abs(got - expected).astype(np.float64)
+        ratio = np.where(difference == 0, 0.0, difference / allowed)
+        # A value that may round to more than the largest finite one may have become an infinity of its sign.
+        overflows = (np.abs(expected).astype(np.float64) + allowed >= _largest(out)) & np.isinf(got)
+        right = (np.isnan(got) & np.isnan(expected)) | (got == expected)
+        if np.iscomplexobj(got):  # which component of a complex number is not finite depends on the order of operations
+            right |= (overflows | ~np.isfinite(expected)) & ~np.isfinite(got)
+        else:
+            right |= overflows & (np.signbit(got) == np.signbit(expected)) & ~np.isnan(expected)
+        usual = np.isfinite(got) & np.isfinite(expected) & ~np.isnan(ratio)
+    return np.asarray(np.where(usual, ratio, np.where(right, 0.0, math.inf)))
+
+
+def _worst(ratio: NDArray[np.float64], result: Array, expected: Array, allowed: Array, where: Where) -> Checked:
+    sampled = not isinstance(where[0], slice)
+    if not ratio.size:
+        return Checked(0.0, (), 0.0, 0.0, 0.0, sampled)
+    at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    index = tuple(int(i) for i in at)
+    if sampled:
+        picked = [np.asarray(axis) for axis in where]
+        batch = tuple(int(axis[index[0]]) for axis in picked[:-1])
+        index = (*batch, int(picked[-1][index[-2]]), index[-1])
+    return Checked(float(ratio[at]), index, complex(result[at]), complex(expected[at]), float(allowed[at]), sampled)

@@ -1,0 +1,1 @@
+"""The CPU backend: kernels written as loops in Python, compiled for the host's instruction set."""

@@ -1,0 +1,60 @@
+"""The one calling convention of compiled CPU kernels: `void kernel(ptr args)`, args a record of 8-byte fields.
+
+Strides are in bytes and may have any sign. alpha and beta point at one scalar of the kernel's accumulator
+type. A kernel reads only the fields it needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from gemmery.cpu.ir import Function, Value
+
+FIELDS = (
+    ("m", "i64"),
+    ("n", "i64"),
+    ("k", "i64"),
+    ("a", "ptr"),
+    ("a_row", "i64"),
+    ("a_col", "i64"),
+    ("b", "ptr"),
+    ("b_row", "i64"),
+    ("b_col", "i64"),
+    ("c", "ptr"),
+    ("c_row", "i64"),
+    ("c_col", "i64"),
+    ("alpha", "ptr"),
+    ("beta", "ptr"),
+    ("bias", "ptr"),
+    ("bias_step", "i64"),
+    ("batch", "i64"),
+    ("a_batch", "i64"),
+    ("b_batch", "i64"),
+    ("c_batch", "i64"),
+    ("workspace", "ptr"),
+    ("mc", "i64"),
+    ("kc", "i64"),
+    ("nc", "i64"),
+)
+SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
+TYPE = dict(FIELDS)
+
+Record = ctypes.c_int64 * len(FIELDS)
+
+
+class Args:
+    """The record inside a kernel: `args.m` loads a field, `args.m = x` stores it."""
+
+    def __init__(self, f: Function, base: Value) -> None:
+        object.__setattr__(self, "_f", f)
+        object.__setattr__(self, "_base", base)
+
+    def __getattr__(self, name: str) -> Value:
+        f: Function = object.__getattribute__(self, "_f")
+        base: Value = object.__getattribute__(self, "_base")
+        return f.load(TYPE[name], base + 8 * SLOT[name], align=8)
+
+    def __setattr__(self, name: str, value: Value | int) -> None:
+        f: Function = object.__getattribute__(self, "_f")
+        base: Value = object.__getattribute__(self, "_base")
+        f.store(value if isinstance(value, Value) else f.index(value), base + 8 * SLOT[name], align=8)

@@ -1,0 +1,98 @@
+"""Element conversions between memory and registers, lane by lane.
+
+bfloat16 is the upper half of a float32: widening is a shift; narrowing rounds to nearest even by adding
+0x7FFF plus the last kept bit, NaNs kept quiet. float16 uses the machine's conversions (F16C, NEON), or integer
+arithmetic where there are none.
+"""
+
+from __future__ import annotations
+
+from gemmery.cpu.ir import Function, Value, vector, with_element
+from gemmery.dtypes import DType
+
+
+def load_as(f: Function, memory: DType, element: str, at: Value, lanes: int, mask: Value | None) -> Value:
+    """`lanes` adjacent elements (0: one scalar) of type `memory`, converted to `element`; masked-off lanes are zero."""
+    raw = "i16" if memory.name == "bf16" else memory.llvm
+    type_ = vector(lanes, raw) if lanes else raw
+    loaded = f.load(type_, at) if mask is None else f.load_masked(type_, at, mask)
+    return widen(f, loaded, memory, element)
+
+
+def store_as(f: Function, new: Value, memory: DType, at: Value, mask: Value | None = None) -> None:
+    """Convert to `memory`'s type, rounding once (integers wrap), and store; masked-off lanes are not touched."""
+    value = narrow(f, new, memory)
+    if mask is None:
+        f.store(value, at)
+    else:
+        f.store_masked(value, at, mask)
+
+
+def widen(f: Function, value: Value, memory: DType, element: str) -> Value:
+    """From memory's representation to a register element that can hold it."""
+    if memory.name == "bf16":
+        if element == "bfloat":
+            return f.bitcast(value, with_element(value.type, "bfloat"))
+        bits = f.convert("zext", value, "i32") << 16
+        return _grow(f, f.bitcast(bits, with_element(value.type, "float")), element)
+    if memory.name == "f16" and element != "half" and not _converts_half(f):
+        return _grow(f, _half_to_float(f, f.bitcast(value, with_element(value.type, "i16"))), element)
+    if memory.kind in "iu":
+        if element in ("float", "double"):
+            return f.convert("sitofp" if memory.kind == "i" else "uitofp", value, element)
+        return f.convert("sext" if memory.kind == "i" else "zext", value, element)
+    return _grow(f, value, element)
+
+
+def narrow(f: Function, value: Value, memory: DType) -> Value:
+    """From a register element to memory's representation."""
+    if memory.name == "bf16":
+        return _float_to_bfloat(f, value)
+    if memory.name == "f16" and not _converts_half(f):
+        return f.bitcast(_float_to_half(f, value), with_element(value.type, "half"))
+    if memory.kind in "iu":
+        return f.convert("trunc", value, memory.llvm)
+    return f.convert("fptrunc", value, memory.llvm)
+
+
+def _grow(f: Function, value: Value, element: str) -> Value:
+    return f.convert("fpext", value, element)
+
+
+def _converts_half(f: Function) -> bool:
+    return f.target.has_fma
+
+
+def _float_to_bfloat(f: Function, value: Value) -> Value:
+    bits = f.bitcast(value, with_element(value.type, "i32"))
+    rounded = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
+    quiet = (bits >> 16) | 0x40
+    is_nan = value.differs(value)
+    return f.convert("trunc", f.select(is_nan, quiet, rounded), "i16")
+
+
+def _half_to_float(f: Function, bits16: Value) -> Value:
+    """Shift exponent and fraction into place and scale by 2**112: exact for normal and subnormal numbers."""
+    bits = f.convert("zext", bits16, "i32")
+    magnitude = (bits & 0x7FFF) << 13
+    type_ = with_element(bits.type, "float")
+    scaled = f.bitcast(magnitude, type_) * 2.0**112
+    special = f.bitcast(magnitude | 0x7F800000, type_)
+    value = f.select((bits & 0x7C00).equals(0x7C00), special, scaled)
+    return f.bitcast(f.bitcast(value, bits.type) | ((bits & 0x8000) << 16), type_)
+
+
+def _float_to_half(f: Function, value: Value) -> Value:
+    """Round to nearest even in integer arithmetic; subnormals by adding 0.5, whose last bit is 2**-24."""
+    integers = with_element(value.type, "i32")
+    bits = f.bitcast(value, integers)
+    sign = (bits >> 16) & 0x8000
+    magnitude = bits & 0x7FFFFFFF
+    normal = (magnitude + ((magnitude >> 13) & 1) + (0xFFF - (112 << 23))) >> 13
+    tiny = f.bitcast(f.bitcast(magnitude, value.type) + 0.5, integers) - 0x3F000000
+    finite = f.select(magnitude < (113 << 23), tiny, normal)
+    overflow = f.select(magnitude > 0x7F800000, f.const(integers, 0x7E00), f.const(integers, 0x7C00))
+    whole = f.select(magnitude >= 0x47800000, overflow, finite)
+    return f.convert("trunc", whole | sign, "i16")
+
+

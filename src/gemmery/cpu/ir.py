@@ -1,0 +1,460 @@
+"""A small builder of LLVM IR in which a kernel looks like the loops it is.
+
+    with module.function("axpy", ("i64", "n"), ("float", "s"), ("ptr", "x"), ("ptr", "y")) as f:
+        with f.loop(0, f["n"]) as i:
+            f.store(f["s"] * f.load("float", f["x"] + i * 4) + ..., f["y"] + i * 4)
+
+Values know their LLVM type: `+ - *` become `add` or `fadd` by it, and a Python number becomes a constant of
+it. Pointers move by bytes. Variables are stack slots that LLVM turns into registers (SROA).
+Reference: the LLVM Language Reference Manual.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gemmery.cpu.target import Target
+
+FLOATS = {"half": 2, "bfloat": 2, "float": 4, "double": 8}
+SIZES = {**FLOATS, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
+_MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
+
+
+def vector(lanes: int, element: str) -> str:
+    """The type of `lanes` elements side by side."""
+    return f"<{lanes} x {element}>"
+
+
+def lanes_of(type_: str) -> int:
+    """Elements in a vector type; 1 for a scalar."""
+    return int(type_[1:].split(" ", 1)[0]) if type_.startswith("<") else 1
+
+
+def element_of(type_: str) -> str:
+    """Element type of a vector type; a scalar type is its own."""
+    return type_[1:-1].split(" x ")[1] if type_.startswith("<") else type_
+
+
+def size_of(type_: str) -> int:
+    """Bytes of a value in memory."""
+    return lanes_of(type_) * SIZES[element_of(type_)]
+
+
+def with_element(type_: str, element: str) -> str:
+    """The same number of lanes of another element type."""
+    return vector(lanes_of(type_), element) if type_.startswith("<") else element
+
+
+def mangle(type_: str) -> str:
+    """The suffix by which LLVM names an overloaded intrinsic: v16f32."""
+    element = element_of(type_)
+    short = _MANGLED.get(element, element)
+    return f"v{lanes_of(type_)}{short}" if type_.startswith("<") else short
+
+
+def constant(type_: str, number: float) -> str:
+    """A literal of a scalar type, floats by their bits."""
+    if type_ in ("float", "double"):
+        value = number
+        if type_ == "float":
+            value = struct.unpack("<f", struct.pack("<f", number))[0]
+        return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    if type_ == "half":
+        return f"0xH{struct.unpack('<H', struct.pack('<e', number))[0]:04X}"
+    if type_ == "bfloat":
+        return f"0xR{struct.unpack('<I', struct.pack('<f', number))[0] >> 16:04X}"
+    return str(int(number))
+
+
+class Value:
+    """An SSA value: its type and its name in the text."""
+
+    __slots__ = ("f", "text", "type")
+
+    def __init__(self, f: Function, type_: str, text: str) -> None:
+        self.f, self.type, self.text = f, type_, text
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.text}"
+
+    @property
+    def is_float(self) -> bool:
+        return element_of(self.type) in FLOATS
+
+    def _same(self, other: Value | float) -> Value:
+        return other if isinstance(other, Value) else self.f.const(self.type, other)
+
+    def _arithmetic(self, op: str, other: Value | float) -> Value:
+        right = self._same(other)
+        name = f"f{op}" if self.is_float else op
+        return self.f.emit(self.type, f"{name} {self}, {right.text}")
+
+    def __add__(self, other: Value | int) -> Value:
+        if self.type == "ptr":
+            return self.f.emit("ptr", f"getelementptr i8, {self}, {self.f.index(other)}")
+        if not isinstance(other, Value) and other == 0 and not self.is_float:
+            return self
+        return self._arithmetic("add", other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._arithmetic("sub", other)
+
+    def __mul__(self, other: Value | float) -> Value:
+        if not isinstance(other, Value) and other == 1:
+            return self
+        return self._arithmetic("mul", other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: float) -> Value:
+        return self._same(other) - self
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"sdiv {self}, {self._same(other).text}")
+
+    def __and__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"and {self}, {self._same(other).text}")
+
+    def __or__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"or {self}, {self._same(other).text}")
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"xor {self}, {self._same(other).text}")
+
+    def __lshift__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"shl {self}, {self._same(other).text}")
+
+    def __rshift__(self, other: Value | int) -> Value:
+        return self.f.emit(self.type, f"lshr {self}, {self._same(other).text}")
+
+    def _compare(self, signed: str, ordered: str, other: Value | float) -> Value:
+        right = self._same(other)
+        how = f"fcmp {ordered}" if self.is_float else f"icmp {signed}"
+        return self.f.emit(with_element(self.type, "i1"), f"{how} {self}, {right.text}")
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("slt", "olt", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self._compare("sle", "ole", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self._compare("sgt", "ogt", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self._compare("sge", "oge", other)
+
+    def equals(self, other: Value | float) -> Value:
+        """Comparison for equality (`==` keeps Python's meaning)."""
+        return self._compare("eq", "oeq", other)
+
+    def differs(self, other: Value | float) -> Value:
+        """Comparison for inequality; NaN differs from everything."""
+        return self._compare("ne", "une", other)
+
+
+class Var:
+    """A variable: `v.value` reads it, `v.value = x` writes it."""
+
+    __slots__ = ("_slot", "_type", "f")
+
+    def __init__(self, f: Function, type_: str, slot: str) -> None:
+        self.f, self._type, self._slot = f, type_, slot
+
+    @property
+    def value(self) -> Value:
+        return self.f.emit(self._type, f"load {self._type}, ptr {self._slot}")
+
+    @value.setter
+    def value(self, new: Value | float) -> None:
+        right = new if isinstance(new, Value) else self.f.const(self._type, new)
+        self.f.line(f"store {right}, ptr {self._slot}")
+
+
+class Matrix:
+    """Elements at base + i * row + j * col (bytes): `m[i, j]` loads, `m[i, j] = x` stores."""
+
+    __slots__ = ("base", "col", "element", "f", "row")
+
+    def __init__(self, f: Function, base: Value, element: str, row: Value | int, col: Value | int | None = None) -> None:
+        self.f, self.base, self.element = f, base, element
+        self.row, self.col = row, SIZES[element] if col is None else col
+
+    def at(self, i: Value | int, j: Value | int) -> Value:
+        """The address of element (i, j)."""
+        return self.base + self.f.index(i) * self.row + self.f.index(j) * self.col
+
+    def __getitem__(self, ij: tuple[Value | int, Value | int]) -> Value:
+        return self.f.load(self.element, self.at(*ij))
+
+    def __setitem__(self, ij: tuple[Value | int, Value | int], new: Value) -> None:
+        self.f.store(new, self.at(*ij))
+
+    def vector(self, i: Value | int, j: Value | int, lanes: int) -> Value:
+        """`lanes` elements of row i from column j on; needs adjacent columns."""
+        return self.f.load(vector(lanes, self.element), self.at(i, j))
+
+
+class Function:
+    """One function being written; used as a context so that its end returns."""
+
+    def __init__(self, module: Module, name: str, params: tuple[tuple[str, str], ...], local: bool) -> None:
+        self.module, self.name, self.params, self.local = module, name, params, local
+        self.target = module.target
+        self._slots: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+
+    def __enter__(self) -> Function:
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self.line("ret void")
+
+    def __getitem__(self, param: str) -> Value:
+        return next(Value(self, type_, f"%{name}") for type_, name in self.params if name == param)
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{'ptr noalias' if t == 'ptr' else t} %{n}" for t, n in self.params)
+        body = "\n".join([*self._slots, *self._lines])
+        linkage = "internal" if self.local else "dso_local"
+        attributes = "nounwind noinline" if self.local else "nounwind"
+        return f"define {linkage} void @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
+
+    def line(self, text: str) -> None:
+        """One instruction without a result."""
+        self._lines.append(f"  {text}")
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return str(self._count)
+
+    def emit(self, type_: str, text: str) -> Value:
+        """One instruction with a result."""
+        name = f"%t{self._fresh()}"
+        self._lines.append(f"  {name} = {text}")
+        return Value(self, type_, name)
+
+    def _label(self, name: str) -> None:
+        self._lines.append(f"{name}:")
+
+    # constants, variables
+
+    def const(self, type_: str, number: float) -> Value:
+        """A constant; of a vector type, the number in every lane."""
+        text = constant(element_of(type_), number)
+        return Value(self, type_, f"splat ({element_of(type_)} {text})" if type_.startswith("<") else text)
+
+    def zero(self, type_: str) -> Value:
+        """All bits zero."""
+        return Value(self, type_, "zeroinitializer" if type_.startswith("<") else constant(type_, 0))
+
+    def index(self, number: Value | int) -> Value:
+        """A 64-bit integer."""
+        return number if isinstance(number, Value) else Value(self, "i64", str(number))
+
+    def var(self, initial: Value) -> Var:
+        """A variable of the initial value's type."""
+        slot = f"%v{self._fresh()}"
+        self._slots.append(f"  {slot} = alloca {initial.type}")
+        variable = Var(self, initial.type, slot)
+        variable.value = initial
+        return variable
+
+    def buffer(self, size: int, align: int = 64) -> Value:
+        """`size` bytes on the stack."""
+        slot = f"%v{self._fresh()}"
+        self._slots.append(f"  {slot} = alloca [{size} x i8], align {align}")
+        return Value(self, "ptr", slot)
+
+    # control
+
+    @contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: Value | int = 1) -> Iterator[Value]:
+        """for (i = start; i < stop; i += step), signed."""
+        counter = self.var(self.index(start))
+        number = self._fresh()
+        head, body, done = f"head{number}", f"body{number}", f"done{number}"
+        self.line(f"br label %{head}")
+        self._label(head)
+        i = counter.value
+        self.line(f"br {i < self.index(stop)}, label %{body}, label %{done}")
+        self._label(body)
+        yield i
+        counter.value = self.emit("i64", f"add nsw {i}, {self.index(step).text}")
+        self.line(f"br label %{head}")
+        self._label(done)
+
+    @contextmanager
+    def while_(self) -> Iterator[Loop]:
+        """An endless loop; `with f.while_() as again: ... again.until(condition)` leaves it."""
+        number = self._fresh()
+        again = Loop(self, f"head{number}", f"done{number}")
+        self.line(f"br label %{again.head}")
+        self._label(again.head)
+        yield again
+        self.line(f"br label %{again.head}")
+        self._label(again.done)
+
+    @contextmanager
+    def if_(self, condition: Value) -> Iterator[None]:
+        """Runs its body when the condition holds; an `else_` may follow at once."""
+        number = self._fresh()
+        self.line(f"br {condition}, label %then{number}, label %else{number}")
+        self._label(f"then{number}")
+        yield
+        self.line(f"br label %end{number}")
+        self._label(f"else{number}")
+        self.line(f"br label %end{number}")
+        self._label(f"end{number}")
+
+    @contextmanager
+    def else_(self) -> Iterator[None]:
+        """The other branch of the `if_` that ended just before."""
+        end = self._lines.pop()
+        jump = self._lines.pop()
+        if not (end.startswith("end") and jump == f"  br label %{end[:-1]}"):
+            raise ValueError("else_ must follow an if_ at once")
+        yield
+        self._lines += [jump, end]
+
+    # memory
+
+    def load(self, type_: str, at: Value, align: int | None = None) -> Value:
+        """The value of that type at an address, aligned to its element unless said otherwise."""
+        return self.emit(type_, f"load {type_}, {at}, align {align or 1}")
+
+    def store(self, new: Value, at: Value, align: int | None = None) -> None:
+        """Write a value to an address."""
+        self.line(f"store {new}, {at}, align {align or 1}")
+
+    def load_masked(self, type_: str, at: Value, mask: Value) -> Value:
+        """Lanes whose mask bit is set; the others are zero and are not touched in memory."""
+        name = f"llvm.masked.load.{mangle(type_)}.p0"
+        self.module.declare(f"declare {type_} @{name}(ptr, i32, {mask.type}, {type_})")
+        return self.emit(type_, f"call {type_} @{name}({at}, i32 1, {mask}, {type_} zeroinitializer)")
+
+    def store_masked(self, new: Value, at: Value, mask: Value) -> None:
+        """Write the lanes whose mask bit is set; the others are not touched."""
+        name = f"llvm.masked.store.{mangle(new.type)}.p0"
+        self.module.declare(f"declare void @{name}({new.type}, ptr, i32, {mask.type})")
+        self.line(f"call void @{name}({new}, {at}, i32 1, {mask})")
+
+    def prefetch(self, at: Value, write: bool = False, locality: int = 3) -> None:
+        """Ask for a cache line; any address is allowed."""
+        self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0({at}, i32 {int(write)}, i32 {locality}, i32 1)")
+
+    # arithmetic
+
+    def intrinsic(self, name: str, type_: str, *values: Value) -> Value:
+        """A call of an LLVM intrinsic by its full name."""
+        types = ", ".join(v.type for v in values)
+        self.module.declare(f"declare {type_} @{name}({types})")
+        return self.emit(type_, f"call {type_} @{name}({', '.join(map(str, values))})")
+
+    def overloaded(self, name: str, *values: Value) -> Value:
+        """An intrinsic whose operands and result share one type: llvm.fma, llvm.smin."""
+        return self.intrinsic(f"{name}.{mangle(values[0].type)}", values[0].type, *values)
+
+    def min(self, x: Value | int, y: Value | int) -> Value:
+        """The smaller of two 64-bit integers."""
+        return self.overloaded("llvm.smin", self.index(x), self.index(y))
+
+    def max(self, x: Value | int, y: Value | int) -> Value:
+        """The larger of two 64-bit integers."""
+        return self.overloaded("llvm.smax", self.index(x), self.index(y))
+
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z: fused where the machine fuses floats, wrapping on integers."""
+        if x.is_float and self.target.has_fma:
+            return self.overloaded("llvm.fma", x, y, z)
+        return x * y + z
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        """yes where the condition holds, else no."""
+        return self.emit(yes.type, f"select {condition}, {yes}, {no}")
+
+    def convert(self, op: str, value: Value, element: str) -> Value:
+        """A conversion instruction by name (sext, zext, trunc, fpext, fptrunc, bitcast ...), lane by lane."""
+        to = with_element(value.type, element)
+        return value if to == value.type else self.emit(to, f"{op} {value} to {to}")
+
+    def bitcast(self, value: Value, type_: str) -> Value:
+        """The same bits as another type of the same size."""
+        return value if type_ == value.type else self.emit(type_, f"bitcast {value} to {type_}")
+
+    # vectors
+
+    def broadcast(self, value: Value, lanes: int) -> Value:
+        """One scalar in every lane."""
+        type_ = vector(lanes, value.type)
+        first = self.emit(type_, f"insertelement {type_} poison, {value}, i64 0")
+        return self.emit(type_, f"shufflevector {first}, {type_} poison, <{lanes} x i32> zeroinitializer")
+
+    def shuffle(self, x: Value, y: Value, order: list[int]) -> Value:
+        """Lanes picked from x (0 ...) and y (lanes of x ...); -1 is any value."""
+        picks = ", ".join("i32 poison" if p < 0 else f"i32 {p}" for p in order)
+        type_ = vector(len(order), element_of(x.type))
+        return self.emit(type_, f"shufflevector {x}, {y}, <{len(order)} x i32> <{picks}>")
+
+    def first_lanes(self, count: Value, lanes: int) -> Value:
+        """A mask whose first `count` lanes are set (count may exceed lanes)."""
+        ramp = ", ".join(f"i32 {lane}" for lane in range(lanes))
+        limit = self.broadcast(self.emit("i32", f"trunc {self.min(count, lanes)} to i32"), lanes)
+        return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x i32> <{ramp}>, {limit.text}")
+
+    # calls
+
+    def call(self, name: str, *values: Value) -> None:
+        """Call a function of this module."""
+        self.line(f"call void @{name}({', '.join(map(str, values))})")
+
+    def call_address(self, address: Value, type_: str, *values: Value) -> Value | None:
+        """Call the function at an address; None for a `void` one."""
+        text = f"call {type_} {address.text}({', '.join(map(str, values))})"
+        if type_ == "void":
+            self.line(text)
+            return None
+        return self.emit(type_, text)
+
+
+class Loop:
+    """An open `while_`."""
+
+    __slots__ = ("done", "f", "head")
+
+    def __init__(self, f: Function, head: str, done: str) -> None:
+        self.f, self.head, self.done = f, head, done
+
+    def until(self, condition: Value) -> None:
+        """Leave the loop when the condition holds."""
+        go_on = f"on{self.f._fresh()}"
+        self.f.line(f"br {condition}, label %{self.done}, label %{go_on}")
+        self.f._label(go_on)
+
+
+class Module:
+    """Functions compiled together."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._declared: dict[str, None] = {}
+        self._functions: list[Function] = []
+
+    def declare(self, text: str) -> None:
+        """State an external function once."""
+        self._declared[text] = None
+
+    def function(self, name: str, *params: tuple[str, str], local: bool = False) -> Function:
+        """A function without a result; `local` ones are seen by this module alone."""
+        new = Function(self, name, params, local)
+        self._functions.append(new)
+        return new
+
+    def __str__(self) -> str:
+        return "\n".join([*self._declared, *map(str, self._functions)])

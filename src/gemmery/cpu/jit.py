@@ -1,0 +1,154 @@
+"""LLVM IR to callable code, through the cache; the only importer of llvmlite, which a cached kernel never needs."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import json
+import mmap
+import platform
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gemmery import cache, config
+from gemmery.cpu import elf
+from gemmery.cpu.ir import Module
+from gemmery.cpu.target import Target
+from gemmery.errors import CompileError
+
+_lock = threading.Lock()
+_loaded: dict[tuple[Target, str], dict[str, int]] = {}
+_mapped: list[object] = []  # code stays mapped for the life of the process
+
+
+def load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str, int]:
+    """Addresses of the functions of the module called `name`, compiled now unless memory or disk has it.
+
+    `name` must say everything that `generate` depends on besides the target and gemmery's sources.
+    """
+    found = _loaded.get((target, name))
+    if found is not None:
+        return found
+    with _lock:
+        if (target, name) not in _loaded:
+            _loaded[target, name] = _load(target, name, generate)
+        return _loaded[target, name]
+
+
+def _load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str, int]:
+    if target.machine not in ("x86_64", "amd64") or platform.system() == "Windows":
+        return _engine(target, name, str(generate()))
+    folder, key = config.cache_dir(), _key(target, name)
+    stored = cache.read(folder, key)
+    if stored is None:
+        image, entries = elf.flatten(_object(target, name, str(generate())))
+        header = json.dumps(entries).encode()
+        stored = struct.pack("<I", len(header)) + header + image
+        cache.write(folder, key, stored)
+    length = struct.unpack_from("<I", stored)[0]
+    entries = json.loads(stored[4 : 4 + length])
+    base = _map(stored[4 + length :])
+    return {symbol: base + offset for symbol, offset in entries.items()}
+
+
+def _key(target: Target, name: str) -> str:
+    described = f"{_sources()} {target.cpu} {target.isa} {sorted(target.features)} {name}"
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of everything that shapes a kernel's code: the generators and llvmlite's version."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    spec = importlib.util.find_spec("llvmlite")
+    if spec and spec.origin:
+        version = Path(spec.origin).with_name("_version.py")
+        digest.update(version.read_bytes() if version.exists() else b"")
+    return digest.hexdigest()
+
+
+def _map(image: bytes) -> int:
+    """Copy an image into fresh pages, then make them executable and read-only."""
+    pages = mmap.mmap(-1, max(len(image), 1))
+    pages.write(image)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(image)), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise CompileError(f"mprotect failed (errno {ctypes.get_errno()}): this system forbids code made at run time")
+    _mapped.append(pages)
+    return address
+
+
+@functools.cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+def host_cpu() -> str:
+    """LLVM's name of this CPU's microarchitecture: znver4, sapphirerapids, neoverse-v2, ..."""
+    return str(_llvm().get_host_cpu_name())
+
+
+def _machine(target: Target) -> Any:
+    llvm = _llvm()
+    features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
+    cpu = llvm.get_host_cpu_name() if target.isa != "generic" or target.machine not in ("x86_64", "amd64") else "x86-64"
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
+    )
+
+
+def _features(target: Target) -> dict[str, bool]:
+    """LLVM's features of the host, those beyond the target's instruction set switched off."""
+    hidden = {"avx512": (), "avx2": ("avx512", "avx10", "amx"), "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop")}
+    host = dict(_llvm().get_host_cpu_features())
+    off = hidden[target.isa] if target.machine in ("x86_64", "amd64") else ()
+    return {name: on and not name.startswith(off or "\0") for name, on in host.items()}
+
+
+def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
+    llvm = _llvm()
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"kernel {name!r}: {error}") from error
+    machine = _machine(target)
+    module.triple = machine.triple
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    # The kernels are vectorized and unrolled as written: LLVM's own choices only undo register tiles.
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine, module
+
+
+def _object(target: Target, name: str, text: str) -> bytes:
+    machine, module = _optimized(target, name, text)
+    return bytes(machine.emit_object(module))
+
+
+def assembly(target: Target, name: str, generate: Callable[[], Module]) -> str:
+    """The machine code of a module as text."""
+    machine, module = _optimized(target, name, str(generate()))
+    return str(machine.emit_assembly(module))
+
+
+def _engine(target: Target, name: str, text: str) -> dict[str, int]:
+    """Load through LLVM's own linker, where flat images are not made (other CPUs, Windows): nothing is cached."""
+    machine, module = _optimized(target, name, text)
+    engine = _llvm().create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _mapped.append(engine)
+    return {f.name: engine.get_function_address(f.name) for f in module.functions if not f.is_declaration}

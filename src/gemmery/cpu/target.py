@@ -1,0 +1,151 @@
+"""What this CPU can do, and the tile and block sizes that suit it."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemmery import config
+
+_VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
+_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A CPU as the kernel generators see it. Cache sizes in bytes for one core (L3: as shared), 0 when unknown."""
+
+    isa: str  # "avx512", "avx2", "generic"
+    features: frozenset[str]  # as Linux names them: avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, ...
+    cpu: str = ""
+    machine: str = "x86_64"
+    l1d: int = 0
+    l2: int = 0
+    l3: int = 0
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes in one vector register."""
+        return _VECTOR_BYTES[self.isa]
+
+    @property
+    def has_fma(self) -> bool:
+        """True when a multiply and an add are one instruction with one rounding."""
+        return self.machine in ("aarch64", "arm64") or self.isa != "generic"
+
+    @property
+    def has_vnni(self) -> bool:
+        """True for 8-bit dot products of four (`vpdpbusd`) at the width of the registers."""
+        return self.isa == "avx512" and "avx512_vnni" in self.features
+
+    @property
+    def has_bf16_dot(self) -> bool:
+        """True for bfloat16 dot products of two (`vdpbf16ps`)."""
+        return self.isa == "avx512" and "avx512_bf16" in self.features
+
+    def lanes(self, size: int) -> int:
+        """Elements of `size` bytes in one vector register."""
+        return self.vector_bytes // size
+
+    def limited(self, isa: str) -> Target:
+        """The same CPU using no more than `isa`: how the narrower kernels are tested."""
+        order = config.ISAS.index
+        kept = self.isa if order(self.isa) <= order(isa) else isa
+        prefixes = {"avx512": (), "avx2": ("avx512", "amx"), "generic": ("avx", "amx", "fma", "f16c", "vaes")}[kept]
+        return replace(self, isa=kept, features=frozenset(f for f in self.features if not f.startswith(prefixes or "\0")))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of the packed product, in elements: the register tile mr x (nv vectors), and the three blocks.
+
+    mr * nv accumulators, nv vectors of B and one broadcast must fit the register file (32 vectors with
+    AVX-512 and NEON, 16 with AVX2). A kc x nr panel of B streams from L2, an mc x kc block of A stays in it,
+    kc x nc of B stays in L3 (Goto and van de Geijn, ACM TOMS 34(3), 2008).
+    """
+
+    mr: int
+    nv: int
+    mc: int
+    kc: int
+    nc: int
+
+
+def tile(target: Target) -> Tile:
+    """The packed product's sizes: for every element type alike, since all are counted in vectors of 4 or 8 bytes."""
+    if target.isa == "avx512":
+        return Tile(mr=6, nv=4, mc=96, kc=512, nc=1024)
+    if target.isa == "avx2":
+        return Tile(mr=6, nv=2, mc=96, kc=256, nc=1024)
+    if target.machine in ("aarch64", "arm64"):
+        return Tile(mr=6, nv=4, mc=96, kc=256, nc=1024)
+    return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)
+
+
+def direct_tile(target: Target) -> tuple[int, int]:
+    """(mr, nv) of the kernels that read A and B where they lie."""
+    if target.isa == "avx512":
+        return 12, 2
+    return (4, 3) if target.isa == "avx2" else (4, 2)
+
+
+@functools.cache
+def host() -> Target:
+    """The CPU this process runs on, limited by GEMMERY_ISA when that is set."""
+    machine = platform.machine().lower()
+    cpu, flags = _cpuinfo()
+    isa = "generic"
+    if machine in ("x86_64", "amd64"):
+        isa = "avx512" if flags >= _AVX512 else "avx2" if flags >= _AVX2 else "generic"
+    l1d, l2, l3 = _caches()
+    found = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
+    limit = config.isa_limit()
+    return found.limited(limit) if limit else found
+
+
+def _cpuinfo() -> tuple[str, frozenset[str]]:
+    """Name and features of the first processor; empty where the system has no /proc/cpuinfo."""
+    name, flags = "", frozenset[str]()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() in ("model name", "CPU part"):
+                    name = value.strip()
+                elif key.strip() in ("flags", "Features"):
+                    flags = frozenset(value.split())
+                elif not line.strip() and flags:
+                    break
+    except OSError:
+        pass
+    return name, flags
+
+
+def _caches() -> tuple[int, int, int]:
+    """Data cache sizes of core 0 by level, from sysfs."""
+    sizes = {1: 0, 2: 0, 3: 0}
+    for folder in sorted(_SYSFS_CACHES.glob("index*")):
+        try:
+            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and int(level) in sizes:
+            factor = {"K": 1 << 10, "M": 1 << 20}.get(size[-1:], 1)
+            sizes[int(level)] = int(size.rstrip("KM")) * factor
+    return sizes[1], sizes[2], sizes[3]
+
+
+def cores() -> int:
+    """Cores this process may use: the affinity mask, and the cgroup's quota rounded up."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))

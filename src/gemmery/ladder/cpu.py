@@ -1,0 +1,79 @@
+"""The CPU ladder, from the triple loop to the speed of the machine."""
+
+from __future__ import annotations
+
+from gemmery import dtypes
+from gemmery.cpu import build
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
+
+_FLOATS = ("f32", "f64")
+
+
+def _plain(problem: Problem) -> str:
+    """What the first rungs refuse: they are loops over C as it lies, in one type."""
+    if problem.epilogue or problem.scaled:
+        return "it is C = A B and nothing else: no alpha, beta, bias or activation"
+    if problem.out != problem.dtype:
+        return f"it sums in C itself, so C must be {problem.dtype}, not {problem.out}"
+    return ""
+
+
+def _rows(problem: Problem) -> str:
+    """What a vector along rows needs: neighbours in B and C."""
+    if problem.b_layout != "row" or problem.c_layout != "row":
+        return "it loads vectors along the rows of B and C, so their elements must be adjacent there"
+    return _plain(problem)
+
+
+def _packed(problem: Problem) -> str:
+    if problem.c_layout == "any":
+        return "it stores vectors of C, so C's elements must be adjacent along rows or columns"
+    return build.packed_refuses(problem)
+
+
+CPU = (
+    Rung(
+        name="scalar_naive",
+        idea="C[i,j] += A[i,k] * B[k,j], loops i, j, k",
+        parent=None,
+        dtypes=_FLOATS,
+        refuses=_plain,
+        build=build.textbook("scalar_naive"),
+    ),
+    Rung(
+        name="scalar_reordered",
+        idea="loops i, k, j: B and C are walked along rows",
+        parent="scalar_naive",
+        dtypes=_FLOATS,
+        refuses=_plain,
+        build=build.textbook("scalar_reordered"),
+    ),
+    Rung(
+        name="simd_row",
+        idea="one element of A broadcast, fused multiply-add over a row of B",
+        parent="scalar_reordered",
+        dtypes=_FLOATS,
+        refuses=_rows,
+        build=build.textbook("simd_row"),
+    ),
+    Rung(
+        name="simd_blocked",
+        idea="the same inside square blocks that fit a cache",
+        parent="simd_row",
+        dtypes=_FLOATS,
+        refuses=_rows,
+        build=build.textbook("simd_blocked"),
+        space={"block": (8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
+        default={"block": 512},
+    ),
+    Rung(
+        name="packed",
+        idea="a register tile of C, panels packed in the order they are read, five loops",
+        parent="simd_blocked",
+        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        refuses=_packed,
+        build=build.packed,
+        space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+    ),
+)

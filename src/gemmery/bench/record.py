@@ -1,15 +1,33 @@
-"""One measurement, the machine it was taken on, and JSON lines of them."""
+"""One measurement, the machine it was taken on, and JSON lines of them.
+
+A file holds two kinds of lines: `{"run": ..., "machine": {...}}` once a run, then
+`{"run": ..., "measurement": {...}}` for each measurement as it is taken. Every line is written by one system call,
+so a run that is killed keeps all it had; a line torn by a crash is skipped, and the next append starts a fresh one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gemmery.cpu import jit, target
+from gemmery.errors import ArgumentError
 
 
 @dataclass(frozen=True)
 class Machine:
     """What a figure depends on besides the code."""
 
-    name: str  # short, file-name safe, e.g. "amd-epyc-zen4-avx512-2c"
+    name: str  # short, file-name safe, e.g. "amd-zen4-avx512-2c"
     cpu: str
     isa: str
     cores: int
@@ -43,6 +61,7 @@ class Measurement:
     samples: int
     flops: int
     bytes: int
+    case: str = ""  # what else sets it apart in its suite: "allocating", "a transposed", "cold", ...
     config: dict[str, int] = field(default_factory=dict)
     peak_gflops: float = 0.0  # measured in the same run, for the same dtype and threads
     bandwidth_gbs: float = 0.0
@@ -66,3 +85,122 @@ class Run:
     machine: Machine
     started: str  # UTC, ISO 8601 with microseconds: it names the run
     measurements: tuple[Measurement, ...]
+
+
+def now() -> str:
+    """The moment as `Run.started` wants it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+@functools.cache
+def machine() -> Machine:
+    """The fingerprint of this machine.
+
+    >>> machine().name  # doctest: +SKIP
+    'amd-zen4-avx512-2c'
+    """
+    from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
+
+    host, cores = target.host(), target.cores()
+    model = jit.host_cpu().replace("znver", "amd-zen")
+    return Machine(
+        name=re.sub(r"[^a-z0-9.]+", "-", f"{model}-{host.isa}-{cores}c".lower()).strip("-"),
+        cpu=host.cpu,
+        isa=host.isa,
+        cores=cores,
+        l1d=host.l1d,
+        l2=host.l2,
+        l3=host.l3,
+        os=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        numpy=version("numpy"),
+        llvmlite=version("llvmlite"),
+        blas=peers.blas(),
+        gemmery=version("gemmery"),
+    )
+
+
+def version(package: str) -> str:
+    """The installed version of a package, "" when there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def path(folder: Path, name: str) -> Path:
+    """The file of records of the machine called `name`."""
+    return folder / f"{name}.jsonl"
+
+
+def append(file: Path, run: Run) -> None:
+    """Add the measurements of `run` to a file, and its machine when the file has not seen this run.
+
+    Raises ValueError when a figure is NaN or infinite: no such figure is ever stored.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"run": run.started, "measurement": _set(m)}, allow_nan=False) for m in run.measurements]
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        known = os.pread(handle, size, 0)
+        if json.dumps({"run": run.started})[:-1].encode() + b', "machine"' not in known:
+            lines.insert(0, json.dumps({"run": run.started, "machine": asdict(run.machine)}))
+        torn = known and not known.endswith(b"\n")
+        os.write(handle, ("\n" * bool(torn) + "".join(line + "\n" for line in lines)).encode())
+    finally:
+        os.close(handle)
+
+
+def read(file: Path) -> tuple[Run, ...]:
+    """The runs of a file in the order in which they began; torn lines and runs without a machine are skipped.
+
+    Raises ArgumentError for a file that cannot be read, or a whole line that is no record.
+    """
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ArgumentError(f"records {str(file)!r}: {error.strerror}; name a file written by --store") from error
+    machines: dict[str, Machine] = {}
+    taken: dict[str, list[Measurement]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        try:
+            if "machine" in row:
+                machines[row["run"]] = _build(Machine, row["machine"])
+            else:
+                taken.setdefault(row["run"], []).append(_build(Measurement, row["measurement"]))
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
+    return tuple(Run(found, run, tuple(taken.get(run, ()))) for run, found in sorted(machines.items()))
+
+
+def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
+    """The newest measurement of each kernel on each problem over several runs, in the order first seen."""
+    found: dict[tuple[object, ...], Measurement] = {}
+    for run in sorted(runs, key=lambda run: run.started):
+        for m in run.measurements:
+            config = tuple(sorted(m.config.items())) if m.suite.startswith("sweep") else ()
+            key = (m.suite, m.kernel, m.m, m.n, m.k, m.dtype, m.out, m.batch, m.threads, m.case, config)
+            found[key] = m
+    return tuple(found.values())
+
+
+def _set(measurement: Measurement) -> dict[str, Any]:
+    """Fields that differ from their defaults: most are empty most of the time."""
+    kept = {}
+    for f in fields(measurement):
+        value = getattr(measurement, f.name)
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if value != default:
+            kept[f.name] = value
+    return kept
+
+
+def _build(kind: type[Any], row: dict[str, Any]) -> Any:
+    """A record of `kind`; keys of a later version are left out."""
+    known = {f.name for f in fields(kind)}
+    return kind(**{key: value for key, value in row.items() if key in known})

@@ -94,5 +94,3 @@ def _float_to_half(f: Function, value: Value) -> Value:
     overflow = f.select(magnitude > 0x7F800000, f.const(integers, 0x7E00), f.const(integers, 0x7C00))
     whole = f.select(magnitude >= 0x47800000, overflow, finite)
     return f.convert("trunc", whole | sign, "i16")
-
-

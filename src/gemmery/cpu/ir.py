@@ -179,7 +179,9 @@ class Matrix:
 
     __slots__ = ("base", "col", "element", "f", "row")
 
-    def __init__(self, f: Function, base: Value, element: str, row: Value | int, col: Value | int | None = None) -> None:
+    def __init__(
+        self, f: Function, base: Value, element: str, row: Value | int, col: Value | int | None = None
+    ) -> None:
         self.f, self.base, self.element = f, base, element
         self.row, self.col = row, SIZES[element] if col is None else col
 
@@ -222,7 +224,8 @@ class Function:
         params = ", ".join(f"{'ptr noalias' if t == 'ptr' else t} %{n}" for t, n in self.params)
         body = "\n".join([*self._slots, *self._lines])
         linkage = "internal" if self.local else "dso_local"
-        attributes = "nounwind noinline" if self.local else "nounwind"
+        # Without "no-builtins" LLVM turns clearing loops into calls of memset, which an image cannot reach.
+        attributes = f'nounwind{" noinline" if self.local else ""} "no-builtins"'
         return f"define {linkage} void @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
 
     def line(self, text: str) -> None:

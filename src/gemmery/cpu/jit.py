@@ -111,7 +111,11 @@ def _machine(target: Target) -> Any:
 
 def _features(target: Target) -> dict[str, bool]:
     """LLVM's features of the host, those beyond the target's instruction set switched off."""
-    hidden = {"avx512": (), "avx2": ("avx512", "avx10", "amx"), "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop")}
+    hidden = {
+        "avx512": (),
+        "avx2": ("avx512", "avx10", "amx"),
+        "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop"),
+    }
     host = dict(_llvm().get_host_cpu_features())
     off = hidden[target.isa] if target.machine in ("x86_64", "amd64") else ()
     return {name: on and not name.startswith(off or "\0") for name, on in host.items()}

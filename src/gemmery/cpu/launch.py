@@ -38,7 +38,9 @@ def scalar(element: str, value: complex) -> bytes:
 class Launch:
     """A compiled kernel that can be called with views."""
 
-    def __init__(self, address: int, accumulator: str, out_size: int, blocks: Callable[[int, int, int], Blocks]) -> None:
+    def __init__(
+        self, address: int, accumulator: str, out_size: int, blocks: Callable[[int, int, int], Blocks]
+    ) -> None:
         self.address, self.accumulator, self.out_size, self.blocks = address, accumulator, out_size, blocks
         self._entry = _Entry(address)
         self._one, self._zero = scalar(accumulator, 1.0), scalar(accumulator, 0.0)

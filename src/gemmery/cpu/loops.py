@@ -150,7 +150,9 @@ def _update_whole(f: Function, product: Product, register: Shape, totals: list[l
     alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
     beta = f.load(product.accumulator, f["beta"])
     places = [
-        (f["c_row"] * r, v * register.lanes * size, totals[r][v]) for r in range(register.mr) for v in range(register.nv)
+        (f["c_row"] * r, v * register.lanes * size, totals[r][v])
+        for r in range(register.mr)
+        for v in range(register.nv)
     ]
     with f.if_(beta.differs(0)):
         betas = f.broadcast(beta, register.lanes)

@@ -138,7 +138,9 @@ def _turn(f: Function, panels: Panels) -> None:
                 turned = {}
                 for first in chunk:
                     some = rows[first : first + lanes]
-                    turned[first] = transpose(f, [_load_cells(f, product, row + p * memory.size, lanes) for row in some])
+                    turned[first] = transpose(
+                        f, [_load_cells(f, product, row + p * memory.size, lanes) for row in some]
+                    )
                 for step in range(lanes):
                     for first in chunk:
                         f.store(turned[first][step], to + (p // group + step) * (width * cell) + first * cell)

@@ -53,7 +53,9 @@ def scalar_reordered(target: Target, dtype: str) -> Module:
     return module
 
 
-def _row_times_scalar(f: Function, scale: Value, b: Matrix, c: Matrix, i: Value, p: Value, j0: Value, j1: Value) -> None:
+def _row_times_scalar(
+    f: Function, scale: Value, b: Matrix, c: Matrix, i: Value, p: Value, j0: Value, j1: Value
+) -> None:
     """C[i, j0:j1] += scale * B[p, j0:j1], one vector of the machine's width a step and a masked one at the end."""
     lanes = f.target.lanes(SIZES[c.element])
     wide = vector(lanes, c.element)

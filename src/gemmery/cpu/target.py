@@ -58,7 +58,9 @@ class Target:
         order = config.ISAS.index
         kept = self.isa if order(self.isa) <= order(isa) else isa
         prefixes = {"avx512": (), "avx2": ("avx512", "amx"), "generic": ("avx", "amx", "fma", "f16c", "vaes")}[kept]
-        return replace(self, isa=kept, features=frozenset(f for f in self.features if not f.startswith(prefixes or "\0")))
+        return replace(
+            self, isa=kept, features=frozenset(f for f in self.features if not f.startswith(prefixes or "\0"))
+        )
 
 
 @dataclass(frozen=True)

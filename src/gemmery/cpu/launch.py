@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gemmery.arrays import View
 from gemmery.cpu import abi, workspace
@@ -88,4 +88,4 @@ class Launch:
 
 
 def _transposed(x: View) -> View:
-    return replace(x, shape=(x.shape[0], x.shape[2], x.shape[1]), strides=(x.strides[0], x.strides[2], x.strides[1]))
+    return x._replace(shape=(x.shape[0], x.shape[2], x.shape[1]), strides=(x.strides[0], x.strides[2], x.strides[1]))

@@ -1,0 +1,224 @@
+"""The timing protocol: contestants take turns in one run, and a ratio is taken pair by pair.
+
+A machine drifts (clocks, neighbours) by more than the differences that matter. Two contestants measured in the
+same round, a moment apart, drift together, so the ratio of each round is kept and the median of the ratios is
+reported with half their interquartile range. A difference smaller than that is a tie.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from gemmery.errors import ArgumentError
+
+SAMPLE_NS = 5_000_000  # a sample repeats a call until it lasts this long: the clock's steps and calls are < 0.1 us
+LONG_CALL_NS = 50_000_000  # a call this long needs no untimed one before it: its first milliseconds do not count
+MAX_INNER = 1 << 20
+MAX_ROUNDS = 60
+IDLE_SECONDS = 0.25  # idle workers of a threaded BLAS spin for up to 200 ms before they sleep
+
+Sample = Callable[[int, int], int]
+"""(inner, warm) -> nanoseconds that `inner` calls took, after `warm` calls outside the clock."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something that can run its product any number of times and say how long that took."""
+
+    name: str
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call over all samples of one contestant."""
+
+    seconds: float  # median
+    best: float
+    p95: float
+    samples: int
+    inner: int  # calls a sample
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of a rival divided by the time of the first contestant: above 1 the first is faster."""
+
+    median: float
+    spread: float  # half the interquartile range over the rounds
+    pairs: int
+
+    @property
+    def tie(self) -> bool:
+        """True when the difference is smaller than the spread."""
+        return is_tie(self.median, self.spread)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: a timing for every contestant, a ratio for all but the first."""
+
+    timings: dict[str, Timing]
+    versus: dict[str, Ratio]
+
+
+def is_tie(ratio: float, spread: float) -> bool:
+    """True when `ratio` differs from 1 by no more than `spread`."""
+    return not abs(ratio - 1.0) > spread
+
+
+def _quietly(loop: Callable[[int], int]) -> Sample:
+    """`loop` with the garbage collector off, after its untimed calls."""
+
+    def sample(inner: int, warm: int) -> int:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if warm:
+                loop(warm)
+            return loop(inner)
+        finally:
+            if collecting:
+                gc.enable()
+
+    return sample
+
+
+def calls(function: Callable[[], object]) -> Sample:
+    """A sampler of `function()`, for work long enough that one more Python call does not show."""
+
+    def loop(inner: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in repeat(None, inner):
+            function()
+        return time.perf_counter_ns() - start
+
+    return _quietly(loop)
+
+
+def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
+    """A sampler of `function(a, b, out=c)`, or of `function(a, b)` when `c` is None, the call itself included.
+
+    The call stands in the loop as a user would write it: a closure around it costs 40 ns, as much as a whole
+    product of 4x4 matrices.
+    """
+
+    def into(inner: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in repeat(None, inner):
+            function(a, b, out=c)
+        return time.perf_counter_ns() - start
+
+    def fresh(inner: int) -> int:
+        start = time.perf_counter_ns()
+        for _ in repeat(None, inner):
+            function(a, b)
+        return time.perf_counter_ns() - start
+
+    return _quietly(fresh if c is None else into)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one contestant is sampled, and in how many rounds."""
+
+    inner: int
+    warm: int
+    rounds: int
+    first: float | None  # seconds of the calibrating call, kept when no other can be afforded
+
+
+def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
+    """Calibrate: repetitions until a sample lasts SAMPLE_NS, rounds until they fill `share_ns`."""
+    elapsed = sample(1, 0)  # the first call also compiles, loads and touches pages
+    if elapsed > share_ns:
+        return _Plan(1, 0, 1, elapsed / 1e9)
+    inner = 1
+    elapsed = sample(1, 0)
+    while elapsed < SAMPLE_NS and inner < MAX_INNER:
+        wanted = -(-inner * SAMPLE_NS // max(elapsed, 1))
+        inner = min(max(wanted, 2 * inner), 16 * inner, MAX_INNER)
+        elapsed = sample(inner, 0)
+    each = max(elapsed, 1) / inner
+    warm = 0 if each >= LONG_CALL_NS else max(1, inner // 8)
+    turn = (inner + warm) * each + rest_ns
+    return _Plan(inner, warm, min(max(int(share_ns / turn), 1), MAX_ROUNDS), None)
+
+
+def _takes_part(index: int, turns: int, rounds: int) -> bool:
+    """True in `turns` of `rounds` rounds, evenly spread, the first among them."""
+    return index == 0 or index * turns // rounds != (index - 1) * turns // rounds
+
+
+def _rounds(
+    contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Callable[[float], None]
+) -> dict[str, dict[int, float]]:
+    """Seconds a call, by contestant and round."""
+    rounds = plans[contestants[0].name].rounds
+    taken: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
+    for index in range(rounds):
+        shift = index % len(contestants)
+        for contestant in (*contestants[shift:], *contestants[:shift]):
+            plan = plans[contestant.name]
+            if not _takes_part(index, min(plan.rounds, rounds), rounds):
+                continue
+            if plan.first is not None:
+                taken[contestant.name][index] = plan.first
+                continue
+            pause(rest)
+            elapsed = max(contestant.sample(plan.inner, plan.warm), 1)
+            taken[contestant.name][index] = elapsed / plan.inner / 1e9
+    return taken
+
+
+def _ratio(first: dict[int, float], rival: dict[int, float]) -> Ratio:
+    """Pairwise ratios over the rounds in which both ran."""
+    ratios = [rival[index] / first[index] for index in rival if index in first]
+    median = statistics.median(ratios)
+    if len(ratios) < 3:
+        return Ratio(median, median / 2, len(ratios))  # too few to know the spread: only a factor of two counts
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(median, (high - low) / 2, len(ratios))
+
+
+def _timing(samples: Sequence[float], inner: int) -> Timing:
+    p95 = statistics.quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
+    return Timing(statistics.median(samples), min(samples), p95, len(samples), inner)
+
+
+def compare(
+    contestants: Sequence[Contestant],
+    seconds: float,
+    rest: float = 0.0,
+    pause: Callable[[float], None] = time.sleep,
+) -> Comparison:
+    """Time the contestants in turn for about `seconds`, and the rivals of the first against it.
+
+    Every round runs each contestant once, the order rotated by one from round to round. The first takes part in
+    every round; a slow rival in fewer of them, evenly spread, once at least. `rest` seconds pass before every
+    turn: IDLE_SECONDS when more than one thread is used.
+
+    >>> a, b = Contestant("a", lambda inner, warm: 1000 * inner), Contestant("b", lambda inner, warm: 2000 * inner)
+    >>> compare([a, b], seconds=0.1).versus["b"].median
+    2.0
+
+    Raises ArgumentError for no contestant, two of one name, or a budget that is not positive.
+    """
+    names = [contestant.name for contestant in contestants]
+    if not names or len(set(names)) < len(names):
+        raise ArgumentError(f"contestants {names}: at least one is needed, and each needs its own name")
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the time for a comparison must be above 0")
+    share_ns = seconds * 1e9 / len(contestants)
+    plans = {}
+    for contestant in contestants:
+        pause(rest)
+        plans[contestant.name] = _plan(contestant.sample, share_ns, rest * 1e9)
+    taken = _rounds(contestants, plans, rest, pause)
+    timings = {name: _timing(list(taken[name].values()), plans[name].inner) for name in names}
+    return Comparison(timings, {name: _ratio(taken[names[0]], taken[name]) for name in names[1:]})

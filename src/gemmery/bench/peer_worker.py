@@ -1,0 +1,145 @@
+"""A rival in a process of its own: both ends of the pipe between.
+
+One JSON object a line: {"prepare": {work}} -> {"note": ...} or {"refused": ...}; {"sample": [inner, warm]} ->
+{"ns": ...}. The worker times its own loop, so the pipe stands outside the clock. It ends when its input does,
+hence with the process that started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, cast
+
+from gemmery.bench import peers
+from gemmery.bench.timing import Contestant
+from gemmery.bench.work import Work
+from gemmery.errors import GemmeryError, RefusedError
+
+_ROOT = str(Path(__file__).parents[2])  # where `gemmery` is imported from, installed or not
+
+
+class PeerProcess:
+    """A rival library running elsewhere; a context manager that ends its process.
+
+    >>> with PeerProcess(peers.find("numpy"), threads=1) as rival:
+    ...     rival.prepare(Work(64, 64, 64, "f32", "f32"))
+    ...     rival.sample(10, 1) > 0
+    ''
+    True
+
+    Raises RefusedError when the library is not installed or the CPU cannot run it.
+    """
+
+    def __init__(self, peer: peers.Peer, threads: int) -> None:
+        reason = peer.missing()
+        if reason:
+            raise RefusedError(f"rival {peer.name}: {reason}")
+        self.name = peer.name
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.peer_worker import serve"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"{start}; serve({peer.name!r}, {threads})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=peers.environment(peer, threads),
+        )
+        try:
+            self.runs = str(self._reply()["runs"])
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, work: Work) -> str:
+        """Make the operands of `work` there; returns a note on what differs from what was asked, "" for nothing.
+
+        Raises RefusedError for a product that the library does not serve.
+        """
+        reply = self._ask({"prepare": asdict(work)})
+        if "refused" in reply:
+            raise RefusedError(f"rival {self.name}: {reply['refused']}")
+        return str(reply["note"])
+
+    def sample(self, inner: int, warm: int) -> int:
+        """Nanoseconds that `inner` calls took there, after `warm` untimed ones."""
+        return int(self._ask({"sample": [inner, warm]})["ns"])
+
+    @property
+    def contestant(self) -> Contestant:
+        """The rival as `timing.compare` wants it."""
+        return Contestant(self.name, self.sample)
+
+    def close(self) -> None:
+        """End the process: by the end of its input, by a kill when it is still computing a second later."""
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], self._process.stdin).close()
+        try:
+            self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        cast(IO[bytes], self._process.stdout).close()
+        self._errors.close()
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        stdin = cast(IO[bytes], self._process.stdin)
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is reported by the reply that does not come
+            stdin.write(json.dumps(message).encode() + b"\n")
+            stdin.flush()
+        return self._reply()
+
+    def _reply(self) -> dict[str, Any]:
+        line = cast(IO[bytes], self._process.stdout).readline()
+        if not line:
+            self._errors.seek(0)
+            last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise GemmeryError(f"rival {self.name}: its process ended ({' '.join(last) or 'no message'}); leave it out")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise GemmeryError(f"rival {self.name}: {reply['error']}; leave it out")
+        return reply
+
+
+def serve(name: str, threads: int) -> None:
+    """The worker's main loop. A library that prints does so to stderr: the pipe is for replies alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    peer = peers.find(name)
+    peer.threads(threads)
+
+    def answer(reply: dict[str, Any]) -> None:
+        channel.write(json.dumps(reply) + "\n")
+        channel.flush()
+
+    answer({"runs": peer.runs()})
+    prepared: peers.Prepared | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            if "prepare" in message:
+                prepared = None  # frees the operands before the next ones are made
+                prepared = peer.prepare(Work(**message["prepare"]))
+                answer({"note": prepared.note})
+            elif prepared is None:
+                answer({"error": "sample before prepare"})
+            else:
+                answer({"ns": prepared.sample(*message["sample"])})
+        except RefusedError as error:
+            answer({"refused": str(error)})
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})

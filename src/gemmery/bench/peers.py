@@ -1,0 +1,228 @@
+"""The rival libraries as callables; the only importer of PyTorch.
+
+Each runs in a process of its own (`peer_worker`), in an environment from which every variable that steers a BLAS has
+been removed: `OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+
+from gemmery import config, dtypes
+from gemmery.bench.timing import Sample, products
+from gemmery.bench.work import Work, operands
+from gemmery.cpu import target
+from gemmery.errors import ArgumentError, RefusedError
+
+STEERING = (
+    "OPENBLAS_",
+    "GOTO_",
+    "MKL_",
+    "BLIS_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "DNNL_",
+    "ONEDNN_",
+    "ATEN_",
+    "NPY_DISABLE_CPU",
+)
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A product ready to be sampled; `note` says what differs from what was asked."""
+
+    sample: Sample
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One rival library with one choice of settings."""
+
+    name: str
+    about: str
+    missing: Callable[[], str]  # "" or why it cannot run here
+    prepare: Callable[[Work], Prepared]  # raises RefusedError for a product it does not serve
+    runs: Callable[[], str]  # what it says it runs, asked in its own process
+    settings: Mapping[str, str] = field(default_factory=dict)
+    threads: Callable[[int], None] = lambda _: None  # for a library that no variable tells
+
+
+def blas(path: str = "") -> str:
+    """The BLAS loaded in this process whose file name holds `path`, and the kernels it chose.
+
+    >>> blas("numpy")  # doctest: +SKIP
+    'openblas 0.3.31, SkylakeX kernels'
+    """
+    found = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
+    return "; ".join(_in_words(row) for row in found) or "none that threadpoolctl knows"
+
+
+def _in_words(row: Mapping[str, Any]) -> str:
+    kernels = f", {row['architecture']} kernels" if row.get("architecture") else ""
+    return f"{row['internal_api']} {row.get('version') or ''}".strip() + kernels
+
+
+def find(name: str) -> Peer:
+    """The rival called `name`; ArgumentError with the known ones otherwise."""
+    for peer in PEERS:
+        if peer.name == name:
+            return peer
+    raise ArgumentError(f"rival {name!r} is not known; known: {', '.join(peer.name for peer in PEERS)}")
+
+
+def environment(peer: Peer, threads: int) -> dict[str, str]:
+    """The environment of a rival's process: no steering variables but its own settings and the thread count."""
+    return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **peer.settings})
+
+
+def _always() -> str:
+    return ""
+
+
+def _runs_numpy() -> str:
+    return f"NumPy {np.__version__}, {blas('numpy')}"
+
+
+def _runs_torch() -> str:
+    import torch
+
+    return f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, oneDNN"
+
+
+def _runs_mkl() -> str:
+    ctypes.CDLL(_mkl_file())
+    return blas("mkl")
+
+
+def _without_avx512() -> str:
+    return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
+
+
+def _not_installed(package: str) -> str:
+    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
+
+
+def _prepare_numpy(work: Work) -> Prepared:
+    a, b, c = operands(work)
+    function: Callable[..., object] = np.matmul
+    note = ""
+    if work.out != work.dtype:
+        function = functools.partial(np.matmul, dtype=dtypes.get(work.out).numpy)
+    elif work.dtype == "bf16" and c is None:
+        note = "returns float32"
+    return Prepared(products(function, a, b, c), note)
+
+
+def _as_tensor(array: Any) -> Any:
+    """A tensor on the array's memory, bfloat16 through its bits."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise RefusedError(f"PyTorch has no {array.dtype.name} tensor: {error}") from None
+
+
+def _prepare_torch(work: Work) -> Prepared:
+    import torch
+
+    a, b, c = operands(work)
+    function: Callable[..., object] = torch.mv if work.vector else torch.bmm if work.batch > 1 else torch.mm
+    note = ""
+    if work.out != work.dtype:
+        if (work.dtype, work.out) == ("i8", "i32") and work.batch == 1 and not work.vector:
+            function = torch._int_mm
+        elif work.dtype in ("f16", "bf16") and work.out == "f32":
+            c, note = (
+                None if c is None else c.astype(a.dtype),
+                f"returns {a.dtype.name}: PyTorch has no wider result on the CPU",
+            )
+        else:
+            raise RefusedError(f"PyTorch has no product {work.dtype} -> {work.out} on the CPU")
+    tensors = [None if x is None else _as_tensor(x) for x in (a, b, c)]
+    try:
+        function(*tensors[:2])
+    except RuntimeError as error:
+        raise RefusedError(f"PyTorch: {error}") from None
+    return Prepared(products(function, *tensors), note)
+
+
+def _set_torch_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+
+
+@functools.cache
+def _mkl_file() -> str:
+    """MKL's single library in this environment's lib folder, where its wheel puts it."""
+    return next((str(path) for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))), "")
+
+
+def _without_mkl() -> str:
+    return "" if _mkl_file() else "mkl is not installed"
+
+
+def _prepare_mkl(work: Work) -> Prepared:
+    """`cblas_?gemm` on row-major operands; the call through ctypes costs about 1 us, so small products are refused."""
+    plain = work.batch == 1 and not work.vector and work.a_layout == work.b_layout == "row" and work.call == "out"
+    if work.dtype not in ("f32", "f64") or work.out != work.dtype or not plain or work.m * work.n * work.k < 64**3:
+        raise RefusedError("MKL is called here for plain f32 and f64 products of 64x64x64 and more")
+    scalar = ctypes.c_float if work.dtype == "f32" else ctypes.c_double
+    gemm = getattr(ctypes.CDLL(_mkl_file()), "cblas_sgemm" if work.dtype == "f32" else "cblas_dgemm")
+    pointer, size = ctypes.c_void_p, ctypes.c_int
+    gemm.argtypes = [size] * 6 + [scalar, pointer, size, pointer, size, scalar, pointer, size]
+    gemm.restype = None
+    m, n, k = work.m, work.n, work.k
+    row_major, as_is = 101, 111  # CblasRowMajor, CblasNoTrans
+
+    def product(a: Any, b: Any, out: Any) -> None:
+        gemm(row_major, as_is, as_is, m, n, k, 1.0, a.ctypes.data, k, b.ctypes.data, n, 0.0, out.ctypes.data, n)
+
+    return Prepared(products(product, *operands(work)))
+
+
+PEERS = (
+    Peer("numpy", "NumPy as it is installed", _always, _prepare_numpy, _runs_numpy),
+    Peer(
+        "numpy_avx512",
+        "NumPy told to run OpenBLAS's AVX-512 kernels",
+        _without_avx512,
+        _prepare_numpy,
+        _runs_numpy,
+        {"OPENBLAS_CORETYPE": "SKYLAKEX"},
+    ),
+    Peer(
+        "torch",
+        "PyTorch: mm, mv, bmm, _int_mm",
+        functools.partial(_not_installed, "torch"),
+        _prepare_torch,
+        _runs_torch,
+        threads=_set_torch_threads,
+    ),
+    Peer(
+        "mkl",
+        "Intel MKL's cblas_?gemm",
+        _without_mkl,
+        _prepare_mkl,
+        _runs_mkl,
+        {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"},
+    ),
+)

@@ -1,0 +1,116 @@
+"""A product to be timed: its problem, how its operands lie in memory, and how it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemmery import dtypes
+from gemmery.errors import ArgumentError
+from gemmery.problem import Problem
+
+if TYPE_CHECKING:
+    import numpy as np
+
+LAYOUTS = ("row", "col", "strided")
+CALLS = ("out", "new")
+
+
+@dataclass(frozen=True)
+class Work:
+    """C[m, n] = A[m, k] @ B[k, n], `batch` times, as a user would call it.
+
+    A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
+    column of a larger one). `call` "out" writes into an array that is there, "new" makes one. With `vector` B and C
+    are 1-D. The same Work gives the same operands in every process.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out: str
+    batch: int = 1
+    a_layout: str = "row"
+    b_layout: str = "row"
+    call: str = "out"
+    vector: bool = False
+    seed: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """The same as dispatch sees it."""
+        known = {"row": "row", "col": "col", "strided": "any"}
+        a, b = known[self.a_layout], known[self.b_layout]
+        return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b)
+
+    @property
+    def case(self) -> str:
+        """What sets it apart from the plain product of its shape, in words: "a transposed, allocating"."""
+        words = {"col": "transposed", "strided": "strided"}
+        parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
+        return ", ".join([*parts, *(["allocating"] if self.call == "new" else [])])
+
+    @property
+    def _layouts(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        return (("a", self.a_layout), ("b", self.b_layout))
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        types = self.dtype if self.dtype == self.out else f"{self.dtype} -> {self.out}"
+        return f"{batch}{self.m}x{self.n}x{self.k} {types}{', ' if self.case else ''}{self.case}"
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of an element type; bfloat16 is ml_dtypes'.
+
+    Raises ArgumentError when ml_dtypes is needed and not installed.
+    """
+    import numpy as np
+
+    if name != "bf16":
+        return np.dtype(dtypes.get(name).numpy)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ArgumentError("dtype bf16: NumPy has no bfloat16 of its own; pip install ml_dtypes") from None
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def operands(work: Work) -> tuple[Any, Any, Any]:
+    """A, B and C of a Work as NumPy arrays: standard normal floats, integers over their whole range; C is zero.
+
+    C is None when the call makes its own.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(work.seed)
+    batch = (work.batch,) if work.batch > 1 else ()
+    a = _matrix(rng, work.dtype, (*batch, work.m, work.k), work.a_layout)
+    b = _matrix(rng, work.dtype, (*batch, work.k, work.n), work.b_layout)
+    c = np.zeros((*batch, work.m, work.n), numpy_dtype(work.out))
+    if work.vector:
+        b, c = b[..., 0], c[..., 0]
+    return a, b, None if work.call == "new" else c
+
+
+def _matrix(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], layout: str) -> Any:
+    *batch, rows, columns = shape
+    stored = {"row": (rows, columns), "col": (columns, rows), "strided": (2 * rows, 2 * columns)}[layout]
+    filled = _random(rng, dtype, (*batch, *stored))
+    if layout == "col":
+        return filled.swapaxes(-1, -2)
+    return filled[..., ::2, ::2] if layout == "strided" else filled
+
+
+def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    kind, to = dtypes.get(dtype).kind, numpy_dtype(dtype)
+    if kind in "iu":
+        limits = np.iinfo(to)
+        return rng.integers(limits.min, limits.max, shape, to, endpoint=True)
+    if kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(to)
+    return rng.standard_normal(shape, np.float64 if dtype == "f64" else np.float32).astype(to, copy=False)

@@ -1,0 +1,137 @@
+"""Rivals in their own processes: they compute the product, in a clean environment, and end with their owner."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from gemmery.bench import peers, timing
+from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench.work import Work, operands
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+
+WORKS = [
+    Work(5, 6, 7, "f32", "f32"),
+    Work(5, 6, 7, "f64", "f64", call="new"),
+    Work(5, 6, 7, "f16", "f32"),
+    Work(5, 6, 7, "bf16", "bf16"),
+    Work(5, 6, 7, "bf16", "f32"),
+    Work(16, 16, 16, "i8", "i32"),
+    Work(5, 6, 7, "i64", "i64"),
+    Work(5, 6, 7, "f32", "f32", batch=3),
+    Work(5, 1, 7, "f32", "f32", vector=True, a_layout="strided"),
+    Work(5, 6, 7, "f64", "f64", a_layout="col"),
+]
+
+
+@pytest.fixture(scope="module")
+def numpy_process():
+    with PeerProcess(peers.find("numpy"), threads=1) as process:
+        yield process
+
+
+def caught(monkeypatch):
+    """What `peers` would time, instead of a sampler: (function, a, b, c)."""
+    seen = []
+    monkeypatch.setattr(peers, "products", lambda *call: seen.append(call))
+    return seen
+
+
+def as_numpy(x):
+    return np.asarray(x.double() if type(x).__module__ == "torch" else x, np.float64)
+
+
+@pytest.mark.parametrize("work", WORKS, ids=str)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_rival_computes_the_product(monkeypatch, name, work):
+    peer = peers.find(name)
+    if peer.missing():
+        pytest.skip(peer.missing())
+    calls = caught(monkeypatch)
+    note = peer.prepare(work).note
+    [(function, a, b, c)] = calls
+    got = function(a, b) if c is None else function(a, b, out=c)
+    x, y, _ = operands(work)
+    expected = np.matmul(x.astype(np.float64), y.astype(np.float64))
+    if work.out == "i64":
+        expected = np.matmul(x, y).astype(np.float64)
+    tolerance = 0.1 if "returns" in note else {"f32": 1e-3, "bf16": 0.1}.get(work.out, 1e-10)
+    assert np.max(np.abs(as_numpy(got) - expected)) <= tolerance
+    assert as_numpy(got).shape == expected.shape
+
+
+def test_a_rival_that_lacks_a_type_refuses_it_in_words():
+    if peers.find("torch").missing():
+        pytest.skip("torch is not installed")
+    for work in (Work(8, 8, 8, "u16", "u16"), Work(8, 8, 8, "i8", "i64")):
+        with pytest.raises(RefusedError, match="PyTorch"):
+            peers.find("torch").prepare(work)
+
+
+def test_a_round_trip_times_a_product(numpy_process):
+    assert numpy_process.prepare(Work(64, 64, 64, "f32", "f32")) == ""
+    one, many = numpy_process.sample(1, 1), numpy_process.sample(1000, 1)
+    assert 0 < one < many
+    found = timing.compare([numpy_process.contestant], seconds=0.05)
+    assert found.timings["numpy"].seconds > 0
+
+
+def test_it_says_which_kernels_it_runs(numpy_process):
+    assert "NumPy" in numpy_process.runs
+    assert np.__version__ in numpy_process.runs
+
+
+def test_an_error_there_is_an_error_here_and_the_process_lives_on(numpy_process):
+    with pytest.raises(GemmeryError, match="'f8' is not served"):
+        numpy_process.prepare(Work(4, 4, 4, "f8", "f8"))
+    with pytest.raises(GemmeryError, match="before prepare"):
+        numpy_process.sample(1, 0)
+    numpy_process.prepare(Work(4, 4, 4, "f32", "f32"))
+    assert numpy_process.sample(1, 0) > 0
+
+
+def test_variables_that_steer_a_blas_do_not_reach_it(monkeypatch):
+    for name in ("OPENBLAS_CORETYPE", "OMP_NUM_THREADS", "MKL_CBWR", "BLIS_ARCH_TYPE", "GOTO_NUM_THREADS"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("HARMLESS", "kept")
+    plain = peers.environment(peers.find("numpy"), threads=3)
+    assert not {"OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "GOTO_NUM_THREADS"} & set(plain)
+    assert plain["OMP_NUM_THREADS"] == plain["OPENBLAS_NUM_THREADS"] == "3"
+    assert plain["HARMLESS"] == "kept"
+    assert peers.environment(peers.find("numpy_avx512"), threads=1)["OPENBLAS_CORETYPE"] == "SKYLAKEX"
+
+
+def test_the_default_kernels_are_chosen_whatever_the_shell_exports(monkeypatch, numpy_process):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+    with PeerProcess(peers.find("numpy"), threads=1) as process:
+        assert process.runs == numpy_process.runs
+
+
+def test_a_process_that_dies_is_reported_with_its_last_words():
+    with PeerProcess(peers.find("numpy"), threads=1) as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises(GemmeryError, match="its process ended"):
+            process.prepare(Work(4, 4, 4, "f32", "f32"))
+
+
+def test_closing_ends_the_process_even_in_the_middle_of_a_product():
+    process = PeerProcess(peers.find("numpy"), threads=1)
+    process.prepare(Work(700, 700, 700, "f16", "f16"))
+    process._process.stdin.write(b'{"sample": [50, 0]}\n')
+    process._process.stdin.flush()
+    time.sleep(0.05)
+    process.close()
+    assert process._process.returncode is not None
+
+
+def test_a_library_that_is_not_there_is_refused():
+    absent = peers.Peer("absent", "nothing", lambda: "absent is not installed", peers._prepare_numpy, str)
+    with pytest.raises(RefusedError, match="absent is not installed"):
+        PeerProcess(absent, threads=1)
+
+
+def test_an_unknown_rival_lists_the_known():
+    with pytest.raises(ArgumentError, match="numpy, numpy_avx512, torch, mkl"):
+        peers.find("goto")

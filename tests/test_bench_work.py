@@ -1,0 +1,43 @@
+"""Operands: the same in every process, of the layout that was asked for."""
+
+import numpy as np
+import pytest
+
+from gemmery import dtypes
+from gemmery.bench.work import Work, numpy_dtype, operands
+
+
+@pytest.mark.parametrize("dtype", dtypes.NAMES)
+def test_operands_have_the_shape_and_type_and_are_reproducible(dtype):
+    work = Work(3, 4, 5, dtype, dtype, batch=2)
+    a, b, c = operands(work)
+    assert (a.shape, b.shape, c.shape) == ((2, 3, 5), (2, 5, 4), (2, 3, 4))
+    assert a.dtype == b.dtype == c.dtype == numpy_dtype(dtype)
+    assert len(set(np.asarray(a, np.complex128).ravel().tolist())) > 10
+    again, other = operands(work)[0], operands(Work(3, 4, 5, dtype, dtype, batch=2, seed=1))[0]
+    assert a.tobytes() == again.tobytes() != other.tobytes()
+
+
+@pytest.mark.parametrize(("layout", "strides"), [("row", (20, 4)), ("col", (4, 12)), ("strided", (80, 8))])
+def test_a_layout_is_made_of_strides(layout, strides):
+    a, _, _ = operands(Work(3, 4, 5, "f32", "f32", a_layout=layout))
+    assert (a.shape, a.strides) == ((3, 5), strides)
+
+
+def test_a_vector_is_one_dimensional_and_a_new_result_is_left_to_the_call():
+    a, x, y = operands(Work(3, 1, 5, "f64", "f64", vector=True))
+    assert (a.shape, x.shape, y.shape) == ((3, 5), (5,), (3,))
+    assert operands(Work(3, 4, 5, "f32", "f32", call="new"))[2] is None
+
+
+def test_integers_use_their_whole_range():
+    a, _, _ = operands(Work(64, 1, 64, "i8", "i32"))
+    assert (a.min(), a.max()) == (-128, 127)
+
+
+def test_a_work_says_what_it_is():
+    work = Work(3, 4, 5, "i8", "i32", batch=7, a_layout="col", b_layout="strided", call="new")
+    assert str(work) == "7 x 3x4x5 i8 -> i32, a transposed, b strided, allocating"
+    problem = work.problem
+    assert (problem.m, problem.n, problem.k, problem.batch) == (3, 4, 5, 7)
+    assert (problem.a_layout, problem.b_layout) == ("col", "any")

@@ -1,0 +1,208 @@
+"""The two limits of a machine, measured: the peak of its multiply-adds and the bandwidth of its memory.
+
+Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import dtypes
+from gemmery.cpu import jit
+from gemmery.cpu.ir import Function, Module, Value, lanes_of, size_of, vector
+from gemmery.cpu.target import Target, host
+from gemmery.errors import ArgumentError
+from gemmery.problem import Problem
+
+SAMPLES = 7
+SAMPLE_SECONDS = 0.02
+_UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "i16": "i32", "u16": "i32", "u32": "i32", "u64": "i64", "u8": "i8"}
+_SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: above any L3 that can be spared
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """10**9 bytes a second from memory: read alone, and copied (bytes read plus bytes written)."""
+
+    read: float
+    copy: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a problem can reach on a machine, and which limit says so."""
+
+    gflops: float
+    by: str  # "compute" or "memory"
+
+
+def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache: int = 0) -> Bound:
+    """The roofline of a problem: its peak, or its operations a byte times the bandwidth when that is less.
+
+    A problem whose operands fit into `cache` bytes does not wait for memory.
+
+    >>> attainable(Problem(4096, 1, 4096, "f32", "f32"), peak_gflops=100.0, bandwidth_gbs=20.0)
+    Bound(gflops=9.99..., by='memory')
+    """
+    by_memory = problem.intensity * bandwidth_gbs
+    if problem.bytes <= cache or by_memory >= peak_gflops:
+        return Bound(peak_gflops, "compute")
+    return Bound(by_memory, "memory")
+
+
+def unit(dtype: str, target: Target | None = None) -> str:
+    """The element type whose multiply-adds set the peak of `dtype`: f32 for f16, which is widened.
+
+    bf16 and i8 have dot products of their own on a CPU that has the instructions, else they are widened too.
+    """
+    target = target or host()
+    name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
+    if name == "bf16" and not target.has_bf16_dot:
+        return "f32"
+    return "i32" if name == "i8" and not target.has_vnni else name
+
+
+def peak(dtype: str, threads: int = 1) -> float:
+    """10**9 operations a second of the multiply-add that serves `dtype`, on `threads` cores; registers only.
+
+    The best of several samples: a limit is what was reached at least once.
+
+    Raises ArgumentError for threads below 1.
+    """
+    if threads < 1:
+        raise ArgumentError(f"threads={threads}: at least one thread must run")
+    target, name = host(), unit(dtype)
+    kernel = _function(f"peak_{name}", lambda: _peak_module(target, name), ctypes.c_int64, ctypes.c_void_p)
+    buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
+    per_step = _accumulators(target) * _operations(target, name)
+
+    def run(index: int, steps: int) -> None:
+        kernel(steps, buffers[index].ctypes.data)
+
+    return _best(run, threads) * per_step * threads / 1e9
+
+
+def bandwidth(threads: int = 1) -> Bandwidth:
+    """Memory bandwidth of `threads` cores together, over an array of four times the last-level cache.
+
+    Raises ArgumentError for threads below 1.
+    """
+    if threads < 1:
+        raise ArgumentError(f"threads={threads}: at least one thread must run")
+    target = host()
+    block = 8 * target.vector_bytes
+    size = min(max(4 * target.l3, _SMALLEST), _LARGEST) // threads // block * block
+    source, copy = _aligned(size * threads), _aligned(size * threads)
+    parameters = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    read = _function("bandwidth_read", lambda: _stream_module(target, "bandwidth_read", False), *parameters)
+    write = _function("bandwidth_copy", lambda: _stream_module(target, "bandwidth_copy", True), *parameters)
+    sums = _aligned(block * threads)
+
+    def reading(index: int, times: int) -> None:
+        for _ in range(times):
+            read(size, source.ctypes.data + index * size, sums.ctypes.data + index * block)
+
+    def copying(index: int, times: int) -> None:
+        for _ in range(times):
+            write(size, source.ctypes.data + index * size, copy.ctypes.data + index * size)
+
+    total = size * threads / 1e9
+    return Bandwidth(_best(reading, threads) * total, 2 * _best(copying, threads) * total)
+
+
+def _accumulators(target: Target) -> int:
+    """Independent sums that hide the latency of a multiply-add, within the register file."""
+    return 24 if target.isa == "avx512" or target.machine in ("aarch64", "arm64") else 12
+
+
+def _operations(target: Target, name: str) -> int:
+    """Multiplications and additions of one instruction."""
+    return 2 * target.vector_bytes // dtypes.get(name).size
+
+
+def _peak_module(target: Target, name: str) -> Module:
+    """A loop of independent multiply-adds on registers; each sum starts apart, or LLVM would keep one for all."""
+    module = Module(target)
+    with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
+        sums = {"bf16": "float", "i8": "i32"}.get(name, dtypes.get(name).llvm)
+        wide = vector(target.vector_bytes // size_of(sums), sums)
+        x, y = f.load(wide, f["p"]), f.load(wide, f["p"] + 64)
+        places = [f["p"] + 64 * (2 + i) for i in range(_accumulators(target))]
+        totals = [f.var(f.load(wide, place)) for place in places]
+        with f.loop(0, f["n"]):
+            for total in totals:
+                total.value = _multiply_add(f, name, total.value, x, y)
+        for total, place in zip(totals, places, strict=True):
+            f.store(total.value, place)
+    return module
+
+
+def _multiply_add(f: Function, name: str, total: Value, x: Value, y: Value) -> Value:
+    """One step. Floats and integers run total * x + y: with x * y instead, the product would leave the loop."""
+    if name == "bf16":
+        pair = vector(2 * lanes_of(x.type), "bfloat")
+        return f.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", x.type, total, f.bitcast(x, pair), f.bitcast(y, pair))
+    if name == "i8":
+        four = vector(4 * lanes_of(x.type), "i8")
+        return f.intrinsic("llvm.x86.avx512.vpdpbusd.512", x.type, total, f.bitcast(x, four), f.bitcast(y, four))
+    return f.fma(total, x, y)
+
+
+def _stream_module(target: Target, name: str, copy: bool) -> Module:
+    """Walk `n` bytes eight vectors a step: add them up into `to`, or store them there."""
+    module = Module(target)
+    with module.function(name, ("i64", "n"), ("ptr", "from"), ("ptr", "to")) as f:
+        width = target.vector_bytes
+        wide = vector(width // 8, "i64")
+        totals = [f.var(f.zero(wide)) for _ in range(8)]
+        with f.loop(0, f["n"], 8 * width) as i:
+            for lane, total in enumerate(totals):
+                value = f.load(wide, f["from"] + i + lane * width)
+                if copy:
+                    f.store(value, f["to"] + i + lane * width)
+                else:
+                    total.value = total.value + value
+        if not copy:
+            for lane, total in enumerate(totals):
+                f.store(total.value, f["to"] + lane * width)
+    return module
+
+
+def _function(name: str, generate: Callable[[], Module], *parameters: type) -> Callable[..., None]:
+    """A compiled function that releases the interpreter while it runs."""
+    address = jit.load(host(), name, generate)[name]
+    call: Callable[..., None] = ctypes.CFUNCTYPE(None, *parameters)(address)
+    return call
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """`size` bytes on a cache line, every page touched. 0x3f in every byte is 0.75 as f32 and bf16 and 0.0005 as f64:
+    sums neither overflow nor meet subnormal numbers, which would slow the unit down fourfold.
+    """
+    whole = np.full(size + 64, 0x3F, np.uint8)
+    start = -whole.ctypes.data % 64
+    return whole[start : start + size]
+
+
+def _best(run: Callable[[int, int], None], threads: int) -> float:
+    """Steps a second of `run(thread, steps)` on each of `threads` threads at once, the best of SAMPLES samples."""
+    with ThreadPoolExecutor(threads) as pool:
+
+        def seconds(steps: int) -> float:
+            start = time.perf_counter()
+            list(pool.map(run, range(threads), [steps] * threads))
+            return time.perf_counter() - start
+
+        steps = 1
+        elapsed = seconds(steps)
+        while elapsed < SAMPLE_SECONDS:
+            steps = min(16 * steps, max(2 * steps, int(1.2 * steps * SAMPLE_SECONDS / max(elapsed, 1e-9))))
+            elapsed = seconds(steps)
+        return steps / min(elapsed, *(seconds(steps) for _ in range(SAMPLES - 1)))

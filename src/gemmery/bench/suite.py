@@ -1,0 +1,130 @@
+"""Suites: which products are timed against which rivals, from benchmarks/*.toml (benchmarks/README.md has the keys)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from gemmery import dtypes
+from gemmery.bench.work import CALLS, LAYOUTS, Work
+from gemmery.errors import ArgumentError
+
+KINDS = ("product", "first_call")
+_TOP = {"about", "kind", "threads", "rivals", "product"}
+_PRODUCT = {"square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector"}
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A list of products. `threads` has several entries when each product is timed with each number of threads."""
+
+    name: str
+    about: str
+    kind: str
+    works: tuple[Work, ...]
+    threads: tuple[int, ...]
+    rivals: tuple[str, ...]  # () for every one that is installed
+
+
+def load(path: Path) -> Suite:
+    """The suite in a TOML file.
+
+    Raises ArgumentError that names the file and the key for anything that is not as benchmarks/README.md says.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArgumentError(f"suite {str(path)!r}: {error.strerror}; give the path of a .toml file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"suite {str(path)!r} is not TOML: {error}; correct that line") from error
+    where = str(path)
+    _only(table, _TOP, where)
+    kind = _one_of(table.get("kind", "product"), KINDS, f"{where}: kind")
+    rows = table.get("product")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")
+    works = tuple(work for index, row in enumerate(rows) for work in _works(row, f"{where}: product {index + 1}"))
+    return Suite(
+        name=path.stem,
+        about=_text(table.get("about", ""), f"{where}: about"),
+        kind=kind,
+        works=works,
+        threads=tuple(_sizes(table.get("threads", [1]), f"{where}: threads")),
+        rivals=tuple(_text(name, f"{where}: rivals") for name in _list(table.get("rivals", []), f"{where}: rivals")),
+    )
+
+
+def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
+    """Every combination of a [[product]] table's lists, shapes outermost."""
+    _only(row, _PRODUCT, where)
+    shapes = _shapes(row, where)
+    types = [_dtype(name, f"{where}: dtype") for name in _list(row.get("dtype", ["f32"]), f"{where}: dtype")]
+    batches = _sizes(row.get("batch", [1]), f"{where}: batch")
+    calls = [_one_of(name, CALLS, f"{where}: call") for name in _list(row.get("call", ["out"]), f"{where}: call")]
+    a = _one_of(row.get("a", "row"), LAYOUTS, f"{where}: a")
+    b = _one_of(row.get("b", "row"), LAYOUTS, f"{where}: b")
+    vector = row.get("vector", False)
+    if not isinstance(vector, bool):
+        raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
+    if vector and (any(n != 1 for _, n, _ in shapes) or batches != [1]):
+        raise ArgumentError(f"{where}: vector: B is a vector, so every shape needs n = 1 and batch is 1")
+    for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
+        out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
+        yield Work(m, n, k, dtype, out, batch, a, b, call, vector)
+
+
+def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
+    """`square = [n, ...]` or `shapes = [[m, n, k], ...]`, one of the two."""
+    if ("square" in row) == ("shapes" in row):
+        raise ArgumentError(f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...]")
+    if "square" in row:
+        return [(n, n, n) for n in _sizes(row["square"], f"{where}: square")]
+    found = []
+    for shape in _list(row["shapes"], f"{where}: shapes"):
+        sizes = _sizes(shape, f"{where}: shapes")
+        if len(sizes) != 3:
+            raise ArgumentError(f"{where}: shapes: {shape!r} must be [m, n, k]")
+        found.append((sizes[0], sizes[1], sizes[2]))
+    return found
+
+
+def _only(table: dict[str, Any], known: set[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ArgumentError(f"{where}: key {key!r} is not known; known: {', '.join(sorted(known))}")
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ArgumentError(f"{where} = {value!r}: it must be a list")
+    return value
+
+
+def _sizes(value: Any, where: str) -> list[int]:
+    sizes = _list(value, where)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ArgumentError(f"{where}: {size!r} must be a whole number >= 1")
+    if not sizes:
+        raise ArgumentError(f"{where}: the list is empty; give at least one number")
+    return sizes
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ArgumentError(f"{where} = {value!r}: it must be text in quotes")
+    return value
+
+
+def _one_of(value: Any, known: tuple[str, ...], where: str) -> str:
+    if value not in known:
+        raise ArgumentError(f"{where} = {value!r}: it must be one of {', '.join(known)}")
+    return str(value)
+
+
+def _dtype(name: Any, where: str) -> str:
+    return _one_of(name, dtypes.NAMES, where)

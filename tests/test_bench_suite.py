@@ -1,0 +1,88 @@
+"""Suite files: the ones shipped load, and each mistake is named."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmery.bench import suite
+from gemmery.bench.work import Work
+from gemmery.errors import ArgumentError
+
+SHIPPED = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.toml"))
+
+
+def written(tmp_path, text):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_suite_loads_and_says_what_it_is(path):
+    found = suite.load(path)
+    assert found.name == path.stem
+    assert found.about
+    assert found.works
+    assert len(set(found.works)) == len(found.works)
+
+
+def test_the_suites_are_there():
+    names = {path.stem for path in SHIPPED}
+    assert names >= {"square_f32", "square_f64", "small", "mid", "skinny", "lowp", "batched", "gemv", "first_call"}
+
+
+def test_every_combination_of_the_lists_is_a_product(tmp_path):
+    text = '[[product]]\nshapes = [[2, 3, 4], [5, 1, 6]]\ndtype = ["f32", "i8"]\nout = "i32"\ncall = ["out", "new"]'
+    works = suite.load(written(tmp_path, text)).works
+    assert len(works) == 8
+    assert works[0] == Work(2, 3, 4, "f32", "i32")
+    assert works[-1] == Work(5, 1, 6, "i8", "i32", call="new")
+
+
+def test_defaults(tmp_path):
+    found = suite.load(written(tmp_path, "[[product]]\nsquare = [7]"))
+    assert (found.kind, found.threads, found.rivals) == ("product", (1,), ())
+    assert found.works == (Work(7, 7, 7, "f32", "f32"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("about = 'no product'", "product"),
+        ("product = []", "product"),
+        ("product = [1]", "product"),
+        ("[[product]]\nsquare = [4]\nshapes = [[4, 4, 4]]", "square"),
+        ("[[product]]\ndtype = ['f32']", "square"),
+        ("[[product]]\nsquare = 4", "square"),
+        ("[[product]]\nsquare = [0]", "square: 0"),
+        ("[[product]]\nsquare = [true]", "square: True"),
+        ("[[product]]\nsquare = []", "square"),
+        ("[[product]]\nshapes = [[4, 4]]", r"shapes: \[4, 4\]"),
+        ("[[product]]\nshapes = [4]", "shapes"),
+        ("[[product]]\nsquare = [4]\ndtype = 'f32'", "dtype"),
+        ("[[product]]\nsquare = [4]\ndtype = ['f8']", "'f8'"),
+        ("[[product]]\nsquare = [4]\nout = 'f8'", "'f8'"),
+        ("[[product]]\nsquare = [4]\ncall = ['in']", "'in'"),
+        ("[[product]]\nsquare = [4]\na = 'diagonal'", "'diagonal'"),
+        ("[[product]]\nsquare = [4]\nvector = true", "vector"),
+        ("[[product]]\nsquare = [4]\nvector = 1", "vector"),
+        ("[[product]]\nsquare = [4]\nbatches = [1]", "'batches'"),
+        ("[[product]]\nsquare = [4]\nbatch = 1", "batch"),
+        ("[[product]]\nsquare = [4]\n[[product]]\nsquare = [-1]", "product 2"),
+        ("kind = 'gpu'\n[[product]]\nsquare = [4]", "'gpu'"),
+        ("threads = 2\n[[product]]\nsquare = [4]", "threads"),
+        ("rivals = 'numpy'\n[[product]]\nsquare = [4]", "rivals"),
+        ("rivals = [1]\n[[product]]\nsquare = [4]", "rivals"),
+        ("about = 1\n[[product]]\nsquare = [4]", "about"),
+        ("speed = 9\n[[product]]\nsquare = [4]", "'speed'"),
+        ("[[product", "not TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(tmp_path, text, named):
+    with pytest.raises(ArgumentError, match=rf"mine\.toml.*{named}"):
+        suite.load(written(tmp_path, text))
+
+
+def test_a_missing_suite(tmp_path):
+    with pytest.raises(ArgumentError, match=r"absent\.toml"):
+        suite.load(tmp_path / "absent.toml")

@@ -1,0 +1,235 @@
+"""Figures on logarithmic axes: curves against size and block, and the roofline."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from gemmery.bench.record import Machine, Measurement
+from gemmery.report import words
+from gemmery.report.sheet import OWN, side
+from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
+
+LABEL = 15  # height of one line of labels
+
+
+def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
+    """Rate against n, a line for each kernel, with the sizes at which three matrices fill each cache."""
+    ran = [m for m in measurements if m.seconds]
+    if len({m.n for m in ran}) < 2:
+        return None
+    with axes(460) as on:
+        _lines(on, ran, lambda m: m.gflops)
+        peaks = {m.threads: m.peak_gflops for m in ran if m.peak_gflops}
+        for threads, peak in peaks.items():
+            ends = [min(m.n for m in ran), max(m.n for m in ran)]
+            on.plot(ends, [peak, peak], color=INK, linewidth=1.5)
+            name = f"peak, {words.cores(threads)}" if len(peaks) > 1 else "peak"
+            on.annotate(name, (ends[0], peak), (0, 5), textcoords="offset points", color=INK, size=12)
+        on.set_ylim(top=1.5 * max([*peaks.values(), *(m.gflops for m in ran)]))
+        _caches(on, machine, ran[0].dtype)
+        on.set(xlabel="n", ylabel=words.rate(ran[0]))
+        svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
+    caption = (
+        "Rate against the size of the matrices; both axes are logarithmic, so equal steps are equal factors. Dotted: "
+        "A, B and C together just fit into that cache."
+    )
+    return Plot("curves", "Speed against size", caption, svg)
+
+
+def seconds(measurements: Sequence[Measurement]) -> Plot | None:
+    """Time against n: on logarithmic axes every algorithm of n**3 operations is a line of one slope."""
+    ran = [m for m in measurements if m.seconds]
+    if len({m.n for m in ran}) < 2:
+        return None
+    with axes(420) as on:
+        _lines(on, ran, lambda m: m.seconds)
+        on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value))))
+        on.set(xlabel="n", ylabel="time of one product")
+        svg = render(on, "seconds", "time against n for every kernel")
+    caption = (
+        "Time of one product; both axes are logarithmic. n³ operations are a straight line: eight times the time for "
+        "twice the n."
+    )
+    return Plot("seconds", "Time against size", caption, svg)
+
+
+def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
+    """Time against the side of a block, the caches marked, the best side named."""
+    swept = sorted((m for m in measurements if m.seconds and "block" in m.config), key=lambda m: m.config["block"])
+    if len(swept) < 2:
+        return None
+    best = min(swept, key=lambda m: m.seconds)
+    sides = [m.config["block"] for m in swept]
+    with axes(420) as on:
+        on.set_xscale("log", base=2)
+        on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=SERIES[0])
+        least, at = best.seconds * 1e3, best.config["block"]
+        label = f"{at}: {words.digits(least)} ms"
+        on.annotate(label, (at, least), (0, -16), textcoords="offset points", ha="center", bbox=HALO)
+        for m in (m for m in measurements if m.seconds and "block" not in m.config):
+            taken = m.seconds * 1e3
+            on.axhline(taken, color=RIVAL, linestyle="--", linewidth=1.5)
+            label = f"{words.kernel(m.kernel)}: {words.digits(taken)} ms"
+            on.annotate(label, (sides[0], taken), (0, 5), textcoords="offset points", color=RIVAL)
+        on.set_xlim(sides[0] / 1.2, sides[-1] * 1.2)
+        on.set_ylim(0, 1.2 * max(m.seconds * 1e3 for m in measurements))
+        _caches(on, machine, best.dtype)
+        on.set_xticks(sides, [str(one) for one in sides])
+        on.xaxis.set_minor_locator(NullLocator())
+        on.grid(False, axis="x")
+        on.set(xlabel="side of a block", ylabel="ms")
+        svg = render(on, "blocks", "time against the side of a block")
+    caption = (
+        "A blocked product works on one block of A, one of B and one of C at a time. Dotted: the side at which the "
+        "three just fit into that cache."
+    )
+    return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
+
+
+def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
+    """Rate against intensity under the two roofs: bandwidth times intensity, and the peak."""
+    ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
+    if suite != "ladder":
+        ran = [m for m in ran if m.kernel in OWN]
+    if not ran:
+        return None
+    intensities = [m.flops / m.bytes for m in ran]
+    roofs = {m.threads: (m.peak_gflops, m.bandwidth_gbs) for m in ran}
+    ridges = [peak / bandwidth for peak, bandwidth in roofs.values()]
+    left, right = min([*intensities, *ridges]) / 16, max([*intensities, *ridges]) * 8
+    with axes(460) as on:
+        on.set_xscale("log", base=2)
+        on.set_yscale("log")
+        on.set(xlim=(left, right), ylim=(min(m.gflops for m in ran) / 2.5, 3 * max(peak for peak, _ in roofs.values())))
+        on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _plain(on)
+        on.set(xlabel="operations for every byte that must move", ylabel=words.rate(ran[0]))
+        on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
+        for threads, (peak, bandwidth) in sorted(roofs.items()):
+            _roof(on, peak, bandwidth, words.cores(threads) if len(roofs) > 1 else "", threads == min(roofs))
+        largest = max(m.flops for m in ran)
+        _points(on, ran, [m for m in ran if m.flops == largest] if suite == "ladder" else [])
+        svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
+    caption = (
+        "What a product could reach: the slope is the measured memory bandwidth, the flat part the measured peak. A "
+        "byte counts once, as if caches kept everything; what lies far below its roof moves its operands again and again."
+    )
+    return Plot(f"roofline-{suite}", "Roofline", caption, svg)
+
+
+def _roof(on: Axes, peak: float, bandwidth: float, whose: str, lowest: bool) -> None:
+    """The slope and the flat part, named along their lines: the lowest roof below, any other above."""
+    left, right = on.get_xlim()
+    ridge = peak / bandwidth
+    on.plot([left, ridge, right], [left * bandwidth, peak, peak], color=INK, linewidth=1.5, zorder=3)
+    suffix = f", {whose}" if whose else ""
+    away, align = (-6, "top") if lowest else (5, "bottom")
+    on.annotate(f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), textcoords="offset points", va=align)
+    (x0, y0), (x1, y1) = on.transData.transform([(left, left * bandwidth), (ridge, peak)])
+    middle = math.sqrt(left * ridge)
+    on.annotate(
+        f"memory {words.digits(bandwidth)} GB/s{suffix}",
+        (middle, middle * bandwidth),
+        (-0.6 * away, 0.6 * away),
+        textcoords="offset points",
+        ha="center",
+        va=align,
+        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)),
+        rotation_mode="anchor",
+    )
+
+
+def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement]) -> None:
+    """A point for each measurement; those of `named` have their names beside them."""
+    colours = _colours(m.kernel for m in ran)
+    for m in ran:
+        on.plot(m.flops / m.bytes, m.gflops, "o", color=colours[m.kernel], alpha=1 if m in named or not named else 0.45)
+    if named:
+        x = named[0].flops / named[0].bytes
+        names = _names(named)
+        _labels(on, [(names[m.kernel, m.threads], m.gflops, colours[m.kernel]) for m in named], x)
+
+
+def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float]) -> None:
+    """A line for each kernel, named at its right end, on logarithmic axes."""
+    on.set_xscale("log", base=2)
+    on.set_yscale("log")
+    names = _names(ran)
+    colours = _colours(m.kernel for m in ran)
+    ends = []
+    for place, name in names.items():
+        own = sorted((m for m in ran if (m.kernel, m.threads) == place), key=lambda m: m.n)
+        colour = colours[place[0]]
+        on.plot([m.n for m in own], [value(m) for m in own], _dashes(place[0]), marker="o", color=colour, zorder=4)
+        ends.append((name, value(own[-1]), colour))
+    sizes = sorted({m.n for m in ran})
+    on.set_xlim(sizes[0] / 1.08, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.3)
+    _labels(on, ends, sizes[-1])
+    marked = sizes if len(sizes) <= 12 else [n for n in sizes if n & (n - 1) == 0]
+    on.set_xticks(marked, [str(n) for n in marked])
+    on.xaxis.set_minor_locator(NullLocator())
+    _plain(on)
+    on.grid(False, axis="x")
+
+
+def _plain(on: Axes) -> None:
+    """Powers of ten on the y axis as plain numbers."""
+    on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    on.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _labels(on: Axes, ends: Sequence[tuple[str, float, str]], x: float) -> None:
+    """Names beside points on a logarithmic y axis, moved apart where they would overlap."""
+    on.figure.canvas.draw()
+    at = [float(on.transData.transform((x, y))[1]) for _, y, _ in ends]
+    scale = on.figure.dpi / 72
+    for (name, y, colour), old, new in zip(ends, at, spread(at, LABEL * scale), strict=True):
+        beside = (10, (new - old) / scale)
+        on.annotate(
+            name, (x, y), beside, textcoords="offset points", color=colour, va="center", size=12, bbox=HALO, zorder=6
+        )
+
+
+def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:
+    """A label for each kernel and number of threads; the threads are said where a kernel ran with several."""
+    places = tuple(dict.fromkeys((m.kernel, m.threads) for m in ran))
+    kernels = [kernel for kernel, _ in places]
+    return {
+        (kernel, threads): words.kernel(kernel) + (f", {words.cores(threads)}" if kernels.count(kernel) > 1 else "")
+        for kernel, threads in places
+    }
+
+
+def _dashes(kernel: str) -> str:
+    return "--" if kernel in words.RIVALS else "-"
+
+
+def _colours(kernels: Iterable[str]) -> dict[str, str]:
+    """A colour for each kernel in the order met; rivals share the rival's."""
+    own = tuple(dict.fromkeys(kernels))
+    ranked = [kernel for kernel in own if kernel not in words.RIVALS]
+    return {kernel: SERIES[ranked.index(kernel) % len(SERIES)] if kernel in ranked else RIVAL for kernel in own}
+
+
+def _caches(on: Axes, machine: Machine, dtype: str) -> None:
+    """Dotted lines where three squares of that side fill a cache, if they are in view."""
+    low, high = on.get_xlim()
+    for name, held in words.caches(machine):
+        place = side(held, dtype)
+        if low < place < high:
+            on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
+            on.annotate(
+                f"{name} {words.size(held)}",
+                (place, 1),
+                (4, -4),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                color=MUTED,
+                va="top",
+                size=11,
+            )

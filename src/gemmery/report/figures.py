@@ -1,0 +1,159 @@
+"""The figures of a run: the ladder as bars, a suite as speed-ups, and those of curves.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from gemmery.bench.record import Measurement, Run
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+from gemmery.report.curves import blocks, curves, roofline, seconds
+from gemmery.report.sheet import OWN, Group, groups, speedup
+from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
+
+ROW = 52  # height of one rung in the bars
+
+
+def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
+    """Every figure that a run has records for.
+
+    >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
+    ['ladder', 'curves', 'roofline']
+    """
+    found: list[Plot | None] = []
+    for suite in dict.fromkeys(m.suite for m in run.measurements):
+        ran = [m for m in run.measurements if m.suite == suite and (m.seconds or m.refused)]
+        if suite == "ladder":
+            by_size = groups(ran, rungs)
+            found += [bars(by_size[-1], rungs), curves(ran, run.machine), roofline(ran, suite)]
+        elif suite == "sweep_size":
+            found += [curves(ran, run.machine), seconds(ran)]
+        elif suite == "sweep_block":
+            found.append(blocks(ran, run.machine))
+        else:
+            found += [standing(suite, ran), roofline(ran, suite)]
+    return tuple(plot for plot in found if plot is not None)
+
+
+def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
+    """One bar for each rung of one problem, with the peaks and NumPy as lines across them."""
+    by_name = {rung.name: rung for rung in rungs}
+    shown = group.rungs
+    if not any(m.seconds for m in shown):
+        return None
+    lines = _limits(group)
+    top = 1.01 * max([rate for rate, *_ in lines] + [m.gflops for m in group.all])
+    rate = words.rate(group.one)
+    with axes(ROW * len(shown) + 110) as on:
+        _vertical(on, lines, len(shown), top)
+        _headings(on, rate)
+        for place, m in enumerate(shown):
+            rung = by_name[m.kernel]
+            gain = speedup(m, rung.parent, group) if rung.parent else None
+            lost = gain is not None and gain[0] < 1 - gain[1]
+            on.barh(place - 0.12, m.gflops, height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0)
+            _beside(on, place, m, words.times(*gain) if gain else "")
+            idea = f"refused: {m.refused}" if m.refused else rung.idea
+            on.text(0, place + 0.3, idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
+        on.set(xlim=(0, top), ylim=(len(shown) - 0.45, HEADROOM))
+        on.set_yticks([place - 0.12 for place in range(len(shown))], [m.kernel for m in shown])
+        for tick in on.get_yticklabels():
+            tick.set(family="DejaVu Sans Mono", size=12, color=INK)
+        on.grid(False, axis="y")
+        on.spines[["left", "bottom"]].set_visible(False)
+        on.set_xlabel(rate)
+        svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.one)}")
+    title = f"Every rung at {words.shape(group.one)}, {words.types(group.one)}"
+    caption = (
+        f"{rate}: longer is faster. × parent is the gain over the rung that it grew from; a pale bar lost against it. "
+        "The lines are the measured peak of this machine, and NumPy in the same run."
+    )
+    return Plot("ladder", title, caption, svg)
+
+
+COLUMNS = (1.1, 1.2, 1.32)  # right edges of the figures beside the bars, in widths of the axes
+HEADROOM = -1.25
+
+
+def _headings(on: Axes, rate: str) -> None:
+    for column, name in zip(COLUMNS, (rate, "% peak", "× parent"), strict=True):
+        on.text(column, -0.68, name, transform=on.get_yaxis_transform(), ha="right", va="center", size=11, color=MUTED)
+
+
+def _beside(on: Axes, place: int, m: Measurement, gain: str) -> None:
+    """The figures of a rung in columns right of its bar."""
+    if m.refused:
+        return
+    for column, text in zip(COLUMNS, (words.digits(m.gflops), words.percent(words.share(m)), gain), strict=True):
+        on.text(column, place - 0.12, text, transform=on.get_yaxis_transform(), ha="right", va="center_baseline")
+
+
+def _limits(group: Group) -> list[tuple[float, str, str, str]]:
+    """Rate, words, colour and dashes of each line across the bars."""
+    peaks = {m.threads: m.peak_gflops for m in group.all if m.peak_gflops}
+    found = [
+        (rate, f"peak, {words.cores(t)}" if len(peaks) > 1 else "peak", INK, "-") for t, rate in sorted(peaks.items())
+    ]
+    rivals = [m for m in group.rivals if m.seconds]
+    several = len({m.threads for m in rivals}) > 1
+    for m in rivals:
+        name = words.kernel(m.kernel) + (f", {words.cores(m.threads)}" if several else "")
+        found.append((m.gflops, name, RIVAL, "--"))
+    return found
+
+
+def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:
+    """Lines from their labels down past the last bar; of close ones the further right is labelled higher."""
+    level, last, levels = 0, math.inf, []
+    ordered = sorted(lines, reverse=True)
+    for rate, *_ in ordered:
+        level = level + 1 if last - rate < 0.22 * top else 0
+        last = rate
+        levels.append(level)
+    for (rate, name, colour, dashes), level in zip(ordered, levels, strict=True):
+        height = HEADROOM + 0.12 + 0.27 * level
+        on.plot([rate, rate], [rows - 0.45, height - 0.1], color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
+        label = f"{name}: {words.digits(rate)}"
+        on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
+
+
+def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
+    """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
+    own = [m for m in measurements if m.kernel in OWN and m.versus]
+    if not own:
+        return None
+    rivals = tuple(dict.fromkeys(rival for m in own for rival in m.versus))
+    with axes(26 * len(own) + 84) as on:
+        on.set_xscale("log", base=2)
+        for index, rival in enumerate(rivals):
+            points = [
+                (m.versus[rival], place, m.spread.get(rival, 0.0)) for place, m in enumerate(own) if rival in m.versus
+            ]
+            x, y, margin = zip(*points, strict=True)
+            on.errorbar(
+                x, y, xerr=margin, fmt="o", color=SERIES[index % len(SERIES)], linewidth=1.5, label=words.kernel(rival)
+            )
+        on.axvline(1, color=INK, linewidth=1.5)
+        low, high = on.get_xlim()
+        on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
+        on.set_yticks(range(len(own)), [_work(m) for m in own])
+        on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        on.xaxis.set_minor_formatter(NullFormatter())
+        on.spines[["left", "bottom"]].set_visible(False)
+        on.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0, labelcolor=INK)
+        on.set_xlabel("times faster than the rival")
+        svg = render(on, f"standing-{suite}", "speed-up over each rival on every problem")
+    caption = (
+        "Right of the line gemmery is faster. A point is the median of ratios taken pair by pair, its bar their spread."
+    )
+    return Plot(f"standing-{suite}", suite.replace("_", " "), caption, svg)
+
+
+def _work(m: Measurement) -> str:
+    return ", ".join(
+        filter(None, [words.shape(m), words.types(m), m.case, words.cores(m.threads) if m.threads > 1 else ""])
+    )

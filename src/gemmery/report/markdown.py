@@ -1,0 +1,57 @@
+"""Records as Markdown: what documents are generated from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemmery.bench.record import Machine, Run
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+from gemmery.report.sheet import IDEA, Sheet, sheets
+
+
+def machine(found: Machine) -> str:
+    """One line: what the figures were taken on."""
+    caches = ", ".join(f"{name} {words.size(held)}" for name, held in words.caches(found))
+    software = ", ".join(
+        f"{name} {version}"
+        for name, version in (
+            ("Python", found.python),
+            ("NumPy", found.numpy),
+            ("llvmlite", found.llvmlite),
+            ("gemmery", found.gemmery),
+        )
+        if version
+    )
+    return f"{found.cpu}, {found.isa}, {found.cores} cores, {caches}; {found.os}; {software}; NumPy runs {found.blas}"
+
+
+def table(sheet: Sheet) -> str:
+    """One sheet as a table, without its title."""
+    left = {0, *(index for index, name in enumerate(sheet.head) if name == IDEA)}
+    lines = [
+        _line(sheet.head),
+        _line([":---" if index in left else "---:" for index in range(len(sheet.head))]),
+        *(
+            _line([f"**{cell.text}**" if cell.tone == "best" and cell.text else cell.text for cell in row])
+            for row in sheet.rows
+        ),
+    ]
+    notes = "".join(f"\n{note}\n" for note in sheet.notes)
+    return "\n".join(lines) + "\n" + notes
+
+
+def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
+    """A run as Markdown: the machine, then a table for each sheet.
+
+    >>> print(markdown(run, CPU))  # doctest: +SKIP
+    # The ladder
+    ...
+    """
+    parts = [f"# {words.title(run)}\n", f"{machine(run.machine)}. Measured {words.when(run)}.\n"]
+    parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
+    return "\n".join(parts)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,167 @@
+"""A run as one HTML page that needs nothing else: no script, no font, no image from elsewhere."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from importlib.resources import files
+
+from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+from gemmery.report.figures import figures
+from gemmery.report.sheet import IDEA, Cell, Group, Sheet, groups, sheets, speedup
+from gemmery.report.svg import Plot, variables
+
+PROTOCOL = """
+All kernels of a problem take turns in one run, so that they meet the same clocks and neighbours. A time is the
+median over the samples; a sample repeats short calls until the clock's steps no longer show.
+
+A ratio is taken pair by pair within a round, and the median of the ratios is shown. A difference smaller than half
+the interquartile range of the ratios is a tie, marked ~.
+
+The peak is a loop of independent fused multiply-adds, the bandwidth a loop of reads, both measured in this run. A
+rival library runs in a process of its own, without the environment variables that steer it.
+
+Every result is compared with a product in higher precision, element by element. error/bound is the largest error
+as a share of its bound f(k) u |A||B|: 1 or less passes.
+"""
+
+LEAD = (
+    "Every rung is one kernel for the same matrix product, C = A B, and changes one thing against the rung that it "
+    "grew from. What each change bought on this machine, beside the library that NumPy calls:"
+)
+
+
+def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
+    """The page of a run.
+
+    >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
+    """
+    plots = figures(run, rungs)
+    first = [plot for plot in plots if plot.name == "ladder"] or list(plots[:1])
+    body = [
+        _head(run),
+        _tiles(run, rungs),
+        *(_figure(plot) for plot in first),
+        _section("The measurements", *(_table(sheet) for sheet in sheets(run, rungs))),
+        *(_figure(plot) for plot in plots if plot not in first),
+        _rungs(run, rungs),
+        _section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in PROTOCOL.strip().split("\n\n"))),
+        _machine(run.machine),
+        f"<footer>gemmery {html.escape(run.machine.gemmery)}, {words.when(run)}</footer>",
+    ]
+    style = variables() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    title = html.escape(f"{words.title(run)} on {run.machine.cpu}")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(filter(None, body))
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _head(run: Run) -> str:
+    where = f"{run.machine.cpu} · {run.machine.isa} · {words.when(run)}"
+    ladder = any(m.suite == "ladder" for m in run.measurements)
+    lead = f"<p class=lead>{LEAD}</p>" if ladder else ""
+    return f"<header><h1>{words.title(run)}</h1><p class=faint>{html.escape(where)}</p>{lead}</header>"
+
+
+def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
+    """The few figures that say it all, of the largest problem of a ladder."""
+    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ran = [m for m in ladder[-1].rungs if m.seconds] if ladder else []
+    if not ran:
+        return ""
+    group, best = ladder[-1], max(ran, key=lambda m: m.gflops)
+    tiles = [(f"{words.digits(best.gflops)}", f"{words.rate(best)} by {best.kernel}")]
+    if part := words.share(best):
+        tiles.append((words.percent(part), f"of the measured peak, {words.digits(best.peak_gflops)}"))
+    if over := speedup(best, "numpy", group):
+        tiles.append((words.times(*over), "the speed of NumPy"))
+    if best is not ran[0]:
+        tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
+    shown = "".join(
+        f"<div><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>" for value, label in tiles
+    )
+    return f'<div class="tiles">{shown}</div><p class=faint>{html.escape(words.shape(best))}, {words.types(best)}</p>'
+
+
+def _figure(plot: Plot) -> str:
+    caption = f"<figcaption>{html.escape(plot.caption)}</figcaption>"
+    return f"<figure><h2>{html.escape(plot.title)}</h2>{plot.svg}{caption}</figure>"
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
+
+
+def _table(sheet: Sheet) -> str:
+    """A table; an idea stands below the name of its rung."""
+    kept = [index for index, name in enumerate(sheet.head) if name != IDEA]
+    ideas = sheet.head.index(IDEA) if IDEA in sheet.head else None
+    head = "".join(f"<th>{html.escape(sheet.head[index])}</th>" for index in kept)
+    rows = ""
+    for row in sheet.rows:
+        first = _cell(row[0], f"<small>{html.escape(row[ideas].text)}</small>" if ideas else "")
+        rows += f"<tr>{first}{''.join(_cell(row[index]) for index in kept[1:])}</tr>"
+    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in sheet.notes)
+    return (
+        f"<h3>{html.escape(sheet.title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>{notes}"
+    )
+
+
+def _cell(cell: Cell, below: str = "") -> str:
+    classes = " ".join(filter(None, [cell.tone, "bar" if cell.bar is not None else ""]))
+    bar = f' style="--share:{min(cell.bar, 1):.3f}"' if cell.bar is not None else ""
+    opening = f'<td class="{classes}"{bar}>' if classes else "<td>"
+    return f"{opening}{html.escape(cell.text)}{below}</td>"
+
+
+def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
+    """What each rung is, what it grew from, and what that gave at every size."""
+    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ran = {m.kernel for group in ladder for m in group.rungs}
+    shown = [rung for rung in rungs if rung.name in ran]
+    if not shown:
+        return ""
+    return _section("Rung by rung", f"<dl class=rungs>{''.join(_rung(rung, ladder) for rung in shown)}</dl>")
+
+
+def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
+    own = [(group, m) for group in ladder for m in group.rungs if m.kernel == rung.name]
+    if rung.parent:
+        gains = [(m, speedup(m, rung.parent, group)) for group, m in own]
+        stated = [f"{words.times(*gain)} at {words.shape(m)}" for m, gain in gains if gain]
+        gave = f"Against {rung.parent}: {', '.join(stated)}." if stated else ""
+    else:
+        stated = [f"{_time(m)} at {words.shape(m)}" for _, m in own if m.seconds]
+        gave = f"The first rung: {', '.join(stated)}." if stated else "The first rung."
+    configs = {f"{key} {value}" for _, m in own for key, value in m.config.items()}
+    with_ = f" With {', '.join(sorted(configs))}." if configs else ""
+    idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
+    return (
+        f"<dt><code>{html.escape(rung.name)}</code></dt><dd>{idea}.<p class=note>{html.escape(gave + with_)}</p></dd>"
+    )
+
+
+def _time(measurement: Measurement) -> str:
+    return words.duration(measurement.seconds)
+
+
+def _machine(machine: Machine) -> str:
+    facts = [
+        ("CPU", machine.cpu),
+        ("Instruction set", machine.isa),
+        ("Cores", str(machine.cores)),
+        *((name, words.size(held)) for name, held in words.caches(machine)),
+        ("System", machine.os),
+        ("Python", machine.python),
+        ("NumPy", f"{machine.numpy}, {machine.blas}"),
+        ("llvmlite", machine.llvmlite),
+    ]
+    shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts if value)
+    return _section("The machine", f"<dl class=facts>{shown}</dl>")

@@ -1,0 +1,255 @@
+"""Records as sheets: a title, columns and rows of words, which a terminal, Markdown and HTML each lay out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gemmery import dtypes
+from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+
+IDEA = "what it changed"  # the column that a narrow terminal leaves out
+OWN = ("gm.matmul", "gemmery", "gm")  # how the product itself is called in a suite
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure in words. `bar` draws its share of the peak behind it; `tone` is "best", "bad" or "faint"."""
+
+    text: str
+    bar: float | None = None
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table in words. The first column, and that of ideas, are set left, the others right."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements of one problem: the rungs in the order of the ladder, then the rivals."""
+
+    rungs: tuple[Measurement, ...]
+    rivals: tuple[Measurement, ...]
+
+    @property
+    def all(self) -> tuple[Measurement, ...]:
+        """Rungs and rivals that ran."""
+        return tuple(m for m in (*self.rungs, *self.rivals) if m.seconds)
+
+    @property
+    def one(self) -> Measurement:
+        """Any of them, for what they share."""
+        return (*self.rungs, *self.rivals)[0]
+
+
+def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[Group, ...]:
+    """Measurements by problem, the smallest first."""
+    order = {rung.name: index for index, rung in enumerate(rungs)}
+    found: dict[tuple[object, ...], list[Measurement]] = {}
+    for m in measurements:
+        found.setdefault((m.m * m.n * m.k * m.batch, m.m, m.n, m.k, m.dtype, m.out), []).append(m)
+    return tuple(
+        Group(
+            tuple(sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])),
+            tuple(m for m in same if m.kernel not in order),
+        )
+        for _, same in sorted(found.items())
+    )
+
+
+def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
+    """How much faster than `rival`, and the spread: taken pair by pair where that was done, else from the medians."""
+    if not measurement.seconds or measurement.kernel == rival:
+        return None
+    if rival in measurement.versus:
+        return measurement.versus[rival], measurement.spread.get(rival, 0.0)
+    for other in group.all:
+        if other.kernel == rival:
+            return other.seconds / measurement.seconds, 0.0
+    return None
+
+
+def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
+    """A run as sheets: one for each problem of the ladder, each sweep, or each suite.
+
+    >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
+    ['n = 512, f32', 'n = 1024, f32']
+    """
+    found: list[Sheet] = []
+    for suite in dict.fromkeys(m.suite for m in run.measurements):
+        of_suite = [m for m in run.measurements if m.suite == suite]
+        if suite == "ladder":
+            found += [_ladder(group, rungs, run.machine) for group in groups(of_suite, rungs)]
+        elif suite == "sweep_size":
+            found.append(_sizes(of_suite))
+        elif suite == "sweep_block":
+            found.append(_blocks(of_suite, run.machine))
+        else:
+            found += _suite(suite, of_suite)
+    return tuple(found)
+
+
+def limits(measurements: Iterable[Measurement]) -> str:
+    """The peaks that were measured in the same run: "peak 116 GFLOP/s on 1 thread"."""
+    peaks = {m.threads: m for m in measurements if m.peak_gflops}
+    stated = [f"{words.digits(m.peak_gflops)} {words.rate(m)} on {words.cores(t)}" for t, m in sorted(peaks.items())]
+    return f"measured peak {', '.join(stated)}" if stated else ""
+
+
+def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
+    """One problem: every rung, then NumPy."""
+    by_name = {rung.name: rung for rung in rungs}
+    rate = words.rate(group.one)
+    head = ("rung", IDEA, "ms", rate, "% of peak", "× parent", "× NumPy", "error/bound")
+    best = max((m.gflops for m in group.all), default=0.0)
+    rows, notes = [], []
+    for m in (*group.rungs, *group.rivals):
+        rung = by_name.get(m.kernel)
+        name = Cell(_name(m, group), tone="best" if m.gflops == best and m.seconds else "")
+        idea = Cell(rung.idea if rung else machine.blas if m.kernel == "numpy" else "a rival", tone="faint")
+        if m.refused:
+            rows.append((Cell(name.text, tone="faint"), idea, Cell("refused", tone="faint"), *[Cell("")] * 5))
+            notes.append(f"{name.text} is refused: {m.refused}")
+            continue
+        over_parent = speedup(m, rung.parent, group) if rung and rung.parent else None
+        rows.append(
+            (
+                name,
+                idea,
+                Cell(words.digits(m.seconds * 1e3)),
+                Cell(words.digits(m.gflops)),
+                Cell(words.percent(words.share(m)), bar=words.share(m)),
+                Cell(words.times(*over_parent) if over_parent else ""),
+                Cell(words.times(*(speedup(m, "numpy", group) or (None,)))),
+                error(m),
+            )
+        )
+        notes += [f"{name.text}: {m.note}"] if m.note else []
+    title = f"{words.shape(group.one)}, {words.types(group.one)}"
+    stated = limits((*group.rungs, *group.rivals))
+    return Sheet(title, head, tuple(rows), tuple(filter(None, [stated, *dict.fromkeys(notes)])))
+
+
+def _name(measurement: Measurement, group: Group) -> str:
+    """A rung by its name; a rival that ran with several numbers of threads by these too."""
+    same = {m.threads for m in group.rivals if m.kernel == measurement.kernel}
+    return words.kernel(measurement.kernel) + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")
+
+
+def error(measurement: Measurement) -> Cell:
+    """The largest error as a share of its bound."""
+    if not measurement.checked:
+        return Cell("")
+    if not words.passed(measurement):
+        return Cell(f"{measurement.error:.2g} !", tone="bad")
+    return Cell(f"{measurement.error:.2g}")
+
+
+def _sizes(measurements: Sequence[Measurement]) -> Sheet:
+    """Rate against n: a row for each n, a column for each kernel."""
+    kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
+    by_place = {(m.n, m.kernel): m for m in measurements}
+    rows = []
+    for n in sorted({m.n for m in measurements}):
+        best = max(m.gflops for m in measurements if m.n == n)
+        rows.append((Cell(f"{n}"), *(_rate(by_place.get((n, kernel)), best) for kernel in kernels)))
+    one = measurements[0]
+    notes = [f"{m.kernel} at n = {m.n} is refused: {m.refused}" for m in measurements if m.refused]
+    title = f"{words.rate(one)} against n, {words.types(one)}"
+    head = ("n", *(words.kernel(kernel) for kernel in kernels))
+    return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
+
+
+def _rate(measurement: Measurement | None, best: float) -> Cell:
+    if measurement is None:
+        return Cell("")
+    if measurement.refused:
+        return Cell("refused", tone="faint")
+    return Cell(words.digits(measurement.gflops), tone="best" if measurement.gflops == best else "")
+
+
+def working_set(measurement: Measurement) -> int:
+    """Bytes of the three blocks that a step of a blocked product works on."""
+    return 3 * measurement.config["block"] ** 2 * dtypes.get(measurement.dtype).size
+
+
+def side(cache: int, dtype: str) -> float:
+    """The side of the largest three square blocks that a cache of so many bytes holds."""
+    return math.sqrt(cache / (3 * dtypes.get(dtype).size))
+
+
+def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
+    """Time against the side of a block, and the cache that three blocks fit into; rivals have no block."""
+    best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
+    rows = []
+    for m in sorted(measurements, key=lambda m: m.config.get("block", math.inf)):
+        blocked = "block" in m.config
+        fits = next((name for name, held in words.caches(machine) if blocked and working_set(m) <= held), "memory")
+        rows.append(
+            (
+                Cell(str(m.config["block"]) if blocked else words.kernel(m.kernel)),
+                Cell(words.size(working_set(m)) if blocked else ""),
+                Cell(fits if blocked else ""),
+                Cell("refused", tone="faint")
+                if m.refused
+                else Cell(words.digits(m.seconds * 1e3), tone="best" if blocked and m.seconds == best else ""),
+                Cell(words.digits(m.gflops) if m.seconds else ""),
+                Cell(words.percent(words.share(m)), bar=words.share(m)),
+            )
+        )
+    one = measurements[0]
+    head = ("block", "three blocks", "fit in", "ms", words.rate(one), "% of peak")
+    notes = [f"block {m.config.get('block', '')} is refused: {m.refused}" for m in measurements if m.refused]
+    title = f"{words.shape(one)}, {words.types(one)}"
+    return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
+
+
+def _suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """A suite: the product itself with its speed-up over each rival; one sheet for each number of threads."""
+    found = []
+    for threads in sorted({m.threads for m in measurements}):
+        same = [m for m in measurements if m.threads == threads]
+        own = [m for m in same if m.kernel in OWN]
+        shown = own or same
+        rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
+        rows, notes = [], []
+        for m in shown:
+            work = ", ".join(
+                filter(None, [words.shape(m), words.types(m), m.case, "" if own else words.kernel(m.kernel)])
+            )
+            if m.refused:
+                rows.append((Cell(work), Cell("refused", tone="faint"), *[Cell("")] * (3 + len(rivals))))
+                notes.append(f"{work} is refused: {m.refused}")
+                continue
+            ratios = [(m.versus.get(rival), m.spread.get(rival, 0.0)) for rival in rivals]
+            rows.append(
+                (
+                    Cell(work),
+                    Cell(words.duration(m.seconds)),
+                    Cell(words.digits(m.gflops)),
+                    Cell(words.percent(words.share(m)), bar=words.share(m)),
+                    Cell(words.digits(m.bytes / m.seconds / 1e9)),
+                    *(Cell(words.times(*pair), tone=_standing(*pair)) for pair in ratios),
+                )
+            )
+        head = ("product", "time", words.rate(shown[0]), "% of peak", "GB/s", *(f"× {words.kernel(r)}" for r in rivals))
+        notes = list(filter(None, [limits(shown), *notes]))
+        found.append(Sheet(f"{suite.replace('_', ' ')}, {words.cores(threads)}", head, tuple(rows), tuple(notes)))
+    return found
+
+
+def _standing(ratio: float | None, spread: float) -> str:
+    """The tone of a ratio: a loss beyond the spread is shown as one."""
+    if ratio is None:
+        return ""
+    return "bad" if ratio < 1 - spread else "best" if ratio > 1 + spread else ""

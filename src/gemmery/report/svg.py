@@ -1,0 +1,156 @@
+"""Figures as SVG that takes its colours from the page around it: one file for a light and a dark background."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# name -> (on a light background, on a dark one). The series stay apart for readers who see no red or no green.
+PALETTE = {
+    "paper": ("#ffffff", "#15171c"),
+    "ink": ("#1b1d22", "#e7e9ee"),
+    "muted": ("#646a75", "#9aa2af"),
+    "rule": ("#e2e5ea", "#2c313a"),
+    "accent": ("#2f5bd0", "#7fa2ff"),
+    "soft": ("#bccbf3", "#34477c"),
+    "rival": ("#c2410c", "#ff9a62"),
+    "s0": ("#2f5bd0", "#7fa2ff"),
+    "s1": ("#0f8a76", "#3fd0b6"),
+    "s2": ("#a8327f", "#f08ccb"),
+    "s3": ("#8a6d00", "#e3c14b"),
+    "s4": ("#6a48c6", "#b49cff"),
+    "s5": ("#3d7d1c", "#94d36a"),
+    "s6": ("#b3261e", "#ff8a80"),
+    "s7": ("#43667f", "#93bdd8"),
+}
+# Matplotlib writes colours as numbers: each name is drawn in a number of its own, which then becomes the name again.
+TOKENS = {name: f"#0000{index + 1:02x}" for index, name in enumerate(PALETTE)}
+NAMES = {token: name for name, token in TOKENS.items()}
+INK, MUTED, RIVAL = TOKENS["ink"], TOKENS["muted"], TOKENS["rival"]
+HALO = {"facecolor": TOKENS["paper"], "edgecolor": "none", "pad": 1}  # text stays legible where a line crosses it
+SERIES = tuple(TOKENS[f"s{index}"] for index in range(8))
+
+SANS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+WIDTH = 864  # user units of a figure; a page shows one at about one unit a pixel
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 12,
+    "text.color": TOKENS["ink"],
+    "axes.labelcolor": TOKENS["muted"],
+    "axes.edgecolor": TOKENS["rule"],
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.unicode_minus": False,
+    "grid.color": TOKENS["rule"],
+    "grid.linewidth": 1,
+    "xtick.color": TOKENS["muted"],
+    "ytick.color": TOKENS["muted"],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 2,
+    "lines.markersize": 6,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: `name` is file-name safe, `caption` says how to read it, `svg` is the element without variables."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+
+
+@contextmanager
+def axes(height: int) -> Iterator[Axes]:
+    """Axes of a figure of WIDTH x `height` user units, in the style; turn them into text by `render` inside."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
+        FigureCanvasAgg(figure)
+        yield figure.add_subplot()
+
+
+def render(on: Axes, name: str, label: str) -> str:
+    """The figure of `on` as an <svg> element whose colours are CSS variables and whose ids begin with `name`."""
+    figure = on.figure
+    figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
+    text = io.StringIO()
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})  # type: ignore[union-attr]
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" {_ROOT} aria-label="{escape(label)}">', svg
+    )
+    svg = re.sub(r'\bid="', f'id="{name}-', svg).replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
+    svg = re.sub(r"#0000[0-9a-f]{2}\b", lambda found: f"var(--{NAMES[found[0]]})", svg)
+    return svg.replace("'DejaVu Sans Mono'", MONO).replace("'DejaVu Sans'", SANS).strip() + "\n"
+
+
+_ROOT = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
+
+
+def variables() -> str:
+    """CSS that gives every name of the palette its colour, in both schemes."""
+    light = " ".join(f"--{name}: {pair[0]};" for name, pair in PALETTE.items())
+    dark = " ".join(f"--{name}: {pair[1]};" for name, pair in PALETTE.items())
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    )
+
+
+def standalone(svg: str) -> str:
+    """The element as a file of its own, on its own background: what a document shows as an image."""
+    head, _, rest = svg.partition(">")
+    return f"{head}>\n<style>{variables()} svg {{ background: var(--paper); }}</style>\n{rest}"
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Places for labels, in the order given, moved apart until neighbours are `gap` from each other.
+
+    >>> spread([1.0, 1.1, 5.0], gap=1.0)
+    [0.55, 1.55, 5.0]
+    """
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    clusters: list[list[int]] = []
+    centres: list[float] = []
+    for index in order:
+        clusters.append([index])
+        centres.append(places[index])
+        while len(clusters) > 1 and _reach(centres[-1], clusters[-1], gap, -1) < _reach(
+            centres[-2], clusters[-2], gap, 1
+        ):
+            merged = clusters[-2] + clusters[-1]
+            clusters[-2:], centres[-2:] = [merged], [sum(places[one] for one in merged) / len(merged)]
+    found = list(places)
+    for centre, cluster in zip(centres, clusters, strict=True):
+        for rank, index in enumerate(cluster):
+            found[index] = centre + (rank - (len(cluster) - 1) / 2) * gap
+    return found
+
+
+def _reach(centre: float, cluster: Sequence[int], gap: float, way: int) -> float:
+    """The edge of a cluster of labels."""
+    return centre + way * len(cluster) * gap / 2

@@ -1,0 +1,169 @@
+"""Records in a terminal: progress and the rows so far while a command runs, then its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+from gemmery.report.markdown import machine as described
+from gemmery.report.sheet import IDEA, Cell, Sheet, sheets
+
+STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
+WIDE = 120  # columns from which the ideas stand in the table; below that they follow it
+NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
+
+
+class Progressing:
+    """What is shown while a command runs; `update` it with every event.
+
+    On a terminal, the rows of the problem at hand grow above a progress bar; elsewhere each finished step is a
+    line. Nothing is drawn between events: a thread that redraws would disturb what is being timed.
+
+    >>> with Progressing(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
+    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    """
+
+    def __init__(self, rungs: Sequence[Rung], console: Console) -> None:
+        self._rungs = rungs
+        self._console = console
+        self._rows: list[Measurement] = []
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Progressing:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, what: str, done: int, total: int, measurement: Measurement | None = None) -> None:
+        """A step begins (`measurement` None), or has ended."""
+        if measurement is not None:
+            self._keep(measurement)
+        if not self._console.is_terminal:
+            if measurement is not None:
+                self._console.print(
+                    f"{done}/{total} {_line(measurement)}", markup=False, highlight=False, soft_wrap=True
+                )
+            return
+        self._bar.update(self._task, description=escape(what), completed=done, total=total)
+        self._live.update(Group(*self._so_far(), self._bar), refresh=True)
+
+    def _keep(self, measurement: Measurement) -> None:
+        """Rows of another problem make room for this one's."""
+        last = self._rows[-1] if self._rows else measurement
+        if _place(last) != _place(measurement):
+            self._rows.clear()
+        self._rows.append(measurement)
+
+    def _so_far(self) -> list[RenderableType]:
+        shown = sheets(Run(NOWHERE, "", tuple(self._rows)), self._rungs) if self._rows else ()
+        room = max(self._console.height - 8, 1)
+        cut = [Sheet(s.title, s.head, s.rows[-room:]) for s in shown]
+        return [part for sheet in cut for part in _sheet(sheet, self._console.width)]
+
+
+def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
+    """Print the tables of a run: with the ideas in them on a wide terminal, below them on a narrow one."""
+    shown = sheets(run, rungs)
+    for sheet in shown:
+        console.print(Group(*_sheet(sheet, console.width)))
+    ran = {m.kernel for m in run.measurements}
+    named = [rung for rung in rungs if rung.name in ran]
+    if console.width < WIDE and named and any(IDEA in sheet.head for sheet in shown):
+        console.print(Text("What each rung changed", style="bold"))
+        console.print(_ideas(named))
+    console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
+    if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
+        console.print(Text("~ is a tie: the difference is smaller than its spread.", style="dim"))
+
+
+def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> None:
+    """Print what a look at the machine found: (name, value, all is well, advice)."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value, ok, advice in rows:
+        mark = Text("ok", style="green") if ok else Text("!!", style="bold red")
+        table.add_row(mark, Text(name), Text(value))
+        if advice:
+            table.add_row("", "", Text(advice, style="yellow" if ok else "bold yellow"))
+    console.print(table)
+
+
+def _ideas(rungs: Sequence[Rung]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for rung in rungs:
+        table.add_row(Text(rung.name), Text(rung.idea, style="dim"))
+    return table
+
+
+def _sheet(sheet: Sheet, width: int) -> list[RenderableType]:
+    """A sheet as a rich table, its notes below it."""
+    kept = [index for index, name in enumerate(sheet.head) if name != IDEA or width >= WIDE]
+    table = Table(
+        box=box.SIMPLE_HEAD, title=sheet.title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
+    )
+    for index in kept:
+        left = index == 0 or sheet.head[index] == IDEA
+        wide = sheet.head[index] == IDEA
+        table.add_column(
+            _heading(sheet.head[index]), justify="left" if left else "right", no_wrap=not wide, overflow="ellipsis"
+        )
+    for row in sheet.rows:
+        table.add_row(*(_cell(row[index]) for index in kept))
+    return [table, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
+
+
+def _heading(name: str) -> str:
+    """Two words stack, so that a column is as narrow as its figures."""
+    return name.replace("error/bound", "error/\nbound").replace("% of peak", "% of\npeak")
+
+
+def _cell(cell: Cell) -> Text:
+    return Text(cell.text, style=STYLES[cell.tone])
+
+
+def _place(measurement: Measurement) -> tuple[object, ...]:
+    """What the rows of one table share."""
+    if measurement.suite == "ladder":
+        return (measurement.suite, measurement.m, measurement.n, measurement.k, measurement.dtype)
+    return (measurement.suite,)
+
+
+def _line(measurement: Measurement) -> str:
+    """A finished step in one line."""
+    what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
+    block = f", block {measurement.config['block']}" if measurement.suite == "sweep_block" else ""
+    if measurement.refused:
+        return f"{what}{block}: refused, {measurement.refused}"
+    speed = f"{words.digits(measurement.gflops)} {words.rate(measurement)}"
+    return f"{what}{block}: {words.duration(measurement.seconds)}, {speed}"

@@ -1,0 +1,126 @@
+"""Figures in words: the same digits wherever a record is shown."""
+
+from __future__ import annotations
+
+import math
+
+from gemmery.bench.record import Machine, Measurement, Run
+
+RIVALS = {
+    "numpy": "NumPy",
+    "numpy_avx512": "NumPy (AVX-512 kernels)",
+    "torch": "PyTorch",
+    "mkl": "MKL",
+    "blis": "BLIS",
+}
+
+
+def digits(value: float) -> str:
+    """Three significant digits without an exponent.
+
+    >>> [digits(value) for value in (0, 0.001234, 9.996, 117.4, 65078.2)]
+    ['0', '0.00123', '10.0', '117', '65,078']
+    """
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    value = float(f"{value:.2e}") if abs(value) < 100 else value
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that fits.
+
+    >>> duration(0.0123), duration(4.2e-8)
+    ('12.3 ms', '42.0 ns')
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1:
+            return f"{digits(seconds * scale)} {unit}"
+    return f"{digits(seconds * 1e9)} ns"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that fits: 32768 is "32 KiB"; 0 is "unknown"."""
+    if not count:
+        return "unknown"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:g} {unit}"
+
+
+def times(ratio: float | None, spread: float = 0.0) -> str:
+    """A speed-up; one smaller than its spread is a tie and marked so.
+
+    >>> times(2.5), times(1.01, 0.02), times(None)
+    ('2.50x', '~1.01x', '')
+    """
+    if ratio is None:
+        return ""
+    return f"{'~' if abs(ratio - 1) <= spread else ''}{digits(ratio)}x".replace("x", "×")
+
+
+def share(measurement: Measurement) -> float | None:
+    """The part of the measured peak that was reached; None when no peak was measured."""
+    return measurement.gflops / measurement.peak_gflops if measurement.peak_gflops and measurement.seconds else None
+
+
+def percent(part: float | None) -> str:
+    """A share in percent, "" for None."""
+    return "" if part is None else f"{100 * part:.{2 if part < 0.1 else 1}f}%"
+
+
+def passed(measurement: Measurement) -> bool:
+    """True unless a check found an element outside its bound (NaN is outside)."""
+    return not measurement.checked or measurement.error <= 1
+
+
+def rate(measurement: Measurement) -> str:
+    """GFLOP/s, or Gop/s for integers."""
+    return "Gop/s" if measurement.dtype[0] in "iu" else "GFLOP/s"
+
+
+def kernel(name: str) -> str:
+    """A rival by the name it is known by, a rung by its own."""
+    return RIVALS.get(name, name)
+
+
+def cores(count: int) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{count} thread{'s' if count != 1 else ''}"
+
+
+def types(measurement: Measurement) -> str:
+    """The element types: "f32", or "i8 → i32" where the result is wider."""
+    return measurement.dtype if measurement.dtype == measurement.out else f"{measurement.dtype} → {measurement.out}"
+
+
+def shape(measurement: Measurement) -> str:
+    """The problem without its element types: "n = 1024", "8 × 1024 × 1024", "10,000 of 3 × 3 × 3"."""
+    m, n, k = measurement.m, measurement.n, measurement.k
+    if measurement.batch > 1:
+        return f"{measurement.batch:,} of {m} × {n} × {k}"
+    return f"n = {n}" if m == n == k else f"{m} × {n} × {k}"
+
+
+def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
+    """The caches whose size is known, the nearest first."""
+    return tuple((name, held) for name, held in (("L1d", machine.l1d), ("L2", machine.l2), ("L3", machine.l3)) if held)
+
+
+def title(run: Run) -> str:
+    """What a run is, for a heading."""
+    suites = {measurement.suite for measurement in run.measurements}
+    if suites == {"ladder"}:
+        return "The ladder"
+    if suites == {"sweep_size"}:
+        return "Speed against size"
+    if suites == {"sweep_block"}:
+        return "Time against the side of a block"
+    return "The product beside its rivals"
+
+
+def when(run: Run) -> str:
+    """The moment of a run to the minute, in UTC."""
+    return run.started[:16].replace("T", " ") + " UTC"

@@ -203,8 +203,10 @@ class Matrix:
 class Function:
     """One function being written; used as a context so that its end returns."""
 
-    def __init__(self, module: Module, name: str, params: tuple[tuple[str, str], ...], local: bool) -> None:
-        self.module, self.name, self.params, self.local = module, name, params, local
+    def __init__(
+        self, module: Module, name: str, params: tuple[tuple[str, str], ...], local: bool, returns: str
+    ) -> None:
+        self.module, self.name, self.params, self.local, self.returns = module, name, params, local, returns
         self.target = module.target
         self._slots: list[str] = []
         self._lines: list[str] = []
@@ -214,7 +216,7 @@ class Function:
         return self
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None:
+        if kind is None and self.returns == "void":
             self.line("ret void")
 
     def __getitem__(self, param: str) -> Value:
@@ -226,7 +228,7 @@ class Function:
         linkage = "internal" if self.local else "dso_local"
         # Without "no-builtins" LLVM turns clearing loops into calls of memset, which an image cannot reach.
         attributes = f'nounwind{" noinline" if self.local else ""} "no-builtins"'
-        return f"define {linkage} void @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
+        return f"define {linkage} {self.returns} @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
 
     def line(self, text: str) -> None:
         """One instruction without a result."""
@@ -413,6 +415,10 @@ class Function:
 
     # calls
 
+    def ret(self, value: Value) -> None:
+        """The result, as the last line of a function that has one."""
+        self.line(f"ret {value}")
+
     def call(self, name: str, *values: Value) -> None:
         """Call a function of this module."""
         self.line(f"call void @{name}({', '.join(map(str, values))})")
@@ -453,9 +459,11 @@ class Module:
         """State an external function once."""
         self._declared[text] = None
 
-    def function(self, name: str, *params: tuple[str, str], local: bool = False) -> Function:
-        """A function without a result; `local` ones are seen by this module alone."""
-        new = Function(self, name, params, local)
+    def function(
+        self, name: str, *params: tuple[str, str], local: bool = False, returns: str = "void"
+    ) -> Function:
+        """A function, `returns` the type that its `ret` gives; `local` ones are seen by this module alone."""
+        new = Function(self, name, params, local, returns)
         self._functions.append(new)
         return new
 

@@ -55,7 +55,7 @@ for _row in dtypes.BY_NAME.values():
 def view(obj: object) -> View:
     """The memory of any array on the CPU.
 
-    Arrays in a foreign byte order are converted, and such a copy is not writable.
+    Arrays in a foreign byte order, and what only NumPy can make an array of, are copied; a copy is not writable.
 
     >>> view(np.zeros((2, 3), np.float32)).strides
     (12, 4)
@@ -74,12 +74,12 @@ def view(obj: object) -> View:
         return _dlpack_view(obj)
     if hasattr(obj, "__cuda_array_interface__"):
         raise _elsewhere("cuda")
-    if not hasattr(obj, "__array_interface__"):
-        try:
-            return _numpy_view(np.asarray(memoryview(obj)))  # type: ignore[arg-type]
-        except TypeError:
-            pass  # no buffer
-    return _numpy_view(np.asarray(obj))
+    if hasattr(obj, "__array_interface__"):
+        return _numpy_view(np.asarray(obj))
+    try:
+        return _numpy_view(np.asarray(memoryview(obj)))  # type: ignore[arg-type]
+    except TypeError:  # no buffer: NumPy makes an array of it, which is not the object's own memory
+        return _numpy_view(np.asarray(obj))._replace(writable=False)
 
 
 def kind(*operands: object) -> object:
@@ -101,6 +101,17 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
         own = numpy_dtype(dtype)  # else the operand's: NumPy has two names for int64, and gives back the one it got
     array = np.empty(shape, own)
     return array, _numpy_view(array)
+
+
+def scratch(shape: tuple[int, ...], dtype: str) -> View:
+    """Uninitialised C-contiguous memory that nobody else sees."""
+    memory = np.empty(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
+    return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
+
+
+def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The strides in bytes of a C-contiguous array."""
+    return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def wrap(like: object, result: Any) -> Any:
@@ -137,6 +148,11 @@ def converted(source: View, dtype: str) -> View:
 def store(source: View, target: View) -> None:
     """Copy `source` into the memory of `target`, of the same shape and any element type."""
     _raw(target)[...] = _cast(source, target.dtype)
+
+
+def same(x: View, y: View) -> bool:
+    """True when x and y are the same elements of the same memory."""
+    return x[:4] == y[:4]
 
 
 def overlap(x: View, y: View) -> bool:
@@ -311,7 +327,7 @@ def _dlpack_view(obj: Any) -> View:
     shape = tuple(tensor.shape[: tensor.ndim])
     if tensor.strides:
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
-    else:  # C-contiguous
-        strides = tuple(row.size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    else:
+        strides = contiguous(shape, row.size)
     address = (tensor.data or 0) + tensor.byte_offset
     return View(address, shape, strides, row.name, "cpu", 0, writable, (capsule, obj))

@@ -1,0 +1,65 @@
+"""Matrix products at the speed of the machine, and the ladder of kernels that leads there.
+
+>>> import numpy as np, gemmery as gm
+>>> gm.matmul(np.eye(2), np.ones((2, 1)))
+array([[1.],
+       [1.]])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmery.api import Explanation as Explanation
+    from gemmery.api import explain as explain
+    from gemmery.api import gemm as gemm
+    from gemmery.api import gemv as gemv
+    from gemmery.api import get_num_threads as get_num_threads
+    from gemmery.api import matmul as matmul
+    from gemmery.api import set_num_threads as set_num_threads
+    from gemmery.errors import ArgumentError as ArgumentError
+    from gemmery.errors import CheckError as CheckError
+    from gemmery.errors import CompileError as CompileError
+    from gemmery.errors import DeviceError as DeviceError
+    from gemmery.errors import DTypeError as DTypeError
+    from gemmery.errors import GemmeryError as GemmeryError
+    from gemmery.errors import LayoutError as LayoutError
+    from gemmery.errors import RefusedError as RefusedError
+    from gemmery.errors import ShapeError as ShapeError
+
+__version__ = "0.1.0"
+
+_API = ("Explanation", "explain", "gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
+_ERRORS = (
+    "ArgumentError",
+    "CheckError",
+    "CompileError",
+    "DTypeError",
+    "DeviceError",
+    "GemmeryError",
+    "LayoutError",
+    "RefusedError",
+    "ShapeError",
+)
+_HOME = {**dict.fromkeys(_API, "gemmery.api"), **dict.fromkeys(_ERRORS, "gemmery.errors")}
+
+__all__ = [  # noqa: PLE0604
+    *_API,
+    *_ERRORS,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded when it is first used: importing gemmery loads neither NumPy nor LLVM."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gemmery' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

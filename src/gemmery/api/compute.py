@@ -1,0 +1,165 @@
+"""A product of two views into memory: the part that every public function shares."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmery import arrays, dispatch, dtypes
+from gemmery.api.promote import can_cast, kernel_types
+from gemmery.arrange import Arrangement, Ints, arrange, layout, result_shape
+from gemmery.arrays import View, view
+from gemmery.cpu import threads as cpu_threads
+from gemmery.errors import DTypeError, LayoutError, ShapeError
+from gemmery.problem import Problem
+
+_ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
+
+
+class Terms(NamedTuple):
+    """What a product has besides A and B."""
+
+    alpha: complex = 1
+    beta: complex = 0
+    old: View | None = None  # the C that beta multiplies
+    epilogue: str = ""
+    bias: View | None = None
+    threads: int | None = None
+
+
+class Prepared(NamedTuple):
+    """All of a product but its memory."""
+
+    plan: dispatch.Plan
+    problem: Problem
+    form: Arrangement
+
+
+def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any, terms: Terms) -> Any:
+    """The product of the views x and y of a and b in `out`, or in a new array of their kind.
+
+    `common` is the element type to which x and y promote, `result` that of the product.
+    """
+    shape = result_shape(x.shape, y.shape)
+    if out is None:
+        like = arrays.kind(a, b)
+        made, target = arrays.empty(like, shape, result)
+        _compute(x, y, common, result, target, terms)
+        return arrays.wrap(like, made)
+    target = _writable(out, shape, result)
+    inputs = [x, y] if terms.old is None or arrays.same(terms.old, target) else [x, y, terms.old]
+    if target.dtype == result and not any(arrays.overlap(z, target) for z in inputs):
+        _compute(x, y, common, result, target, terms)
+    else:
+        _compute_aside(x, y, common, result, target, terms)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def prepare(
+    source: str,
+    out: str,
+    x_shape: Ints,
+    x_strides: Ints,
+    y_shape: Ints,
+    y_strides: Ints,
+    shape: Ints,
+    strides: Ints,
+    epilogue: str,
+    scaled: bool,
+) -> Prepared | None:
+    """The kernel and the form of a product, kept for every combination of shapes and strides met.
+
+    None when C's elements are adjacent neither in rows nor in columns, or must be in rows for the epilogue: kernels
+    store vectors.
+    """
+    size, out_size = dtypes.get(source).size, dtypes.get(out).size
+    form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
+    c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
+    if c_layout == "any" or (epilogue and c_layout == "col"):
+        return None
+    problem = Problem(
+        form.m,
+        form.n,
+        form.k,
+        source,
+        out,
+        form.batch,
+        layout(form.m, form.k, form.a[1], form.a[2], size),
+        layout(form.k, form.n, form.b[1], form.b[2], size),
+        c_layout,
+        epilogue,
+        scaled,
+    )
+    return Prepared(dispatch.plan(problem), problem, form)
+
+
+def _compute(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
+    """The product in the memory of `target`, which has the type `result` and overlaps neither x nor y."""
+    if 0 in target.shape:
+        return
+    source, out = kernel_types(common, result)
+    if x.shape[-1] == 0 or terms.alpha == 0:  # an empty sum is one product of zeros; BLAS reads nothing for alpha = 0
+        x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
+    x = x if x.dtype == source else arrays.converted(x, source)
+    y = y if y.dtype == source else arrays.converted(y, source)
+    scaled = terms.alpha != 1 or terms.beta != 0
+    prepared = prepare(
+        source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, terms.epilogue, scaled
+    )
+    if prepared is None:
+        _compute_aside(x, y, source, result, target, terms)
+        return
+    if terms.old is not None and not arrays.same(terms.old, target):
+        arrays.store(terms.old, target)
+    _launch(prepared, x, y, target, terms)
+
+
+def _compute_aside(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
+    """The product in memory of its own, then copied: for a `target` that no kernel can write while it works."""
+    beside = arrays.scratch(target.shape, result)
+    _compute(x, y, common, result, beside, terms)
+    arrays.store(beside, target)
+
+
+def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:
+    """Run the kernel once for every offset of the form."""
+    kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
+    batch, m, n, k = form.batch, form.m, form.n, form.k
+    threads = terms.threads or cpu_threads.get()
+    for a, b, c in form.offsets:
+        kernel(
+            View(x.pointer + a, (batch, m, k), form.a, problem.dtype),
+            View(y.pointer + b, (batch, k, n), form.b, problem.dtype),
+            View(target.pointer + c, (batch, m, n), form.c, problem.out),
+            alpha=terms.alpha,
+            beta=terms.beta,
+            bias=terms.bias,
+            threads=threads,
+        )
+
+
+def _zero(x: View, dtype: str, axis: int) -> View:
+    """A view of zeros, of the shape of x but for one index along `axis`."""
+    shape = list(x.shape)
+    shape[axis] = 1
+    return View(_ZEROS.ctypes.data, tuple(shape), (0,) * len(shape), dtype, owner=_ZEROS)
+
+
+def _writable(out: Any, shape: Ints, result: str) -> View:
+    """The memory of `out`, once it is known to take a result of this shape and element type."""
+    target = view(out)
+    if target.shape != shape:
+        raise ShapeError(f"out of shape {target.shape} is non-broadcastable: the product has shape {shape}")
+    if not can_cast(result, target.dtype, "same_kind"):
+        have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
+        raise DTypeError(
+            f"Cannot cast ufunc 'matmul' output from {have} to {want} by the rule 'same_kind': give an out of {have}"
+        )
+    if not target.writable:
+        raise LayoutError("out cannot be written in place: it is read-only, in a foreign byte order, or no array")
+    if arrays.repeats(target):
+        raise LayoutError(f"out of strides {target.strides}: its elements share memory; give an array of its own")
+    return target

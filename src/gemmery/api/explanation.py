@@ -1,0 +1,142 @@
+"""What a product would do: which rung, why, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gemmery import arrays, dtypes
+from gemmery.api.compute import prepare
+from gemmery.api.promote import kernel_types, named, promoted, widened
+from gemmery.arrange import result_shape
+from gemmery.arrays import View, view
+from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.target import host
+from gemmery.errors import ShapeError
+from gemmery.problem import Problem
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a product runs as it does; `print` it."""
+
+    rung: str
+    idea: str  # of the rung, in one line
+    config: Mapping[str, int]
+    reason: str  # why this rung
+    problem: Problem
+    runs: int  # of the kernel; more than one where no single stride walks the batch
+    copies: tuple[str, ...]  # what is converted before
+    threads: int
+    peak_gflops: float  # measured on this machine, for these threads and this element type
+    bandwidth_gbs: float  # measured read bandwidth of memory
+    attainable_gflops: float
+    bound: str  # "compute" or "memory"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of all runs."""
+        return self.runs * self.problem.flops
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved by all runs."""
+        return self.runs * self.problem.bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.problem.intensity
+
+    def __str__(self) -> str:
+        p = self.problem
+        size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
+        config = ", ".join(f"{name} {value}" for name, value in self.config.items())
+        microseconds = self.flops / self.attainable_gflops / 1e3
+        lines = [
+            f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}",
+            f"rung       {self.rung}: {self.idea}" + (f" ({config})" if config else ""),
+            f"why        {self.reason}",
+            *(f"copied     {copy}" for copy in self.copies),
+            f"work       {self.flops:,} operations, {self.bytes:,} bytes at least: {self.intensity:.3g} a byte",
+            f"machine    {self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s, measured; threads {self.threads}",
+            f"bound by   {self.bound}: {self.attainable_gflops:.4g} GFLOP/s at most, {microseconds:.3g} us at least",
+        ]
+        return "\n".join(lines)
+
+
+def explain(
+    a: Any,
+    b: Any,
+    *,
+    dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int | None = None,
+) -> Explanation:
+    """Which rung and config `matmul(a, b, ...)` would run, why, and what bounds it.
+
+    >>> import numpy as np, gemmery as gm
+    >>> x = np.ones((512, 512), np.float32)
+    >>> gm.explain(x, x).problem.flops
+    268435456
+
+    The machine's peak and bandwidth are measured on the first call for an element type and number of threads, which
+    takes up to a second or two. Source of the bound: the roofline model (Williams, Waterman, Patterson, 2009).
+
+    Raises what `matmul` raises, and ShapeError for a product without a multiplication.
+    """
+    x, y = view(a), view(b)
+    common = promoted(x.dtype, y.dtype)
+    result = common if dtype is None else widened(common, named(dtype))
+    shape = result_shape(x.shape, y.shape)
+    if 0 in shape or x.shape[-1] == 0:
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply, so nothing to explain")
+    source, out = kernel_types(common, result)
+    copies = tuple(
+        f"{name} is converted from {dtypes.get(z.dtype).numpy} to {dtypes.get(source).numpy}"
+        for name, z in (("a", x), ("b", y))
+        if z.dtype != source
+    )
+    x, y = _converted(x, source), _converted(y, source)
+    strides = arrays.contiguous(shape, dtypes.get(out).size)
+    epilogue = "+".join((["bias"] if bias is not None else []) + ([activation] if activation else []))
+    prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue, False)
+    assert prepared is not None  # a contiguous C has adjacent elements
+    from gemmery.bench.roofline import attainable
+
+    plan, problem, form = prepared
+    count = threads or cpu_threads.get()
+    peak, bandwidth = _limits(problem.dtype, count)
+    limit = attainable(problem, peak, bandwidth, cache=host().l2)
+    return Explanation(
+        plan.rung.name,
+        plan.rung.idea,
+        dict(plan.config),
+        plan.reason,
+        problem,
+        len(form.offsets),
+        copies,
+        count,
+        peak,
+        bandwidth,
+        limit.gflops,
+        limit.by,
+    )
+
+
+def _converted(x: View, dtype: str) -> View:
+    """The shape and strides that x has once it is of type `dtype`."""
+    if x.dtype == dtype:
+        return x
+    return x._replace(dtype=dtype, strides=arrays.contiguous(x.shape, dtypes.get(dtype).size))
+
+
+@cache
+def _limits(dtype: str, threads: int) -> tuple[float, float]:
+    """Peak GFLOP/s and read bandwidth in GB/s, measured once a process."""
+    from gemmery.bench import roofline
+
+    return roofline.peak(dtype, threads), roofline.bandwidth(threads).read

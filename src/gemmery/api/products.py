@@ -1,0 +1,203 @@
+"""matmul, gemm and gemv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemmery import arrays, dtypes
+from gemmery.api.compute import Terms, product
+from gemmery.api.promote import can_cast, named, promoted, scalar, widened
+from gemmery.arrange import result_shape
+from gemmery.arrays import View, view
+from gemmery.cpu import threads as cpu_threads
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+_PLAIN = Terms()
+
+# A compiled matmul for the commonest operands: (a, b, out) -> the result, or None for anything else.
+_fast: Callable[[Any, Any, Any], Any] | None = None
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int | None = None,
+) -> Any:
+    """The matrix product of two arrays, with the semantics of `numpy.matmul`.
+
+    >>> import numpy as np, gemmery as gm
+    >>> a = np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> gm.matmul(a, a)
+    array([[ 7., 10.],
+           [15., 22.]])
+    >>> gm.matmul(a, [[1.0], [-1.0]], bias=1.5, activation="relu")
+    array([[0.5],
+           [0.5]])
+
+    `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast. Either may be a NumPy array, a
+    CPU tensor of PyTorch, anything with `__dlpack__` or the buffer protocol, or a nested list; the result is of the
+    same kind (see `gemmery.arrays`). Transposed, strided and broadcast operands are read where they are.
+
+    - `out`: an array of the result's shape, of any strides, that receives the result and is returned. It may overlap
+      an operand. Its element type must take the result by NumPy's "same_kind" rule.
+    - `dtype`: a wider element type for the result, as NumPy spells it: "int32" for int8, "float32" for float16. The
+      sum is kept in it, so nothing wraps and nothing is rounded in between.
+    - `bias`: n numbers, or one, added to every row; then `activation`: "relu", "gelu" (x times the normal distribution
+      function, by erf, PyTorch's default) or "silu". Both are applied while C is in cache.
+    - `threads`: how many to use, instead of what `get_num_threads` says.
+
+    float16 and bfloat16 are summed in float32 and rounded once. Integers wrap, as NumPy's do. Element types that
+    differ are promoted by NumPy's rules.
+
+    Raises ShapeError (a ValueError) for shapes that cannot be multiplied, DTypeError (a TypeError) for element types
+    that are not served, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for
+    operands that are not on the CPU, ArgumentError for options outside their range. `out` is not written before all
+    is checked.
+    """
+    if _fast is not None and dtype is None and bias is None and activation is None and threads is None:
+        done = _fast(a, b, out)
+        if done is not None:
+            return done
+    x, y = view(a), view(b)
+    common = promoted(x.dtype, y.dtype)
+    result = common if dtype is None else widened(common, named(dtype))
+    if bias is None and activation is None and threads is None:
+        terms = _PLAIN
+    else:
+        epilogue, row = _epilogue(bias, activation, x, y, result)
+        terms = Terms(epilogue=epilogue, bias=row, threads=_count(threads))
+    return product(a, b, x, y, common, result, out, terms)
+
+
+def gemm(
+    alpha: complex,
+    a: Any,
+    b: Any,
+    beta: complex = 0.0,
+    c: Any = None,
+    *,
+    out: Any = None,
+    threads: int | None = None,
+) -> Any:
+    """alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
+
+    >>> import numpy as np, gemmery as gm
+    >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
+    >>> gm.gemm(2.0, a, a.T, -1.0, c)
+    array([[-4., -4.],
+           [-4., -4.]])
+
+    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). Transposed views are read where they are: pass `a.T`. The
+    element type of the result is that to which a, b and c promote. As in BLAS, with beta = 0 the old c is not read
+    (NaN in it does not matter) and may be None, and with alpha = 0 neither a nor b is read. alpha and beta of integer
+    products must be whole numbers.
+
+    Raises what `matmul` raises, and ArgumentError for an alpha or beta that the element type cannot hold.
+    """
+    x, y = view(a), view(b)
+    if len(x.shape) < 2 or len(y.shape) < 2:
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: gemm takes matrices; gm.gemv and gm.matmul take vectors")
+    return _scaled(alpha, a, b, x, y, beta, c, out, threads)
+
+
+def gemv(
+    a: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: Any = None,
+    threads: int | None = None,
+) -> Any:
+    """alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
+
+    >>> import numpy as np, gemmery as gm
+    >>> gm.gemv(np.eye(3)[::-1], np.array([1.0, 2.0, 3.0]), alpha=2.0)
+    array([6., 4., 2.])
+
+    `a` is (m, k), `x` is (k,), `y` is (m,), each of any strides; element types and zero alpha and beta as in `gemm`.
+
+    Raises what `gemm` raises.
+    """
+    matrix, vector = view(a), view(x)
+    if len(matrix.shape) != 2 or len(vector.shape) != 1:
+        raise ShapeError(
+            f"shapes {matrix.shape} and {vector.shape}: gemv takes a matrix and a vector; gm.matmul takes batches"
+        )
+    return _scaled(alpha, a, x, matrix, vector, beta, y, out, threads)
+
+
+def set_num_threads(count: int | None) -> None:
+    """Let every product from now on use `count` threads; None goes back to the cores that the process may use.
+
+    >>> import gemmery as gm
+    >>> gm.set_num_threads(1)
+
+    Raises ArgumentError below 1.
+    """
+    cpu_threads.set_(count)
+
+
+def get_num_threads() -> int:
+    """Threads a product uses: what `set_num_threads` was given, else GEMMERY_NUM_THREADS, else the cores allowed."""
+    return cpu_threads.get()
+
+
+def _scaled(
+    alpha: complex, a: Any, b: Any, x: View, y: View, beta: complex, c: Any, out: Any, threads: int | None
+) -> Any:
+    """gemm and gemv once the number of dimensions is right."""
+    common = result = promoted(x.dtype, y.dtype)
+    old = None if c is None else view(c)
+    if old is not None:
+        shape = result_shape(x.shape, y.shape)
+        if old.shape != shape:
+            raise ShapeError(f"c has shape {old.shape}, the product {shape}: they must be equal")
+        result = promoted(common, old.dtype)
+        common = common if can_cast(common, result, "safe") else result
+    alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
+    if beta == 0:
+        old = None
+    elif old is None:
+        raise ArgumentError(f"beta={beta} and no c: give the array that beta multiplies, or beta=0")
+    return product(a, b, x, y, common, result, out, Terms(alpha, beta, old, threads=_count(threads)))
+
+
+def _count(threads: Any) -> int | None:
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise ArgumentError(f"threads={threads!r}: it must be a whole number >= 1, or None for get_num_threads()")
+    return threads
+
+
+def _epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
+    """The epilogue's name in a Problem, and the bias as n contiguous accumulators, or one that is repeated."""
+    result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
+    n = y.shape[-1] if len(y.shape) > 1 else 1
+    parts, row = [], None
+    if bias is not None:
+        given = view(bias)
+        if given.shape not in ((), (1,), (n,)):
+            raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
+        if not can_cast(given.dtype, result, "same_kind"):
+            have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
+            raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
+        row = arrays.converted(given, dtypes.get(result).accumulator)
+        step = 0 if given.shape in ((), (1,)) else row.strides[0]
+        row = row._replace(shape=(n,), strides=(step,))
+        parts.append("bias")
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
+        if dtypes.get(result).kind != "f":
+            raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")
+        parts.append(activation)
+    return "+".join(parts), row

@@ -1,0 +1,176 @@
+"""Shapes and strides of operands as one batch of plain products, and the loops that are left around it.
+
+Kernels take three dimensions, (batch, rows, columns), and one stride for each. Broadcasting, 1-D operands and any
+number of batch dimensions become that here, without moving an element.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gemmery.errors import ShapeError
+
+Ints = tuple[int, ...]
+Three = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """`batch` products of (m, k) by (k, n); strides in bytes are (batch, row, column).
+
+    `offsets` are bytes to add to the pointers of A, B and C for each run of the kernel: one (0, 0, 0) unless the batch
+    dimensions cannot be walked with one stride.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Three
+    b: Three
+    c: Three
+    offsets: tuple[Three, ...]
+
+
+@lru_cache(maxsize=4096)
+def result_shape(a: Ints, b: Ints) -> Ints:
+    """The shape of a product, by NumPy's rules for matmul.
+
+    >>> result_shape((5, 1, 2, 3), (4, 3, 7))
+    (5, 4, 2, 7)
+    >>> result_shape((3,), (3,))
+    ()
+
+    Raises ShapeError for scalars, for inner dimensions that differ and for batches that do not broadcast.
+    """
+    if not a or not b:
+        raise ShapeError(f"shapes {a} and {b}: a scalar is no matrix or vector; multiply by it with *")
+    inner = b[-2] if len(b) > 1 else b[0]
+    if a[-1] != inner:
+        raise ShapeError(
+            f"shapes {a} and {b}: the last dimension of the first is {a[-1]}, the "
+            f"{'second to last' if len(b) > 1 else 'only'} one of the second is {inner}; they must be equal: "
+            "transpose one of them?"
+        )
+    batch = _broadcast(a[:-2], b[:-2])
+    if batch is None:
+        raise ShapeError(
+            f"shapes {a} and {b}: the batch dimensions {a[:-2]} and {b[:-2]} do not broadcast; "
+            "each pair must be equal or contain a 1"
+        )
+    return (*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))
+
+
+def arrange(
+    a_shape: Ints,
+    a_strides: Ints,
+    b_shape: Ints,
+    b_strides: Ints,
+    c_shape: Ints,
+    c_strides: Ints,
+    size: int,
+    more_columns: bool = True,
+) -> Arrangement:
+    """The fewest runs of a three-dimensional kernel that make up the product; `size` is that of C's elements in bytes.
+
+    Adjacent batch dimensions that one stride walks are merged; a batch that shares B is more rows of one product, and
+    (with `more_columns`) one that shares A more columns. Of what is left the longest is the kernel's batch.
+    C must not be empty.
+    """
+    if len(b_shape) == 1:
+        b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)
+        c_shape, c_strides = (*c_shape, 1), (*c_strides, 0)
+    if len(a_shape) == 1:
+        a_shape, a_strides = (1, *a_shape), (0, *a_strides)
+        c_shape, c_strides = (*c_shape[:-1], 1, c_shape[-1]), (*c_strides[:-1], 0, c_strides[-1])
+    *batch, m, n = c_shape
+    k = a_shape[-1]
+    (a_row, a_col), (b_row, b_col), (c_row, c_col) = a_strides[-2:], b_strides[-2:], c_strides[-2:]
+    a_steps = _steps(a_shape[:-2], a_strides[:-2], len(batch))
+    b_steps = _steps(b_shape[:-2], b_strides[:-2], len(batch))
+    groups = _groups(batch, a_steps, b_steps, c_strides[:-2])
+    m, a_row, c_row = _fold(groups, m, a_row, c_row, walked=0)
+    if more_columns:
+        n, b_col, c_col = _fold(groups, n, b_col, c_col, walked=1)
+    inner = max(groups, key=lambda group: group[0], default=(1, (0, 0, 0)))
+    if groups:
+        groups.remove(inner)
+    count, (a_batch, b_batch, c_batch) = inner
+    c_row, c_col = _plain(m, n, c_row, c_col, size)
+    return Arrangement(
+        m, n, k, count, (a_batch, a_row, a_col), (b_batch, b_row, b_col), (c_batch, c_row, c_col), _offsets(groups)
+    )
+
+
+def layout(rows: int, columns: int, row: int, column: int, size: int) -> str:
+    """Which neighbours of a matrix are adjacent in memory: "row", "col", or "any" for neither (see Problem).
+
+    >>> layout(4, 5, 20, 4, size=4), layout(4, 5, 4, 16, size=4), layout(4, 5, 40, 8, size=4)
+    ('row', 'col', 'any')
+    """
+    if columns == 1 or column == size:
+        return "row"
+    return "col" if rows == 1 or row == size else "any"
+
+
+def _broadcast(a: Ints, b: Ints) -> Ints | None:
+    """The common shape of two batches, or None."""
+    result = []
+    for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
+        if x != y and 1 not in (x, y):
+            return None
+        result.append(y if x == 1 else x)
+    return tuple(reversed(result))
+
+
+def _steps(shape: Ints, strides: Ints, count: int) -> Ints:
+    """Strides of `count` batch dimensions: 0 where one matrix is repeated."""
+    missing = count - len(shape)
+    return (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+
+
+def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[tuple[int, Three]]:
+    """Runs of adjacent batch dimensions that one stride walks in all three operands, innermost first."""
+    groups: list[tuple[int, Three]] = []
+    for length, *strides in zip(reversed(batch), reversed(a), reversed(b), reversed(c), strict=True):
+        if length == 1:
+            continue
+        x, y, z = strides
+        if groups:
+            inside, (p, q, r) = groups[-1]
+            if (x, y, z) == (p * inside, q * inside, r * inside):
+                groups[-1] = (inside * length, (p, q, r))
+                continue
+        groups.append((length, (x, y, z)))
+    return groups
+
+
+def _fold(groups: list[tuple[int, Three]], length: int, step: int, c_step: int, walked: int) -> tuple[int, int, int]:
+    """A batch that shares B as more rows of A (`walked` 0), or one that shares A as more columns of B (`walked` 1)."""
+    for group in groups:
+        count, strides = group
+        own, shared, out = strides[walked], strides[1 - walked], strides[2]
+        if shared == 0 and (length == 1 or (own == step * length and out == c_step * length)):
+            groups.remove(group)
+            return (count, own, out) if length == 1 else (length * count, step, c_step)
+    return length, step, c_step
+
+
+def _plain(rows: int, columns: int, row: int, column: int, size: int) -> tuple[int, int]:
+    """Strides of C where a dimension of length 1 has the stride of adjacent elements."""
+    if columns == 1:
+        column = size
+    if rows == 1:
+        row = columns * size if column == size else size
+    return row, column
+
+
+def _offsets(groups: Iterable[tuple[int, Three]]) -> tuple[Three, ...]:
+    """Byte offsets of A, B and C for every combination of indices of the groups."""
+    every: list[Three] = [(0, 0, 0)]
+    for length, (a, b, c) in groups:
+        every = [(x + i * a, y + i * b, z + i * c) for x, y, z in every for i in range(length)]
+    return tuple(every)

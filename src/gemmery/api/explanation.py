@@ -54,6 +54,9 @@ class Explanation:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
+        limits = (
+            f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s, measured with {self.threads} threads"
+        )
         microseconds = self.flops / self.attainable_gflops / 1e3
         lines = [
             f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}",
@@ -61,7 +64,7 @@ class Explanation:
             f"why        {self.reason}",
             *(f"copied     {copy}" for copy in self.copies),
             f"work       {self.flops:,} operations, {self.bytes:,} bytes at least: {self.intensity:.3g} a byte",
-            f"machine    {self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s, measured; threads {self.threads}",
+            f"machine    {limits}",
             f"bound by   {self.bound}: {self.attainable_gflops:.4g} GFLOP/s at most, {microseconds:.3g} us at least",
         ]
         return "\n".join(lines)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from gemmery import config
 from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError
@@ -11,10 +14,16 @@ _chosen: int | None = None
 
 def get() -> int:
     """Threads in force: what set_ was given, else GEMMERY_NUM_THREADS, else the cores this process may use."""
-    return _chosen or config.num_threads() or cores()
+    return _chosen or _allowed()
 
 
-def set_(count: int | None) -> None:
+@cache
+def _allowed() -> int:
+    """Read once: reading the affinity mask and the cgroup takes 10 us, a small product 1 us."""
+    return config.num_threads() or cores()
+
+
+def set_(count: Any) -> None:
     """Use `count` threads from now on; None goes back to the default. Raises ArgumentError below 1."""
     global _chosen
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):

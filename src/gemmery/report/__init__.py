@@ -1,7 +1,6 @@
-"""Records -> a live table, Markdown, SVG figures, and one self-contained HTML page."""
+"""Records -> a live table, Markdown, JSON; SVG figures in `figures`, and one self-contained HTML page in `page`."""
 
-from gemmery.report.markdown import markdown
-from gemmery.report.page import page
 from gemmery.report.terminal import Progressing, findings, show
+from gemmery.report.text import as_json, markdown
 
-__all__ = ["Progressing", "findings", "markdown", "page", "show"]
+__all__ = ["Progressing", "as_json", "findings", "markdown", "show"]

@@ -117,7 +117,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "What a product could reach: the slope is the measured memory bandwidth, the flat part the measured peak. A "
-        "byte counts once, as if caches kept everything; what lies far below its roof moves its operands again and again."
+        "byte counts once, as if caches kept everything: what lies far below its roof moves bytes again and again."
     )
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 

@@ -57,7 +57,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             lost = gain is not None and gain[0] < 1 - gain[1]
             on.barh(place - 0.12, m.gflops, height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0)
             _beside(on, place, m, words.times(*gain) if gain else "")
-            idea = f"refused: {m.refused}" if m.refused else rung.idea
+            idea = f"not run: {m.refused}" if m.refused else rung.idea
             on.text(0, place + 0.3, idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(shown) - 0.45, HEADROOM))
         on.set_yticks([place - 0.12 for place in range(len(shown))], [m.kernel for m in shown])

@@ -116,10 +116,10 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
     for m in (*group.rungs, *group.rivals):
         rung = by_name.get(m.kernel)
         name = Cell(_name(m, group), tone="best" if m.gflops == best and m.seconds else "")
-        idea = Cell(rung.idea if rung else machine.blas if m.kernel == "numpy" else "a rival", tone="faint")
+        idea = Cell(rung.idea if rung else m.note or machine.blas, tone="faint")
         if m.refused:
-            rows.append((Cell(name.text, tone="faint"), idea, Cell("refused", tone="faint"), *[Cell("")] * 5))
-            notes.append(f"{name.text} is refused: {m.refused}")
+            rows.append((Cell(name.text, tone="faint"), idea, Cell("not run", tone="faint"), *[Cell("")] * 5))
+            notes.append(f"{name.text} did not run: {m.refused}")
             continue
         over_parent = speedup(m, rung.parent, group) if rung and rung.parent else None
         rows.append(
@@ -134,7 +134,7 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
                 error(m),
             )
         )
-        notes += [f"{name.text}: {m.note}"] if m.note else []
+        notes += [f"{name.text}: {m.note}"] if rung and m.note else []
     title = f"{words.shape(group.one)}, {words.types(group.one)}"
     stated = limits((*group.rungs, *group.rivals))
     return Sheet(title, head, tuple(rows), tuple(filter(None, [stated, *dict.fromkeys(notes)])))
@@ -164,7 +164,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Sheet:
         best = max(m.gflops for m in measurements if m.n == n)
         rows.append((Cell(f"{n}"), *(_rate(by_place.get((n, kernel)), best) for kernel in kernels)))
     one = measurements[0]
-    notes = [f"{m.kernel} at n = {m.n} is refused: {m.refused}" for m in measurements if m.refused]
+    notes = [f"{m.kernel} at n = {m.n} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.rate(one)} against n, {words.types(one)}"
     head = ("n", *(words.kernel(kernel) for kernel in kernels))
     return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
@@ -174,7 +174,7 @@ def _rate(measurement: Measurement | None, best: float) -> Cell:
     if measurement is None:
         return Cell("")
     if measurement.refused:
-        return Cell("refused", tone="faint")
+        return Cell("not run", tone="faint")
     return Cell(words.digits(measurement.gflops), tone="best" if measurement.gflops == best else "")
 
 
@@ -200,7 +200,7 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
                 Cell(str(m.config["block"]) if blocked else words.kernel(m.kernel)),
                 Cell(words.size(working_set(m)) if blocked else ""),
                 Cell(fits if blocked else ""),
-                Cell("refused", tone="faint")
+                Cell("not run", tone="faint")
                 if m.refused
                 else Cell(words.digits(m.seconds * 1e3), tone="best" if blocked and m.seconds == best else ""),
                 Cell(words.digits(m.gflops) if m.seconds else ""),
@@ -209,7 +209,7 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
         )
     one = measurements[0]
     head = ("block", "three blocks", "fit in", "ms", words.rate(one), "% of peak")
-    notes = [f"block {m.config.get('block', '')} is refused: {m.refused}" for m in measurements if m.refused]
+    notes = [f"block {m.config.get('block', '')} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.shape(one)}, {words.types(one)}"
     return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
 
@@ -228,8 +228,8 @@ def _suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
                 filter(None, [words.shape(m), words.types(m), m.case, "" if own else words.kernel(m.kernel)])
             )
             if m.refused:
-                rows.append((Cell(work), Cell("refused", tone="faint"), *[Cell("")] * (3 + len(rivals))))
-                notes.append(f"{work} is refused: {m.refused}")
+                rows.append((Cell(work), Cell("not run", tone="faint"), *[Cell("")] * (3 + len(rivals))))
+                notes.append(f"{work} did not run: {m.refused}")
                 continue
             ratios = [(m.versus.get(rival), m.spread.get(rival, 0.0)) for rival in rivals]
             rows.append(

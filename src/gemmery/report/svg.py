@@ -44,7 +44,7 @@ SANS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica 
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 WIDTH = 864  # user units of a figure; a page shows one at about one unit a pixel
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {  # rc_context wants the keys as literal types
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 12,

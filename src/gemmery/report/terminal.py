@@ -17,8 +17,8 @@ from rich.text import Text
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.markdown import machine as described
 from gemmery.report.sheet import IDEA, Cell, Sheet, sheets
+from gemmery.report.text import machine as described
 
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # columns from which the ideas stand in the table; below that they follow it
@@ -164,6 +164,6 @@ def _line(measurement: Measurement) -> str:
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
     block = f", block {measurement.config['block']}" if measurement.suite == "sweep_block" else ""
     if measurement.refused:
-        return f"{what}{block}: refused, {measurement.refused}"
+        return f"{what}{block}: not run, {measurement.refused}"
     speed = f"{words.digits(measurement.gflops)} {words.rate(measurement)}"
     return f"{what}{block}: {words.duration(measurement.seconds)}, {speed}"

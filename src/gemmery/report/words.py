@@ -43,11 +43,8 @@ def size(count: int) -> str:
     """Bytes in the unit that fits: 32768 is "32 KiB"; 0 is "unknown"."""
     if not count:
         return "unknown"
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:g} {unit}"
+    power = min((count.bit_length() - 1) // 10, 3)
+    return f"{count / 1024**power:g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def times(ratio: float | None, spread: float = 0.0) -> str:

@@ -1,8 +1,11 @@
-"""Records as Markdown: what documents are generated from."""
+"""Records as text: Markdown, which documents are generated from, and JSON for other programs."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from gemmery.bench.record import Machine, Run
 from gemmery.ladder.rung import Rung
@@ -51,6 +54,15 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
     parts = [f"# {words.title(run)}\n", f"{machine(run.machine)}. Measured {words.when(run)}.\n"]
     parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
     return "\n".join(parts)
+
+
+def as_json(record: Any) -> str:
+    """A dataclass, or several, as JSON.
+
+    >>> as_json(Finding("cores", "2"))  # doctest: +SKIP
+    '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
+    """
+    return json.dumps(record, default=dataclasses.asdict, allow_nan=False)
 
 
 def _line(cells: Sequence[str]) -> str:

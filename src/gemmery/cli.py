@@ -1,0 +1,277 @@
+"""The command `gemmery`: parses, calls `lab`, hands the records to `report`, and turns errors into one line.
+
+Exit codes: 0 fine; 1 a result outside its bound, or a finding of `doctor`; 2 bad usage; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from gemmery.errors import ArgumentError, GemmeryError
+
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    print(f"gemmery: the commands need {missing.name}: pip install 'gemmery[lab]'", file=sys.stderr)  # noqa: T201
+    raise SystemExit(2) from None
+
+if TYPE_CHECKING:
+    from gemmery.bench.record import Run
+    from gemmery.lab import OnEvent
+    from gemmery.ladder.rung import Rung
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+EXTRA = {"matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"}  # what `gemmery[lab]` installs
+Action = Callable[[], int]  # what a command line asks for: it runs outside the parser, and returns the exit code
+
+option, argument = typer.Option, typer.Argument
+Rungs = Annotated[str, option(metavar="A,B", help="Only these rungs.", show_default="every rung")]
+Sizes = Annotated[str, option(metavar="N,M", help="Sides of the square matrices.")]
+DType = Annotated[str, option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...")]
+Threads = Annotated[int, option(metavar="N", min=0, help="Threads, 0 for every core.")]
+Seconds = Annotated[float, option(metavar="S", help="A rung that takes longer for one product is not run.")]
+Json = Annotated[bool, option("--json", help="Records as JSON on stdout, and nothing else there.")]
+Html = Annotated[Path | None, option(metavar="PATH", help="Where to write the page.", show_default="out/...html")]
+NoHtml = Annotated[bool, option("--no-html", help="Write no page.")]
+
+Suites = Annotated[list[str] | None, argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")]
+Rivals = Annotated[str, option(metavar="A,B", help="Only these rivals.", show_default="every one")]
+SuiteThreads = Annotated[int, option(metavar="N", min=0, help="Threads instead of the suite's.", show_default="keep")]
+Budget = Annotated[float, option(metavar="S", help="Seconds spent on one product by all who run it.")]
+Store = Annotated[Path | None, option(metavar="DIR", help="Keep records there.", show_default="benchmarks/results")]
+NoStore = Annotated[bool, option("--no-store", help="Keep no records.")]
+
+Experiment = Annotated[
+    str, argument(metavar="EXPERIMENT", help="size: speed against n. block: time against block side.")
+]
+Side = Annotated[int | None, option("--n", metavar="N", min=1, help="The one size of `block`.", show_default="2048")]
+SweptSizes = Annotated[str, option(metavar="N,M", help="The sizes of `size`.", show_default="powers of two")]
+Version = Annotated[bool, option("--version", is_eager=True, help="Show the version and exit.")]
+
+
+@app.callback(invoke_without_command=True)
+def gemmery(context: typer.Context, version: Version = False) -> None:
+    """Matrix products at the speed of the machine, and the ladder of kernels that leads there."""
+    if version:
+        from gemmery.bench import record
+
+        sys.stdout.write(f"gemmery {record.version('gemmery')}\n")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        sys.stdout.write(f"{context.get_help()}\n")
+
+
+@app.command(
+    epilog="""\b
+    Examples:
+      gemmery ladder
+      gemmery ladder --sizes 256,1024 --rungs simd_row,packed
+      gemmery ladder --dtype f64 --html f64.html
+      gemmery ladder --json > ladder.json"""
+)
+def ladder(
+    rungs: Rungs = "",
+    sizes: Sizes = "512,1024,2048",
+    dtype: DType = "f32",
+    threads: Threads = 0,
+    seconds: Seconds = 5.0,
+    json: Json = False,
+    html: Html = None,
+    no_html: NoHtml = False,
+) -> Action:
+    """Run every rung, check it, time it beside NumPy, and show what each idea bought."""
+    from gemmery import lab
+
+    measure = partial(lab.ladder, _names(rungs), _numbers("--sizes", sizes), dtype, threads, seconds)
+    return partial(_report, "ladder", measure, json, html, no_html)
+
+
+@app.command(
+    epilog="""\b
+    Examples:
+      gemmery bench
+      gemmery bench square_f32 skinny --threads 1
+      gemmery bench my_suite.toml --rivals numpy --no-store"""
+)
+def bench(
+    suites: Suites = None,
+    rivals: Rivals = "",
+    threads: SuiteThreads = 0,
+    seconds: Budget = 3.0,
+    store: Store = None,
+    no_store: NoStore = False,
+    json: Json = False,
+    html: Html = None,
+    no_html: NoHtml = False,
+) -> Action:
+    """Time gemmery's product and the rival libraries in turn on suites of problems, and keep the records."""
+    from gemmery import lab
+    from gemmery.lab.suites import results_folder
+
+    folder = None if no_store else store or results_folder()
+    measure = partial(lab.bench, suites or (), _names(rivals), threads, seconds, folder)
+    return partial(_report, "bench", measure, json, html, no_html)
+
+
+@app.command(
+    epilog="""\b
+    Examples:
+      gemmery sweep size --rungs simd_row,packed
+      gemmery sweep block --n 2048"""
+)
+def sweep(
+    experiment: Experiment,
+    n: Side = None,
+    sizes: SweptSizes = "",
+    rungs: Rungs = "",
+    dtype: DType = "f32",
+    threads: Threads = 0,
+    seconds: Seconds = 5.0,
+    json: Json = False,
+    html: Html = None,
+    no_html: NoHtml = False,
+) -> Action:
+    """Vary one quantity, hold the others, and draw the curve with the machine's limits marked."""
+    from gemmery import lab
+
+    if n is not None and (sizes or experiment != "block"):
+        raise ArgumentError(f"--n {n}: it is the one size of `sweep block`; say --sizes {n} for `sweep size`")
+    chosen = (n,) if n is not None else _numbers("--sizes", sizes)
+    measure = partial(lab.sweep, experiment, _names(rungs), chosen, dtype, threads, seconds)
+    return partial(_report, f"sweep-{experiment}", measure, json, html, no_html)
+
+
+@app.command(
+    epilog="""\b
+    Examples:
+      gemmery doctor
+      gemmery doctor --json"""
+)
+def doctor(json: Json = False) -> Action:
+    """Say what was found on this machine, and what to do about anything that is wrong."""
+    return partial(_doctor, json)
+
+
+def _doctor(json: bool) -> int:
+    from gemmery import lab, report
+
+    found = lab.doctor()
+    if json:
+        sys.stdout.write(f"{report.as_json(found)}\n")
+    else:
+        report.findings([(one.name, one.value, one.ok, one.advice) for one in found], _console())
+    return 0 if all(one.ok for one in found) else 1
+
+
+def _report(name: str, measure: Callable[[OnEvent], Run], json: bool, html: Path | None, no_html: bool) -> int:
+    """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound."""
+    from gemmery import report
+    from gemmery.ladder.cpu import CPU
+
+    page = None if no_html or (json and html is None) else _page_writer(name, html)
+    with report.Progressing(CPU, Console(stderr=True)) as shown:
+        run = measure(lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    if json:
+        sys.stdout.write(f"{report.as_json(run)}\n")
+    else:
+        report.show(run, CPU, _console())
+    if page is not None:
+        path = page(run, CPU)
+        (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    return _judged(run)
+
+
+def _page_writer(name: str, path: Path | None) -> Callable[[Run, Sequence[Rung]], Path]:
+    """What writes the page; asked for before anything is measured, so that what is missing is said then."""
+    from gemmery.report.page import page
+
+    def write(run: Run, rungs: Sequence[Rung]) -> Path:
+        chosen = path or Path("out") / f"{name}-{run.started[:19].replace(':', '')}.html"
+        try:
+            chosen.parent.mkdir(parents=True, exist_ok=True)
+            chosen.write_text(page(run, rungs), encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"page {str(chosen)!r}: {error.strerror}; choose another place with --html") from error
+        return chosen
+
+    return write
+
+
+def _judged(run: Run) -> int:
+    """1, with a line for each, when a result is outside its error bound."""
+    from gemmery.report import words
+
+    wrong = [m for m in run.measurements if not words.passed(m)]
+    for m in wrong:
+        sys.stderr.write(f"gemmery: {m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}\n")
+    return 1 if wrong else 0
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to `main`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _console() -> Console:
+    return _Console(highlight=False, soft_wrap=False)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """`a,b` as names; "" is none."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """`1,2` as whole numbers; "" is none."""
+    names = _names(text)
+    for name in names:
+        if not name.isdecimal():
+            raise ArgumentError(f"{option} {text}: {name!r} is no whole number; write them as in {option} 256,1024")
+    return tuple(int(name) for name in names)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error is one line on stderr.
+
+    >>> run(["ladder", "--sizes", "0"])
+    2
+    """
+    try:
+        asked = app(list(arguments), prog_name="gemmery", standalone_mode=False)
+        code = int(asked() if callable(asked) else asked or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at exit
+        return 141
+    except GemmeryError as error:
+        return _complain(str(error), 2 if isinstance(error, ArgumentError) else 1)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        return _complain(f"the commands need {error.name}: pip install 'gemmery[lab]'", 2)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        way_out = f"`{context.command_path if context else 'gemmery'} --help` shows what can be said"
+        return _complain(f"{shlex.join(arguments)}: {error.format_message().rstrip('.')}; {way_out}", 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"gemmery: {' '.join(message.split())}\n")
+    return code
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))

@@ -54,9 +54,7 @@ class Explanation:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
-        limits = (
-            f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s, measured with {self.threads} threads"
-        )
+        limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s measured, threads {self.threads}"
         microseconds = self.flops / self.attainable_gflops / 1e3
         lines = [
             f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}",

@@ -16,6 +16,7 @@ Config = Mapping[str, int]
 class Kernel(Protocol):
     """A built rung: C = alpha A B + beta C, on views of shape (batch, m, k), (batch, k, n), (batch, m, n).
 
+    No dimension is 0: whoever calls makes nothing of an empty C, and of an empty sum one product of zeros.
     A batch stride of 0 repeats one matrix. `bias` is a vector of n elements of C's accumulator type
     (its stride may be 0); only a rung that accepts the problem's `epilogue` is given one.
     """

@@ -1,0 +1,263 @@
+"""Every rung, on every shape, element type and layout it takes: within its bound, no byte beyond its operands."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import shapes
+from gemmery import dtypes, verify
+from gemmery.errors import ArgumentError
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import find
+from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
+
+WIDER = {
+    "f16": ("f32",),
+    "bf16": ("f32",),
+    "f32": ("f64",),
+    "i8": ("i32", "i64"),
+    "u8": ("u32",),
+    "i16": ("i32",),
+    "i32": ("i64",),
+}
+PAIRS = [
+    pytest.param(rung, name, out, id=f"{rung.name}-{name}-{out}")
+    for rung in CPU
+    for name in rung.dtypes
+    for out in (name, *WIDER.get(name, ()))
+]
+SLOW = {"scalar_naive": 3e6, "scalar_reordered": 3e6}  # rung -> most operations of a case
+
+
+def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", threads=1):
+    """Multiply and check, unless the rung refuses in words."""
+    scaled = alpha != 1 or beta != 0
+    case = problem(a, b, c, epilogue, scaled)
+    refusal = rung.refuses(case)
+    if refusal:
+        assert len(refusal.split()) > 3, refusal
+        return
+    kernel = rung.build(case, rung.default)
+    old = c.array.copy()
+    row = None
+    if bias is not None:
+        row = bias.view._replace(shape=(bias.array.shape[2],), strides=bias.array.strides[2:])
+    kernel(a.view, b.view, c.view, alpha=alpha, beta=beta, bias=row, threads=threads)
+    assert a.untouched(), f"A was written: {case}"
+    assert b.untouched(), f"B was written: {case}"
+    assert c.untouched_around(), f"memory around C was written: {case}"
+    found = verify.check(
+        c.array,
+        a.array,
+        b.array,
+        rung.bound,
+        alpha=alpha,
+        beta=beta,
+        c=old if beta != 0 else None,
+        bias=None if bias is None else bias.array[0, 0],
+        activation=epilogue.split("+")[-1] if epilogue and epilogue != "bias" else "",
+        normwise=rung.normwise,
+    )
+    assert found.error_over_bound <= 1, f"{case}: {found}"
+
+
+def matrices(shape, name, out, layouts=("C", "C", "C"), batch=1, shared=(False, False)):
+    """A, B and a poisoned C."""
+    m, n, k = shape
+    a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0])
+    b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1])
+    poison = np.full((batch, m, n), -1 if dtypes.get(out).kind in "iu" else np.nan).astype(numpy_dtype(out))
+    return a, b, place(poison, out, layouts[2])
+
+
+def takes(rung, name, out):
+    """The rung multiplies this pair of element types at all."""
+    return any(
+        not rung.refuses(problem(*matrices(shape, name, out))) for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4)]
+    )
+
+
+@pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
+def test_a_rung_takes_the_types_it_names(rung):
+    for name in rung.dtypes:
+        assert takes(rung, name, name), name
+    assert find(CPU, rung.name) is rung
+    assert rung.parent is None or find(CPU, rung.parent)
+
+
+def test_an_unknown_rung_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ArgumentError, match="scalar_naive"):
+        find(CPU, "scalar_navie")
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_small_shapes(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    for shape in [*shapes.SMALL, *shapes.SKINNY]:
+        run(rung, *matrices(shape, name, out))
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_large_shapes_and_threads(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    for shape in shapes.LARGE:
+        if 2 * np.prod(shape, dtype=float) <= SLOW.get(rung.name, np.inf):
+            run(rung, *matrices(shape, name, out), threads=2)
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_layouts(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    for shape in shapes.FEW:
+        for one, two in itertools.product(LAYOUTS, LAYOUTS):
+            run(rung, *matrices(shape, name, out, (one, two, "C")))
+        for one, two, stored in itertools.product(("C", "F"), ("C", "F"), STORED[1:]):
+            run(rung, *matrices(shape, name, out, (one, two, stored)))
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_batches(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    for shape in [(1, 1, 1), (3, 3, 3), (4, 4, 4), (8, 8, 8), (5, 7, 3), (16, 16, 16), (13, 35, 19)]:
+        for shared in [(False, False), (True, False), (False, True)]:
+            run(rung, *matrices(shape, name, out, batch=5, shared=shared))
+        run(rung, *matrices(shape, name, out, ("F", "F", "C"), batch=5), threads=2)
+        run(rung, *matrices(shape, name, out, ("padded", "reversed", "padded"), batch=5))
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_alpha_and_beta(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    kind = dtypes.get(out).kind
+    scalars = {"c": [1j, -1.5 + 0.5j], "f": [-1.0, 0.375], "i": [-1, 3], "u": [5, 2]}[kind]
+    for shape in [*shapes.FEW, (7, 9, 1200)]:
+        for alpha, beta in itertools.product([1, *scalars], [0, 1, *scalars]):
+            a, b, c = matrices(shape, name, out)
+            if beta != 0:
+                c = place(random(c.array.shape, out, 3), out, "padded")
+            run(rung, a, b, c, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_epilogues(rung, name, out):
+    if not takes(rung, name, out):
+        pytest.skip("not a pair of this rung")
+    held = dtypes.get(out).accumulator
+    names = ["bias", "relu", "gelu", "silu", "bias+relu", "bias+gelu", "bias+silu"]
+    for shape, epilogue in itertools.product([*shapes.FEW, (7, 9, 1200)], names):
+        n = shape[1]
+        for one_for_all in (False, True):
+            row = place(random((1, 1, n), held, 4), held)
+            if one_for_all:
+                row.array = np.broadcast_to(row.array[:, :, :1], (1, 1, n))
+            bias = row if "bias" in epilogue else None
+            run(rung, *matrices(shape, name, out), epilogue=epilogue, bias=bias)
+            run(rung, *matrices(shape, name, out, ("F", "C", "padded")), epilogue=epilogue, bias=bias, alpha=2, beta=0)
+
+
+@pytest.mark.parametrize(("rung", "name", "out"), PAIRS)
+def test_values_that_are_not_finite(rung, name, out):
+    if not takes(rung, name, out) or dtypes.get(out).kind not in "fc":
+        pytest.skip("not a pair of floating types of this rung")
+    for planted, shape in itertools.product([np.nan, np.inf, -np.inf], shapes.FEW):
+        a, b, c = matrices(shape, name, out)
+        a.array[0, shape[0] // 2, shape[2] // 2] = planted
+        a.before = a.memory.copy()
+        run(rung, a, b, c)
+
+
+@pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
+def test_every_config_of_its_space_gives_the_product(rung):
+    for name, values in rung.space.items():
+        for value in values:
+            a, b, c = matrices((67, 131, 70), "f32", "f32")
+            case = problem(a, b, c)
+            if rung.refuses(case):
+                continue
+            rung.build(case, {**rung.default, name: value})(a.view, b.view, c.view)
+            assert verify.check(c.array, a.array, b.array, rung.bound, normwise=rung.normwise).error_over_bound <= 1
+            assert c.untouched_around()
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "i32"])
+@pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
+def test_the_same_inputs_give_the_same_bits(rung, name):
+    for shape in [*shapes.FEW, *shapes.SKINNY, (97, 89, 101)]:
+        results = []
+        for _ in range(2):
+            a, b, c = matrices(shape, name, name)
+            if name not in rung.dtypes or rung.refuses(problem(a, b, c)):
+                break
+            rung.build(problem(a, b, c), rung.default)(a.view, b.view, c.view)
+            results.append(c.array.tobytes())
+        assert len(set(results)) <= 1
+
+
+BEFORE_THE_ABYSS = """
+import ctypes, mmap, sys
+import numpy as np
+from gemmery.arrays import View
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+from gemmery import dtypes
+import operands, shapes
+
+libc = ctypes.CDLL(None, use_errno=True)
+PAGE = mmap.PAGESIZE
+
+def at_the_end(values):
+    # Memory whose last byte is the last before a page that may not be touched; the one before it may not either.
+    pages = -(-values.nbytes // PAGE)
+    region = mmap.mmap(-1, (pages + 2) * PAGE)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    for forbidden in (base, base + (pages + 1) * PAGE):
+        assert libc.mprotect(ctypes.c_void_p(forbidden), PAGE, 0) == 0
+    memory = np.frombuffer(region, np.uint8, pages * PAGE, PAGE)
+    array = np.ndarray(values.shape, values.dtype, memory, pages * PAGE - values.nbytes)
+    array[...] = values
+    return array
+
+rung, name = find(CPU, sys.argv[1]), sys.argv[2]
+for shape in [*shapes.ONES, *shapes.PRIMES, *shapes.FEW, *shapes.SKINNY]:
+    m, n, k = shape
+    for swap_a in (False, True):
+        for swap_b in (False, True):
+            a = at_the_end(operands.random((k, m) if swap_a else (m, k), name, 1))
+            b = at_the_end(operands.random((n, k) if swap_b else (k, n), name, 2))
+            c = at_the_end(operands.random((m, n), name, 3))
+            a, b = (a.T if swap_a else a), (b.T if swap_b else b)
+            one, two, three = (operands.Placed(x[None], None, None, name) for x in (a, b, c))
+            case = operands.problem(one, two, three)
+            if rung.refuses(case):
+                continue
+            print(case, flush=True)
+            rung.build(case, rung.default)(one.view, two.view, three.view)
+"""
+
+
+@pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
+def test_no_byte_past_an_operand_is_touched(rung):
+    """Guard bytes do not show a stray read whose value is thrown away; a page that may not be read does."""
+    for name in rung.dtypes:
+        done = subprocess.run(
+            [sys.executable, "-c", BEFORE_THE_ABYSS, rung.name, name],
+            cwd=__file__.rpartition("/")[0],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        last = done.stdout.splitlines()[-1:] or ["nothing"]
+        assert done.returncode == 0, f"{name}, the last problem begun: {last[0]}\n{done.stderr[-2000:]}"
+        assert done.stdout

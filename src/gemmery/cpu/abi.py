@@ -37,24 +37,28 @@ FIELDS = (
     ("nc", "i64"),
 )
 SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
-TYPE = dict(FIELDS)
 
 Record = ctypes.c_int64 * len(FIELDS)
 
 
 class Args:
-    """The record inside a kernel: `args.m` loads a field, `args.m = x` stores it."""
+    """A record inside a kernel: `args.m` loads a field, `args.m = x` stores it."""
 
-    def __init__(self, f: Function, base: Value) -> None:
+    def __init__(self, f: Function, base: Value, fields: tuple[tuple[str, str], ...] = FIELDS) -> None:
         object.__setattr__(self, "_f", f)
         object.__setattr__(self, "_base", base)
+        object.__setattr__(self, "_fields", {name: (8 * i, type_) for i, (name, type_) in enumerate(fields)})
+
+    def _at(self, name: str) -> tuple[Value, str]:
+        base: Value = object.__getattribute__(self, "_base")
+        offset, type_ = object.__getattribute__(self, "_fields")[name]
+        return base + offset, type_
 
     def __getattr__(self, name: str) -> Value:
         f: Function = object.__getattribute__(self, "_f")
-        base: Value = object.__getattribute__(self, "_base")
-        return f.load(TYPE[name], base + 8 * SLOT[name], align=8)
+        at, type_ = self._at(name)
+        return f.load(type_, at, align=8)
 
     def __setattr__(self, name: str, value: Value | int) -> None:
         f: Function = object.__getattribute__(self, "_f")
-        base: Value = object.__getattribute__(self, "_base")
-        f.store(value if isinstance(value, Value) else f.index(value), base + 8 * SLOT[name], align=8)
+        f.store(value if isinstance(value, Value) else f.index(value), self._at(name)[0], align=8)

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import json
 import mmap
+import os
 import platform
 import struct
 import threading
@@ -16,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import cache, config
-from gemmery.cpu import elf
+from gemmery.cpu import elf, workspace
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import Target
 from gemmery.errors import CompileError
 
 _lock = threading.Lock()
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
-_mapped: list[object] = []  # code stays mapped for the life of the process
+
+
+if hasattr(os, "register_at_fork"):
+    # A fork waits for a compilation in another thread: its locks, LLVM's own too, would stay taken in the child.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str, int]:
@@ -76,13 +81,11 @@ def _sources() -> str:
 
 def _map(image: bytes) -> int:
     """Copy an image into fresh pages, then make them executable and read-only."""
-    pages = mmap.mmap(-1, max(len(image), 1))
-    pages.write(image)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    address = workspace.pages(len(image))
+    ctypes.memmove(address, image, len(image))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(image)), mmap.PROT_READ | mmap.PROT_EXEC):
         raise CompileError(f"mprotect failed (errno {ctypes.get_errno()}): this system forbids code made at run time")
-    _mapped.append(pages)
     return address
 
 
@@ -154,5 +157,5 @@ def _engine(target: Target, name: str, text: str) -> dict[str, int]:
     machine, module = _optimized(target, name, text)
     engine = _llvm().create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    _mapped.append(engine)
+    workspace.forever(engine)
     return {f.name: engine.get_function_address(f.name) for f in module.functions if not f.is_declaration}

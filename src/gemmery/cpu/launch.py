@@ -1,4 +1,4 @@
-"""From views to a call of compiled code: the argument record, scalars, workspace."""
+"""From views to a call of compiled code: a job, its scalars, and where the product is cut for threads."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gemmery.arrays import View
-from gemmery.cpu import abi, workspace
+from gemmery.cpu import pool, portable
+from gemmery.cpu.abi import FIELDS
+from gemmery.cpu.split import Unit, grid
 
 _SCALAR = {"float": "<f", "double": "<d", "i16": "<h", "i32": "<i", "i64": "<q"}
 _BITS = {"i16": 16, "i32": 32, "i64": 64}
-_SCALARS_AT = ctypes.sizeof(abi.Record)
-_RECORD = ctypes.c_int64 * (len(abi.FIELDS) + 4)  # alpha and beta, 16 bytes each, lie behind the fields
-_Entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PLAN = len(pool.JOB) - len(FIELDS) - 4  # words behind the record and the two scalars
+_pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
+_pack_plan = struct.Struct(f"<{_PLAN}q").pack
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """mc, kc, nc of one call, and the workspace they need."""
+    """mc, kc, nc of one part, and the workspace they need."""
 
     mc: int = 0
     kc: int = 0
@@ -36,14 +39,37 @@ def scalar(element: str, value: complex) -> bytes:
 
 
 class Launch:
-    """A compiled kernel that can be called with views."""
+    """A compiled kernel that can be called with views.
+
+    `blocks(m, n, k)` are those of a part; `unit` says how the product may be cut for threads (None: it runs on the
+    caller's thread); `at_once` that the kernel runs all `batch` products of its record itself.
+    """
 
     def __init__(
-        self, address: int, accumulator: str, out_size: int, blocks: Callable[[int, int, int], Blocks]
+        self,
+        address: int,
+        accumulator: str,
+        out_size: int,
+        blocks: Callable[[int, int, int], Blocks],
+        *,
+        unit: Unit | None = None,
+        at_once: bool = False,
     ) -> None:
-        self.address, self.accumulator, self.out_size, self.blocks = address, accumulator, out_size, blocks
-        self._entry = _Entry(address)
+        self.address, self.accumulator, self.out_size = address, accumulator, out_size
+        self.blocks, self.unit, self.at_once = blocks, unit, at_once
         self._one, self._zero = scalar(accumulator, 1.0), scalar(accumulator, 0.0)
+        self._run = _entry()
+        self._planned = lru_cache(maxsize=1024)(self.plan)
+
+    def plan(self, batch: int, m: int, n: int, k: int, threads: int) -> tuple[tuple[int, int, int], bytes]:
+        """(mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
+        cut = grid(self.unit, batch, m, n, k, threads)
+        blocks = self.blocks(cut.rows, cut.columns, k) if cut.parts else Blocks()
+        plan = _pack_plan(
+            self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
+            cut.rows, cut.columns, cut.products, blocks.workspace, pool.address(),
+        )  # fmt: skip
+        return (blocks.mc, blocks.kc, blocks.nc), plan
 
     def __call__(
         self,
@@ -57,35 +83,29 @@ class Launch:
         threads: int = 1,
     ) -> None:
         """C = alpha A B + beta C for every matrix of the batch; a column-major C as its transpose, B' A'."""
-        if c.strides[2] != self.out_size and c.strides[1] == self.out_size:
-            a, b, c = _transposed(b), _transposed(a), _transposed(c)
         batch, m, n = c.shape
+        c_batch, c_row, c_col = c.strides
+        a_batch, a_row, a_col = a.strides
+        b_batch, b_row, b_col = b.strides
         k = a.shape[2]
-        blocks = self.blocks(m, n, k)
-        record = _RECORD()
-        at = ctypes.addressof(record)
-        with workspace.borrowed(blocks.workspace) as buffer:
-            fields = (
-                m, n, k,
-                a.pointer, a.strides[1], a.strides[2],
-                b.pointer, b.strides[1], b.strides[2],
-                c.pointer, c.strides[1], c.strides[2],
-                at + _SCALARS_AT, at + _SCALARS_AT + 16,
-                bias.pointer if bias else 0, bias.strides[0] if bias else 0,
-                batch, a.strides[0], b.strides[0], c.strides[0],
-                buffer, blocks.mc, blocks.kc, blocks.nc,
-            )  # fmt: skip
-            record[: len(fields)] = fields
-            scales = (self._one if alpha == 1 else scalar(self.accumulator, alpha)) + (
-                self._zero if beta == 0 else scalar(self.accumulator, beta)
-            )
-            ctypes.memmove(at + _SCALARS_AT, scales, 32)
-            for _ in range(batch):
-                self._entry(at)
-                record[abi.SLOT["a"]] += a.strides[0]
-                record[abi.SLOT["b"]] += b.strides[0]
-                record[abi.SLOT["c"]] += c.strides[0]
+        if c_col != self.out_size and c_row == self.out_size:
+            a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
+            a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
+        blocks, plan = self._planned(batch, m, n, k, threads)
+        job = _pack(
+            m, n, k, a.pointer, a_row, a_col, b.pointer, b_row, b_col, c.pointer, c_row, c_col, 0, 0,
+            bias.pointer if bias else 0, bias.strides[0] if bias else 0,
+            batch, a_batch, b_batch, c_batch, 0, *blocks,
+            self._one if alpha == 1 else scalar(self.accumulator, alpha),
+            self._zero if beta == 0 else scalar(self.accumulator, beta),
+            plan,
+        )  # fmt: skip
+        if self._run(job):
+            raise MemoryError(f"no memory for the packed panels of a {m} x {n} x {k} product")
 
 
-def _transposed(x: View) -> View:
-    return x._replace(shape=(x.shape[0], x.shape[2], x.shape[1]), strides=(x.strides[0], x.strides[2], x.strides[1]))
+def _entry() -> Callable[[bytes], int]:
+    """What runs a job: the compiled pool, or Python's threads where there is none."""
+    if not pool.address():
+        return portable.run
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(pool.entries()["run"])

@@ -1,0 +1,45 @@
+"""Jobs on Python's own threads, for systems where the compiled workers cannot wait: the same parts, the same bits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from gemmery.cpu import pool, workspace
+from gemmery.cpu.target import cores
+
+_Part = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p)
+_workers: list[ThreadPoolExecutor] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.clear)  # threads are not in the child
+
+
+def run(job: bytes) -> int:
+    """Run every part of a job: what `pool.run` does in compiled code. The result is an errno, always 0."""
+    field = dict(zip((name for name, _ in pool.JOB), struct.unpack(f"<{len(pool.JOB)}q", job), strict=True))
+    part = _Part(pool.entries()["part"])
+    indices = iter(range(field["parts"]))
+
+    def drain() -> None:
+        with workspace.borrowed(field["workspace_bytes"]) as buffer:
+            for index in indices:
+                part(job, index, buffer)
+
+    helpers = [_pool().submit(drain) for _ in range(min(field["threads"], field["parts"]) - 1)]
+    try:
+        drain()
+    finally:  # also when interrupted: the operands must outlive whoever still reads them
+        wait([helper for helper in helpers if not helper.cancel()])
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+    return 0
+
+
+def _pool() -> ThreadPoolExecutor:
+    if not _workers:
+        _workers.append(ThreadPoolExecutor(cores(), "gemmery"))
+    return _workers[0]

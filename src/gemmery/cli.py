@@ -255,9 +255,10 @@ def run(arguments: Sequence[str]) -> int:
     except GemmeryError as error:
         return _complain(str(error), 2 if isinstance(error, ArgumentError) else 1)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRA:
             raise
-        return _complain(f"the commands need {error.name}: pip install 'gemmery[lab]'", 2)
+        return _complain(f"the commands need {library}: pip install 'gemmery[lab]'", 2)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         way_out = f"`{context.command_path if context else 'gemmery'} --help` shows what can be said"

@@ -162,7 +162,7 @@ def _place(measurement: Measurement) -> tuple[object, ...]:
 def _line(measurement: Measurement) -> str:
     """A finished step in one line."""
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
-    block = f", block {measurement.config['block']}" if measurement.suite == "sweep_block" else ""
+    block = f", block {measurement.config['block']}" if "block" in measurement.config else ""
     if measurement.refused:
         return f"{what}{block}: not run, {measurement.refused}"
     speed = f"{words.digits(measurement.gflops)} {words.rate(measurement)}"

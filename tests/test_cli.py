@@ -1,0 +1,235 @@
+"""The command line: what it hands on, what it prints where, and its exit codes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import records
+from gemmery import cli, lab
+from gemmery.errors import ArgumentError, CompileError
+
+ENDLESS = "import time\nfrom gemmery import cli, lab\nlab.doctor = lambda: time.sleep(60)\n"
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The arguments that reach `lab`, which answers with made-up records; the current folder is empty."""
+    seen = {}
+
+    def answer(name, records_of):
+        def stand_in(*arguments):
+            *seen[name], on_event = arguments
+            run = records_of()
+            for done, m in enumerate(run.measurements, 1):
+                on_event(lab.Event(m.kernel, done, len(run.measurements), m))
+            return run
+
+        monkeypatch.setattr(lab, name, stand_in)
+
+    answer("ladder", records.ladder)
+    answer("bench", records.bench)
+    answer("sweep", records.sweep_block)
+    monkeypatch.chdir(tmp_path)
+    return seen
+
+
+def command(*arguments, script="", **more):
+    """A process of its own that runs one command line, after `script`."""
+    program = f"{script}\nimport sys\nfrom gemmery import cli\nsys.exit(cli.run(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+
+
+def test_ladder_hands_its_options_on(asked):
+    assert cli.run(["ladder", "--no-html"]) == 0
+    assert asked["ladder"] == [(), (512, 1024, 2048), "f32", 0, 5.0]
+    line = "ladder --rungs simd_row,packed --sizes 64,128 --dtype f64 --threads 2 --seconds 0.5 --no-html"
+    assert cli.run(line.split()) == 0
+    assert asked["ladder"] == [("simd_row", "packed"), (64, 128), "f64", 2, 0.5]
+
+
+def test_bench_hands_its_options_on(asked, tmp_path):
+    line = f"bench square_f32 own.toml --rivals numpy,torch --threads 1 --seconds 2 --store {tmp_path} --no-html"
+    assert cli.run(line.split()) == 0
+    assert asked["bench"] == [["square_f32", "own.toml"], ("numpy", "torch"), 1, 2.0, tmp_path]
+    assert cli.run(["bench", "--no-store", "--no-html"]) == 0
+    assert asked["bench"] == [(), (), 0, 3.0, None]
+
+
+def test_sweep_hands_its_options_on(asked):
+    assert cli.run(["sweep", "block", "--n", "2048", "--no-html"]) == 0
+    assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0]
+    assert cli.run(["sweep", "size", "--sizes", "32,64", "--rungs", "packed", "--no-html"]) == 0
+    assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0]
+
+
+def test_a_table_and_a_page_whose_path_is_printed(asked, tmp_path, capsys):
+    assert cli.run(["ladder"]) == 0
+    out = capsys.readouterr().out
+    assert "packed_threaded" in out
+    path = tmp_path / re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
+    assert path.read_text().startswith("<!doctype html>")
+    assert path.parent.name == "out"
+
+
+def test_the_page_goes_where_it_is_told(asked, tmp_path, capsys):
+    assert cli.run(["ladder", "--html", "a/b.html"]) == 0
+    assert (tmp_path / "a" / "b.html").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_no_html_writes_nothing(asked, tmp_path, capsys):
+    assert cli.run(["ladder", "--no-html"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "page:" not in capsys.readouterr().out
+
+
+def test_json_is_all_there_is_on_stdout(asked, tmp_path, capsys):
+    assert cli.run(["ladder", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["measurements"]) == len(records.ladder().measurements)
+    assert list(tmp_path.iterdir()) == []
+    assert cli.run(["ladder", "--json", "--html", "page.html"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(asked, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.run(["ladder", "--html", "file/page.html"]) == 2
+    assert re.search(r"^gemmery: page 'file/page.html': .*--html$", capsys.readouterr().err, re.MULTILINE)
+
+
+@pytest.mark.parametrize("error", [1.2, float("nan")])
+def test_a_result_outside_its_bound_fails(monkeypatch, capsys, error):
+    run = records.ladder()
+    wrong = replace(run.measurements[4], error=error)
+    monkeypatch.setattr(lab, "ladder", lambda *_: replace(run, measurements=(wrong,)))
+    assert cli.run(["ladder", "--no-html"]) == 1
+    assert "gemmery: packed is outside its error bound at n = 512, f32" in capsys.readouterr().err
+
+
+def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
+    fine = lab.Finding("cores", "2")
+    wrong = lab.Finding("environment", "OPENBLAS_CORETYPE=Haswell", ok=False, advice="unset OPENBLAS_CORETYPE")
+    monkeypatch.setattr(lab, "doctor", lambda: (fine,))
+    assert cli.run(["doctor"]) == 0
+    monkeypatch.setattr(lab, "doctor", lambda: (fine, wrong))
+    assert cli.run(["doctor"]) == 1
+    assert "unset OPENBLAS_CORETYPE" in capsys.readouterr().out
+    assert cli.run(["doctor", "--json"]) == 1
+    assert [one["ok"] for one in json.loads(capsys.readouterr().out)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("frobnicate", "frobnicate"),
+        ("ladder --colour", "--colour"),
+        ("ladder --sizes 12,x", "'x' is no whole number"),
+        ("ladder --sizes 0", "size 0"),
+        ("ladder --seconds soon", "soon"),
+        ("ladder --threads -1", "-1"),
+        ("ladder --rungs nosuch", "'nosuch'"),
+        ("ladder --dtype f8", "'f8'"),
+        ("sweep", "EXPERIMENT"),
+        ("sweep nosuch", "'nosuch'"),
+        ("sweep size --n 64", "--sizes 64"),
+        ("bench nosuch --no-store", "nosuch"),
+    ],
+)
+def test_bad_usage_is_one_line(line, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(line.split()) == 2
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"gemmery: [^\n]+\n", err)
+    assert said in err
+
+
+@pytest.mark.parametrize(("error", "code"), [(ArgumentError("a value"), 2), (CompileError("a\nkernel"), 1)])
+def test_an_error_is_one_line(monkeypatch, capsys, error, code):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(lab, "ladder", fail)
+    assert cli.run(["ladder", "--no-html"]) == code
+    assert capsys.readouterr().err == f"gemmery: {' '.join(str(error).split())}\n"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
+    def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(lab, "doctor", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["doctor"])
+
+
+@pytest.mark.parametrize("name", ["", "ladder", "bench", "sweep", "doctor"])
+def test_help(name, capsys):
+    assert cli.run([*name.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: gemmery" in out
+    assert not name or f"gemmery {name}" in out.split("Examples:")[1]
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_alone_it_shows_what_there_is(capsys):
+    assert cli.run([]) == 0
+    assert set(re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)) >= {
+        "ladder",
+        "bench",
+        "sweep",
+        "doctor",
+    }
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert re.fullmatch(r"gemmery \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_interrupted():
+    process = command("doctor", script=ENDLESS + "print('ready', flush=True)")
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)  # past the imports that follow
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "gemmery: interrupted\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_closed_pipe_is_quiet(options):
+    many = "from gemmery import lab\nlab.doctor = lambda: (lab.Finding('x' * 90, 'y'),) * 5000"
+    process = command("doctor", *options, script=many)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 141
+
+
+@pytest.mark.parametrize(
+    ("module", "line"), [("typer", "doctor"), ("rich", "doctor"), ("matplotlib", "ladder --sizes 8")]
+)
+def test_without_the_extra_one_line_says_what_to_install(module, line):
+    process = command(*line.split(), script=f"import sys\nsys.modules[{module!r}] = None")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert re.fullmatch(rf"gemmery: the commands need {module}\S*: pip install 'gemmery\[lab\]'\n", err)
+
+
+def test_python_m_gemmery():
+    environment = {**os.environ, "COLUMNS": "80"}
+    found = subprocess.run(
+        [sys.executable, "-m", "gemmery", "--version"], capture_output=True, text=True, env=environment, check=True
+    )
+    assert found.stdout.startswith("gemmery ")

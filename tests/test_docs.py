@@ -1,0 +1,121 @@
+"""The documents name only what exists: links, commands and their options, make targets, names of the library."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLANS = {"docs/design.md"}  # says what is to come as well
+
+
+def tracked(*patterns: str) -> list[str]:
+    """Files under version control that match, or every matching file where there is no repository."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split("\0")
+        return sorted(name for name in listed if name and (ROOT / name).exists())
+    except (OSError, subprocess.CalledProcessError):
+        places = [ROOT, *(ROOT / name for name in ("src", "tests", "docs", "examples", "benchmarks"))]
+        found = {path for pattern in patterns for top in places[1:] for path in top.rglob(pattern)}
+        found |= {path for pattern in patterns for path in ROOT.glob(pattern)}
+        return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+DOCUMENTS = tracked("*.md")
+TOLD = [name for name in DOCUMENTS if name not in PLANS and not name.startswith("docs/decisions/")]
+
+
+def code(text: str) -> list[str]:
+    """Lines of fenced blocks, and spans between backticks."""
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in fenced for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", rest)
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments that headings of a document can be linked by."""
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(name: str, text: str) -> list[str]:
+    """The relative links of the document `name` that lead nowhere."""
+    links = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(r"(?:src|href|srcset)=\"([^\"]+)\"", text)
+    wrong = []
+    for link in links:
+        path, _, fragment = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (ROOT / name).parent / path if path else ROOT / name
+        inside = target.resolve().is_relative_to(ROOT)
+        known = target.suffix != ".md" or not fragment or (target.exists() and fragment in anchors(target.read_text()))
+        if not (inside and target.exists() and known):
+            wrong.append(link)
+    return wrong
+
+
+def unknown_commands(text: str) -> list[str]:
+    """What a document tells the reader to type that gemmery would not take."""
+    import typer
+
+    from gemmery.cli import app
+
+    commands = typer.main.get_command(app).commands
+    wrong = []
+    for line in code(text):
+        for name, rest in re.findall(r"(?:^|[\s$])gemmery +([a-z]+)([^|#\n]*)", line):
+            options = (
+                {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+                if name in commands
+                else set()
+            )
+            wrong += [f"gemmery {name}"] if name not in commands else []
+            wrong += [f"gemmery {name} {option}" for option in re.findall(r"--[a-z-]+", rest) if option not in options]
+    return wrong
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_relative_links_resolve(name):
+    assert broken_links(name, (ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_commands_and_options_exist(name):
+    assert unknown_commands((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_make_targets_exist(name):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        word for line in code((ROOT / name).read_text()) for word in re.findall(r"(?:^|[\s$])make ([a-z]+)\b", line)
+    }
+    assert named <= targets
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_names_of_the_library_exist(name):
+    import gemmery
+
+    named = {word for line in code((ROOT / name).read_text()) for word in re.findall(r"\bgm\.([A-Za-z_]+)", line)}
+    assert [word for word in named if not hasattr(gemmery, word)] == []
+
+
+@pytest.mark.parametrize("name", tracked("*.md", "*.py", "*.toml", "Makefile", ".ci/*"))
+def test_nothing_points_outside_or_is_left_undone(name):
+    outside = r"(?<![\w.])/(?:" + "|".join(["work", "root", "tmp", "home", "mnt"]) + r")/|\.\./shared"
+    undone = r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b"
+    assert re.findall(f"{outside}|{undone}", (ROOT / name).read_text()) == []
+
+
+def test_a_broken_document_is_caught():
+    assert broken_links("README.md", "[a](docs/none.md) [b](LICENSE) [c](https://x.org) [d](/etc) [e](#none)") == [
+        "docs/none.md",
+        "/etc",
+        "#none",
+    ]
+    text = "`gemmery frobnicate`, `gemmery ladder --sizes 64`\n```\n$ gemmery ladder --colour\n```\nthe gemmery word"
+    assert unknown_commands(text) == ["gemmery ladder --colour", "gemmery frobnicate"]

@@ -19,7 +19,7 @@ from gemmery.errors import ArgumentError
 SAMPLE_NS = 5_000_000  # a sample repeats a call until it lasts this long: the clock's steps and calls are < 0.1 us
 LONG_CALL_NS = 50_000_000  # a call this long needs no untimed one before it: its first milliseconds do not count
 MAX_INNER = 1 << 20
-MAX_ROUNDS = 60
+MIN_ROUNDS, MAX_ROUNDS = 3, 60  # fewer than three ratios have no quartiles
 IDLE_SECONDS = 0.25  # idle workers of a threaded BLAS spin for up to 200 ms before they sleep
 
 Sample = Callable[[int, int], int]
@@ -42,7 +42,6 @@ class Timing:
     best: float
     p95: float
     samples: int
-    inner: int  # calls a sample
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
     each = max(elapsed, 1) / inner
     warm = 0 if each >= LONG_CALL_NS else max(1, inner // 8)
     turn = (inner + warm) * each + rest_ns
-    return _Plan(inner, warm, min(max(int(share_ns / turn), 1), MAX_ROUNDS), None)
+    return _Plan(inner, warm, min(max(int(share_ns / turn), MIN_ROUNDS), MAX_ROUNDS), None)
 
 
 def _takes_part(index: int, turns: int, rounds: int) -> bool:
@@ -176,7 +175,7 @@ def _rounds(
     return taken
 
 
-def _ratio(first: dict[int, float], rival: dict[int, float]) -> Ratio:
+def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
     """Pairwise ratios over the rounds in which both ran."""
     ratios = [rival[index] / first[index] for index in rival if index in first]
     median = statistics.median(ratios)
@@ -186,9 +185,9 @@ def _ratio(first: dict[int, float], rival: dict[int, float]) -> Ratio:
     return Ratio(median, (high - low) / 2, len(ratios))
 
 
-def _timing(samples: Sequence[float], inner: int) -> Timing:
+def _timing(samples: Sequence[float]) -> Timing:
     p95 = statistics.quantiles(samples, n=20, method="inclusive")[-1] if len(samples) > 1 else samples[0]
-    return Timing(statistics.median(samples), min(samples), p95, len(samples), inner)
+    return Timing(statistics.median(samples), min(samples), p95, len(samples))
 
 
 def compare(
@@ -219,6 +218,15 @@ def compare(
     for contestant in contestants:
         pause(rest)
         plans[contestant.name] = _plan(contestant.sample, share_ns, rest * 1e9)
-    taken = _rounds(contestants, plans, rest, pause)
-    timings = {name: _timing(list(taken[name].values()), plans[name].inner) for name in names}
-    return Comparison(timings, {name: _ratio(taken[names[0]], taken[name]) for name in names[1:]})
+    return tally(_rounds(contestants, plans, rest, pause))
+
+
+def tally(taken: Mapping[str, Mapping[int, float]]) -> Comparison:
+    """The statistics of seconds a call, by contestant and round; ratios are to the first contestant.
+
+    >>> tally({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 4.0}}).versus["b"].median
+    2.0
+    """
+    first, *others = taken
+    timings = {name: _timing(list(rounds.values())) for name, rounds in taken.items()}
+    return Comparison(timings, {name: _ratio(taken[first], taken[name]) for name in others})

@@ -43,6 +43,8 @@ class PeerProcess:
         if reason:
             raise RefusedError(f"rival {peer.name}: {reason}")
         self.name = peer.name
+        self._work: Work | None = None  # what is prepared there
+        self._note = ""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.peer_worker import serve"
         self._process = subprocess.Popen(
@@ -59,14 +61,17 @@ class PeerProcess:
             raise
 
     def prepare(self, work: Work) -> str:
-        """Make the operands of `work` there; returns a note on what differs from what was asked, "" for nothing.
+        """Make the operands of `work` there, unless they are; returns what differs from what was asked, "" for nothing.
 
         Raises RefusedError for a product that the library does not serve.
         """
-        reply = self._ask({"prepare": asdict(work)})
-        if "refused" in reply:
-            raise RefusedError(f"rival {self.name}: {reply['refused']}")
-        return str(reply["note"])
+        if work != self._work:
+            self._work = None
+            reply = self._ask({"prepare": asdict(work)})
+            if "refused" in reply:
+                raise RefusedError(f"rival {self.name}: {reply['refused']}")
+            self._work, self._note = work, str(reply["note"])
+        return self._note
 
     def sample(self, inner: int, warm: int) -> int:
         """Nanoseconds that `inner` calls took there, after `warm` untimed ones."""

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import gemmery
+from gemmery import cache, config
+from gemmery.bench import peers, record
+from gemmery.cpu import jit, target
+from gemmery.cpu import threads as cpu_threads
+from gemmery.lab import results
+
+_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")  # what some kernels use where it is
+_PROBE = "doctor"
 
 
 @dataclass(frozen=True)
@@ -21,4 +36,129 @@ def doctor() -> tuple[Finding, ...]:
     >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
     ['environment']
     """
-    raise NotImplementedError
+    return tuple(_look(name, examine) for name, examine in _EXAMINED.items())
+
+
+def _look(name: str, examine: Callable[[], Finding]) -> Finding:
+    """One finding; whatever fails while it is looked at is itself what was found."""
+    try:
+        return replace(examine(), name=name)
+    except Exception as error:
+        return Finding(name, type(error).__name__, ok=False, advice=str(error))
+
+
+def _cpu() -> Finding:
+    host = target.host()
+    return Finding("", f"{host.cpu} ({jit.host_cpu()}, {host.machine})")
+
+
+def _instruction_set() -> Finding:
+    host, limit = target.host(), config.isa_limit()
+    if limit:
+        return Finding("", f"{host.isa}, limited by GEMMERY_ISA", False, "unset GEMMERY_ISA to use all the CPU has")
+    if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
+        return Finding("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or less")
+    return Finding("", f"{host.isa}, vectors of {host.vector_bytes} bytes")
+
+
+def _features() -> Finding:
+    having = sorted(set(_NEWER) & target.host().features)
+    return Finding("", ", ".join(having) or "none beyond the instruction set")
+
+
+def _caches() -> Finding:
+    host = target.host()
+    sizes = {"L1d": host.l1d, "L2": host.l2, "L3": host.l3}
+    value = ", ".join(f"{name} {_size(size) if size else 'unknown'}" for name, size in sizes.items())
+    return Finding("", value)
+
+
+def _cores() -> Finding:
+    used, there = target.cores(), os.cpu_count() or 1
+    if used < there:
+        return Finding("", f"{used} of {there}: the affinity mask or the cgroup allows no more")
+    return Finding("", str(used))
+
+
+def _threads() -> Finding:
+    count, cores = config.num_threads() or cpu_threads.get(), target.cores()
+    if count > cores:
+        return Finding("", f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more only wait")
+    return Finding("", str(count))
+
+
+def _numpy_blas() -> Finding:
+    value = f"NumPy {np.__version__}, {peers.blas('numpy')}"
+    narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
+    if narrow and "avx512f" in target.host().features:
+        advice = "OPENBLAS_CORETYPE=SKYLAKEX runs its AVX-512 kernels; `gemmery bench` measures NumPy with both"
+        return Finding("", value, False, advice)
+    return Finding("", value)
+
+
+def _environment() -> Finding:
+    found = config.distorting(peers.STEERING)
+    found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
+    steering = [name for name in found if not name.endswith("_NUM_THREADS")]
+    value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable steers a BLAS"
+    if steering:
+        advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` clears them for the rivals"
+        return Finding("", value, False, advice)
+    return Finding("", value)
+
+
+def _cache_folder() -> Finding:
+    folder = config.cache_dir()
+    usable = cache.write(folder, _PROBE, b"probe") and cache.read(folder, _PROBE) == b"probe"
+    (folder / _PROBE).unlink(missing_ok=True)
+    if not usable:
+        advice = "every process compiles anew: make it writable for you alone (chmod 700), or set GEMMERY_CACHE_DIR"
+        return Finding("", str(folder), False, advice)
+    files = [path for path in folder.iterdir() if path.is_file()]
+    size = _size(sum(path.stat().st_size for path in files))
+    return Finding("", f"{folder}: {len(files)} entries, {size}, writable for you alone")
+
+
+def _python() -> Finding:
+    return Finding("", f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}")
+
+
+def _package(name: str, missing: str) -> Callable[[], Finding]:
+    """A package that may be absent; `missing` says what is then not there."""
+
+    def examine() -> Finding:
+        version = record.version(name)
+        return Finding("", version) if version else Finding("", "not installed", True, missing)
+
+    return examine
+
+
+def _product() -> Finding:
+    """One small product, compiled or loaded, run and checked: what can fail here is said by its error."""
+    a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
+    worst = results.error(gemmery.matmul(a, a), a, a, float)
+    if not worst <= 1:
+        return Finding("", f"error {worst:.3g} times its bound", False, "a kernel is wrong on this CPU: report it")
+    return Finding("", f"right: error {worst:.2g} of its bound")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count / 2**10:.4g} KiB"
+
+
+_EXAMINED: dict[str, Callable[[], Finding]] = {
+    "cpu": _cpu,
+    "instruction set": _instruction_set,
+    "features": _features,
+    "caches": _caches,
+    "cores": _cores,
+    "threads": _threads,
+    "numpy blas": _numpy_blas,
+    "environment": _environment,
+    "cache folder": _cache_folder,
+    "a product": _product,
+    "python": _python,
+    "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
+    "ml_dtypes": _package("ml_dtypes", "NumPy has no bfloat16 without it: pip install ml_dtypes"),
+    "torch": _package("torch", "a rival fewer in `gemmery bench`; nothing else needs it"),
+}

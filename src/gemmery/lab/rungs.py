@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from gemmery import dtypes
 from gemmery.bench.record import Run
+from gemmery.bench.work import Work
+from gemmery.cpu import threads as cpu_threads
+from gemmery.errors import ArgumentError
 from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.level import Level, is_threaded, refusal
+from gemmery.lab.session import Session
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import Rung, find
 
 
 def ladder(
@@ -27,4 +35,54 @@ def ladder(
 
     Raises ArgumentError for an unknown rung, dtype or size below 1.
     """
-    raise NotImplementedError
+    chosen = tuple(find(CPU, name) for name in rungs) or CPU
+    return climb("ladder", [(rung, {}) for rung in chosen], sizes, dtype, threads, seconds, on_event)
+
+
+def climb(
+    suite: str,
+    chosen: Sequence[tuple[Rung, Mapping[str, int]]],
+    sizes: Sequence[int],
+    dtype: str,
+    threads: int,
+    seconds: float,
+    on_event: OnEvent,
+) -> Run:
+    """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
+    check_arguments(sizes, dtype, seconds)
+    threads = threads or cpu_threads.get()
+    with Session(len(chosen) * len(sizes), on_event) as session:
+        for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
+            session.limits(dtype, used)
+        before: dict[int, tuple[int, float]] = {}
+        for n in sorted(sizes):
+            levels: dict[Work, Level] = {}
+            for index, (rung, config) in enumerate(chosen):
+                work = suited(rung, n, dtype)
+                if work not in levels:
+                    levels[work] = Level(session, suite, work, threads, seconds)
+                session.begin(f"{rung.name}, {work}")
+                m = levels[work].measure(rung, config, before.get(index))
+                if not m.refused:
+                    before[index] = n, m.seconds
+                session.end(m)
+            for level in levels.values():
+                session.add(*level.rivals())
+        return session.run
+
+
+def suited(rung: Rung, n: int, dtype: str) -> Work:
+    """The product of side n that shows a rung: two squares, or a row and a square for one that takes only vectors."""
+    square, row = Work(n, n, n, dtype, dtype), Work(1, n, n, dtype, dtype)
+    return row if refusal(rung, square) and not refusal(rung, row) else square
+
+
+def check_arguments(sizes: Sequence[int], dtype: str, seconds: float) -> None:
+    """Raise ArgumentError for a size, an element type or a limit that makes no sense."""
+    for n in sizes:
+        if n < 1:
+            raise ArgumentError(f"size {n!r}: a side must be a whole number >= 1")
+    if dtype not in dtypes.NAMES:
+        raise ArgumentError(f"dtype {dtype!r} is not served; known: {', '.join(dtypes.NAMES)}")
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the limit of a call must be above 0")

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gemmery.bench.record import Run
+import gemmery
+from gemmery import dispatch, dtypes
+from gemmery.bench import peers, suite, timing
+from gemmery.bench.record import Measurement, Run
+from gemmery.bench.suite import Suite
+from gemmery.bench.timing import Contestant, Sample
+from gemmery.bench.work import Work, operands
+from gemmery.cpu import threads as cpu_threads
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery.lab import results
 from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.first_call import first_call
+from gemmery.lab.session import Session
+
+OURS = "gm.matmul"
+ONE_THREAD = "gm.matmul on one thread"
+_CHECKOUT = Path(__file__).parents[3]
 
 
 def bench(
@@ -28,14 +47,115 @@ def bench(
 
     Raises ArgumentError for an unknown suite or rival, and for a suite file with a wrong key.
     """
-    raise NotImplementedError
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
+    loaded = [suite.load(find(name)) for name in suites or suite_names()]
+    if not loaded:
+        raise ArgumentError("no suite: benchmarks/ is not here; give the paths of .toml files")
+    for name in (*rivals, *(name for found in loaded for name in found.rivals)):
+        peers.find(name)
+    steps = [(found, work, count) for found in loaded for count in _threads(found, threads) for work in found.works]
+    with Session(len(steps), on_event, store) as session:
+        for found, work, count in steps:
+            names = [name for name in found.rivals or _every_rival() if not rivals or name in rivals]
+            session.begin(f"{found.name}: {work}, {count} thread{'s' * (count != 1)}")
+            measure = first_call if found.kind == "first_call" else contest
+            session.end(*measure(session, found.name, work, count, names, seconds))
+        return session.run
 
 
 def suite_names() -> tuple[str, ...]:
     """The suites that `bench` finds: the stems of benchmarks/*.toml in a checkout, () elsewhere."""
-    raise NotImplementedError
+    return tuple(path.stem for path in sorted((_CHECKOUT / "benchmarks").glob("*.toml")))
 
 
 def results_folder() -> Path | None:
     """benchmarks/results of the checkout this runs from, or None when there is no checkout."""
-    raise NotImplementedError
+    folder = _CHECKOUT / "benchmarks"
+    return folder / "results" if (folder / "README.md").is_file() else None
+
+
+def find(name: str) -> Path:
+    """The file of a suite, by its name or its path."""
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in suite_names():
+        raise ArgumentError(f"suite {name!r} is not known; known: {', '.join(suite_names()) or 'none here'}, or a path")
+    return _CHECKOUT / "benchmarks" / f"{name}.toml"
+
+
+def _every_rival() -> tuple[str, ...]:
+    return tuple(peer.name for peer in peers.PEERS)
+
+
+def _threads(found: Suite, wanted: int) -> tuple[int, ...]:
+    return (wanted,) if wanted else found.threads
+
+
+def contest(
+    session: Session, name: str, work: Work, threads: int, rivals: Sequence[str], seconds: float
+) -> list[Measurement]:
+    """Records of gemmery and of each rival on one product, checked once and timed in turn."""
+    limits = session.limits(work.dtype, threads)
+    plain = results.blank(name, OURS, work, threads)
+    try:
+        given = operands(work)
+        error, rung = _checked(work, given, threads)
+    except GemmeryError as refused:
+        return [replace(plain, refused=str(refused))]
+    function = _product(gemmery.matmul, work)
+    contestants = [Contestant(OURS, _on(threads, timing.products(function, *given)))]
+    if threads > 1:
+        contestants.append(Contestant(ONE_THREAD, _on(1, timing.products(function, *given))))
+    rows, notes = [], {}
+    for rival in rivals:
+        try:
+            process = session.rival(rival, threads)
+            notes[rival] = "; ".join(filter(None, (process.prepare(work), process.runs)))
+            contestants.append(process.contestant)
+        except RefusedError as refused:
+            rows.append(results.blank(name, rival, work, threads, refused=str(refused)))
+    found = timing.compare(contestants, seconds, timing.IDLE_SECONDS if threads > 1 else 0.0)
+    ours = replace(results.timed(plain, found.timings[OURS], limits, found.versus), note=rung)
+    timed = [
+        results.timed(results.blank(name, rival, work, threads, note=note), found.timings[rival], limits)
+        for rival, note in notes.items()
+    ]
+    return [replace(ours, error=error, checked=True), *timed, *rows]
+
+
+def _product(function: Callable[..., object], work: Work) -> Callable[..., object]:
+    """The call a user would write: `dtype=` only when the result is wider."""
+    if work.out == work.dtype:
+        return function
+    return functools.partial(function, dtype=dtypes.get(work.out).numpy)
+
+
+def _on(threads: int, sample: Sample) -> Sample:
+    """The same sampler with that many threads in force."""
+
+    def on(inner: int, warm: int) -> int:
+        with _in_force(threads):
+            return sample(inner, warm)
+
+    return on
+
+
+@contextmanager
+def _in_force(threads: int) -> Iterator[None]:
+    before = cpu_threads.get()
+    cpu_threads.set_(threads)
+    try:
+        yield
+    finally:
+        cpu_threads.set_(before)
+
+
+def _checked(work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[float, str]:
+    """(error over bound, the rung that runs it) of one product."""
+    a, b, out = given
+    rung = dispatch.plan(work.problem).rung
+    function = _product(gemmery.matmul, work)
+    with _in_force(threads):
+        c = function(a, b) if out is None else function(a, b, out=out)
+    return results.error(c, a, b, rung.bound, rung.normwise), rung.name

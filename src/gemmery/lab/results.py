@@ -1,0 +1,67 @@
+"""From timings and checks to records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gemmery import verify
+from gemmery.bench.record import Measurement
+from gemmery.bench.timing import Ratio, Timing
+from gemmery.bench.work import Work
+
+WRONG = 1e9  # error over bound of a result with NaN or infinity where none belongs: JSON has no infinity
+
+
+def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
+    """A record of `kernel` on `work` without times: what a refusal is stored as."""
+    problem = work.problem
+    return Measurement(
+        suite=suite,
+        kernel=kernel,
+        m=work.m,
+        n=work.n,
+        k=work.k,
+        dtype=work.dtype,
+        out=work.out,
+        batch=work.batch,
+        threads=threads,
+        seconds=0.0,
+        best=0.0,
+        p95=0.0,
+        samples=0,
+        flops=problem.flops,
+        bytes=problem.bytes,
+        case=work.case,
+        **known,
+    )
+
+
+def timed(
+    plain: Measurement, timing: Timing, limits: tuple[float, float], versus: Mapping[str, Ratio] | None = None
+) -> Measurement:
+    """The record with its times, the limits (peak, bandwidth) measured beside it, and its ratios to others."""
+    ratios = versus or {}
+    return replace(
+        plain,
+        seconds=timing.seconds,
+        best=timing.best,
+        p95=timing.p95,
+        samples=timing.samples,
+        peak_gflops=limits[0],
+        bandwidth_gbs=limits[1],
+        versus={name: ratio.median for name, ratio in ratios.items()},
+        spread={name: ratio.spread for name, ratio in ratios.items()},
+    )
+
+
+def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool = False) -> float:
+    """The largest |c - reference| over its bound; vectors are checked as matrices of one column.
+
+    Above 2e8 operations some rows are compared: the reference works in extended precision, at 0.3 GFLOP/s.
+    """
+    if b.ndim == 1:
+        b, c = b[:, None], c[:, None]
+    found = verify.check(c, a, b, bound, normwise=normwise, most_flops=2e8)
+    return min(found.error_over_bound, WRONG)

@@ -1,0 +1,93 @@
+"""One run of a command: its records, its progress, the rivals it started and the limits it measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemmery.bench import peers, record, roofline
+from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench.record import Measurement, Run
+from gemmery.errors import RefusedError
+from gemmery.lab.event import Event, OnEvent
+
+
+class Session:
+    """State of one run; a context manager that ends the rivals' processes.
+
+    `store` is a folder: each measurement is appended to its machine's file at once, so that an interrupted run
+    keeps what it has.
+    """
+
+    def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
+        self._machine = record.machine()
+        self._started = record.now()
+        self._done, self._total, self._on_event = 0, total, on_event
+        self._store = store
+        self._records: list[Measurement] = []
+        self._processes: dict[tuple[str, int], PeerProcess] = {}
+        self._refusals: dict[tuple[str, int], str] = {}
+        self._peaks: dict[tuple[str, int], float] = {}
+        self._bandwidths: dict[int, float] = {}
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.close()
+
+    @property
+    def run(self) -> Run:
+        """What has been recorded so far."""
+        return Run(self._machine, self._started, tuple(self._records))
+
+    def begin(self, what: str) -> None:
+        """Tell the listener what runs now."""
+        self._on_event(Event(what, self._done, self._total))
+
+    def end(self, *measurements: Measurement) -> None:
+        """A step is over: record its results."""
+        self._done += 1
+        self.add(*measurements)
+
+    def add(self, *measurements: Measurement) -> None:
+        """Record results, store them, and tell the listener of each."""
+        self._records += measurements
+        if self._store is not None:
+            record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
+        for m in measurements:
+            self._on_event(Event(m.kernel, self._done, self._total, m))
+
+    def rival(self, name: str, threads: int) -> PeerProcess:
+        """The rival's process with that many threads, started when it is first asked for.
+
+        Raises RefusedError when it cannot run here, or runs the same kernels as NumPy does anyway.
+        """
+        key = name, threads
+        if key in self._refusals:
+            raise RefusedError(self._refusals[key])
+        if key not in self._processes:
+            try:
+                self._processes[key] = self._start(name, threads)
+            except RefusedError as error:
+                self._refusals[key] = str(error)
+                raise
+        return self._processes[key]
+
+    def _start(self, name: str, threads: int) -> PeerProcess:
+        process = PeerProcess(peers.find(name), threads)
+        if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
+            process.close()
+            raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
+        return process
+
+    def limits(self, dtype: str, threads: int) -> tuple[float, float]:
+        """(peak in GFLOP/s, read bandwidth in GB/s) on `threads` cores, measured when first asked for."""
+        unit = roofline.unit(dtype)
+        if (unit, threads) not in self._peaks:
+            self.begin(f"peak of {unit}, {threads} thread{'s' * (threads != 1)}")
+            self._peaks[unit, threads] = roofline.peak(unit, threads)
+        if threads not in self._bandwidths:
+            self.begin(f"memory bandwidth, {threads} thread{'s' * (threads != 1)}")
+            self._bandwidths[threads] = roofline.bandwidth(threads).read
+        return self._peaks[unit, threads], self._bandwidths[threads]

@@ -1,0 +1,386 @@
+"""What the commands do: the ladder, suites, sweeps and the doctor, on small products and made-up rungs."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from gemmery import config, lab
+from gemmery.bench import peers, record, roofline
+from gemmery.bench.roofline import Bandwidth
+from gemmery.bench.work import Work
+from gemmery.errors import ArgumentError, GemmeryError
+from gemmery.lab import first_call, level, results, rungs, session, suites, sweeps
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import Rung
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Measured limits cost a second each, and comparisons two: neither is what is tested here."""
+    monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
+    monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
+    monkeypatch.setattr(level, "SHARE", 0.02)
+
+
+def made_up(name, multiply, **changes):
+    """A rung whose kernel calls `multiply(a, b, c)` on NumPy arrays."""
+
+    def build(problem, config):
+        return lambda a, b, c, *, threads: multiply(a.owner, b.owner, c.owner)
+
+    row = {"parent": None, "dtypes": ("f32",), "refuses": lambda problem: "", "build": build, **changes}
+    return Rung(name=name, idea="made up", **row)
+
+
+def right(a, b, c):
+    np.matmul(a, b, out=c)
+
+
+def listening():
+    events = []
+    return events, events.append
+
+
+@pytest.fixture
+def ladder_of(monkeypatch):
+    def install(*made):
+        monkeypatch.setattr(rungs, "CPU", made)
+        monkeypatch.setattr(sweeps, "CPU", made)
+
+    return install
+
+
+def by_kernel(run):
+    return {m.kernel: m for m in run.measurements}
+
+
+def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
+    run = lab.ladder(sizes=[33])
+    found = by_kernel(run)
+    assert set(found) == {*(rung.name for rung in CPU), "numpy"}
+    for rung in CPU:
+        m = found[rung.name]
+        assert m.refused == ""
+        assert m.checked
+        assert 0 <= m.error <= 1
+        assert m.seconds > 0
+        assert {"numpy"} <= set(m.versus) == set(m.spread) <= {"numpy", rung.parent}
+        assert (m.suite, m.n, m.k, m.dtype) == ("ladder", 33, 33, "f32")
+        assert m.m == (1 if rung.name == "gemv" else 33)
+        assert m.peak_gflops == 100.0 * m.threads
+    assert found["packed"].versus[by_name("packed").parent] > 0
+    assert "NumPy" in found["numpy"].note
+    assert run.machine == record.machine()
+
+
+def by_name(name):
+    return next(rung for rung in CPU if rung.name == name)
+
+
+def test_a_wrong_rung_is_found_out(ladder_of):
+    def forgets(a, b, c):
+        np.matmul(a, b, out=c)
+        c[..., -1, -1] += 1
+
+    ladder_of(made_up("right", right), made_up("forgets", forgets), made_up("idle", lambda a, b, c: None))
+    found = by_kernel(lab.ladder(sizes=[16]))
+    assert found["right"].error <= 1
+    assert found["forgets"].error > 1
+    assert found["idle"].error == results.WRONG  # C still holds the NaN it was filled with
+
+
+def test_a_slow_rung_is_refused_with_the_time_it_would_take_and_the_way_out(ladder_of):
+    def slow(a, b, c):
+        time.sleep(1e-8 * a.shape[-1] ** 3)
+
+    ladder_of(made_up("slow", slow), made_up("fast", lambda a, b, c: None))
+    run = lab.ladder(sizes=[192, 640], seconds=0.5)
+    slow_one, slow_two = (m for m in run.measurements if m.kernel == "slow")
+    assert slow_one.seconds >= 0.07
+    assert slow_two.seconds == 0.0
+    assert slow_two.refused.startswith("would take about")
+    assert float(slow_two.refused.split()[3]) >= 2.6
+    assert "--seconds" in slow_two.refused
+    assert all(m.seconds > 0 for m in run.measurements if m.kernel == "fast")
+
+
+def test_a_slow_rung_is_refused_at_its_first_size_too(ladder_of):
+    calls = []
+
+    def slow(a, b, c):
+        calls.append(a.shape[-1])
+        time.sleep(2e-8 * a.shape[-1] ** 3)
+
+    ladder_of(made_up("slow", slow))
+    [m] = (m for m in lab.ladder(sizes=[1024], seconds=1.0).measurements if m.kernel == "slow")
+    assert m.refused
+    assert set(calls) == {level.PILOT}
+
+
+def test_refusals_carry_the_rungs_own_reason(ladder_of):
+    ladder_of(
+        made_up("even", right, refuses=lambda problem: "n must be even" if problem.n % 2 else ""),
+        made_up("double", right, dtypes=("f64",)),
+    )
+    found = by_kernel(lab.ladder(sizes=[15]))
+    assert found["even"].refused == "n must be even"
+    assert "f64" in found["double"].refused
+    assert "numpy" not in found
+
+
+def test_progress_says_what_runs_and_counts_to_the_end(ladder_of):
+    ladder_of(made_up("one", right), made_up("two", right, parent="one"))
+    events, listen = listening()
+    run = lab.ladder(sizes=[8, 4], on_event=listen)
+    told = [event.measurement for event in events if event.measurement]
+    assert tuple(told) == run.measurements
+    assert {event.total for event in events} == {4}
+    assert [event.done for event in events] == sorted(event.done for event in events)
+    assert events[-1].done == 4
+    assert any("one, 4x4x4 f32" in event.what for event in events)
+
+
+def test_threaded_rungs_get_the_threads_and_the_others_one(ladder_of, monkeypatch):
+    monkeypatch.setattr(level.timing, "IDLE_SECONDS", 0.0)
+    seen = {}
+
+    def build(name):
+        return lambda problem, config: (
+            lambda a, b, c, *, threads: (
+                seen.setdefault(name, threads),
+                right(a.owner, b.owner, c.owner),
+            )
+        )
+
+    names = ("plain", "plain_threaded")
+    ladder_of(*(made_up(name, right, build=build(name)) for name in names))
+    run = lab.ladder(sizes=[8], threads=2)
+    assert seen == {"plain": 1, "plain_threaded": 2}
+    assert [(m.kernel, m.threads) for m in run.measurements if m.kernel == "numpy"] == [("numpy", 1), ("numpy", 2)]
+    assert by_kernel(run)["plain_threaded"].peak_gflops == 200.0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"rungs": ["nope"]}, "'nope'"),
+        ({"sizes": [0]}, "size 0"),
+        ({"dtype": "f8"}, "'f8'"),
+        ({"seconds": 0.0}, "seconds"),
+        ({"seconds": math.nan}, "seconds"),
+    ],
+)
+def test_the_ladder_names_a_bad_argument(options, named):
+    with pytest.raises(ArgumentError, match=named):
+        lab.ladder(**{"sizes": [8], **options})
+
+
+def test_a_sweep_over_sizes():
+    run = lab.sweep("size", rungs=["simd_row"], sizes=[8, 16])
+    assert [(m.suite, m.kernel, m.n) for m in run.measurements] == [
+        ("sweep_size", "simd_row", 8),
+        ("sweep_size", "numpy", 8),
+        ("sweep_size", "simd_row", 16),
+        ("sweep_size", "numpy", 16),
+    ]
+
+
+def test_a_sweep_over_blocks_varies_the_block_alone():
+    run = lab.sweep("block", sizes=[40])
+    sides = [m.config["block"] for m in run.measurements if m.kernel == "simd_blocked"]
+    assert sides == [8, 16, 32, 64]  # up to the first that holds the whole matrix
+    assert {(m.suite, m.n) for m in run.measurements} == {("sweep_block", 40)}
+    assert all(m.error <= 1 for m in run.measurements)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: lab.sweep("colour"), "size, block"),
+        (lambda: lab.sweep("block", rungs=["simd_row"]), "simd_blocked"),
+        (lambda: lab.sweep("block", sizes=[8, 16]), "one size"),
+        (lambda: lab.sweep("size", rungs=["nope"]), "'nope'"),
+    ],
+)
+def test_a_sweep_names_a_bad_argument(call, named):
+    with pytest.raises(ArgumentError, match=named):
+        call()
+
+
+SUITE = """
+rivals = ["numpy", "numpy_avx512"]
+[[product]]
+shapes = [[5, 6, 7]]
+dtype = ["f32", "bf16"]
+[[product]]
+shapes = [[5, 1, 7]]
+vector = true
+call = ["new"]
+[[product]]
+square = [9]
+dtype = ["i8"]
+out = "i32"
+batch = [3]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(SUITE)
+    return str(file)
+
+
+def test_bench_checks_and_times_each_product_beside_the_rivals(mine):
+    run = lab.bench([mine], rivals=["numpy"], seconds=0.02)
+    ours = [m for m in run.measurements if m.kernel == suites.OURS]
+    assert [(m.suite, m.m, m.n, m.k, m.dtype, m.out, m.batch) for m in ours] == [
+        ("mine", 5, 6, 7, "f32", "f32", 1),
+        ("mine", 5, 6, 7, "bf16", "bf16", 1),
+        ("mine", 5, 1, 7, "f32", "f32", 1),
+        ("mine", 9, 9, 9, "i8", "i32", 3),
+    ]
+    assert [m.refused for m in ours] == [""] * 4
+    assert all(m.checked and m.error <= 1 and m.versus["numpy"] > 0 for m in ours)
+    assert ours[2].case == "allocating"
+    assert sum(m.kernel == "numpy" for m in run.measurements) == 4
+    assert all(m.note for m in run.measurements if m.kernel == "numpy")
+
+
+def test_numpy_is_not_timed_twice_when_it_runs_the_same_kernels(mine, monkeypatch):
+    monkeypatch.setattr(session, "PeerProcess", SameKernels)
+    found = by_kernel(lab.bench([mine], seconds=0.02))
+    assert found["numpy_avx512"].refused.endswith("by default")
+    assert "numpy_avx512" not in found[suites.OURS].versus
+
+
+class SameKernels(session.PeerProcess):
+    """A rival that says the same of itself whatever its settings."""
+
+    def __init__(self, peer, threads):
+        super().__init__(peer, threads)
+        self.runs = "the same kernels"
+
+
+def test_bench_stores_each_product_as_it_is_measured(mine, tmp_path):
+    stored = []
+
+    def look(event):
+        file = record.path(tmp_path, record.machine().name)
+        stored.append(len(record.read(file)[0].measurements) if file.exists() else 0)
+
+    run = lab.bench([mine], rivals=["numpy"], seconds=0.02, store=tmp_path, on_event=look)
+    assert record.read(record.path(tmp_path, run.machine.name)) == (run,)
+    assert stored == sorted(stored)
+    assert stored[-1] == len(run.measurements) > stored[len(stored) // 2] > 0
+
+
+def test_a_product_that_is_refused_is_recorded_and_the_rest_goes_on(mine, monkeypatch):
+    real = suites._checked
+
+    def checked(work, given, threads):
+        if work.dtype == "bf16":
+            raise GemmeryError("no bfloat16 today")
+        return real(work, given, threads)
+
+    monkeypatch.setattr(suites, "_checked", checked)
+    ours = [m for m in lab.bench([mine], rivals=["numpy"], seconds=0.02).measurements if m.kernel == suites.OURS]
+    assert [m.refused for m in ours] == ["", "no bfloat16 today", "", ""]
+
+
+def test_more_threads_are_also_compared_with_one(mine, monkeypatch):
+    monkeypatch.setattr(suites.timing, "IDLE_SECONDS", 0.0)
+    before = suites.cpu_threads.get()
+    run = lab.bench([mine], rivals=["numpy"], threads=2, seconds=0.02)
+    ours = [m for m in run.measurements if m.kernel == suites.OURS]
+    assert all(m.threads == 2 and m.versus[suites.ONE_THREAD] > 0 for m in ours)
+    assert suites.cpu_threads.get() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"suites": ["nope"]}, "square_f32"),
+        ({"suites": ["absent.toml"]}, r"absent\.toml"),
+        ({"suites": ["small"], "rivals": ["goto"]}, "'goto'"),
+        ({"suites": ["small"], "seconds": 0}, "seconds"),
+    ],
+)
+def test_bench_names_a_bad_argument(options, named):
+    with pytest.raises(ArgumentError, match=named):
+        lab.bench(**options)
+
+
+def test_the_suites_of_the_checkout_are_found():
+    assert {"square_f32", "small", "first_call"} <= set(suites.suite_names())
+    assert suites.results_folder().parent.name == "benchmarks"
+
+
+def test_a_first_call_is_timed_in_new_processes(tmp_path):
+    file = tmp_path / "first.toml"
+    file.write_text('kind = "first_call"\nrivals = ["numpy"]\n[[product]]\nsquare = [8]')
+    found = by_kernel(lab.bench([str(file)], seconds=0.001))
+    assert set(found) == {first_call.COLD, first_call.WARM, "numpy"}
+    assert set(found[first_call.WARM].versus) == {first_call.COLD, "numpy"}
+    assert all(m.seconds > 0 for m in found.values())
+
+
+def test_a_first_call_fills_the_cache_it_is_given_and_no_other(monkeypatch, tmp_path):
+    mine, given = tmp_path / "mine", tmp_path / "given"
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(mine))
+    assert first_call.run(first_call._OURS, Work(8, 8, 8, "f32", "f32"), 1, str(given)) > 0
+    assert list(given.iterdir())
+    assert not mine.exists()
+
+
+def test_a_first_call_that_fails_says_why():
+    with pytest.raises(GemmeryError, match="ZeroDivisionError"):
+        first_call.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
+
+
+def findings():
+    return {finding.name: finding for finding in lab.doctor()}
+
+
+def test_the_doctor_looks_at_everything_and_gives_advice_for_what_is_wrong():
+    found = findings()
+    assert {"cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder"} <= set(found)
+    assert found["a product"].ok, found["a product"].advice
+    for finding in found.values():
+        assert finding.value
+        assert finding.ok or finding.advice
+
+
+def test_the_doctor_sees_variables_that_distort(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    finding = findings()["environment"]
+    assert not finding.ok
+    assert "OPENBLAS_CORETYPE=Haswell" in finding.value
+    assert "unset OPENBLAS_CORETYPE:" in finding.advice
+
+
+def test_the_doctor_accepts_a_thread_count(monkeypatch):
+    for name in config.distorting(peers.STEERING):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert findings()["environment"].ok
+
+
+def test_the_doctor_sees_a_cache_folder_that_others_can_write(monkeypatch, tmp_path):
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    finding = findings()["cache folder"]
+    assert not finding.ok
+    assert "chmod 700" in finding.advice
+    tmp_path.chmod(0o700)
+    assert findings()["cache folder"].ok
+
+
+def test_the_doctor_sees_more_threads_than_cores_and_values_that_are_none(monkeypatch):
+    monkeypatch.setenv("GEMMERY_NUM_THREADS", "4096")
+    assert not findings()["threads"].ok
+    monkeypatch.setenv("GEMMERY_NUM_THREADS", "many")
+    assert "'many'" in findings()["threads"].advice

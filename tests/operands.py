@@ -65,7 +65,7 @@ class Placed:
 
 
 def place(values: np.ndarray, name: str, layout: str = "C", one_for_all: bool = False) -> Placed:
-    """`values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first: a batch stride of 0."""
+    """`values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first (stride 0)."""
     batch, rows, columns = values.shape
     size = values.dtype.itemsize
     strides = {

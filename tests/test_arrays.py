@@ -1,0 +1,241 @@
+"""Views of memory: where it is, what cannot be used as it is, conversion and overlap."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gemmery import arrays, dtypes
+from gemmery.arrays import view
+from gemmery.errors import DeviceError, DTypeError, LayoutError
+
+pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+
+
+@pytest.mark.parametrize("row", dtypes.BY_NAME.values(), ids=lambda row: row.name)
+def test_every_served_type_has_its_name(row):
+    x = np.zeros((2, 3), ml_dtypes.bfloat16 if row.name == "bf16" else row.numpy)
+    found = view(x)
+    assert found[:4] == (x.ctypes.data, (2, 3), (3 * row.size, row.size), row.name)
+    assert found.writable
+    assert found.owner is x
+
+
+def test_strides_of_any_sign_and_broadcasting_are_kept():
+    x = np.zeros((4, 6))[::-2, ::3]
+    assert view(x).strides == (-96, 24)
+    assert view(x).pointer == x.ctypes.data
+    assert view(np.broadcast_to(np.zeros(3), (5, 3))).strides == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("obj", "word"),
+    [
+        (np.zeros((2, 2), bool), "bool"),
+        (np.zeros((2, 2), object), "object"),
+        (np.zeros((2, 2), np.longdouble), "longdouble|float128"),
+        (np.zeros((2, 2), np.clongdouble), "clongdouble|complex256"),
+        (np.array(["a"]), "str"),
+        (np.zeros(2, "M8[s]"), "datetime64"),
+        (np.zeros(2, [("x", "f4")]), "void"),
+        (np.zeros((2, 2), ml_dtypes.float8_e4m3fn), "float8"),
+        (None, "object"),
+        ("text", "str"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_other_types_are_refused_with_the_way_out(obj, word):
+    with pytest.raises(DTypeError, match=f"(?s)({word}).*float32.*convert with astype"):
+        view(obj)
+
+
+def test_foreign_byte_order_is_converted_and_not_written():
+    x = np.arange(6, dtype=">f4").reshape(2, 3)
+    found = view(x)
+    assert not found.writable
+    assert np.array_equal(found.owner, x)
+    assert found.owner.dtype == np.dtype("=f4")
+    assert found.pointer == found.owner.ctypes.data != x.ctypes.data
+
+
+def test_read_only_memory_says_so():
+    x = np.zeros((2, 2))
+    x.flags.writeable = False
+    assert not view(x).writable
+    assert not view(bytes(8)).writable
+    assert view(bytearray(8)).writable
+
+
+def test_a_masked_array_is_refused_and_a_matrix_is_served():
+    with pytest.raises(LayoutError, match="filled"):
+        view(np.ma.masked_array(np.zeros((2, 2)), mask=np.eye(2)))
+    x = np.matrix([[1.0, 2.0]])
+    assert view(x).pointer == x.ctypes.data
+
+
+def test_a_subclass_with_arithmetic_of_its_own_is_refused():
+    class Metres(np.ndarray):
+        def __array_ufunc__(self, *args, **options):
+            raise AssertionError
+
+    with pytest.raises(LayoutError, match=r"Metres.*asarray"):
+        view(np.zeros((2, 2)).view(Metres))
+
+
+def test_the_buffer_protocol():
+    x = array.array("d", [1.0, 2.0])
+    assert view(x)[1:4] == ((2,), (8,), "f64")
+    assert view(x).pointer == x.buffer_info()[0]
+    assert view(b"abc")[1:4] == ((3,), (1,), "u8")
+    assert view(memoryview(np.zeros((3, 4), np.float16)))[1:4] == ((3, 4), (8, 2), "f16")
+    assert view((ctypes.c_int32 * 3)())[1:4] == ((3,), (4,), "i32")
+
+
+def test_lists_are_arrays_of_their_own():
+    found = view([[1, 2], [3, 4]])
+    assert found[1:4] == ((2, 2), (16, 8), "i64")
+    assert not found.writable
+
+
+class Interface:
+    def __init__(self, x):
+        self.owner = x
+        self.__array_interface__ = x.__array_interface__
+
+
+def test_the_array_interface_is_read_in_place():
+    x = np.zeros((3, 4), np.float32)[:, ::2]
+    assert view(Interface(x))[:4] == view(x)[:4]
+    assert view(Interface(x)).writable
+
+
+class Capsule:
+    """An exporter of DLPack, of version 1 or of the one before."""
+
+    def __init__(self, x, old=False, device=(1, 0)):
+        self.x, self.old, self.device = x, old, device
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        if self.old:
+            if options:
+                raise TypeError("unexpected keyword argument")
+            return self.x.__dlpack__()
+        return self.x.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64", "int8", "uint64"])
+def test_dlpack_is_read_in_place(dtype):
+    x = np.zeros((4, 6), dtype)[1:, ::2]
+    assert view(Capsule(x))[:4] == view(x)[:4]
+    assert view(Capsule(x)).writable
+    assert view(Capsule(x, old=True))[:4] == view(x)[:4]
+
+
+def test_dlpack_that_is_read_only_or_cannot_say_is_not_written():
+    x = np.zeros((2, 3))
+    assert not view(Capsule(x, old=True)).writable
+    x.flags.writeable = False
+    assert not view(Capsule(x)).writable
+
+
+def test_the_memory_of_a_capsule_lives_as_long_as_the_view():
+    found = view(Capsule(np.full((300, 300), 7.0)))
+    others = [np.zeros((300, 300)) for _ in range(5)]
+    assert np.all(arrays._raw(found) == 7.0)
+    assert len(others) == 5
+
+
+@pytest.mark.parametrize("device", [(2, 0), (10, 1), (99, 0)])
+def test_memory_elsewhere_is_refused_with_the_way_out(device):
+    with pytest.raises(DeviceError, match=r"CUDA arrives later.*\.cpu\(\)"):
+        view(Capsule(np.zeros((2, 2)), device=device))
+
+    class OnlyCuda:
+        __cuda_array_interface__ = {}  # noqa: RUF012
+
+    with pytest.raises(DeviceError, match="cuda"):
+        view(OnlyCuda())
+
+
+def test_dlpack_of_types_that_are_not_served():
+    with pytest.raises(DTypeError, match="bool8"):
+        view(Capsule(np.zeros((2, 2), bool)))
+
+
+@pytest.mark.parametrize("target", ["f64", "f32", "f16", "bf16", "c64", "c128"])
+@pytest.mark.parametrize("source", ["f64", "f32", "f16", "bf16", "i8", "u64"])
+def test_conversion_rounds_as_numpy_does(source, target):
+    values = np.array([[0.0, 1.0, 100.0], [3.0, 77.0, 5.0]])
+    if dtypes.get(source).kind == "f":
+        values = np.concatenate((values, [[-0.0, 1 / 3, 2.0**-20], [np.inf, -np.inf, np.nan]]))
+    x = values.astype(arrays.numpy_dtype(source))[:, ::-1]
+    with np.errstate(over="ignore"):
+        expected = x.astype(arrays.numpy_dtype(target))
+    made = arrays.converted(view(x), target)
+    assert made.strides == arrays.contiguous(x.shape, dtypes.get(target).size)
+    as_numpy = arrays._raw(made).view(arrays.numpy_dtype(target))
+    assert np.array_equal(as_numpy.astype(np.complex128), expected.astype(np.complex128), equal_nan=True)
+
+
+def test_narrowing_to_bfloat16_rounds_to_even_like_ml_dtypes():
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32)
+    ties = (bits & np.uint32(0xFFFF0000)) | np.uint32(0x8000)
+    x = np.concatenate((bits, ties)).view(np.float32)
+    x = x[~np.isnan(x)]
+    with np.errstate(over="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16)
+    assert np.array_equal(arrays._raw(arrays.converted(view(x), "bf16")), expected.view(np.uint16))
+
+
+def test_store_casts_into_any_strides_and_nowhere_else():
+    x = np.zeros((5, 8), np.float16)
+    arrays.store(view(np.arange(6.0).reshape(3, 2)), view(x[1:4, 1::4]))
+    assert np.array_equal(x[1:4, 1::4], [[0, 1], [2, 3], [4, 5]])
+    assert np.count_nonzero(x) == 5
+
+
+def test_overlap_is_that_of_the_memory_spanned():
+    x = np.zeros((10, 10))
+    assert arrays.overlap(view(x[:5]), view(x[4:]))
+    assert not arrays.overlap(view(x[:5]), view(x[5:]))
+    assert arrays.overlap(view(x[::-1][:6]), view(x[4:5]))
+    assert not arrays.overlap(view(x[::-1][:5]), view(x[:5]))
+    assert not arrays.overlap(view(x[:0]), view(x))
+    assert arrays.same(view(x), view(x))
+    assert not arrays.same(view(x), view(x[:9]))
+
+
+def test_repeated_elements_are_seen():
+    x = np.zeros((4, 6))
+    for fine in (x, x.T, x[::-1, ::2], x[:0], np.zeros((1, 5)), x.reshape(2, 2, 6).transpose(2, 0, 1)):
+        assert not arrays.repeats(view(fine))
+    one = np.zeros((1, 6))
+    for shared in (np.broadcast_to(one, (4, 6)), np.lib.stride_tricks.sliding_window_view(x, 3, axis=1)):
+        assert arrays.repeats(view(shared))
+
+
+def test_a_result_has_the_kind_of_the_first_operand_that_is_not_plain():
+    plain, buffer, matrix = np.zeros(2), memoryview(bytes(2)), np.matrix([[1.0]])
+    assert arrays.kind(plain, buffer) is buffer
+    assert arrays.kind([1], plain) is not buffer
+    assert arrays.kind(matrix, buffer) is matrix
+    made, its_view = arrays.empty(buffer, (2, 3), "f32")
+    assert its_view[1:4] == ((2, 3), (12, 4), "f32")
+    assert isinstance(arrays.wrap(buffer, made), memoryview)
+    assert isinstance(arrays.wrap(matrix, made), np.matrix)
+    assert arrays.wrap(plain, made) is made
+    assert type(arrays.wrap(plain, np.zeros((), "f4"))) is np.float32
+
+
+def test_bfloat16_in_numpy_needs_ml_dtypes(monkeypatch):
+    monkeypatch.delitem(arrays.sys.modules, "ml_dtypes")
+    with pytest.raises(DTypeError, match="import ml_dtypes"):
+        arrays.numpy_dtype("bf16")
+    assert arrays.scratch((2, 2), "bf16").strides == (4, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery import dtypes
-from gemmery.cpu import build
+from gemmery.cpu import build, gemv
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
@@ -29,6 +29,12 @@ def _rows(problem: Problem) -> str:
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so C's elements must be adjacent along rows or columns"
+    return build.packed_refuses(problem)
+
+
+def _gemv(problem: Problem) -> str:
+    if problem.m != 1 and problem.n != 1:
+        return f"it multiplies a matrix by one vector, and neither m nor n is 1 in {problem.m} x {problem.n}"
     return build.packed_refuses(problem)
 
 
@@ -75,5 +81,15 @@ CPU = (
         refuses=_packed,
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+    ),
+    Rung(
+        name="gemv",
+        idea="one vector: A is read once, in the order it lies, several rows or columns at a time",
+        parent="simd_row",
+        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        refuses=_gemv,
+        build=gemv.build,
+        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192)},
+        default={"mc": 4096, "kc": 4096},
     ),
 )

@@ -1,0 +1,124 @@
+"""GEMV on the CPU: every element type and layout, against the reference, between guard zones."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fences import at_page_end, survives
+from gemmery import verify
+from gemmery.arrays import view
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+from operands import LAYOUTS, place, random
+
+RUNG = find(CPU, "gemv")
+SMALL = {"mc": 24, "kc": 40}  # several blocks in small products
+SHAPES = [(0, 5), (5, 0), (1, 1), (1, 131), (7, 3), (8, 16), (31, 65), (67, 33), (129, 97)]
+EVERY = (*LAYOUTS, "strided F", "thirds")
+
+
+def multiply(a, b, c, config=RUNG.default, epilogue="", **options):
+    """Run the rung on what `place` gives, and see that nothing else changed."""
+    (_, m, k), n = a.array.shape, b.array.shape[2]
+    RUNG.build(Problem(m, n, k, a.name, c.name, epilogue=epilogue), config)(a.view, b.view, c.view, **options)
+    assert a.untouched()
+    assert b.untouched()
+    assert c.untouched_around()
+    return c.array[0]
+
+
+def vector(k, dtype, layout="C", seed=1):
+    return place(random((1, k, 1), dtype, seed), dtype, layout)
+
+
+@pytest.mark.parametrize("layout", EVERY)
+@pytest.mark.parametrize("dtype", RUNG.dtypes)
+def test_a_column_and_a_row_in_every_layout(dtype, layout):
+    for (m, k), config in itertools.product(SHAPES, (RUNG.default, SMALL)):
+        a, x = place(random((1, m, k), dtype, 0), dtype, layout), vector(k, dtype)
+        y = vector(m, dtype, seed=2)
+        verify.require(multiply(a, x, y, config), a.array[0], x.array[0])
+        x, b = place(random((1, 1, m), dtype, 1), dtype), place(random((1, m, k), dtype, 0), dtype, layout)
+        y = place(random((1, 1, k), dtype, 2), dtype)
+        verify.require(multiply(x, b, y, config), x.array[0], b.array[0])
+
+
+@pytest.mark.parametrize("x_layout", ["C", "strided", "thirds", "reversed", "padded", "misaligned"])
+@pytest.mark.parametrize("y_layout", ["C", "strided", "thirds", "reversed", "padded", "misaligned"])
+def test_vectors_of_any_stride(x_layout, y_layout):
+    a, x, y = place(random((1, 37, 53), "f32", 0), "f32"), vector(53, "f32", x_layout), vector(37, "f32", y_layout, 2)
+    old = y.array[0].copy()
+    result = multiply(a, x, y, alpha=-0.5, beta=2.0)
+    verify.require(result, a.array[0], x.array[0], alpha=-0.5, beta=2.0, c=old)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("i8", "i32"), ("u16", "u64")]
+)
+def test_a_wider_result(dtype, out):
+    a, x, y = place(random((1, 33, 45), dtype, 0), dtype), vector(45, dtype), vector(33, out, seed=2)
+    verify.require(multiply(a, x, y), a.array[0], x.array[0])
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["C", "F", "thirds"])
+def test_beta_zero_does_not_read_y(dtype, layout):
+    a, x, y = place(random((1, 21, 19), dtype, 0), dtype, layout), vector(19, dtype), vector(21, dtype)
+    y.array[...] = np.nan
+    verify.require(multiply(a, x, y, alpha=2.0), a.array[0], x.array[0], alpha=2.0)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "i8"])
+@pytest.mark.parametrize("layout", ["C", "thirds"])
+def test_alpha_and_beta(dtype, layout):
+    a, x, y = place(random((1, 70, 19), dtype, 0), dtype), vector(19, dtype), vector(70, dtype, layout, 2)
+    old = y.array[0].copy()
+    verify.require(multiply(a, x, y, alpha=3, beta=-2), a.array[0], x.array[0], alpha=3, beta=-2, c=old)
+
+
+@pytest.mark.parametrize("layout", ["C", "reversed"])
+def test_bias_and_activation(layout):
+    x, b = place(random((1, 1, 5), "f32", 1), "f32"), place(random((1, 5, 70), "f32", 0), "f32", layout)
+    y = place(random((1, 1, 70), "f32", 2), "f32", layout)
+    bias = random((70,), "f32", 3)
+    result = multiply(x, b, y, epilogue="bias+relu", bias=view(bias))
+    verify.require(result, x.array[0], b.array[0], bias=bias, activation="relu")
+    assert np.any(result == 0)
+    result = multiply(x, b, y, epilogue="bias", bias=view(np.broadcast_to(bias[:1], 70)))
+    verify.require(result, x.array[0], b.array[0], bias=bias[:1])
+
+
+def test_the_bias_of_a_column_is_one_number():
+    a, x, y = place(random((1, 40, 5), "f32", 0), "f32"), vector(5, "f32"), vector(40, "f32")
+    bias = np.array([3.0, np.nan], "f4")
+    verify.require(multiply(a, x, y, epilogue="bias", bias=view(bias[:1])), a.array[0], x.array[0], bias=bias[:1])
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 63])
+def test_nothing_past_the_last_element_is_read(step, columns):
+    stored = at_page_end(random((9, step * (columns - 1) + 1), "f32", 0))
+    a, x = stored[None, :, ::step], at_page_end(random((1, columns, 1), "f32", 1))
+    y = at_page_end(np.zeros((1, 9, 1), "f4"))
+    kernel = RUNG.build(Problem(9, 1, columns, "f32", "f32"), RUNG.default)
+    assert survives(lambda: kernel(view(a), view(x), view(y)))
+    x, y = at_page_end(random((1, 1, 9), "f32", 1)), at_page_end(np.zeros((1, 1, columns), "f4"))
+    kernel = RUNG.build(Problem(1, columns, 9, "f32", "f32"), RUNG.default)
+    assert survives(lambda: kernel(view(x), view(a), view(y)))
+
+
+def test_an_element_is_summed_in_one_order_wherever_it_lies():
+    values, x = random((1, 23, 301), "f32", 0), vector(301, "f32")
+    whole = multiply(place(values, "f32"), x, vector(23, "f32"))
+    for i in range(23):
+        assert multiply(place(values[:, i : i + 1], "f32"), x, vector(1, "f32"))[0] == whole[i]
+
+
+def test_what_it_refuses():
+    assert "one vector" in RUNG.refuses(Problem(2, 2, 2, "f32", "f32"))
+    assert "wider type of the same kind" in RUNG.refuses(Problem(2, 1, 2, "f32", "f16"))
+    assert RUNG.refuses(Problem(2, 1, 2, "f32", "f32")) == ""

@@ -214,7 +214,16 @@ def test_overlap_is_that_of_the_memory_spanned():
 
 def test_repeated_elements_are_seen():
     x = np.zeros((4, 6))
-    for fine in (x, x.T, x[::-1, ::2], x[:0], np.zeros((1, 5)), x.reshape(2, 2, 6).transpose(2, 0, 1)):
+    for fine in (
+        x,
+        x.T,
+        x[::-1, ::2],
+        x[:0],
+        np.zeros((1, 5)),
+        np.zeros((0, 3)),
+        np.broadcast_to(0.0, (0, 4)),
+        x.reshape(2, 2, 6).transpose(2, 0, 1),
+    ):
         assert not arrays.repeats(view(fine))
     one = np.zeros((1, 6))
     for shared in (np.broadcast_to(one, (4, 6)), np.lib.stride_tricks.sliding_window_view(x, 3, axis=1)):

@@ -164,6 +164,8 @@ def overlap(x: View, y: View) -> bool:
 
 def repeats(x: View) -> bool:
     """True unless each element of x plainly has memory of its own: no stride within a smaller dimension's span."""
+    if 0 in x.shape:
+        return False
     span = dtypes.get(x.dtype).size
     for stride, length in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
         if stride < span:

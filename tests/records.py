@@ -34,6 +34,7 @@ RUNGS = (
     rung("simd_blocked", "the same inside square blocks that fit a cache", "simd_row"),
     rung("packed", "a register tile of C, panels packed in the order they are read, five loops", "simd_blocked"),
     rung("packed_threaded", "the same over the cores", "packed"),
+    rung("gemv", "one vector: A is read once, in the order it lies", None),
     rung("strassen", "fewer multiplications: seven products of halves instead of eight", "packed"),
 )
 
@@ -66,6 +67,7 @@ def measurement(suite, kernel, n, gflops, **more):
     return replace(row, **more)
 
 
+SQUARE = tuple(r for r in RUNGS if r.name != "gemv")
 SPEEDS = {
     512: (1.07, 3.5, 17.1, 14.2, 103.4, 196.0, 0.0, 99.7, 190.0),
     1024: (0.51, 3.1, 13.8, 14.9, 105.9, 205.1, 101.2, 104.2, 199.0),
@@ -76,8 +78,8 @@ SPEEDS = {
 def ladder():
     found = []
     for n, (*own, numpy, numpy_threaded) in SPEEDS.items():
-        by_name = dict(zip([r.name for r in RUNGS], own, strict=True))
-        for r in RUNGS:
+        by_name = dict(zip([r.name for r in SQUARE], own, strict=True))
+        for r in SQUARE:
             threaded = r.name == "packed_threaded"
             speed = by_name[r.name]
             versus = {"numpy": speed / (numpy_threaded if threaded else numpy)}
@@ -91,6 +93,11 @@ def ladder():
             found.append(measurement("ladder", r.name, n, speed, **more))
         found.append(measurement("ladder", "numpy", n, numpy))
         found.append(measurement("ladder", "numpy", n, numpy_threaded, threads=2))
+        for kernel, speed in (("gemv", 10.2), ("numpy", 9.9)):
+            flops, moved = 2 * n * n, 4 * (n * n + 2 * n)
+            found.append(
+                measurement("ladder", kernel, n, speed, m=1, flops=flops, bytes=moved, seconds=flops / speed / 1e9)
+            )
     return Run(MACHINE, STARTED, tuple(found))
 
 

@@ -117,6 +117,16 @@ def test_the_table_fits_its_terminal(run, width):
     assert "…" not in text
 
 
+def test_what_is_not_square_has_a_table_of_its_own():
+    *squares, others = sheet.sheets(RUNS["ladder"], records.RUNGS)
+    assert [s.title for s in squares] == ["n = 512, f32", "n = 1024, f32", "n = 2048, f32"]
+    assert others.title == "Other shapes, f32"
+    assert [[cell.text for cell in r[:1] + r[2:7]] for r in others.rows][:2] == [
+        ["gemv", "1 × 512 × 512", "0.0514", "10.2", "20.5", "1.03×"],
+        ["NumPy", "1 × 512 × 512", "0.0530", "9.90", "19.9", ""],
+    ]
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_ladder_in_a_terminal(width):
     text = shown(RUNS["ladder"], width)
@@ -232,7 +242,7 @@ def test_the_bars_are_as_long_as_the_rates():
         r'<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+)[^"]*"[^>]*style="fill: var\(--(?:accent|soft)\)', plot.svg
     )
     lengths = [float(right) - float(left) for left, right in paths]
-    rates = records.SPEEDS[2048][: len(records.RUNGS)]
+    rates = records.SPEEDS[2048][: len(records.SQUARE)]
     assert len(lengths) == len(rates)
     assert lengths == pytest.approx([rate * lengths[5] / rates[5] for rate in rates], rel=1e-3, abs=1e-2)
 

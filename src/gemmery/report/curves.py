@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gemmery.bench.record import Machine, Measurement
 from gemmery.report import words
-from gemmery.report.sheet import OWN, side
+from gemmery.report.sheet import OWN, is_square, side
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
 
 LABEL = 15  # height of one line of labels
@@ -19,7 +19,7 @@ LABEL = 15  # height of one line of labels
 
 def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
     """Rate against n, a line for each kernel, with the sizes at which three matrices fill each cache."""
-    ran = [m for m in measurements if m.seconds]
+    ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
         return None
     with axes(460) as on:
@@ -43,7 +43,7 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
 
 def seconds(measurements: Sequence[Measurement]) -> Plot | None:
     """Time against n: on logarithmic axes every algorithm of n**3 operations is a line of one slope."""
-    ran = [m for m in measurements if m.seconds]
+    ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
         return None
     with axes(420) as on:
@@ -111,9 +111,8 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         on.set(xlabel="operations for every byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for threads, (peak, bandwidth) in sorted(roofs.items()):
-            _roof(on, peak, bandwidth, words.cores(threads) if len(roofs) > 1 else "", threads == min(roofs))
-        largest = max(m.flops for m in ran)
-        _points(on, ran, [m for m in ran if m.flops == largest] if suite == "ladder" else [])
+            _roof(on, peak, bandwidth, words.cores(threads) if len(roofs) > 1 else "", threads < max(roofs))
+        _points(on, ran, _last(ran) if suite == "ladder" else [])
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "What a product could reach: the slope is the measured memory bandwidth, the flat part the measured peak. A "
@@ -122,16 +121,16 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 
 
-def _roof(on: Axes, peak: float, bandwidth: float, whose: str, lowest: bool) -> None:
-    """The slope and the flat part, named along their lines: the lowest roof below, any other above."""
+def _roof(on: Axes, peak: float, bandwidth: float, whose: str, below: bool) -> None:
+    """The slope and the flat part, named along their lines, above them or below."""
     left, right = on.get_xlim()
     ridge = peak / bandwidth
     on.plot([left, ridge, right], [left * bandwidth, peak, peak], color=INK, linewidth=1.5, zorder=3)
     suffix = f", {whose}" if whose else ""
-    away, align = (-6, "top") if lowest else (5, "bottom")
+    away, align = (-6, "top") if below else (5, "bottom")
     on.annotate(f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), textcoords="offset points", va=align)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * bandwidth), (ridge, peak)])
-    middle = math.sqrt(left * ridge)
+    middle = left * (ridge / left) ** 0.35
     on.annotate(
         f"memory {words.digits(bandwidth)} GB/s{suffix}",
         (middle, middle * bandwidth),
@@ -144,15 +143,23 @@ def _roof(on: Axes, peak: float, bandwidth: float, whose: str, lowest: bool) -> 
     )
 
 
+def _last(ran: Iterable[Measurement]) -> list[Measurement]:
+    """Each kernel at the largest problem it ran."""
+    found: dict[tuple[str, int], Measurement] = {}
+    for m in sorted(ran, key=lambda m: m.flops):
+        found[m.kernel, m.threads] = m
+    return list(found.values())
+
+
 def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement]) -> None:
     """A point for each measurement; those of `named` have their names beside them."""
     colours = _colours(m.kernel for m in ran)
     for m in ran:
         on.plot(m.flops / m.bytes, m.gflops, "o", color=colours[m.kernel], alpha=1 if m in named or not named else 0.45)
-    if named:
-        x = named[0].flops / named[0].bytes
-        names = _names(named)
-        _labels(on, [(names[m.kernel, m.threads], m.gflops, colours[m.kernel]) for m in named], x)
+    names = _names(named)
+    for x in {m.flops / m.bytes for m in named}:
+        column = [m for m in named if m.flops / m.bytes == x]
+        _labels(on, [(names[m.kernel, m.threads], m.gflops, colours[m.kernel]) for m in column], x)
 
 
 def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float]) -> None:

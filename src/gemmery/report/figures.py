@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import OWN, Group, groups, speedup
+from gemmery.report.sheet import OWN, Group, groups, largest, speedup
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 
 ROW = 52  # height of one rung in the bars
@@ -28,8 +28,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         ran = [m for m in run.measurements if m.suite == suite and (m.seconds or m.refused)]
         if suite == "ladder":
-            by_size = groups(ran, rungs)
-            found += [bars(by_size[-1], rungs), curves(ran, run.machine), roofline(ran, suite)]
+            found += [bars(largest(groups(ran, rungs)), rungs), curves(ran, run.machine), roofline(ran, suite)]
         elif suite == "sweep_size":
             found += [curves(ran, run.machine), seconds(ran)]
         elif suite == "sweep_block":

@@ -10,7 +10,7 @@ from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.figures import figures
-from gemmery.report.sheet import IDEA, Cell, Group, Sheet, groups, sheets, speedup
+from gemmery.report.sheet import IDEA, Cell, Group, Sheet, groups, largest, sheets, speedup
 from gemmery.report.svg import Plot, variables
 
 PROTOCOL = """
@@ -72,10 +72,11 @@ def _head(run: Run) -> str:
 def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
     """The few figures that say it all, of the largest problem of a ladder."""
     ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
-    ran = [m for m in ladder[-1].rungs if m.seconds] if ladder else []
+    group = largest(ladder) if ladder else Group((), ())
+    ran = [m for m in group.rungs if m.seconds]
     if not ran:
         return ""
-    group, best = ladder[-1], max(ran, key=lambda m: m.gflops)
+    best = max(ran, key=lambda m: m.gflops)
     tiles = [(f"{words.digits(best.gflops)}", f"{words.rate(best)} by {best.kernel}")]
     if part := words.share(best):
         tiles.append((words.percent(part), f"of the measured peak, {words.digits(best.peak_gflops)}"))
@@ -139,7 +140,7 @@ def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
         gave = f"Against {rung.parent}: {', '.join(stated)}." if stated else ""
     else:
         stated = [f"{_time(m)} at {words.shape(m)}" for _, m in own if m.seconds]
-        gave = f"The first rung: {', '.join(stated)}." if stated else "The first rung."
+        gave = f"{', '.join(stated)}." if stated else ""
     configs = {f"{key} {value}" for _, m in own for key, value in m.config.items()}
     with_ = f" With {', '.join(sorted(configs))}." if configs else ""
     idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])

@@ -53,11 +53,11 @@ class Group:
 
 
 def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[Group, ...]:
-    """Measurements by problem, the smallest first."""
+    """Measurements by problem: square ones first, the smallest first."""
     order = {rung.name: index for index, rung in enumerate(rungs)}
     found: dict[tuple[object, ...], list[Measurement]] = {}
     for m in measurements:
-        found.setdefault((m.m * m.n * m.k * m.batch, m.m, m.n, m.k, m.dtype, m.out), []).append(m)
+        found.setdefault((not is_square(m), m.flops, m.m, m.n, m.k, m.dtype, m.out), []).append(m)
     return tuple(
         Group(
             tuple(sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])),
@@ -65,6 +65,16 @@ def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[
         )
         for _, same in sorted(found.items())
     )
+
+
+def largest(found: Sequence[Group]) -> Group:
+    """The group with the most operations: what a summary speaks of."""
+    return max(found, key=lambda group: group.one.flops)
+
+
+def is_square(measurement: Measurement) -> bool:
+    """True for one product of square matrices."""
+    return measurement.m == measurement.n == measurement.k and measurement.batch == 1
 
 
 def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
@@ -89,7 +99,10 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         of_suite = [m for m in run.measurements if m.suite == suite]
         if suite == "ladder":
-            found += [_ladder(group, rungs, run.machine) for group in groups(of_suite, rungs)]
+            by_problem = groups(of_suite, rungs)
+            found += [_ladder(group, rungs, run.machine) for group in by_problem if is_square(group.one)]
+            others = [group for group in by_problem if not is_square(group.one)]
+            found += [_others(others, rungs)] if others else []
         elif suite == "sweep_size":
             found.append(_sizes(of_suite))
         elif suite == "sweep_block":
@@ -100,44 +113,77 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
-    """The peaks that were measured in the same run: "peak 116 GFLOP/s on 1 thread"."""
-    peaks = {m.threads: m for m in measurements if m.peak_gflops}
-    stated = [f"{words.digits(m.peak_gflops)} {words.rate(m)} on {words.cores(t)}" for t, m in sorted(peaks.items())]
-    return f"measured peak {', '.join(stated)}" if stated else ""
+    """Peak and bandwidth as measured in the same run, for each number of threads."""
+    stated = []
+    for threads, m in sorted({m.threads: m for m in measurements if m.peak_gflops}.items()):
+        peak = f"{words.digits(m.peak_gflops)} {words.rate(m)}"
+        stated.append(f"{peak} and {words.digits(m.bandwidth_gbs)} GB/s on {words.cores(threads)}")
+    return f"measured limits: {'; '.join(stated)}" if stated else ""
 
 
 def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
     """One problem: every rung, then NumPy."""
     by_name = {rung.name: rung for rung in rungs}
-    rate = words.rate(group.one)
-    head = ("rung", IDEA, "ms", rate, "% of peak", "× parent", "× NumPy", "error/bound")
+    head = ("rung", IDEA, "ms", words.rate(group.one), "% of peak", "× parent", "× NumPy", "error/bound")
     best = max((m.gflops for m in group.all), default=0.0)
     rows, notes = [], []
     for m in (*group.rungs, *group.rivals):
         rung = by_name.get(m.kernel)
-        name = Cell(_name(m, group), tone="best" if m.gflops == best and m.seconds else "")
+        name = _name(m, group)
         idea = Cell(rung.idea if rung else m.note or machine.blas, tone="faint")
         if m.refused:
-            rows.append((Cell(name.text, tone="faint"), idea, Cell("not run", tone="faint"), *[Cell("")] * 5))
-            notes.append(f"{name.text} did not run: {m.refused}")
+            rows.append((Cell(name, tone="faint"), idea, Cell("not run", tone="faint"), *[Cell("")] * 5))
+            notes.append(f"{name} did not run: {m.refused}")
             continue
         over_parent = speedup(m, rung.parent, group) if rung and rung.parent else None
         rows.append(
             (
-                name,
+                Cell(name, tone="best" if m.gflops == best else ""),
                 idea,
                 Cell(words.digits(m.seconds * 1e3)),
                 Cell(words.digits(m.gflops)),
                 Cell(words.percent(words.share(m)), bar=words.share(m)),
-                Cell(words.times(*over_parent) if over_parent else ""),
+                Cell(words.times(*(over_parent or (None,)))),
                 Cell(words.times(*(speedup(m, "numpy", group) or (None,)))),
                 error(m),
             )
         )
-        notes += [f"{name.text}: {m.note}"] if rung and m.note else []
+        notes += [f"{name}: {m.note}"] if rung and m.note else []
     title = f"{words.shape(group.one)}, {words.types(group.one)}"
-    stated = limits((*group.rungs, *group.rivals))
-    return Sheet(title, head, tuple(rows), tuple(filter(None, [stated, *dict.fromkeys(notes)])))
+    return Sheet(title, head, tuple(rows), _notes((*group.rungs, *group.rivals), notes))
+
+
+def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
+    """Problems that are not square, as vectors: by what they read as much as by what they compute."""
+    ideas = {rung.name: rung.idea for rung in rungs}
+    head = ("rung", IDEA, "shape", "ms", words.rate(found[0].one), "GB/s", "× NumPy", "error/bound")
+    rows, notes = [], []
+    for group in found:
+        for m in (*group.rungs, *group.rivals):
+            name, idea = Cell(_name(m, group)), Cell(ideas.get(m.kernel, m.note), tone="faint")
+            if m.refused:
+                rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 4))
+                notes.append(f"{name.text} did not run at {words.shape(m)}: {m.refused}")
+                continue
+            rows.append(
+                (
+                    name,
+                    idea,
+                    Cell(words.shape(m)),
+                    Cell(words.digits(m.seconds * 1e3)),
+                    Cell(words.digits(m.gflops)),
+                    Cell(words.digits(m.bytes / m.seconds / 1e9)),
+                    Cell(words.times(*(speedup(m, "numpy", group) or (None,)))),
+                    error(m),
+                )
+            )
+    measured = [m for group in found for m in group.all]
+    return Sheet(f"Other shapes, {words.types(found[0].one)}", head, tuple(rows), _notes(measured, notes))
+
+
+def _notes(measurements: Iterable[Measurement], notes: Iterable[str]) -> tuple[str, ...]:
+    """The limits measured beside them, then each note once."""
+    return tuple(filter(None, dict.fromkeys([limits(measurements), *notes])))
 
 
 def _name(measurement: Measurement, group: Group) -> str:
@@ -167,7 +213,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Sheet:
     notes = [f"{m.kernel} at n = {m.n} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.rate(one)} against n, {words.types(one)}"
     head = ("n", *(words.kernel(kernel) for kernel in kernels))
-    return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
+    return Sheet(title, head, tuple(rows), _notes(measurements, notes))
 
 
 def _rate(measurement: Measurement | None, best: float) -> Cell:
@@ -211,7 +257,7 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     head = ("block", "three blocks", "fit in", "ms", words.rate(one), "% of peak")
     notes = [f"block {m.config.get('block', '')} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.shape(one)}, {words.types(one)}"
-    return Sheet(title, head, tuple(rows), tuple(filter(None, [limits(measurements), *notes])))
+    return Sheet(title, head, tuple(rows), _notes(measurements, notes))
 
 
 def _suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
@@ -243,8 +289,9 @@ def _suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
                 )
             )
         head = ("product", "time", words.rate(shown[0]), "% of peak", "GB/s", *(f"× {words.kernel(r)}" for r in rivals))
-        notes = list(filter(None, [limits(shown), *notes]))
-        found.append(Sheet(f"{suite.replace('_', ' ')}, {words.cores(threads)}", head, tuple(rows), tuple(notes)))
+        found.append(
+            Sheet(f"{suite.replace('_', ' ')}, {words.cores(threads)}", head, tuple(rows), _notes(shown, notes))
+        )
     return found
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gemmery import dtypes
+from gemmery.cpu.build import upright
+from gemmery.cpu.target import Target, host
 from gemmery.errors import RefusedError
 from gemmery.ladder.cpu import CPU
-from gemmery.ladder.rung import Config, Kernel, Rung, find
+from gemmery.ladder.rung import Config, Kernel, Rung
 from gemmery.problem import Problem
 
 
@@ -21,15 +24,54 @@ class Plan:
     reason: str
 
 
+_RUNGS = {rung.name: rung for rung in CPU}
+
+
 @lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The rung that runs this problem.
+    """The rung that runs this problem: the first that takes it of those that suit it, best first.
 
-    Raises RefusedError, with the rung's reason, for a problem that no rung takes.
+    Raises RefusedError, with each rung's reason, for a problem that no rung takes.
     """
-    rung = find(CPU, "packed")
-    refusal = rung.refuses(problem)
-    if refusal:
-        raise RefusedError(f"{rung.name} refuses {problem}: {refusal}")
-    config = rung.default
-    return Plan(rung, config, rung.build(problem, config), "packed panels read in order reach the FMA peak")
+    refusals = []
+    for name, reason in _suited(problem, host()):
+        rung = _RUNGS[name]
+        refusal = "" if problem.dtype in rung.dtypes else f"it does not serve {problem.dtype}"
+        refusal = refusal or rung.refuses(problem)
+        if not refusal:
+            return Plan(rung, rung.default, rung.build(problem, rung.default), reason)
+        refusals.append(f"{name}: {refusal}")
+    raise RefusedError(f"no rung takes {problem}: {'; '.join(refusals)}")
+
+
+# B beyond this many times L2 is not read well where it lies: a tile that runs down k jumps a row a step.
+_DIRECT_B = 2
+# Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
+# streamed, 98 packed; see docs/findings.md.
+_STREAMED_ROWS = 160
+# A product of small depth is bound by writing C, where the packed tiles' prefetch of C pays.
+_SHALLOW = 128
+
+
+def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
+    """Rungs worth asking for a problem, best first, each with the reason in words."""
+    p = upright(problem)
+    size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
+    b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
+    choices = []
+    if p.m == 1 or p.n == 1:
+        choices.append(("gemv", "one operand is a vector: the matrix is read once, at the bandwidth of memory"))
+    if c_bytes > 4 * l2 and p.k <= _SHALLOW:
+        choices.append(
+            ("packed", f"C is {c_bytes >> 20} MiB and k only {p.k}: writing C decides, and packed prefetches it")
+        )
+    if b_bytes <= _DIRECT_B * l2:
+        choices.append(("direct", f"B is {_size(b_bytes)} and stays in cache: packing would cost more than it saves"))
+    elif p.m <= _STREAMED_ROWS:
+        choices.append(("streamed", f"{p.m} rows against a B of {_size(b_bytes)}: B is read once instead of packed"))
+    choices.append(("packed", f"B is {_size(b_bytes)}: panels packed in the order they are read reach the FMA peak"))
+    return choices
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 20 else f"{count / 1024:.1f} KiB"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmery import dtypes
+
+_FLIPPED = {"row": "col", "col": "row", "any": "any"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,17 @@ class Problem:
     epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
+
+    def transposed(self) -> Problem:
+        """The same product as C' = B' A'."""
+        return replace(
+            self,
+            m=self.n,
+            n=self.m,
+            a_layout=_FLIPPED[self.b_layout],
+            b_layout=_FLIPPED[self.a_layout],
+            c_layout=_FLIPPED[self.c_layout],
+        )
 
     @property
     def flops(self) -> int:

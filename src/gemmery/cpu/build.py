@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gemmery import dtypes
+from gemmery.cpu import direct as unpacked
 from gemmery.cpu import jit, loops, simple
+from gemmery.cpu import streamed as streams
 from gemmery.cpu.epilogue import ACTIVATIONS
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
-from gemmery.cpu.ukernel import Product, shape
+from gemmery.cpu.ukernel import Product, Shape, shape
 from gemmery.problem import Problem
 
 Config = Mapping[str, int]
@@ -35,20 +38,28 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
     return build
 
 
-_PACKED = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"}
-
-
 def product(target: Target, problem: Problem) -> Product:
     """How a problem is packed and accumulated on a target."""
     bias, activation = epilogue(problem)
-    out = dtypes.get(problem.out)
-    if dtypes.get(problem.dtype).kind == "f":
-        element = "double" if problem.out == "f64" else _PACKED[problem.dtype]
-        if problem.dtype == "bf16" and element == "float" and target.has_bf16_dot:
-            return Product("bf16", problem.out, "bfloat", "float", 2, "dot_bf16", activation, bias)
-        return Product(problem.dtype, problem.out, element, element, activation=activation, bias=bias)
-    element = "i16" if out.size == 1 else out.llvm
-    return Product(problem.dtype, problem.out, element, element, bias=bias)
+    packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out)
+    return Product(problem.dtype, problem.out, packed, accumulator, group, step, activation, bias)
+
+
+def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
+    """(element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`."""
+    inside, result = dtypes.get(dtype), dtypes.get(out)
+    if inside.kind in "fc":
+        if dtype == "bf16" and out != "f64" and target.has_bf16_dot:
+            return "bfloat", "float", 2, "dot_bf16"
+        element = "double" if result.llvm == "double" else "float"
+        return element, element, 1, "fma"
+    if inside.size == 1 and target.has_vnni:
+        return "i8", "i32", 4, "dot_i8"
+    # Bytes are exact as signed 16-bit numbers; unsigned 16-bit ones are, modulo 2**16, what signed ones are.
+    if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "i32" or result.size == 2))):
+        return "i16", "i32", 2, "dot_i16"
+    element = "i16" if result.size == 1 else result.llvm
+    return element, element, 1, "fma"
 
 
 def epilogue(problem: Problem) -> tuple[bool, str]:
@@ -65,8 +76,8 @@ def packed_refuses(problem: Problem) -> str:
         return f"its result is {inside.name} or a wider type of the same kind, not {out.name}"
     if activation and activation not in ACTIVATIONS:
         return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
-    if activation and out.kind != "f":
-        return f"activations are for floating-point results, not {out.name}"
+    if activation and out.kind != "f" and (activation != "relu" or out.kind == "c"):
+        return f"{activation} is for real floating-point results, not {out.name}: apply it after the product"
     if problem.epilogue and problem.c_layout == "col":
         return "its epilogue runs along rows of C, so C must be row-major"
     return ""
@@ -79,14 +90,25 @@ def packed(problem: Problem, config: Config) -> Launch:
     sizes = tile(target)
     found = jit.load(target, f"packed_{made.name}", lambda: loops.packed(target, made))
     register = shape(target, made)
-    mc, kc, nc = (config.get(name, getattr(sizes, name)) for name in ("mc", "kc", "nc"))
+    mc, kc, nc = (
+        config.get(name, size) for name, size in (("mc", sizes.mc), ("kc", sizes.kc * made.group), ("nc", sizes.nc))
+    )
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = even(k, kc, made.group)
-        tall, wide = even(m, mc, register.mr), even(n, nc, register.nr)
+        deep = even(k * made.parts, kc, made.group * made.parts)
+        tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
         return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, m, tall, deep, wide))
 
-    return Launch(found["packed"], made.accumulator, dtypes.get(problem.out).size, blocks)
+    unit = Unit(register.mr, register.nr // made.parts, _step(register) * made.parts / made.group, _PACK, sizes.nc)
+    return Launch(found["packed"], made.scalar, dtypes.get(problem.out).size, blocks, unit=unit)
+
+
+_PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
+
+
+def _step(register: Shape) -> float:
+    """ns of one step of a register tile: two multiply-adds a cycle at 3 GHz."""
+    return register.mr * register.nv / 6
 
 
 def even(total: int, block: int, unit: int) -> int:
@@ -97,3 +119,50 @@ def even(total: int, block: int, unit: int) -> int:
     count = max(1, -(-total // block))
     each = -(-total // count)
     return max(unit, -(-each // unit) * unit)
+
+
+def direct_refuses(problem: Problem) -> str:
+    """Why the kernels without packing cannot run a problem; "" when they can."""
+    p = upright(problem)
+    if p.out != p.dtype:
+        return f"it sums in C itself, so C must be {p.dtype}, not {p.out}"
+    if p.epilogue:
+        return "it has no epilogue; packed has"
+    if p.b_layout != "row" or p.c_layout != "row":
+        return "it loads vectors along the rows of B and C where they lie, so their elements must be adjacent there"
+    return ""
+
+
+def upright(problem: Problem) -> Problem:
+    """The problem as kernels see it: a column-major C is the row-major C' = B' A'."""
+    return problem.transposed() if problem.c_layout == "col" else problem
+
+
+def direct(problem: Problem, config: Config) -> Launch:
+    """The product without packing, cut into the tiles that suit its shape."""
+    p, target = upright(problem), host()
+    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled)
+    found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
+    element = dtypes.get(p.dtype)
+    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS)
+
+
+_NO_BLOCKS = Blocks()
+
+
+def streamed(problem: Problem, config: Config) -> Launch:
+    """The product of few rows with a B beyond L2; `depth` and `nv` of the config override what suits m."""
+    p, target = upright(problem), host()
+    # Few rows: more of B in flight. More rows: more multiply-adds for each load and store of a sum.
+    depth, nv = (8, 2) if p.m <= 6 else (4, 4)
+    shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))
+    found = jit.load(target, shape.name, lambda: streams.streamed(target, shape))
+    element = dtypes.get(p.dtype)
+    room = (target.l2 or 1 << 20) // 2
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        step = shape.nv * target.lanes(element.size)
+        nc = even(n, max(room // (m * element.size), step), step)
+        return Blocks(nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
+
+    return Launch(found["streamed"], element.llvm, element.size, blocks)

@@ -91,9 +91,10 @@ class Value:
         name = f"f{op}" if self.is_float else op
         return self.f.emit(self.type, f"{name} {self}, {right.text}")
 
-    def __add__(self, other: Value | int) -> Value:
+    def __add__(self, other: Value | float) -> Value:
         if self.type == "ptr":
-            return self.f.emit("ptr", f"getelementptr i8, {self}, {self.f.index(other)}")
+            offset = other if isinstance(other, Value) else self.f.index(int(other))
+            return self.f.emit("ptr", f"getelementptr i8, {self}, {offset}")
         if not isinstance(other, Value) and other == 0 and not self.is_float:
             return self
         return self._arithmetic("add", other)

@@ -83,6 +83,23 @@ CPU = (
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
     ),
     Rung(
+        name="direct",
+        idea="register tiles on A and B where they lie, cut to the shape: nothing is packed",
+        parent="packed",
+        dtypes=_FLOATS,
+        refuses=build.direct_refuses,
+        build=build.direct,
+    ),
+    Rung(
+        name="streamed",
+        idea="few rows of A: B is read once, as streams, and C's sums are kept packed in L2",
+        parent="direct",
+        dtypes=_FLOATS,
+        refuses=build.direct_refuses,
+        build=build.streamed,
+        space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
+    ),
+    Rung(
         name="gemv",
         idea="one vector: A is read once, in the order it lies, several rows or columns at a time",
         parent="simd_row",

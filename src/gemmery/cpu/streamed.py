@@ -1,0 +1,133 @@
+"""Few rows of A against a large B: B is read once, in order, and C is kept in L2.
+
+A register tile that runs down k jumps a whole row of B a step: for a B beyond L2 every step is a new page, and
+no prefetcher follows. Here `depth` rows of B are walked side by side, as streams, and each vector of C they
+touch is loaded, given `depth` multiply-adds and stored. C is passed over k / depth times, so `nc` columns of it
+are kept as sums in L2, packed: m rows a power of two apart would share one set of the L1 cache. The `depth`
+columns of A are packed for the same reason. Every element of C is still one chain of fused multiply-adds over k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmery import dtypes
+from gemmery.cpu.abi import Args
+from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
+from gemmery.cpu.target import Target
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The sizes of one module: rows of B walked together, vectors of each taken at once."""
+
+    dtype: str
+    depth: int
+    nv: int
+
+    @property
+    def name(self) -> str:
+        """A name that says everything above: part of the cache key."""
+        return f"streamed_{self.dtype}_{self.depth}x{self.nv}"
+
+
+def streamed(target: Target, shape: Streams) -> Module:
+    """The module; its entry is `streamed`, C = alpha A B + beta C."""
+    module = Module(target)
+    element = dtypes.get(shape.dtype).llvm
+    lanes, size = target.lanes(SIZES[element]), SIZES[element]
+    step = shape.nv * lanes
+    with module.function("block", *_BLOCK, local=True) as f:
+        _block(f, element, lanes, shape.nv, shape.depth)
+    with module.function("row", *_BLOCK, local=True) as f:
+        _block(f, element, lanes, shape.nv, 1)
+    with module.function("finish", *_FINISH, local=True) as f:
+        _finish(f, element, lanes, shape.nv)
+    with module.function("streamed", ("ptr", "args")) as f:
+        args = Args(f, f["args"])
+        m, n, k, nc, c, c_row = args.m, args.n, args.k, args.nc, args.c, args.c_row
+        a, a_row, a_col, b, b_row = args.a, args.a_row, args.a_col, args.b, args.b_row
+        alpha, beta, sums = args.alpha, args.beta, args.workspace
+        column = sums + (nc + (step - 1)) // step * step * m * size
+        deep = k // shape.depth * shape.depth
+        with f.loop(0, n, nc) as j:
+            wide = f.min(n - j, nc)
+            with f.loop(0, (wide + (step - 1)) // step * m * shape.nv) as line:
+                f.store(f.zero(vector(lanes, element)), sums + line * (lanes * size))
+            for name, start, stop, depth in (("block", f.index(0), deep, shape.depth), ("row", deep, k, 1)):
+                with f.loop(start, stop, depth) as p:
+                    with f.loop(0, m) as i:
+                        for u in range(depth):
+                            one = f.load(element, a + i * a_row + (p + u) * a_col)
+                            f.store(one, column + (i * depth + u) * size)
+                    f.call(name, m, wide, column, b + p * b_row + j * size, b_row, sums)
+            f.call("finish", m, wide, sums, c + j * size, c_row, alpha, beta)
+    return module
+
+
+def workspace_bytes(target: Target, shape: Streams, m: int, nc: int) -> int:
+    """Bytes of the sums of `nc` columns and of the packed columns of A."""
+    size = dtypes.get(shape.dtype).size
+    step = shape.nv * target.lanes(size)
+    return (-(-nc // step) * step + shape.depth) * m * size
+
+
+def _finish(f: Function, element: str, lanes: int, nv: int) -> None:
+    """C = alpha * sums + beta * C."""
+    m, n, size, step = f["m"], f["n"], SIZES[element], nv * lanes
+    alpha = f.broadcast(f.load(element, f["alpha"]), lanes)
+    beta = f.load(element, f["beta"])
+    with f.loop(0, n, step) as j, f.loop(0, m) as i:
+        for v in range(nv):
+            at = f["c"] + i * f["c_row"] + (j + v * lanes) * size
+            mask = f.first_lanes(f.max(n - j - v * lanes, 0), lanes)
+            total = f.var(f.load(vector(lanes, element), f["sums"] + (j * m + i * step + v * lanes) * size) * alpha)
+            with f.if_(beta.differs(0)):
+                old = f.load_masked(vector(lanes, element), at, mask)
+                total.value = f.fma(old, f.broadcast(beta, lanes), total.value)
+            f.store_masked(total.value, at, mask)
+
+
+_FINISH = (
+    ("i64", "m"),
+    ("i64", "n"),
+    ("ptr", "sums"),
+    ("ptr", "c"),
+    ("i64", "c_row"),
+    ("ptr", "alpha"),
+    ("ptr", "beta"),
+)
+
+_BLOCK = (("i64", "m"), ("i64", "n"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_row"), ("ptr", "sums"))
+
+
+def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
+    """sums += a (m x depth, packed) times `depth` rows of B."""
+    m, n, size, step = f["m"], f["n"], SIZES[element], nv * lanes
+
+    def tile(j: Value, masks: list[Value | None]) -> None:
+        rows = [
+            [
+                _load(f, vector(lanes, element), f["b"] + f["b_row"] * u + (j + v * lanes) * size, masks[v])
+                for v in range(nv)
+            ]
+            for u in range(depth)
+        ]
+        with f.loop(0, m) as i:
+            at = f["sums"] + (j * m + i * step) * size
+            totals = [f.load(vector(lanes, element), at + v * lanes * size) for v in range(nv)]
+            for u in range(depth):
+                scale = f.broadcast(f.load(element, f["a"] + (i * depth + u) * size), lanes)
+                totals = [f.fma(scale, rows[u][v], totals[v]) for v in range(nv)]
+            for v in range(nv):
+                f.store(totals[v], at + v * lanes * size)
+
+    across = n // step * step
+    with f.loop(0, across, step) as j:
+        tile(j, [None] * nv)
+    with f.if_(across < n):
+        tile(across, [f.first_lanes(f.max(n - across - v * lanes, 0), lanes) for v in range(nv)])
+
+
+def _load(f: Function, wide: str, at: Value, mask: Value | None) -> Value:
+    return f.load(wide, at) if mask is None else f.load_masked(wide, at, mask)

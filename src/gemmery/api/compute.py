@@ -11,10 +11,13 @@ from gemmery import arrays, dispatch, dtypes
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import Arrangement, Ints, arrange, layout, result_shape
 from gemmery.arrays import View, view
+from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.launch import Launch
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
+_NDARRAY = np.ndarray
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
@@ -139,6 +142,39 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
             bias=terms.bias,
             threads=threads,
         )
+    if terms == _PLAIN:
+        _remember(prepared, x, y, target, threads)
+
+
+_PLAIN = Terms()
+
+
+def _remember(prepared: Prepared, x: View, y: View, target: View, threads: int) -> None:
+    """Prepare the compiled entry for more products of matrices like these."""
+    kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
+    a, b, c = x.owner, y.owner, target.owner
+    if type(a) is not _NDARRAY or type(b) is not _NDARRAY or type(c) is not _NDARRAY:
+        return
+    if (
+        a.ndim != 2
+        or b.ndim != 2
+        or problem.batch != 1
+        or not c.flags.c_contiguous
+        or not a.dtype == b.dtype == c.dtype
+    ):
+        return
+    if not isinstance(kernel, Launch) or (a.strides, b.strides) != (x.strides, y.strides):
+        return
+    job = kernel.job(
+        View(x.pointer, (1, form.m, form.k), form.a, x.dtype),
+        View(y.pointer, (1, form.k, form.n), form.b, y.dtype),
+        View(target.pointer, (1, form.m, form.n), form.c, target.dtype),
+        1,
+        0,
+        None,
+        threads,
+    )
+    entry.remember(a, b, c, job, problem.flops)
 
 
 def _zero(x: View, dtype: str, axis: int) -> View:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from gemmery import arrays, dtypes
+from gemmery import arrays, config, dtypes
 from gemmery.api.compute import Terms, product
 from gemmery.api.promote import can_cast, named, promoted, scalar, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
+from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 _PLAIN = Terms()
-
-# A compiled matmul for the commonest operands: (a, b, out) -> the result, or None for anything else.
-_fast: Callable[[Any, Any, Any], Any] | None = None
 
 
 def matmul(
@@ -62,10 +61,23 @@ def matmul(
     operands that are not on the CPU, ArgumentError for options outside their range. `out` is not written before all
     is checked.
     """
-    if _fast is not None and dtype is None and bias is None and activation is None and threads is None:
-        done = _fast(a, b, out)
-        if done is not None:
-            return done
+    if dtype is None and bias is None and activation is None and threads is None:
+        return _entry(a, b, out)
+    return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads)
+
+
+def _matmul(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    threads: int | None = None,
+) -> Any:
+    """matmul for products that the compiled entry has not met."""
     x, y = view(a), view(b)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
@@ -75,6 +87,22 @@ def matmul(
         epilogue, row = _epilogue(bias, activation, x, y, result)
         terms = Terms(epilogue=epilogue, bias=row, threads=_count(threads))
     return product(a, b, x, y, common, result, out, terms)
+
+
+def _first(a: Any, b: Any, out: Any) -> Any:
+    """Stands for the compiled entry until a product needs it: makes it, and puts it in the place of gm.matmul."""
+    global _entry
+    _entry = _matmul
+    if config.fast_entry():
+        _entry = entry.builtin(_matmul, "matmul", "gemmery", f"{_SIGNATURE}\n--\n\n{matmul.__doc__}")
+        for module in ("gemmery", "gemmery.api"):
+            sys.modules[module].matmul = _entry  # type: ignore[attr-defined]
+    return _matmul(a, b, out)
+
+
+_matmul.__name__ = _matmul.__qualname__ = "matmul"  # as errors about its arguments name it
+_entry: Callable[..., Any] = _first
+_SIGNATURE = "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None)"
 
 
 def gemm(
@@ -145,6 +173,7 @@ def set_num_threads(count: int | None) -> None:
     Raises ArgumentError below 1.
     """
     cpu_threads.set_(count)
+    entry.forget()
 
 
 def get_num_threads() -> int:

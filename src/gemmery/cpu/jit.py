@@ -31,23 +31,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str, int]:
+# A 64-bit constant that a module may use for an address it is given when it is loaded: "gemmery_" as a number.
+HOLE = int.from_bytes(b"gemmery_", "little")
+
+
+def load(target: Target, name: str, generate: Callable[[], Module], hole: int = HOLE) -> dict[str, int]:
     """Addresses of the functions of the module called `name`, compiled now unless memory or disk has it.
 
-    `name` must say everything that `generate` depends on besides the target and gemmery's sources.
+    `name` must say everything that `generate` depends on besides the target and gemmery's sources; `hole` is put in
+    the place of the constant HOLE, so that code which needs an address of this process can be cached.
     """
     found = _loaded.get((target, name))
     if found is not None:
         return found
     with _lock:
         if (target, name) not in _loaded:
-            _loaded[target, name] = _load(target, name, generate)
+            _loaded[target, name] = _load(target, name, generate, hole)
         return _loaded[target, name]
 
 
-def _load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str, int]:
+def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
     if target.machine not in ("x86_64", "amd64") or platform.system() == "Windows":
-        return _engine(target, name, str(generate()))
+        return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder, key = config.cache_dir(), _key(target, name)
     stored = cache.read(folder, key)
     if stored is None:
@@ -57,7 +62,7 @@ def _load(target: Target, name: str, generate: Callable[[], Module]) -> dict[str
         cache.write(folder, key, stored)
     length = struct.unpack_from("<I", stored)[0]
     entries = json.loads(stored[4 : 4 + length])
-    base = _map(stored[4 + length :])
+    base = _map(stored[4 + length :].replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
     return {symbol: base + offset for symbol, offset in entries.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
@@ -15,6 +15,7 @@ from gemmery.report.sheet import OWN, is_square, side
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
 
 LABEL = 15  # height of one line of labels
+Colours = Mapping[str, str]
 
 
 def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
@@ -23,7 +24,7 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     if len({m.n for m in ran}) < 2:
         return None
     with axes(460) as on:
-        _lines(on, ran, lambda m: m.gflops)
+        _lines(on, ran, lambda m: m.gflops, colours(measurements))
         peaks = {m.threads: m.peak_gflops for m in ran if m.peak_gflops}
         for threads, peak in peaks.items():
             ends = [min(m.n for m in ran), max(m.n for m in ran)]
@@ -47,7 +48,7 @@ def seconds(measurements: Sequence[Measurement]) -> Plot | None:
     if len({m.n for m in ran}) < 2:
         return None
     with axes(420) as on:
-        _lines(on, ran, lambda m: m.seconds)
+        _lines(on, ran, lambda m: m.seconds, colours(measurements))
         on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value))))
         on.set(xlabel="n", ylabel="time of one product")
         svg = render(on, "seconds", "time against n for every kernel")
@@ -112,7 +113,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for threads, (peak, bandwidth) in sorted(roofs.items()):
             _roof(on, peak, bandwidth, words.cores(threads) if len(roofs) > 1 else "", threads < max(roofs))
-        _points(on, ran, _last(ran) if suite == "ladder" else [])
+        _points(on, ran, _last(ran) if suite == "ladder" else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "What a product could reach: the slope is the measured memory bandwidth, the flat part the measured peak. A "
@@ -130,7 +131,7 @@ def _roof(on: Axes, peak: float, bandwidth: float, whose: str, below: bool) -> N
     away, align = (-6, "top") if below else (5, "bottom")
     on.annotate(f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), textcoords="offset points", va=align)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * bandwidth), (ridge, peak)])
-    middle = left * (ridge / left) ** 0.35
+    middle = left * (ridge / left) ** 0.25
     on.annotate(
         f"memory {words.digits(bandwidth)} GB/s{suffix}",
         (middle, middle * bandwidth),
@@ -151,27 +152,25 @@ def _last(ran: Iterable[Measurement]) -> list[Measurement]:
     return list(found.values())
 
 
-def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement]) -> None:
+def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement], shades: Colours) -> None:
     """A point for each measurement; those of `named` have their names beside them."""
-    colours = _colours(m.kernel for m in ran)
     for m in ran:
-        on.plot(m.flops / m.bytes, m.gflops, "o", color=colours[m.kernel], alpha=1 if m in named or not named else 0.45)
+        on.plot(m.flops / m.bytes, m.gflops, "o", color=shades[m.kernel], alpha=1 if m in named or not named else 0.45)
     names = _names(named)
     for x in {m.flops / m.bytes for m in named}:
         column = [m for m in named if m.flops / m.bytes == x]
-        _labels(on, [(names[m.kernel, m.threads], m.gflops, colours[m.kernel]) for m in column], x)
+        _labels(on, [(names[m.kernel, m.threads], m.gflops, shades[m.kernel]) for m in column], x)
 
 
-def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float]) -> None:
+def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
     """A line for each kernel, named at its right end, on logarithmic axes."""
     on.set_xscale("log", base=2)
     on.set_yscale("log")
     names = _names(ran)
-    colours = _colours(m.kernel for m in ran)
     ends = []
     for place, name in names.items():
         own = sorted((m for m in ran if (m.kernel, m.threads) == place), key=lambda m: m.n)
-        colour = colours[place[0]]
+        colour = shades[place[0]]
         on.plot([m.n for m in own], [value(m) for m in own], _dashes(place[0]), marker="o", color=colour, zorder=4)
         ends.append((name, value(own[-1]), colour))
     sizes = sorted({m.n for m in ran})
@@ -216,11 +215,11 @@ def _dashes(kernel: str) -> str:
     return "--" if kernel in words.RIVALS else "-"
 
 
-def _colours(kernels: Iterable[str]) -> dict[str, str]:
-    """A colour for each kernel in the order met; rivals share the rival's."""
-    own = tuple(dict.fromkeys(kernels))
-    ranked = [kernel for kernel in own if kernel not in words.RIVALS]
-    return {kernel: SERIES[ranked.index(kernel) % len(SERIES)] if kernel in ranked else RIVAL for kernel in own}
+def colours(measurements: Iterable[Measurement]) -> Colours:
+    """A colour for each kernel in the order met, the same in every figure of a suite; rivals share the rival's."""
+    kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
+    ranked = [kernel for kernel in kernels if kernel not in words.RIVALS]
+    return {kernel: SERIES[ranked.index(kernel) % len(SERIES)] if kernel in ranked else RIVAL for kernel in kernels}
 
 
 def _caches(on: Axes, machine: Machine, dtype: str) -> None:

@@ -21,8 +21,9 @@ from gemmery.cpu.target import Target, host
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
 
-SAMPLES = 7
-SAMPLE_SECONDS = 0.02
+SAMPLES = 20
+ALONE_SECONDS = 0.003  # shorter than a time slice: on a busy machine some samples still run undisturbed
+TOGETHER_SECONDS = 0.02  # starting the threads takes 0.1 ms
 _UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "i16": "i32", "u16": "i32", "u32": "i32", "u64": "i64", "u8": "i8"}
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: above any L3 that can be spared
 
@@ -113,8 +114,8 @@ def bandwidth(threads: int = 1) -> Bandwidth:
         for _ in range(times):
             write(size, source.ctypes.data + index * size, copy.ctypes.data + index * size)
 
-    total = size * threads / 1e9
-    return Bandwidth(_best(reading, threads) * total, 2 * _best(copying, threads) * total)
+    total, passes = size * threads / 1e9, 7  # one pass takes milliseconds
+    return Bandwidth(_best(reading, threads, passes) * total, 2 * _best(copying, threads, passes) * total)
 
 
 def _accumulators(target: Target) -> int:
@@ -191,18 +192,23 @@ def _aligned(size: int) -> NDArray[np.uint8]:
     return whole[start : start + size]
 
 
-def _best(run: Callable[[int, int], None], threads: int) -> float:
-    """Steps a second of `run(thread, steps)` on each of `threads` threads at once, the best of SAMPLES samples."""
+def _best(run: Callable[[int, int], None], threads: int, samples: int = SAMPLES) -> float:
+    """Steps a second of `run(thread, steps)` on each of `threads` threads at once, the best of the samples."""
     with ThreadPoolExecutor(threads) as pool:
 
         def seconds(steps: int) -> float:
             start = time.perf_counter()
-            list(pool.map(run, range(threads), [steps] * threads))
+            if threads == 1:
+                run(0, steps)
+            else:
+                list(pool.map(run, range(threads), [steps] * threads))
             return time.perf_counter() - start
 
+        def quickest(steps: int, of: int) -> float:
+            return max(min(seconds(steps) for _ in range(of)), 1e-9)
+
+        wanted = ALONE_SECONDS if threads == 1 else TOGETHER_SECONDS
         steps = 1
-        elapsed = seconds(steps)
-        while elapsed < SAMPLE_SECONDS:
-            steps = min(16 * steps, max(2 * steps, int(1.2 * steps * SAMPLE_SECONDS / max(elapsed, 1e-9))))
-            elapsed = seconds(steps)
-        return steps / min(elapsed, *(seconds(steps) for _ in range(SAMPLES - 1)))
+        while (elapsed := quickest(steps, of=3)) < wanted:
+            steps = min(16 * steps, max(2 * steps, int(1.2 * steps * wanted / elapsed)))
+        return steps / quickest(steps, of=samples)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gemmery import config, dtypes
 from gemmery.bench import peers, timing
+from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
@@ -31,7 +32,7 @@ _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 
 
 def first_call(
-    session: Session, name: str, work: Work, threads: int, rivals: Sequence[str], seconds: float
+    session: Session, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
     """Records of a first product: cold cache, warm cache and, when it is among the rivals, NumPy's own.
 
@@ -40,7 +41,8 @@ def first_call(
     """
     limits = session.limits(work.dtype, threads)
     taken: dict[str, dict[int, float]] = {WARM: {}, COLD: {}}
-    if "numpy" in rivals:
+    with_numpy = "numpy" in [rival.name for rival in rivals]
+    if with_numpy:
         taken["numpy"] = {}
     with tempfile.TemporaryDirectory() as warm:
         run(_OURS, work, threads, warm)
@@ -49,7 +51,7 @@ def first_call(
             taken[WARM][index] = run(_OURS, work, threads, warm)
             with tempfile.TemporaryDirectory() as cold:
                 taken[COLD][index] = run(_OURS, work, threads, cold)
-            if "numpy" in rivals:
+            if with_numpy:
                 taken["numpy"][index] = run(_NUMPY, work, threads, warm)
             spent += sum(rounds[index] for rounds in taken.values())
             if spent > seconds:

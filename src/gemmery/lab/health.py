@@ -80,6 +80,13 @@ def _cores() -> Finding:
     return Finding("", str(used))
 
 
+def _load() -> Finding:
+    busy = os.getloadavg()[0]
+    if busy > target.cores() / 2:
+        return Finding("", f"{busy:.1f} processes", False, "other processes run here: times spread, and ratios tie")
+    return Finding("", f"{busy:.1f} processes")
+
+
 def _threads() -> Finding:
     count, cores = config.num_threads() or cpu_threads.get(), target.cores()
     if count > cores:
@@ -153,6 +160,7 @@ _EXAMINED: dict[str, Callable[[], Finding]] = {
     "caches": _caches,
     "cores": _cores,
     "threads": _threads,
+    "load": _load,
     "numpy blas": _numpy_blas,
     "environment": _environment,
     "cache folder": _cache_folder,

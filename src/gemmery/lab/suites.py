@@ -12,10 +12,12 @@ from typing import Any
 import gemmery
 from gemmery import dispatch, dtypes
 from gemmery.bench import peers, suite, timing
+from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.suite import Suite
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, operands
+from gemmery.cpu import target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import results
@@ -54,14 +56,33 @@ def bench(
         raise ArgumentError("no suite: benchmarks/ is not here; give the paths of .toml files")
     for name in (*rivals, *(name for found in loaded for name in found.rivals)):
         peers.find(name)
-    steps = [(found, work, count) for found in loaded for count in _threads(found, threads) for work in found.works]
-    with Session(len(steps), on_event, store) as session:
-        for found, work, count in steps:
-            names = [name for name in found.rivals or _every_rival() if not rivals or name in rivals]
-            session.begin(f"{found.name}: {work}, {count} thread{'s' * (count != 1)}")
-            measure = first_call if found.kind == "first_call" else contest
-            session.end(*measure(session, found.name, work, count, names, seconds))
+    rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
+    able = [(found, count) for found, count in rounds if count <= target.cores()]
+    with Session(sum(len(found.works) for found, _ in able), on_event, store) as session:
+        for found, count in rounds:
+            if (found, count) in able:
+                run_suite(session, found, count, rivals, seconds)
+            else:
+                reason = f"{count} threads are more than the {target.cores()} cores this process may use"
+                session.add(results.blank(found.name, OURS, found.works[0], count, refused=reason))
         return session.run
+
+
+def run_suite(session: Session, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
+    """Every product of a suite with that many threads; a rival that cannot run here is recorded once."""
+    processes = []
+    for name in found.rivals or [peer.name for peer in peers.PEERS]:
+        if wanted and name not in wanted:
+            continue
+        session.begin(f"{found.name}: rival {name}")
+        try:
+            processes.append(session.rival(name, threads))
+        except RefusedError as refused:
+            session.add(results.blank(found.name, name, found.works[0], threads, refused=str(refused)))
+    measure = first_call if found.kind == "first_call" else contest
+    for work in found.works:
+        session.begin(f"{found.name}: {work}, {threads} thread{'s' * (threads != 1)}")
+        session.end(*measure(session, found.name, work, threads, processes, seconds))
 
 
 def suite_names() -> tuple[str, ...]:
@@ -84,16 +105,8 @@ def find(name: str) -> Path:
     return _CHECKOUT / "benchmarks" / f"{name}.toml"
 
 
-def _every_rival() -> tuple[str, ...]:
-    return tuple(peer.name for peer in peers.PEERS)
-
-
-def _threads(found: Suite, wanted: int) -> tuple[int, ...]:
-    return (wanted,) if wanted else found.threads
-
-
 def contest(
-    session: Session, name: str, work: Work, threads: int, rivals: Sequence[str], seconds: float
+    session: Session, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
     """Records of gemmery and of each rival on one product, checked once and timed in turn."""
     limits = session.limits(work.dtype, threads)
@@ -110,11 +123,10 @@ def contest(
     rows, notes = [], {}
     for rival in rivals:
         try:
-            process = session.rival(rival, threads)
-            notes[rival] = "; ".join(filter(None, (process.prepare(work), process.runs)))
-            contestants.append(process.contestant)
+            notes[rival.name] = "; ".join(filter(None, (rival.prepare(work), rival.runs)))
+            contestants.append(rival.contestant)
         except RefusedError as refused:
-            rows.append(results.blank(name, rival, work, threads, refused=str(refused)))
+            rows.append(results.blank(name, rival.name, work, threads, refused=str(refused)))
     found = timing.compare(contestants, seconds, timing.IDLE_SECONDS if threads > 1 else 0.0)
     ours = replace(results.timed(plain, found.timings[OURS], limits, found.versus), note=rung)
     timed = [

@@ -2,17 +2,23 @@
 
 A panel holds `width` (mr or nr) rows of A or columns of B, k-major, cells of `group` elements. One routine
 serves both operands: `across` is the stride from one row of A (column of B) to the next, `along` the stride of k.
-Rows past the edge repeat the last one: their results are never stored. k past the edge is zero.
+Rows past the edge repeat the last one or are zero: their results are never stored. k past the edge is zero.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
-from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
-from gemmery.cpu.ukernel import Product
+from gemmery.cpu.ir import SIZES, Function, Module, Value, lanes_of, vector
+from gemmery.cpu.ukernel import Product, Shape, multiply_add
+
+PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
+
+Count = TypeVar("Count", int, Value)
 
 
 @dataclass(frozen=True)
@@ -22,81 +28,113 @@ class Panels:
     name: str  # function name: "pack_a", "pack_b"
     width: int  # mr or nr
     product: Product
+    seeded: bool = False  # each panel opens with a row of accumulators
+    flipped: bool = False  # sign bits are inverted
+
+    @property
+    def row(self) -> int:
+        """Bytes of one step of k."""
+        return self.width * SIZES[self.product.cell]
+
+    @property
+    def element(self) -> int:
+        """Bytes of an element in memory; of a complex one, of each component."""
+        return SIZES[dtypes.get(self.product.dtype).llvm]
 
 
-def pack(module: Module, panels: Panels) -> None:
+Way = Callable[[Function, Panels], None]
+
+
+def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
+    """The packing of A and of B."""
+    a = Panels("pack_a", register.mr, product, flipped=product.seeded)
+    return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
+
+
+def steps_of(product: Product, k: Count) -> Count:
+    """Rows of a panel: one for each `group` elements of k, the last one filled up with zeros."""
+    return k if product.group == 1 else (k + (product.group - 1)) // product.group
+
+
+def panel_bytes(panels: Panels, k: Count) -> Count:
+    """Bytes of one panel."""
+    size = steps_of(panels.product, k) * panels.row
+    return size + panels.row if panels.seeded else size
+
+
+def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
-    Three ways in, chosen by the strides: adjacent across (copy), adjacent along k (transpose in registers),
-    neither (element by element).
+    Three ways in, chosen by the strides: neighbours across (copy), neighbours along k (turn), neither (each).
     """
-    size = dtypes.get(panels.product.dtype).size
-    params = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
-    for way, body in (("copy", _copy), ("turn", _turn), ("each", _each)):
-        with module.function(f"{panels.name}_{way}", *params, local=True) as f:
+    for way, body in ways.items():
+        with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
             body(f, panels)
-    with module.function(panels.name, *params, local=True) as f:
-        given = [f[name] for _, name in params]
-        across, along = f["across"], f["along"]
-        with f.if_(across.equals(size)):
+    with module.function(panels.name, *PARAMS, local=True) as f:
+        given = [f[name] for _, name in PARAMS]
+        size = dtypes.get(panels.product.dtype).size
+        with f.if_(f["across"].equals(size)):
             f.call(f"{panels.name}_copy", *given)
         with f.else_():
-            with f.if_(along.equals(size)):
+            with f.if_(f["along"].equals(size)):
                 f.call(f"{panels.name}_turn", *given)
             with f.else_():
                 f.call(f"{panels.name}_each", *given)
+        if panels.seeded:
+            _seed(f, panels)
 
 
-def panel_bytes(panels: Panels, k: Value) -> Value:
-    """Bytes of one panel: its steps of k times its width in cells."""
-    group = panels.product.group
-    steps = k if group == 1 else (k + (group - 1)) // group
-    return steps * (panels.width * SIZES[panels.product.cell])
+def panel(f: Function, panels: Panels, i: Value) -> Value:
+    """Where the first step of k of the panel of row (column) `i` goes."""
+    at = f["to"] + i // panels.width * panel_bytes(panels, f["k"])
+    return at + panels.row if panels.seeded else at
+
+
+def load(f: Function, panels: Panels, at: Value, lanes: int, mask: Value | None = None) -> Value:
+    """`lanes` neighbours (0: one scalar) as the panel holds them."""
+    product = panels.product
+    loaded = load_as(f, dtypes.get(product.dtype), product.packed, at, lanes, mask)
+    return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.flipped else loaded
 
 
 def _copy(f: Function, panels: Panels) -> None:
     """Elements of a panel row are adjacent: load vectors, convert, store."""
-    product, width = panels.product, panels.width
-    lanes = f.target.lanes(SIZES[product.cell])
-    memory = dtypes.get(product.dtype)
-    count, k, along = f["count"], f["k"], f["along"]
-    stride = panel_bytes(panels, k)
-    with f.loop(0, count, width) as i:
-        to = f["to"] + i // width * stride
-        source = f["source"] + i * memory.size
-        left = count - i
-        masks = [f.first_lanes(f.max(left - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
-        with f.if_(left >= width):
-            _copy_rows(f, panels, source, to, along, k, None)
-        with f.else_():
-            _copy_rows(f, panels, source, to, along, k, masks)
+    width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
+    k, group = f["k"], panels.product.group
+    with f.loop(0, f["count"], width) as i:
+        whole = k if group == 1 else k // group * group
+        under_masks(f, lanes, width, f["count"] - i, lambda masks: _copy_rows(f, panels, i, whole, masks))
+        if group > 1:
+            _step_by_step(f, panels, i, whole, f["along"])
 
 
-def _copy_rows(
-    f: Function, panels: Panels, source: Value, to: Value, along: Value, k: Value, masks: list[Value] | None
+def under_masks(
+    f: Function, lanes: int, width: int, left: Value, body: Callable[[Sequence[Value | None]], None]
 ) -> None:
-    product, width = panels.product, panels.width
-    lanes, cell = f.target.lanes(SIZES[product.cell]), SIZES[product.cell]
-    memory, group = dtypes.get(product.dtype), product.group
+    """Call `body` with a mask for each vector of a panel row of which `left` elements are there; None: all of them.
 
-    def rows(p: Value, present: int) -> None:
-        for number, v in enumerate(range(0, width, lanes)):
-            some = min(lanes, width - v)
-            mask = masks[number] if masks else None
-            loaded = [
-                load_as(f, memory, product.packed, source + (p + g) * along + v * memory.size, some, mask)
-                if g < present
-                else f.zero(vector(some, product.packed))
-                for g in range(group)
-            ]
-            f.store(interleave(f, loaded), to + (p // group) * (width * cell) + v * cell)
+    With AVX-512 a mask costs nothing and one body serves; elsewhere whole rows get one without masks.
+    """
+    masks = [f.first_lanes(f.max(left - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
+    if f.target.isa == "avx512":
+        body(masks)
+        return
+    with f.if_(left >= width):
+        body([None] * len(masks))
+    with f.else_():
+        body(masks)
 
-    whole = k // group * group if group > 1 else k
+
+def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Sequence[Value | None]) -> None:
+    lanes, cell = f.target.lanes(SIZES[panels.product.cell]), SIZES[panels.product.cell]
+    group, along = panels.product.group, f["along"]
+    source, to = f["source"] + i * panels.element, panel(f, panels, i)
     with f.loop(0, whole, group) as p:
-        rows(p, group)
-    for present in range(1, group):
-        with f.if_((k - whole).equals(present)):
-            rows(whole, present)
+        row, step = source + p * along, to + p // group * panels.row
+        for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
+            some = min(lanes, panels.width - v)
+            loaded = [load(f, panels, row + along * g + v * panels.element, some, mask) for g in range(group)]
+            f.store(interleave(f, loaded), step + v * cell)
 
 
 def interleave(f: Function, rows: list[Value]) -> Value:
@@ -109,98 +147,116 @@ def interleave(f: Function, rows: list[Value]) -> Value:
 
 
 def _zip(f: Function, x: Value, y: Value) -> Value:
-    lanes = int(x.type[1:].split(" ", 1)[0])
+    lanes = lanes_of(x.type)
     return f.shuffle(x, y, [lane + lanes * side for lane in range(lanes) for side in range(2)])
 
 
-def _turn(f: Function, panels: Panels) -> None:
+def turn(f: Function, panels: Panels) -> None:
     """Elements along k are adjacent: load `lanes` cells of each row, transpose, store step by step.
 
     When `width` is no multiple of the vector, the stores of one step run into the next step's place and are
     overwritten by it: steps must be stored in order, and the buffer must have a vector of slack at its end.
     """
-    product, width = panels.product, panels.width
-    cell, group = SIZES[product.cell], product.group
+    width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
+    block = lanes * panels.product.group
+    whole = f["k"] // block * block
+    with f.loop(0, f["count"], width) as i:
+        if width % lanes:
+            _turn_rows(f, panels, i, whole, [f.index(first) for first in range(0, width, lanes)])
+        else:
+            with f.loop(0, width, lanes) as first:
+                _turn_rows(f, panels, i, whole, [first])
+        _step_by_step(f, panels, i, whole, f.index(panels.element))
+
+
+def _turn_rows(f: Function, panels: Panels, i: Value, whole: Value, chunks: list[Value]) -> None:
+    """Transpose the chunks of `lanes` rows that begin at the given rows of a panel."""
+    product, cell = panels.product, SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
-    memory = dtypes.get(product.dtype)
-    count, k, across = f["count"], f["k"], f["across"]
-    stride = panel_bytes(panels, k)
-    block = lanes * group
-    whole = k // block * block
-    firsts = range(0, width, lanes)
-    together = [list(firsts)] if width % lanes else [[first] for first in firsts]
-    with f.loop(0, count, width) as i:
-        to = f["to"] + i // width * stride
-        last = f.min(count - i, width) - 1
-        rows = [f["source"] + (i + f.min(r, last)) * across for r in range(width)]
-        for chunk in together:
-            with f.loop(0, whole, block) as p:
-                turned = {}
-                for first in chunk:
-                    some = rows[first : first + lanes]
-                    turned[first] = transpose(
-                        f, [_load_cells(f, product, row + p * memory.size, lanes) for row in some]
-                    )
-                for step in range(lanes):
-                    for first in chunk:
-                        f.store(turned[first][step], to + (p // group + step) * (width * cell) + first * cell)
-        _each_step(f, panels, rows, f.index(memory.size), to, whole, k)
+    to = panel(f, panels, i)
+    rows = [
+        [row_at(f, i + (first + r)) for r in range(min(lanes, panels.width - number * lanes))]
+        for number, first in enumerate(chunks)
+    ]
+    with f.loop(0, whole, lanes * product.group) as p:
+        turned = []
+        for some in rows:
+            loaded = [load(f, panels, row + p * panels.element, lanes * product.group) for row in some]
+            turned.append(transpose(f, [f.bitcast(row, vector(lanes, product.cell)) for row in loaded]))
+        for step in range(lanes):
+            at = to + (p // product.group + step) * panels.row
+            for first, columns in zip(chunks, turned, strict=True):
+                f.store(columns[step], at + first * cell)
 
 
-def _load_cells(f: Function, product: Product, at: Value, lanes: int) -> Value:
-    """`lanes` cells of a row whose elements are adjacent."""
-    memory = dtypes.get(product.dtype)
-    loaded = load_as(f, memory, product.packed, at, lanes * product.group, None)
-    return f.bitcast(loaded, vector(lanes, product.cell))
+def row_at(f: Function, i: Value) -> Value:
+    """The start of row (column) `i` of the operand, or of the last one past the edge."""
+    return f["source"] + f.min(i, f["count"] - 1) * f["across"]
 
 
-def transpose(f: Function, rows: list[Value]) -> list[Value]:
+def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
     """`lanes` rows of `lanes` elements turned into columns by log2(lanes) rounds of two-input shuffles.
 
-    Missing rows are poison, so that LLVM drops the shuffles nobody needs.
+    An element is `unit` neighbouring lanes of the vector. Missing rows are poison, so that LLVM drops the shuffles
+    that nobody needs.
     """
-    lanes = int(rows[0].type[1:].split(" ", 1)[0])
+    lanes = lanes_of(rows[0].type) // unit
     empty = Value(f, rows[0].type, "poison")
     rows = [*rows, *[empty] * (lanes - len(rows))]
     span = 1
     while span < lanes:
+        low = [lane if not lane & span else lanes + lane - span for lane in range(lanes)]
+        high = [lane + span if not lane & span else lanes + lane for lane in range(lanes)]
         for r in range(lanes):
             if r & span:
                 continue
             x, y = rows[r], rows[r + span]
             if x.text == y.text == "poison":
                 continue
-            low = [lane if not lane & span else lanes + lane - span for lane in range(lanes)]
-            high = [lane + span if not lane & span else lanes + lane for lane in range(lanes)]
-            rows[r], rows[r + span] = f.shuffle(x, y, low), f.shuffle(x, y, high)
+            picks = ([unit * lane + part for lane in order for part in range(unit)] for order in (low, high))
+            rows[r], rows[r + span] = (f.shuffle(x, y, order) for order in picks)
         span *= 2
     return rows
 
 
 def _each(f: Function, panels: Panels) -> None:
     """No two neighbours are adjacent: one element at a time."""
-    count, k, across, along = f["count"], f["k"], f["across"], f["along"]
-    stride = panel_bytes(panels, k)
-    with f.loop(0, count, panels.width) as i:
-        last = f.min(count - i, panels.width) - 1
-        rows = [f["source"] + (i + f.min(r, last)) * across for r in range(panels.width)]
-        _each_step(f, panels, rows, along, f["to"] + i // panels.width * stride, f.index(0), k)
+    with f.loop(0, f["count"], panels.width) as i:
+        _step_by_step(f, panels, i, f.index(0), f["along"])
 
 
-def _each_step(
-    f: Function, panels: Panels, rows: list[Value], along: Value, to: Value, start: Value, stop: Value
-) -> None:
-    """Steps of k from `start` (a multiple of the group) to `stop`, element by element, the last group padded with zero."""
+def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Value) -> None:
+    """Steps of k from `start` (a multiple of the group) to the end, one element at a time, then zeros."""
     product = panels.product
-    memory, group = dtypes.get(product.dtype), product.group
-    element = SIZES[product.packed]
-    with f.loop(start, stop) as p:
-        at = to + (p // group) * (panels.width * group * element) + (p - p // group * group) * element
-        for r, row in enumerate(rows):
-            one = load_as(f, memory, product.packed, row + p * along, 0, None)
-            f.store(one, at + r * group * element)
-    if group > 1:
-        with f.loop(stop, (stop + (group - 1)) // group * group) as p:
-            at = to + (p // group) * (panels.width * group * element) + (p - p // group * group) * element
-            for r in range(panels.width):
-                f.store(f.zero(product.packed), at + r * group * element)
+    element, group, k = SIZES[product.packed], product.group, f["k"]
+    with f.loop(0, panels.width) as r:
+        row, to = row_at(f, i + r), panel(f, panels, i) + r * (group * element)
+
+        def place(p: Value) -> Value:
+            return to + (p // group * panels.row + (p & (group - 1)) * element if group > 1 else p * panels.row)
+
+        with f.loop(start, k) as p:
+            f.store(load(f, panels, row + p * along, 0), place(p))
+        if group > 1:
+            with f.loop(k, steps_of(product, k) * group) as p:
+                f.store(f.zero(product.packed), place(p))
+
+
+def _seed(f: Function, panels: Panels) -> None:
+    """What flipping A's sign bit adds to each column of C, negated: 128 times the sums of B's columns, k blocks apart.
+
+    Signed a becomes a + 128, unsigned a becomes a - 128.
+    """
+    product = panels.product
+    lanes = f.target.lanes(SIZES[product.accumulator])
+    cells = vector(lanes, product.cell)
+    ones = f.const(cells, 0x01010101)
+    with f.loop(0, f["count"], panels.width) as i, f.loop(0, panels.width, lanes) as first:
+        column = panel(f, panels, i) + first * SIZES[product.cell]
+        total = f.var(f.zero(vector(lanes, product.accumulator)))
+        with f.loop(0, steps_of(product, f["k"])) as p:
+            total.value = multiply_add(f, product, ones, f.load(cells, column + p * panels.row), total.value)
+        f.store(total.value * (-128 if product.is_signed else 128), column + -panels.row)
+
+
+WAYS: Mapping[str, Way] = {"copy": _copy, "turn": turn, "each": _each}

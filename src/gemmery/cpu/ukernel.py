@@ -7,7 +7,6 @@ cell is `group` consecutive elements along k, which one dot-product instruction 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemmery import dtypes
@@ -17,14 +16,28 @@ from gemmery.cpu.target import Target, Tile, tile
 
 @dataclass(frozen=True)
 class Product:
-    """Which types a packed product reads, packs, accumulates and writes (gemmery's short names)."""
+    """Which types a packed product reads, packs, accumulates and writes (gemmery's short names).
+
+    The steps are
+    - "fma": one multiply-add an element;
+    - "dot_bf16": two bfloat16 a lane (`vdpbf16ps`). The instruction reads bfloat16 below 2**-126 in magnitude as zero
+      and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) beside its rounding;
+    - "dot_i16": two int16 a lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
+    - "dot_i8": four bytes a lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so A's sign bit is
+      flipped in packing, which moves A by 128, and the accumulators start from what that is worth (`seeded`).
+
+    Complex products are real ones of twice the columns and twice the depth, by packing alone: the 1m method of Van Zee,
+    "Implementing high-performance complex matrix multiplication via the 1m method", SIAM J. Sci. Comput. 42(5), 2020.
+    A row of A holds (re, im) as two steps of k; a row of B becomes the rows (re, im) and (-im, re). m, n and k inside
+    the loops then count real numbers.
+    """
 
     dtype: str  # of A and B in memory
     out: str  # of C in memory
     packed: str  # element of the panels, LLVM's name
     accumulator: str  # element of the tile, LLVM's name
     group: int = 1
-    step: str = "fma"  # or a dot product: "dot_bf16", "dot_i8"
+    step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
     bias: bool = False
 
@@ -40,8 +53,35 @@ class Product:
         return self.packed if self.group == 1 else f"i{8 * self.group * SIZES[self.packed]}"
 
     @property
+    def scalar(self) -> str:
+        """The LLVM type of alpha, beta and of the sum on its way to C: the accumulator's, or C's when that is wider."""
+        out = dtypes.get(self.out)
+        return out.llvm if out.kind in "iu" and out.size > SIZES[self.accumulator] else self.accumulator
+
+    @property
+    def out_size(self) -> int:
+        """Bytes of an element of C; of a complex one, of each component."""
+        return SIZES[dtypes.get(self.out).llvm]
+
+    @property
+    def parts(self) -> int:
+        """Real numbers in an element of C: 2 when it is complex."""
+        return 2 if self.is_complex else 1
+
+    @property
     def is_complex(self) -> bool:
+        """True when elements are pairs of real numbers."""
         return dtypes.get(self.dtype).kind == "c"
+
+    @property
+    def is_signed(self) -> bool:
+        """False for unsigned integers."""
+        return dtypes.get(self.dtype).kind != "u"
+
+    @property
+    def seeded(self) -> bool:
+        """True when each panel of B opens with a row of numbers from which the accumulators start."""
+        return self.step == "dot_i8"
 
 
 @dataclass(frozen=True)
@@ -68,15 +108,20 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     """total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
         return f.fma(a, b, total)
-    lanes = f.target.lanes(4)
+    bits = 8 * f.target.vector_bytes
+    cells = vector(f.target.lanes(SIZES[product.packed]), product.packed)
+    a, b = f.bitcast(a, cells), f.bitcast(b, cells)
     if product.step == "dot_bf16":
-        pair = vector(2 * lanes, "bfloat")
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{8 * f.target.vector_bytes}"
-        return f.intrinsic(name, total.type, total, f.bitcast(a, pair), f.bitcast(b, pair))
+        return f.intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{bits}", total.type, total, a, b)
+    if product.step == "dot_i8":
+        unsigned, signed = (a, b) if product.is_signed else (b, a)
+        return f.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", total.type, total, unsigned, signed)
+    if product.step == "dot_i16":
+        if f.target.has_vnni:
+            return f.intrinsic(f"llvm.x86.avx512.vpdpwssd.{bits}", total.type, total, a, b)
+        name = "llvm.x86.avx512.pmaddw.d.512" if bits == 512 else "llvm.x86.avx2.pmadd.wd"
+        return total + f.intrinsic(name, total.type, a, b)
     raise ValueError(product.step)
-
-
-Cells = Callable[[int], Value]
 
 
 def tile_loop(
@@ -97,10 +142,16 @@ def tile_loop(
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     cells = vector(tile.lanes, cell)
-    totals = [[f.var(f.zero(wide)) for _ in range(tile.nv)] for _ in range(tile.mr)]
+    row = tile.nr * size
+    if product.seeded:
+        starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(tile.nv)]
+        b = b + row
+    else:
+        starts = [f.zero(wide)] * tile.nv
+    totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
     with f.loop(0, steps) as p:
         a_row = a + p * (tile.mr * size)
-        b_row = b + p * (tile.nr * size)
+        b_row = b + p * row
         columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(tile.nv)]
         f.prefetch(a_row + prefetch * tile.mr * size)
         for i in range(tile.mr):

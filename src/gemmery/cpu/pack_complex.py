@@ -1,0 +1,114 @@
+"""Packing of complex operands as real panels, the 1m method (see `Product`).
+
+A, m x k, becomes m x 2k: step 2p holds the real parts of column p, step 2p + 1 the imaginary ones. B, k x n, becomes
+2k x 2n: row 2p holds row p as it lies, (re, im) pairs, and row 2p + 1 the same times i, (-im, re). Then the real
+product has the complex one in its rows, as pairs. Widths, counts and k of the panels are in real numbers: for B that is
+two for each column, for A one for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gemmery.cpu.ir import SIZES, Function, Value, lanes_of
+from gemmery.cpu.pack import Panels, Way, load, panel, row_at, transpose, turn, under_masks
+
+
+def times_i(f: Function, pairs: Value) -> Value:
+    """Every pair (re, im) of a vector as (-im, re)."""
+    negated = f.emit(pairs.type, f"fneg {pairs}")
+    lanes = lanes_of(pairs.type)
+    return f.shuffle(pairs, negated, [lane - 1 if lane % 2 else lanes + lane + 1 for lane in range(lanes)])
+
+
+def _copy_a(f: Function, panels: Panels) -> None:
+    """Columns of A are adjacent: pairs of whole panels taken apart, the last rows one by one."""
+    width = panels.width
+    whole = f["count"] // width * width
+    with f.loop(0, whole, width) as i:
+        source, to = f["source"] + i * (2 * panels.element), panel(f, panels, i)
+        with f.loop(0, f["k"] // 2) as p:
+            pairs = load(f, panels, source + p * f["along"], 2 * width)
+            for part in range(2):
+                f.store(f.shuffle(pairs, pairs, list(range(part, 2 * width, 2))), to + (p * 2 + part) * panels.row)
+    with f.if_(whole < f["count"]):
+        _each_row(f, panels, whole)
+
+
+def _each_a(f: Function, panels: Panels) -> None:
+    with f.loop(0, f["count"], panels.width) as i:
+        _each_row(f, panels, i)
+
+
+def _each_row(f: Function, panels: Panels, i: Value) -> None:
+    """The panel of row `i`, one element at a time."""
+    with f.loop(0, panels.width) as r:
+        row, to = row_at(f, i + r), panel(f, panels, i) + r * SIZES[panels.product.cell]
+        with f.loop(0, f["k"] // 2) as p:
+            for part in range(2):
+                one = load(f, panels, row + p * f["along"] + part * panels.element, 0)
+                f.store(one, to + (p * 2 + part) * panels.row)
+
+
+def _copy_b(f: Function, panels: Panels) -> None:
+    """Rows of B are adjacent: vectors of pairs, stored as they are and times i."""
+    lanes = f.target.lanes(SIZES[panels.product.cell])
+    with f.loop(0, f["count"], panels.width) as j:
+        under_masks(f, lanes, panels.width, f["count"] - j, lambda masks: _copy_rows(f, panels, j, masks))
+
+
+def _copy_rows(f: Function, panels: Panels, j: Value, masks: Sequence[Value | None]) -> None:
+    cell = SIZES[panels.product.cell]
+    lanes = f.target.lanes(cell)
+    source, to = f["source"] + j * panels.element, panel(f, panels, j)
+    with f.loop(0, f["k"] // 2) as p:
+        row, step = source + p * f["along"], to + p * (2 * panels.row)
+        for v, mask in enumerate(masks):
+            pairs = load(f, panels, row + v * lanes * panels.element, lanes, mask)
+            _store_twice(f, panels, pairs, step + v * lanes * cell)
+
+
+def _store_twice(f: Function, panels: Panels, pairs: Value, at: Value) -> None:
+    f.store(pairs, at)
+    f.store(times_i(f, pairs), at + panels.row)
+
+
+def _turn_b(f: Function, panels: Panels) -> None:
+    """Columns of B are adjacent: as many of them as a vector holds pairs, transposed."""
+    cell = SIZES[panels.product.cell]
+    lanes = f.target.lanes(cell)
+    whole = f["k"] // lanes * lanes
+    with f.loop(0, f["count"], panels.width) as j, f.loop(0, panels.width, lanes) as first:
+        columns = [_column(f, (j + first) // 2 + c) for c in range(lanes // 2)]
+        to = panel(f, panels, j) + first * cell
+        with f.loop(0, whole, lanes) as p:
+            loaded = [load(f, panels, column + p * panels.element, lanes) for column in columns]
+            for step, turned in enumerate(transpose(f, loaded, unit=2)):
+                _store_twice(f, panels, turned, to + (p + 2 * step) * panels.row)
+    _each_column(f, panels, whole)
+
+
+def _column(f: Function, c: Value) -> Value:
+    """The start of column `c` of B, or of the last one past the edge."""
+    return f["source"] + f.min(c, f["count"] // 2 - 1) * f["across"]
+
+
+def _each_b(f: Function, panels: Panels) -> None:
+    _each_column(f, panels, f.index(0))
+
+
+def _each_column(f: Function, panels: Panels, start: Value) -> None:
+    """Every panel of B from step `start` on, one element at a time."""
+    cell = SIZES[panels.product.cell]
+    with f.loop(0, f["count"], panels.width) as j, f.loop(0, panels.width, 2) as c:
+        column, to = _column(f, (j + c) // 2), panel(f, panels, j) + c * cell
+        with f.loop(start // 2, f["k"] // 2) as p:
+            at, step = column + p * f["along"], to + p * (2 * panels.row)
+            real, imaginary = load(f, panels, at, 0), load(f, panels, at + panels.element, 0)
+            negated = f.emit(imaginary.type, f"fneg {imaginary}")
+            for number, part in enumerate((real, imaginary, negated, real)):
+                f.store(part, step + number // 2 * panels.row + number % 2 * cell)
+
+
+WAYS_A: Mapping[str, Way] = {"copy": _copy_a, "turn": turn, "each": _each_a}
+WAYS_B: Mapping[str, Way] = {"copy": _copy_b, "turn": _turn_b, "each": _each_b}

@@ -1,0 +1,153 @@
+"""From the accumulators of a tile to C: alpha, beta, sums over blocks of k, the epilogue and the conversion.
+
+C = epilogue(alpha A B + beta C). The first block of k brings beta C in, the last one applies the epilogue; in between
+the sums lie in C, or apart from it when C is a narrower float, so that it is rounded once.
+"""
+
+from __future__ import annotations
+
+from gemmery import dtypes
+from gemmery.cpu.convert import narrow, store_as, widen
+from gemmery.cpu.epilogue import activate
+from gemmery.cpu.ir import SIZES, Function, Value, Var, lanes_of, vector
+from gemmery.cpu.pack_complex import times_i
+from gemmery.cpu.ukernel import Product, Shape
+
+PARAMS = (
+    ("ptr", "c"),
+    ("i64", "c_row"),
+    ("ptr", "sums"),
+    ("i64", "sums_row"),
+    ("ptr", "alpha"),
+    ("ptr", "beta"),
+    ("ptr", "bias"),
+    ("i64", "bias_step"),
+    ("i1", "first"),
+    ("i1", "last"),
+)
+
+
+def sums_apart(product: Product) -> bool:
+    """True when partial sums over k must not be kept in C: rounding them would round more than once."""
+    out = dtypes.get(product.out)
+    return out.kind == "f" and out.llvm != product.accumulator
+
+
+def update(
+    f: Function,
+    product: Product,
+    register: Shape,
+    totals: list[list[Var]],
+    kept: Value,
+    i: Value,
+    j: Value,
+    rows: Value,
+    columns: Value,
+) -> None:
+    """Bring a tile, `rows` x `columns` of it at (i, j), into C; `kept` is room for the whole tile."""
+    with f.if_(_plain(f, product, register, rows, columns)):
+        _update_whole(f, product, register, totals, f["c"] + i * f["c_row"] + j * product.out_size)
+    with f.else_():
+        size, lanes = SIZES[product.accumulator], register.lanes
+        for number, total in enumerate(total for row in totals for total in row):
+            f.store(total.value, kept + number * lanes * size, align=64)
+        with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
+            tile = f.load(vector(lanes, product.accumulator), kept + (r * register.nr + v) * size)
+            _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
+
+
+def _plain(f: Function, product: Product, register: Shape, rows: Value, columns: Value) -> Value:
+    """A whole tile that goes to C as it is: no edge, no conversion, no epilogue due, real alpha and beta."""
+    whole = rows.equals(register.mr) & columns.equals(register.nr)
+    if dtypes.get(product.out).llvm != product.accumulator:
+        return whole & False
+    if product.is_complex:
+        size = SIZES[product.scalar]
+        for scalar in (f["alpha"], f["beta"]):
+            whole = whole & f.load(product.scalar, scalar + size).equals(0)
+    return whole & (f["last"] ^ True) if product.activation or product.bias else whole
+
+
+def _update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
+    """C = alpha * tile, plus beta * C when beta is not zero, straight from the registers."""
+    wide = vector(register.lanes, product.accumulator)
+    size = SIZES[product.accumulator]
+    alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
+    beta = f.load(product.accumulator, f["beta"])
+    places = [
+        (f["c_row"] * r, v * register.lanes * size, totals[r][v])
+        for r in range(register.mr)
+        for v in range(register.nv)
+    ]
+    with f.if_(beta.differs(0)):
+        betas = f.broadcast(beta, register.lanes)
+        for row, column, total in places:
+            at = c + row + column
+            f.store(f.fma(f.load(wide, at), betas, total.value * alpha), at)
+    with f.else_():
+        for row, column, total in places:
+            f.store(total.value * alpha, c + row + column)
+
+
+def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
+    """The general way out, a vector of the tile under a mask."""
+    out, apart = dtypes.get(product.out), sums_apart(product)
+    wide = vector(lanes_of(tile.type), product.scalar)
+    at = f["c"] + i * f["c_row"] + j * product.out_size
+    sum_at = f["sums"] + i * f["sums_row"] + j * SIZES[product.scalar]
+    if SIZES[product.scalar] > SIZES[product.accumulator]:
+        tile = f.convert("sext" if product.is_signed else "zext", tile, product.scalar)
+    total = f.var(_times(f, product, tile, f["alpha"]))
+    with f.if_(f["first"] & _is_not_zero(f, product, f["beta"])):
+        total.value = total.value + _times(f, product, _load_c(f, product, at, mask), f["beta"])
+    with f.if_(f["first"] ^ True):
+        total.value = total.value + (f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask))
+    with f.if_(f["last"]):
+        store_as(f, _epilogue(f, product, total.value, j, mask), out, at, mask)
+    with f.else_():
+        f.store_masked(total.value if apart else narrow(f, total.value, out), sum_at if apart else at, mask)
+
+
+def _times(f: Function, product: Product, value: Value, scalar: Value) -> Value:
+    """value times the scalar at an address; a complex scalar without imaginary part scales both components alike."""
+    lanes = lanes_of(value.type)
+    result = f.var(value * f.broadcast(f.load(product.scalar, scalar), lanes))
+    if product.is_complex:
+        imaginary = f.load(product.scalar, scalar + SIZES[product.scalar])
+        with f.if_(imaginary.differs(0)):
+            result.value = f.fma(times_i(f, value), f.broadcast(imaginary, lanes), result.value)
+    return result.value
+
+
+def _is_not_zero(f: Function, product: Product, scalar: Value) -> Value:
+    found = f.load(product.scalar, scalar).differs(0)
+    if product.is_complex:
+        found = found | f.load(product.scalar, scalar + SIZES[product.scalar]).differs(0)
+    return found
+
+
+def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
+    out = dtypes.get(product.out)
+    raw = f.load_masked(vector(lanes_of(mask.type), "i16" if out.name == "bf16" else out.llvm), at, mask)
+    return widen(f, raw, out, product.scalar)
+
+
+def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value) -> Value:
+    """Bias of the columns added, then the activation, while the tile is in registers."""
+    if product.bias:
+        value = value + _bias(f, product, j, mask)
+    if product.activation and dtypes.get(product.out).kind in "iu":
+        value = narrow(f, value, dtypes.get(product.out))  # relu looks at the sign that C will have
+    return activate(f, product.activation, value) if product.is_signed else value
+
+
+def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:
+    """The bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
+    lanes, parts = lanes_of(mask.type), product.parts
+    element = dtypes.get(dtypes.get(product.out).accumulator).llvm
+    wide = vector(lanes, element)
+    pair = f.load(vector(parts, element), f["bias"])
+    row = f.var(f.shuffle(pair, pair, [lane % parts for lane in range(lanes)]))
+    with f.if_(f["bias_step"].differs(0)):
+        row.value = f.load_masked(wide, f["bias"] + j * SIZES[element], mask)
+    return f.convert("trunc", row.value, product.scalar) if SIZES[element] > SIZES[product.scalar] else row.value

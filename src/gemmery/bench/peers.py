@@ -64,7 +64,7 @@ class Peer:
 def blas(path: str = "") -> str:
     """The BLAS loaded in this process whose file name holds `path`, and the kernels it chose.
 
-    >>> blas("numpy")  # doctest: +SKIP
+    >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
     """
     found = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
@@ -94,7 +94,7 @@ def _always() -> str:
 
 
 def _runs_numpy() -> str:
-    return f"NumPy {np.__version__}, {blas('numpy')}"
+    return f"NumPy {np.__version__}, {blas()}"
 
 
 def _runs_torch() -> str:
@@ -105,7 +105,7 @@ def _runs_torch() -> str:
 
 def _runs_mkl() -> str:
     ctypes.CDLL(_mkl_file())
-    return blas("mkl")
+    return blas("libmkl")
 
 
 def _without_avx512() -> str:

@@ -95,7 +95,7 @@ def _threads() -> Finding:
 
 
 def _numpy_blas() -> Finding:
-    value = f"NumPy {np.__version__}, {peers.blas('numpy')}"
+    value = f"NumPy {np.__version__}, {peers.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
         advice = "OPENBLAS_CORETYPE=SKYLAKEX runs its AVX-512 kernels; `gemmery bench` measures NumPy with both"

@@ -22,7 +22,7 @@ _PROBE = "doctor"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: `advice` says what to do and is "" when all is well."""
+    """One thing that was looked at; `advice` says what to do or what to expect, "" when there is nothing to say."""
 
     name: str  # "cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder", "torch", ...
     value: str
@@ -83,7 +83,7 @@ def _cores() -> Finding:
 def _load() -> Finding:
     busy = os.getloadavg()[0]
     if busy > target.cores() / 2:
-        return Finding("", f"{busy:.1f} processes", False, "other processes run here: times spread, and ratios tie")
+        return Finding("", f"{busy:.1f} processes", True, "other processes run here: times spread, and ratios tie")
     return Finding("", f"{busy:.1f} processes")
 
 

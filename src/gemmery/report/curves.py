@@ -96,7 +96,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     """Rate against intensity under the two roofs: bandwidth times intensity, and the peak."""
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if suite != "ladder":
-        ran = [m for m in ran if m.kernel in OWN]
+        ran = [m for m in ran if m.kernel == OWN]
     if not ran:
         return None
     intensities = [m.flops / m.bytes for m in ran]

@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import OWN, Group, groups, largest, speedup
+from gemmery.report.sheet import Group, groups, is_own, largest, product, speedup
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 
 ROW = 52  # height of one rung in the bars
@@ -122,10 +122,11 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
 
 def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
-    own = [m for m in measurements if m.kernel in OWN and m.versus]
+    own = [m for m in measurements if is_own(m) and m.versus]
     if not own:
         return None
     rivals = tuple(dict.fromkeys(rival for m in own for rival in m.versus))
+    several = len({m.threads for m in own}) > 1
     with axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
@@ -139,7 +140,7 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
         on.axvline(1, color=INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
-        on.set_yticks(range(len(own)), [_work(m) for m in own])
+        on.set_yticks(range(len(own)), [product(m) + (f", {words.cores(m.threads)}" if several else "") for m in own])
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         on.xaxis.set_minor_formatter(NullFormatter())
         on.spines[["left", "bottom"]].set_visible(False)
@@ -150,9 +151,3 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
         "Right of the line gemmery is faster. A point is the median of ratios taken pair by pair, its bar their spread."
     )
     return Plot(f"standing-{suite}", suite.replace("_", " "), caption, svg)
-
-
-def _work(m: Measurement) -> str:
-    return ", ".join(
-        filter(None, [words.shape(m), words.types(m), m.case, words.cores(m.threads) if m.threads > 1 else ""])
-    )

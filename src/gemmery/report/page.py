@@ -10,7 +10,7 @@ from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.figures import figures
-from gemmery.report.sheet import IDEA, Cell, Group, Sheet, groups, largest, sheets, speedup
+from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, sheets, speedup
 from gemmery.report.svg import Plot, variables
 
 PROTOCOL = """
@@ -100,14 +100,13 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(sheet: Sheet) -> str:
-    """A table; an idea stands below the name of its rung."""
-    kept = [index for index, name in enumerate(sheet.head) if name != IDEA]
-    ideas = sheet.head.index(IDEA) if IDEA in sheet.head else None
-    head = "".join(f"<th>{html.escape(sheet.head[index])}</th>" for index in kept)
+    """A table; what is said aside stands below what it is about."""
+    after = 2 if sheet.aside else 1
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in (sheet.head[0], *sheet.head[after:]))
     rows = ""
     for row in sheet.rows:
-        first = _cell(row[0], f"<small>{html.escape(row[ideas].text)}</small>" if ideas else "")
-        rows += f"<tr>{first}{''.join(_cell(row[index]) for index in kept[1:])}</tr>"
+        below = f"<small>{html.escape(row[1].text)}</small>" if sheet.aside and row[1].text else ""
+        rows += f"<tr>{_cell(row[0], below)}{''.join(_cell(cell) for cell in row[after:])}</tr>"
     notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in sheet.notes)
     return (
         f"<h3>{html.escape(sheet.title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"

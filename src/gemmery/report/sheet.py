@@ -11,8 +11,8 @@ from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 
-IDEA = "what it changed"  # the column that a narrow terminal leaves out
-OWN = ("gm.matmul", "gemmery", "gm")  # how the product itself is called in a suite
+IDEA = "what it changed"
+OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, cold cache" is it, too
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table in words. The first column, and that of ideas, are set left, the others right."""
+    """A table in words. With `aside`, the second column is a remark on the first, for which there may be no room."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    aside: bool = False
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """Columns that are set left; the others are set right."""
+        return (0, 1) if self.aside else (0,)
 
 
 @dataclass(frozen=True)
@@ -108,16 +114,20 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
         elif suite == "sweep_block":
             found.append(_blocks(of_suite, run.machine))
         else:
-            found += _suite(suite, of_suite)
+            counts = sorted({m.threads for m in of_suite})
+            found += [_suite(suite, [m for m in of_suite if m.threads == count], count) for count in counts]
     return tuple(found)
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
     """Peak and bandwidth as measured in the same run, for each number of threads."""
     stated = []
-    for threads, m in sorted({m.threads: m for m in measurements if m.peak_gflops}.items()):
-        peak = f"{words.digits(m.peak_gflops)} {words.rate(m)}"
-        stated.append(f"{peak} and {words.digits(m.bandwidth_gbs)} GB/s on {words.cores(threads)}")
+    measured = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops}
+    for threads in sorted({threads for threads, _ in measured}):
+        same = [m for (count, _), m in measured.items() if count == threads]
+        peaks = [f"{words.digits(m.peak_gflops)} {words.rate(m)} {m.dtype}" for m in same]
+        bandwidth = f"{words.digits(same[0].bandwidth_gbs)} GB/s"
+        stated.append(f"{', '.join(peaks)}, {bandwidth} on {words.cores(threads)}")
     return f"measured limits: {'; '.join(stated)}" if stated else ""
 
 
@@ -150,7 +160,7 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
         )
         notes += [f"{name}: {m.note}"] if rung and m.note else []
     title = f"{words.shape(group.one)}, {words.types(group.one)}"
-    return Sheet(title, head, tuple(rows), _notes((*group.rungs, *group.rivals), notes))
+    return Sheet(title, head, tuple(rows), _notes((*group.rungs, *group.rivals), notes), aside=True)
 
 
 def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
@@ -178,7 +188,7 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
                 )
             )
     measured = [m for group in found for m in group.all]
-    return Sheet(f"Other shapes, {words.types(found[0].one)}", head, tuple(rows), _notes(measured, notes))
+    return Sheet(f"Other shapes, {words.types(found[0].one)}", head, tuple(rows), _notes(measured, notes), aside=True)
 
 
 def _notes(measurements: Iterable[Measurement], notes: Iterable[str]) -> tuple[str, ...]:
@@ -260,39 +270,59 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     return Sheet(title, head, tuple(rows), _notes(measurements, notes))
 
 
-def _suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
-    """A suite: the product itself with its speed-up over each rival; one sheet for each number of threads."""
-    found = []
-    for threads in sorted({m.threads for m in measurements}):
-        same = [m for m in measurements if m.threads == threads]
-        own = [m for m in same if m.kernel in OWN]
-        shown = own or same
-        rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
-        rows, notes = [], []
-        for m in shown:
-            work = ", ".join(
-                filter(None, [words.shape(m), words.types(m), m.case, "" if own else words.kernel(m.kernel)])
-            )
-            if m.refused:
-                rows.append((Cell(work), Cell("not run", tone="faint"), *[Cell("")] * (3 + len(rivals))))
-                notes.append(f"{work} did not run: {m.refused}")
-                continue
-            ratios = [(m.versus.get(rival), m.spread.get(rival, 0.0)) for rival in rivals]
-            rows.append(
-                (
-                    Cell(work),
-                    Cell(words.duration(m.seconds)),
-                    Cell(words.digits(m.gflops)),
-                    Cell(words.percent(words.share(m)), bar=words.share(m)),
-                    Cell(words.digits(m.bytes / m.seconds / 1e9)),
-                    *(Cell(words.times(*pair), tone=_standing(*pair)) for pair in ratios),
-                )
-            )
-        head = ("product", "time", words.rate(shown[0]), "% of peak", "GB/s", *(f"× {words.kernel(r)}" for r in rivals))
-        found.append(
-            Sheet(f"{suite.replace('_', ' ')}, {words.cores(threads)}", head, tuple(rows), _notes(shown, notes))
+def is_own(measurement: Measurement) -> bool:
+    """True for gemmery's product, False for a rival's."""
+    return measurement.kernel.startswith(OWN)
+
+
+def _suite(suite: str, measurements: Sequence[Measurement], threads: int) -> Sheet:
+    """A suite on so many threads: gemmery's products with their speed-up over each rival, and who did not run."""
+    shown = [m for m in measurements if is_own(m)]
+    rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
+    timed_only = all(m.kernel != OWN for m in shown)  # a first call says nothing about a rate
+    rates = () if timed_only else (_rate_of(shown), "% of peak", "GB/s")
+    head = ("product", "rung", "time", *rates, *(f"× {words.kernel(rival)}" for rival in rivals))
+    rows = []
+    for m in shown:
+        work = Cell(product(m))
+        if m.refused:
+            rows.append((work, Cell(""), Cell("not run", tone="faint"), *[Cell("")] * (len(head) - 3)))
+            continue
+        share = words.share(m)
+        speed = (
+            Cell(words.digits(m.gflops)),
+            Cell(words.percent(share), bar=share),
+            Cell(words.digits(m.bytes / m.seconds / 1e9)),
         )
-    return found
+        ratios = [(m.versus.get(rival), m.spread.get(rival, 0.0)) for rival in rivals]
+        rows.append(
+            (
+                work,
+                Cell(m.note, tone="faint"),
+                Cell(words.duration(m.seconds)),
+                *(() if timed_only else speed),
+                *(Cell(words.times(*pair), tone=_standing(*pair)) for pair in ratios),
+            )
+        )
+    notes = [f"{_who(m)} did not run: {m.refused}" for m in measurements if m.refused]
+    title = f"{suite.replace('_', ' ')}, {words.cores(threads)}"
+    return Sheet(title, head, tuple(rows), _notes(shown, notes), aside=True)
+
+
+def _rate_of(measurements: Sequence[Measurement]) -> str:
+    """GFLOP/s, or Gop/s where integers are among them."""
+    rates = {words.rate(m) for m in measurements}
+    return rates.pop() if len(rates) == 1 else "Gop/s"
+
+
+def _who(measurement: Measurement) -> str:
+    return product(measurement) if is_own(measurement) else words.kernel(measurement.kernel)
+
+
+def product(measurement: Measurement) -> str:
+    """What is multiplied, and how, in a suite: "8 × 1024 × 1024, f32, allocating"."""
+    how = measurement.kernel.removeprefix(OWN).removeprefix(", ")
+    return ", ".join(filter(None, [words.shape(measurement), words.types(measurement), measurement.case, how]))
 
 
 def _standing(ratio: float | None, spread: float) -> str:

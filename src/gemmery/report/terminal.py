@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from types import TracebackType
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -128,24 +130,22 @@ def _ideas(rungs: Sequence[Rung]) -> Table:
 
 def _sheet(sheet: Sheet, width: int) -> list[RenderableType]:
     """A sheet as a rich table, its notes below it."""
-    kept = [index for index, name in enumerate(sheet.head) if name != IDEA or width >= WIDE]
+    kept = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
     table = Table(
         box=box.SIMPLE_HEAD, title=sheet.title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
     )
     for index in kept:
-        left = index == 0 or sheet.head[index] == IDEA
-        wide = sheet.head[index] == IDEA
-        table.add_column(
-            _heading(sheet.head[index]), justify="left" if left else "right", no_wrap=not wide, overflow="ellipsis"
-        )
+        folds = index in sheet.left
+        justify: Literal["left", "right"] = "left" if index in sheet.left else "right"
+        table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not folds, overflow="fold")
     for row in sheet.rows:
         table.add_row(*(_cell(row[index]) for index in kept))
     return [table, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
 
 
 def _heading(name: str) -> str:
-    """Two words stack, so that a column is as narrow as its figures."""
-    return name.replace("error/bound", "error/\nbound").replace("% of peak", "% of\npeak")
+    """Words stack, so that a column is as narrow as its figures."""
+    return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 8, break_long_words=False))
 
 
 def _cell(cell: Cell) -> Text:

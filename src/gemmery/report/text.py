@@ -10,7 +10,7 @@ from typing import Any
 from gemmery.bench.record import Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.sheet import IDEA, Sheet, sheets
+from gemmery.report.sheet import Sheet, sheets
 
 
 def machine(found: Machine) -> str:
@@ -31,10 +31,9 @@ def machine(found: Machine) -> str:
 
 def table(sheet: Sheet) -> str:
     """One sheet as a table, without its title."""
-    left = {0, *(index for index, name in enumerate(sheet.head) if name == IDEA)}
     lines = [
         _line(sheet.head),
-        _line([":---" if index in left else "---:" for index in range(len(sheet.head))]),
+        _line([":---" if index in sheet.left else "---:" for index in range(len(sheet.head))]),
         *(
             _line([f"**{cell.text}**" if cell.tone == "best" and cell.text else cell.text for cell in row])
             for row in sheet.rows

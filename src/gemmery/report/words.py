@@ -8,10 +8,11 @@ from gemmery.bench.record import Machine, Measurement, Run
 
 RIVALS = {
     "numpy": "NumPy",
-    "numpy_avx512": "NumPy (AVX-512 kernels)",
+    "numpy_avx512": "NumPy AVX-512",
     "torch": "PyTorch",
     "mkl": "MKL",
     "blis": "BLIS",
+    "gm.matmul on one thread": "one thread",
 }
 
 
@@ -80,7 +81,7 @@ def rate(measurement: Measurement) -> str:
 
 def kernel(name: str) -> str:
     """A rival by the name it is known by, a rung by its own."""
-    return RIVALS.get(name, name)
+    return RIVALS.get(name) or name.removeprefix("gm.matmul, ")
 
 
 def cores(count: int) -> str:

@@ -97,8 +97,8 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if suite != "ladder":
         ran = [m for m in ran if m.kernel == OWN]
-    if not ran:
-        return None
+    if len({m.dtype for m in ran}) != 1:
+        return None  # each type has a roof of its own
     intensities = [m.flops / m.bytes for m in ran]
     roofs = {m.threads: (m.peak_gflops, m.bandwidth_gbs) for m in ran}
     ridges = [peak / bandwidth for peak, bandwidth in roofs.values()]

@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import Group, groups, is_own, largest, product, speedup
+from gemmery.report.sheet import OWN, Group, groups, largest, product, speedup
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 
 ROW = 52  # height of one rung in the bars
@@ -122,7 +122,7 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
 
 def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
-    own = [m for m in measurements if is_own(m) and m.versus]
+    own = [m for m in measurements if m.kernel == OWN and m.versus]
     if not own:
         return None
     rivals = tuple(dict.fromkeys(rival for m in own for rival in m.versus))

@@ -138,11 +138,15 @@ def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
         raise CompileError(f"kernel {name!r}: {error}") from error
     machine = _machine(target)
     module.triple = machine.triple
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    # The kernels are vectorized and unrolled as written: LLVM's own choices only undo register tiles.
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    # The kernels are vectorized, unrolled and tiled as written: stack slots to registers, loops with their test at the
+    # end and folded arithmetic are all they need. LLVM's -O2 takes 7 times as long and gives the same speed.
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_loop_rotate_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return machine, module
 
 

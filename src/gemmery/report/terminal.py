@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
 from typing import Literal
@@ -86,7 +87,7 @@ class Progressing:
     def _so_far(self) -> list[RenderableType]:
         shown = sheets(Run(NOWHERE, "", tuple(self._rows)), self._rungs) if self._rows else ()
         room = max(self._console.height - 8, 1)
-        cut = [Sheet(s.title, s.head, s.rows[-room:]) for s in shown]
+        cut = [replace(sheet, rows=sheet.rows[-room:], notes=()) for sheet in shown]
         return [part for sheet in cut for part in _sheet(sheet, self._console.width)]
 
 

@@ -19,15 +19,17 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.errors import DeviceError, DTypeError, LayoutError
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"
 
 
 class View(NamedTuple):

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 _DIGEST = hashlib.sha256().digest_size
@@ -37,6 +36,8 @@ def write(folder: Path, key: str, payload: bytes) -> bool:
     A process killed half-way leaves a temporary file that no key names. Running without a cache is slower,
     never wrong, so an unwritable folder is not an error; `gemmery doctor` reports it.
     """
+    import tempfile  # 10 ms that a process with a warm cache need not pay
+
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _private(folder):

@@ -6,11 +6,9 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
-import json
 import mmap
 import os
-import platform
-import struct
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -51,19 +49,18 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
 
 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
-    if target.machine not in ("x86_64", "amd64") or platform.system() == "Windows":
+    if target.machine not in ("x86_64", "amd64") or sys.platform == "win32":
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder, key = config.cache_dir(), _key(target, name)
     stored = cache.read(folder, key)
     if stored is None:
         image, entries = elf.flatten(_object(target, name, str(generate())))
-        header = json.dumps(entries).encode()
-        stored = struct.pack("<I", len(header)) + header + image
+        stored = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
         cache.write(folder, key, stored)
-    length = struct.unpack_from("<I", stored)[0]
-    entries = json.loads(stored[4 : 4 + length])
-    base = _map(stored[4 + length :].replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
-    return {symbol: base + offset for symbol, offset in entries.items()}
+    header, _, image = stored.partition(b"\n")
+    base = _map(image.replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
+    words = header.decode().split()
+    return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
 
 
 def _key(target: Target, name: str) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmery.arrays import View
-from gemmery.cpu import pool, portable
+from gemmery.cpu import pool
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.split import Unit, grid
 
-_SCALAR = {"float": "<f", "double": "<d", "i16": "<h", "i32": "<i", "i64": "<q"}
+_SCALAR = {"float": "<ff", "double": "<dd"}
 _BITS = {"i16": 16, "i32": 32, "i64": 64}
 _PLAN = len(pool.JOB) - len(FIELDS) - 4  # words behind the record and the two scalars
 _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
@@ -31,11 +31,11 @@ class Blocks:
 
 
 def scalar(element: str, value: complex) -> bytes:
-    """A scalar of an LLVM element type in memory, 16 bytes; integers wrap."""
+    """A scalar of an LLVM element type in memory, 16 bytes; integers wrap, an imaginary part follows the real one."""
     if element in _BITS:
         wrapped = int(value.real) & ((1 << _BITS[element]) - 1)
         return wrapped.to_bytes(_BITS[element] // 8, "little").ljust(16, b"\0")
-    return struct.pack(_SCALAR[element], value.real).ljust(16, b"\0")
+    return struct.pack(_SCALAR[element], value.real, value.imag).ljust(16, b"\0")
 
 
 class Launch:
@@ -67,7 +67,7 @@ class Launch:
         blocks = self.blocks(cut.rows, cut.columns, k) if cut.parts else Blocks()
         plan = _pack_plan(
             self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
-            cut.rows, cut.columns, cut.products, blocks.workspace, pool.address(),
+            cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(),
         )  # fmt: skip
         return (blocks.mc, blocks.kc, blocks.nc), plan
 
@@ -83,16 +83,23 @@ class Launch:
         threads: int = 1,
     ) -> None:
         """C = alpha A B + beta C for every matrix of the batch; a column-major C as its transpose, B' A'."""
+        if self._run(self.job(a, b, c, alpha, beta, bias, threads)):
+            raise MemoryError(f"no memory for the packed panels of a product of {a.shape} by {b.shape}")
+
+    def job(
+        self, a: View, b: View, c: View, alpha: complex, beta: complex, bias: View | None, threads: int
+    ) -> bytes:  # fmt: skip
+        """The job of one call, as the compiled pool reads it."""
         batch, m, n = c.shape
         c_batch, c_row, c_col = c.strides
         a_batch, a_row, a_col = a.strides
         b_batch, b_row, b_col = b.strides
         k = a.shape[2]
-        if c_col != self.out_size and c_row == self.out_size:
+        if n > 1 and c_col != self.out_size and (m == 1 or c_row == self.out_size):  # as arrange.layout has it
             a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
             a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
         blocks, plan = self._planned(batch, m, n, k, threads)
-        job = _pack(
+        return _pack(
             m, n, k, a.pointer, a_row, a_col, b.pointer, b_row, b_col, c.pointer, c_row, c_col, 0, 0,
             bias.pointer if bias else 0, bias.strides[0] if bias else 0,
             batch, a_batch, b_batch, c_batch, 0, *blocks,
@@ -100,12 +107,12 @@ class Launch:
             self._zero if beta == 0 else scalar(self.accumulator, beta),
             plan,
         )  # fmt: skip
-        if self._run(job):
-            raise MemoryError(f"no memory for the packed panels of a {m} x {n} x {k} product")
 
 
 def _entry() -> Callable[[bytes], int]:
     """What runs a job: the compiled pool, or Python's threads where there is none."""
     if not pool.address():
+        from gemmery.cpu import portable  # brings concurrent.futures, 7 ms that others need not pay
+
         return portable.run
     return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(pool.entries()["run"])

@@ -18,7 +18,7 @@ def _private(folder: Path) -> bool:
 
 
 def read(folder: Path, key: str) -> bytes | None:
-    """The bytes stored under `key`, or None when there are none, they are damaged, or others could have written them."""
+    """The bytes stored under `key`; None when there are none, they are damaged, or others could have written them."""
     path = folder / key
     try:
         if not _private(folder):

@@ -12,7 +12,7 @@ from gemmery.cpu.epilogue import ACTIVATIONS
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
-from gemmery.cpu.ukernel import Product, Shape, shape
+from gemmery.cpu.ukernel import Product, shape
 from gemmery.problem import Problem
 
 Config = Mapping[str, int]
@@ -99,16 +99,22 @@ def packed(problem: Problem, config: Config) -> Launch:
         tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
         return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, m, tall, deep, wide))
 
-    unit = Unit(register.mr, register.nr // made.parts, _step(register) * made.parts / made.group, _PACK, sizes.nc)
+    unit = Unit(
+        register.mr,
+        register.nr // made.parts,
+        _step(register.mr * register.nv) * made.parts / made.group,
+        _PACK,
+        sizes.nc,
+    )
     return Launch(found["packed"], made.scalar, dtypes.get(problem.out).size, blocks, unit=unit)
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 
-def _step(register: Shape) -> float:
-    """ns of one step of a register tile: two multiply-adds a cycle at 3 GHz."""
-    return register.mr * register.nv / 6
+def _step(vectors: int) -> float:
+    """ns of one step of k on a tile of so many vectors: two multiply-adds a cycle at 3 GHz."""
+    return vectors / 6
 
 
 def even(total: int, block: int, unit: int) -> int:
@@ -144,7 +150,9 @@ def direct(problem: Problem, config: Config) -> Launch:
     cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled)
     found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
     element = dtypes.get(p.dtype)
-    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS)
+    nv = cut.nv or cut.nv_edge
+    unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))
+    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
 
 
 _NO_BLOCKS = Blocks()
@@ -153,16 +161,16 @@ _NO_BLOCKS = Blocks()
 def streamed(problem: Problem, config: Config) -> Launch:
     """The product of few rows with a B beyond L2; `depth` and `nv` of the config override what suits m."""
     p, target = upright(problem), host()
-    # Few rows: more of B in flight. More rows: more multiply-adds for each load and store of a sum.
-    depth, nv = (8, 2) if p.m <= 6 else (4, 4)
+    depth, nv = streams.sizes(target, p.m)
     shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))
     found = jit.load(target, shape.name, lambda: streams.streamed(target, shape))
     element = dtypes.get(p.dtype)
     room = (target.l2 or 1 << 20) // 2
+    step = shape.nv * target.lanes(element.size)
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        step = shape.nv * target.lanes(element.size)
         nc = even(n, max(room // (m * element.size), step), step)
         return Blocks(nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
 
-    return Launch(found["streamed"], element.llvm, element.size, blocks)
+    unit = Unit(0, step, p.m * _step(shape.nv))
+    return Launch(found["streamed"], element.llvm, element.size, blocks, unit=unit)

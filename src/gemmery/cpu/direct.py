@@ -89,17 +89,18 @@ def direct(target: Target, shape: Cut) -> Module:
 
         def rows(j: Value, nv: int, mask: Value | None) -> None:
             """All tiles of one column of tiles."""
-            with f.loop(0, down, shape.mr) as i:
-                _tile(tile, shape.mr, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size)
-            if shape.mr_edge:
-                i = down
-                _tile(tile, shape.mr_edge, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size)
+            for start, stop, mr in ((f.index(0), down, shape.mr), (down, m, shape.mr_edge)):
+                if mr:
+                    with f.loop(start, stop, mr) as i:
+                        _tile(tile, mr, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size)
 
+        # The edges are loops of one step or none: a part of a product cut for threads may have no edge.
         if shape.nv:
             with f.loop(0, across, shape.nv * lanes) as j:
                 rows(j, shape.nv, None)
         if shape.nv_edge:
-            rows(across, shape.nv_edge, mask)
+            with f.loop(across, n, shape.nv_edge * lanes) as j:
+                rows(j, shape.nv_edge, mask)
     return module
 
 

@@ -31,6 +31,16 @@ class Streams:
         return f"streamed_{self.dtype}_{self.depth}x{self.nv}"
 
 
+def sizes(target: Target, m: int) -> tuple[int, int]:
+    """(depth, nv) for m rows: depth * nv vectors of B and nv sums stay in registers.
+
+    Few rows: more of B in flight. More rows: more multiply-adds for each load and store of a sum.
+    """
+    if target.isa != "avx512":
+        return 4, 2
+    return (8, 2) if m <= 6 else (4, 4)
+
+
 def streamed(target: Target, shape: Streams) -> Module:
     """The module; its entry is `streamed`, C = alpha A B + beta C."""
     module = Module(target)

@@ -19,7 +19,7 @@ import sys
 
 from gemmery.cpu import jit, workspace
 from gemmery.cpu.abi import FIELDS, Args
-from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.target import Target, host
 
 # What `run` reads, 8-byte words: a record whose alpha, beta and workspace are filled in by `part`, the two scalars
@@ -40,27 +40,37 @@ JOB = (
     ("columns", "i64"),
     ("products", "i64"),
     ("workspace_bytes", "i64"),
+    ("wakes", "i64"),  # 1: enough work to wake sleepers for it alone
     ("pool", "ptr"),
 )
 _JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 
 # The pool: functions of the C library, by address; then state, all zero at first and in a forked child. Words that
 # different threads write lie 128 bytes apart: neighbouring lines are fetched in pairs.
-LIBC = ("pthread_create", "pthread_sigmask", "mmap", "munmap", "madvise", "syscall", "sched_yield")
+LIBC = (
+    "pthread_create", "pthread_sigmask", "mmap", "munmap", "madvise", "syscall", "clock_gettime",
+    "sched_yield", "sched_getcpu", "sched_getaffinity", "sched_setaffinity",
+)  # fmt: skip
 _FUNCTIONS = {name: 8 * i for i, name in enumerate((*LIBC, "worker"))}
 _STATE = 128  # number of the job << 32 | workers it may still take << 16 | workers at it
 _SLEEPING = 256  # workers in the futex
 _BUSY = 384  # 1 while a caller has the workers
 _STARTED = 392  # workers there are
 _OPEN_JOB = 400
+_LAST = 408  # when the last job ended, ns
 _NEXT = 512  # the next part
-_SLOTS = 640
-_SLOT = 64  # bytes of a slot: taken (a worker's: the pool), address and size of a workspace
+_WANTED = 640  # sleepers still to be woken
+_CPUS = 768  # a bit for each core that has a thread at the job
+_SLOTS = 896
+_SLOT = 64  # bytes of a slot: taken (a worker's: the pool), address and size of a workspace, pauses since it worked
 CALLERS, WORKERS = 64, 255
 SIZE = _SLOTS + (CALLERS + WORKERS) * _SLOT
 
 _SPINS = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
 _PATIENCE = 64  # pauses between two offers of the core to whoever else wants it
+_FAN = 4  # sleepers that one thread wakes; they wake the next
+_MASK = 128  # bytes of a set of cores
+_BURST = 100_000  # ns between jobs that are taken for a run of them
 _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_PRIVATE = 0, 1, 128
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause()", "amd64": "llvm.x86.sse2.pause()"}
@@ -80,7 +90,10 @@ def module(target: Target) -> Module:
         _start(made)
         _news(made)
         _join(made)
+        _wake(made)
+        _rouse(made)
         _crew(made)
+        _step_aside(made)
         _worker(made)
         _run(made)
     return made
@@ -121,7 +134,7 @@ def _drain(made: Module) -> None:
     with made.function("drain", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
         parts = Args(f, f["job"], JOB).parts
         with f.while_() as again:
-            index = _add(f, f["pool"] + _NEXT, 1)
+            index = _add(f, f["pool"] + _NEXT, f.index(1))
             again.until(index >= parts)
             f.call("part", f["job"], index, f["workspace"])
 
@@ -195,18 +208,18 @@ def _start(made: Module) -> None:
 
 def _news(made: Module) -> None:
     """The number of the newest job, once it is not `last`: spin, then sleep."""
-    with made.function("news", ("ptr", "pool"), ("i64", "last"), local=True, returns="i64") as f:
+    with made.function("news", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64") as f:
         pool, last = f["pool"], f["last"]
-        spins, number = f.var(f.index(0)), f.var(last)
+        number = f.var(last)
         with f.while_() as again:
             number.value = _load(f, pool + _STATE) >> 32
             again.until(number.value.differs(last))
-            with f.if_(spins.value < _SPINS):
-                _pause(f, pool, spins)
+            with f.if_(f.load("i64", f["spins"]) < _SPINS):
+                _pause(f, pool, f["spins"])
             with f.else_():
-                _add(f, pool + _SLEEPING, 1)
+                _add(f, pool + _SLEEPING, f.index(1))
                 _futex(f, pool, _FUTEX_WAIT, last)
-                _add(f, pool + _SLEEPING, -1)
+                _add(f, pool + _SLEEPING, f.index(-1))
         f.ret(number.value)
 
 
@@ -239,34 +252,102 @@ def _crew(made: Module) -> None:
             f.store(f.index(0), pool + _NEXT)
             f.store(f["job"], pool + _OPEN_JOB)
             number = (_load(f, pool + _STATE) >> 32) + 1
+            for word in range(_MASK // 8):
+                f.store(f.index(0), pool + (_CPUS + 8 * word))
+            _claim(f, pool)
             _swap(f, pool + _STATE, number << 32 | helpers << 16)
-            _wake(f, pool, helpers)
+            f.call("rouse", pool, job.wakes, helpers)
             f.call("drain", pool, f["job"], f["workspace"])
             f.emit("i64", f"atomicrmw and {pool + _STATE}, i64 {~0xFFFF0000} seq_cst")
-            spins = f.var(f.index(0))
+            spins = f.buffer(8)
+            f.store(f.index(0), spins)
             with f.while_() as again:
                 again.until((_load(f, pool + _STATE) & 0xFFFF).equals(0))
                 _pause(f, pool, spins)
+            _store(f, f.index(0), pool + _WANTED)
+            f.store(_now(f, pool), pool + _LAST)
             _store(f, f.index(0), pool + _BUSY)
         f.ret(f.convert("zext", free, "i64"))
+
+
+def _rouse(made: Module) -> None:
+    """Have sleepers woken, as many as a job lacks, when it is worth their while or one of a run of jobs.
+
+    A futex wake takes the caller 5 us and the sleeper 20 to 50 us in a virtual machine: as long as n = 128 takes.
+    """
+    with made.function("rouse", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
+        pool = f["pool"]
+        sleeping = _load(f, pool + _SLEEPING)
+        lacking = f["helpers"] - (f.load("i64", pool + _STARTED) - sleeping)
+        with f.if_((sleeping > 0) & (lacking > 0)):
+            worth = f.var(f["wakes"].differs(0))
+            with f.if_(worth.value ^ True):
+                worth.value = _now(f, pool) - f.load("i64", pool + _LAST) < _BURST
+            with f.if_(worth.value):
+                _store(f, lacking, pool + _WANTED)
+                f.call("wake", pool)
+
+
+def _wake(made: Module) -> None:
+    """Wake some of those that are wanted."""
+    with made.function("wake", ("ptr", "pool"), local=True) as f, f.if_(_load(f, f["pool"] + _WANTED) > 0):
+        left = _add(f, f["pool"] + _WANTED, f.index(-_FAN))
+        with f.if_(left > 0):
+            _futex(f, f["pool"], _FUTEX_WAKE, f.min(left, _FAN))
+
+
+def _step_aside(made: Module) -> None:
+    """Leave a core that another thread of the job is on, if a free one is allowed.
+
+    The scheduler likes to put a woken thread on the core of the one that woke it, and leaves it there for
+    milliseconds. The mask is put back at once: the thread is moved, not bound.
+    """
+    with made.function("step_aside", ("ptr", "pool"), local=True) as f:
+        pool = f["pool"]
+        with f.if_(_claim(f, pool)):
+            size, allowed, free = f.index(_MASK), f.buffer(_MASK), f.buffer(_MASK)
+            for word in range(0, _MASK, 8):
+                f.store(f.index(0), allowed + word)
+            me = f.const("i32", 0)
+            _libc(f, pool, "sched_getaffinity", "i32", me, size, allowed)
+            some = f.index(0)
+            for word in range(0, _MASK, 8):
+                left = f.load("i64", allowed + word) & (_load(f, pool + (_CPUS + word)) ^ -1)
+                f.store(left, free + word)
+                some = some | left
+            with f.if_(some.differs(0)):
+                _libc(f, pool, "sched_setaffinity", "i32", me, size, free)
+                _libc(f, pool, "sched_setaffinity", "i32", me, size, allowed)
+                _claim(f, pool)
+
+
+def _claim(f: Function, pool: Value) -> Value:
+    """Mark this thread's core; true when it was marked."""
+    cpu = f.convert("zext", _libc(f, pool, "sched_getcpu", "i32"), "i64") & 8 * _MASK - 1
+    bit = f.index(1) << (cpu & 63)
+    before = f.emit("i64", f"atomicrmw or {pool + _CPUS + (cpu >> 6) * 8}, {bit} seq_cst")
+    return (before & bit).differs(0)
 
 
 def _worker(made: Module) -> None:
     """The life of a worker: wait for a job, find a place at it, take parts, leave."""
     with made.function("worker", ("ptr", "slot")) as f:
         slot = f["slot"]
-        pool = f.load("ptr", slot)
+        pool, spins = f.load("ptr", slot), slot + 24
         last = f.var(f.index(0))
         with f.while_():
-            last.value = _call(f, "i64", "news", pool, last.value)
+            last.value = _call(f, "i64", "news", pool, spins, last.value)
             found = _call(f, "i64", "join", pool)
             with f.if_(found.differs(0)):
                 last.value = found >> 32
+                f.call("wake", pool)
+                f.call("step_aside", pool)
                 job = f.load("ptr", pool + _OPEN_JOB)
                 error = _call(f, "i64", "fit", pool, slot, Args(f, job, JOB).workspace_bytes)
                 with f.if_(error.equals(0)):
                     f.call("drain", pool, job, f.load("ptr", slot + 8))
-                _add(f, pool + _STATE, -1)
+                _add(f, pool + _STATE, f.index(-1))
+                f.store(f.index(0), spins)
 
 
 def _run(made: Module) -> None:
@@ -298,8 +379,8 @@ def _store(f: Function, new: Value, at: Value) -> None:
     f.line(f"store atomic {new}, {at} release, align 8")
 
 
-def _add(f: Function, at: Value, number: int) -> Value:
-    return f.emit("i64", f"atomicrmw add {at}, i64 {number} seq_cst")
+def _add(f: Function, at: Value, number: Value) -> Value:
+    return f.emit("i64", f"atomicrmw add {at}, {number} seq_cst")
 
 
 def _swap(f: Function, at: Value, new: Value) -> None:
@@ -328,18 +409,21 @@ def _futex(f: Function, pool: Value, operation: int, number: Value) -> None:
     f.emit("i64", f"call i64 (i64, ...) {call.text}({text})")
 
 
-def _wake(f: Function, pool: Value, most: Value) -> None:
-    with f.if_(_load(f, pool + _SLEEPING) > 0):
-        _futex(f, pool, _FUTEX_WAKE, most)
+def _now(f: Function, pool: Value) -> Value:
+    """Monotonic time in ns."""
+    time = f.buffer(16)
+    _libc(f, pool, "clock_gettime", "i32", f.const("i32", 1), time)
+    return f.load("i64", time) * 1_000_000_000 + f.load("i64", time + 8)
 
 
-def _pause(f: Function, pool: Value, spins: Var) -> None:
+def _pause(f: Function, pool: Value, spins: Value) -> None:
     """A moment; now and then the core is offered to others, for a woken worker may have been put on it."""
     name = _PAUSE.get(f.target.machine, _OTHERS)
     f.module.declare(f"declare void @{name.replace('i32 1', 'i32')}")
     f.line(f"call void @{name}")
-    spins.value = spins.value + 1
-    with f.if_((spins.value & (_PATIENCE - 1)).equals(0)):
+    count = f.load("i64", spins) + 1
+    f.store(count, spins)
+    with f.if_((count & (_PATIENCE - 1)).equals(0)):
         _libc(f, pool, "sched_yield", "i32")
 
 

@@ -7,12 +7,15 @@ threads. A part packs what it reads for itself: that costs more packing, and no 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # ns of work that make a thread worth waking: a futex wake and the sleeper's way onto a core take 5 to 50 us, and
 # where that is late, the others have done its parts.
-WORTH = 8000.0
+WORTH = 8_000
+WAKES = 100_000  # ns of work in all that are worth waking sleepers for a single product
 PART = 300.0  # ns to take a part and set it up
 FINEST = 4  # parts a thread at most
+SPARE = 1.03  # what finer parts may cost: a thread that is held up then delays the rest by less
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,7 @@ class Unit:
         return k * (tiles * self.step + self.pack * (m * -(-n // self.wide) + n))
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(NamedTuple):
     """groups x row_parts x column_parts parts, each `rows` x `columns` of C in `products` products."""
 
     threads: int
@@ -46,6 +48,7 @@ class Grid:
     rows: int
     columns: int
     products: int
+    wakes: bool = True  # worth waking sleepers for, even if no other product follows
 
     @property
     def parts(self) -> int:
@@ -61,19 +64,23 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     """
     if not (batch and m and n):
         return Grid(1, 0, 0, 0, 0, 0, 0)
-    useful = min(threads, int(batch * unit.cost(m, n, k) / WORTH)) if unit else 1
+    work = batch * unit.cost(m, n, k) if unit else 0
+    useful = min(threads, int(work / WORTH))
     if unit is None or useful <= 1:
         return Grid(1, 1, 1, 1, m, n, batch)
     if batch >= useful:
         products = -(-batch // (FINEST * useful)) if batch >= FINEST * useful else 1
-        return Grid(useful, 1, 1, -(-batch // products), m, n, products)
+        return Grid(useful, 1, 1, -(-batch // products), m, n, products, work > WAKES)
     choices = {
         _cut(unit, batch, m, n, useful, row_parts, count // row_parts)
         for count in {useful, *(-(-finer * useful // batch) for finer in range(1, FINEST + 1))}
         for row_parts in range(1, count + 1)
         if count % row_parts == 0
     }
-    return min(choices, key=lambda found: (_duration(found, unit, k), found.parts))
+    durations = {found: _duration(found, unit, k) for found in choices}
+    limit = SPARE * min(durations.values())
+    best = max(choices, key=lambda found: (durations[found] <= limit, found.parts, -durations[found]))
+    return best._replace(wakes=work > WAKES)
 
 
 def _cut(unit: Unit, batch: int, m: int, n: int, threads: int, row_parts: int, column_parts: int) -> Grid:
@@ -83,7 +90,10 @@ def _cut(unit: Unit, batch: int, m: int, n: int, threads: int, row_parts: int, c
 
 def _share(total: int, unit: int, parts: int) -> int:
     """The size of each of `parts` nearly equal parts, in whole units."""
-    return -(-(-(-total // unit)) // parts) * unit if unit else total
+    if not unit:
+        return total
+    units = -(-total // unit)
+    return -(-units // parts) * unit
 
 
 def _duration(found: Grid, unit: Unit, k: int) -> float:

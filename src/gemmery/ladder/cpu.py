@@ -83,6 +83,15 @@ CPU = (
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
     ),
     Rung(
+        name="packed_threaded",
+        idea="the same over the cores: C is cut along m and n, each thread packs what its part reads",
+        parent="packed",
+        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        refuses=_packed,
+        build=build.packed,
+        space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+    ),
+    Rung(
         name="direct",
         idea="register tiles on A and B where they lie, cut to the shape: nothing is packed",
         parent="packed",

@@ -92,10 +92,12 @@ def test_bias_and_activation(layout):
     verify.require(result, x.array[0], b.array[0], bias=bias[:1])
 
 
-def test_the_bias_of_a_column_is_one_number():
-    a, x, y = place(random((1, 40, 5), "f32", 0), "f32"), vector(5, "f32"), vector(40, "f32")
+@pytest.mark.parametrize("layout", ["C", "padded F", "thirds"])
+def test_the_bias_of_a_column_is_one_number(layout):
+    a, x, y = place(random((1, 40, 5), "f32", 0), "f32"), vector(5, "f32"), vector(40, "f32", layout)
     bias = np.array([3.0, np.nan], "f4")
-    verify.require(multiply(a, x, y, epilogue="bias", bias=view(bias[:1])), a.array[0], x.array[0], bias=bias[:1])
+    result = multiply(a, x, y, epilogue="bias", bias=view(bias[:1]))
+    verify.require(result, a.array[0], x.array[0], bias=bias[:1])
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

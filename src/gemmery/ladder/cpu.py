@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery import dtypes
-from gemmery.cpu import build, gemv
+from gemmery.cpu import batched, build, gemv
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
@@ -36,6 +36,12 @@ def _gemv(problem: Problem) -> str:
     if problem.m != 1 and problem.n != 1:
         return f"it multiplies a matrix by one vector, and neither m nor n is 1 in {problem.m} x {problem.n}"
     return build.packed_refuses(problem)
+
+
+def _batched(problem: Problem) -> str:
+    if max(problem.m, problem.n, problem.k) > batched.LARGEST:
+        return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}"
+    return _packed(problem)
 
 
 CPU = (
@@ -117,5 +123,13 @@ CPU = (
         build=gemv.build,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192)},
         default={"mc": 4096, "kc": 4096},
+    ),
+    Rung(
+        name="batched",
+        idea="many small products: C in registers, the shape in the code, the loop over the batch compiled",
+        parent="direct",
+        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        refuses=_batched,
+        build=batched.build,
     ),
 )

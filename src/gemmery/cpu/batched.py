@@ -1,0 +1,307 @@
+"""Many small products in one call: m, n and k known when the code is made, the loop over the batch inside it.
+
+C stays in registers, its last columns under a mask; short rows use short vectors (four lanes for n = 3). A and B are
+read where they lie when their matrices are contiguous; those that are not, and element types narrower than the
+accumulator, are first copied beside the stack, a few hundred bytes at a time.
+Every element is summed over k in order, as by the other kernels: a product has the same bits alone and in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gemmery import dtypes
+from gemmery.cpu import jit
+from gemmery.cpu.abi import Args
+from gemmery.cpu.build import epilogue
+from gemmery.cpu.convert import load_as, store_as
+from gemmery.cpu.epilogue import activate
+from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
+from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.split import Unit
+from gemmery.cpu.target import Target, host, tile
+from gemmery.problem import Problem
+
+LARGEST = 32  # m, n and k at most: A and B stay in L1, and the code short
+UNROLLED = 128  # multiply-adds of one tile up to which k is unrolled
+
+Scales = tuple[Value, Value, Value, Value]  # alpha, beta, bias, bias step
+
+
+class Span(NamedTuple):
+    """Columns that one vector holds; a mask where there are fewer than it has lanes."""
+
+    first: int
+    lanes: int
+    mask: Value | None
+
+
+@dataclass(frozen=True)
+class Small:
+    """The product that is repeated: its shape, what memory holds and what is accumulated (LLVM's name)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out: str
+    accumulator: str
+    activation: str = ""
+    bias: bool = False
+
+    @property
+    def name(self) -> str:
+        """A name that says everything above: part of the cache key."""
+        tail = "".join(f"_{part}" for part in (self.activation, "bias" if self.bias else "") if part)
+        return f"batched_{self.m}x{self.n}x{self.k}_{self.dtype}_{self.out}_{self.accumulator}{tail}"
+
+    @property
+    def plain(self) -> bool:
+        """True when memory holds accumulators and nothing is applied to them."""
+        same = dtypes.get(self.dtype).llvm == dtypes.get(self.out).llvm == self.accumulator
+        return same and not self.activation and not self.bias
+
+
+def build(problem: Problem, config: Mapping[str, int]) -> Launch:
+    """The kernel of one small shape, which runs a whole batch in one call."""
+    p, target = problem.transposed() if problem.c_layout == "col" else problem, host()
+    bias, activation = epilogue(p)
+    out = dtypes.get(p.out)
+    floats = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"}
+    element = floats.get(p.out) or ("i16" if out.size == 1 else out.llvm)
+    small = Small(p.m, p.n, p.k, p.dtype, p.out, element, activation, bias)
+    found = jit.load(target, small.name, lambda: batched(target, small))
+    blocks = Blocks()
+    return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
+
+
+def _unit(small: Small) -> Unit:
+    """One product is not cut. It takes a nanosecond for 25 bytes or 50 operations, whichever is more."""
+    moved = (small.m + small.n) * small.k * dtypes.get(small.dtype).size + small.m * small.n * dtypes.get(
+        small.out
+    ).size
+    return Unit(0, 0, max(moved / 25, 2 * small.m * small.n * small.k / 50) / max(small.k, 1))
+
+
+def batched(target: Target, small: Small) -> Module:
+    """The module of one small product; its entry is `batched`."""
+    module = Module(target)
+    for name, rows, columns in (("copy_a", small.m, small.k), ("copy_b", small.k, small.n)):
+        with module.function(name, ("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"), local=True) as f:
+            _copy(f, small, rows, columns)
+    with module.function("batched", ("ptr", "args")) as f:
+        _batch(f, small, Args(f, f["args"]))
+    return module
+
+
+def _batch(f: Function, small: Small, args: Args) -> None:
+    """The loop over the products; contiguous ones with nothing to scale or convert have one of their own."""
+    a, b, c = args.a, args.b, args.c
+    a_batch, b_batch, c_batch, c_row = args.a_batch, args.b_batch, args.c_batch, args.c_row
+    strides_a, strides_b = (args.a_row, args.a_col), (args.b_row, args.b_col)
+    scales = args.alpha, args.beta, args.bias, args.bias_step
+    size = SIZES[small.accumulator]
+    room_a, room_b = f.buffer(max(small.m * small.k, 1) * size), f.buffer(max(small.k * small.n, 1) * size)
+
+    def general() -> None:
+        with f.loop(0, args.batch) as i:
+            here_a = _at_hand(f, small, "copy_a", small.k, a + i * a_batch, strides_a, room_a)
+            here_b = _at_hand(f, small, "copy_b", small.n, b + i * b_batch, strides_b, room_b)
+            _product(f, small, here_a, here_b, c + i * c_batch, c_row, scales)
+
+    if not small.plain:
+        general()
+        return
+    unscaled = f.load(small.accumulator, scales[0]).equals(1) & f.load(small.accumulator, scales[1]).equals(0)
+    lies_a, lies_b = _contiguous(f, small, strides_a, small.k), _contiguous(f, small, strides_b, small.n)
+    with f.if_(unscaled & lies_a & lies_b & c_row.equals(small.n * size)), f.loop(0, args.batch) as i:
+        at = a + i * a_batch, b + i * b_batch, c + i * c_batch
+        if _fits_a_vector(f.target, small):
+            _whole_product(f, small, *at)
+        else:
+            _product(f, small, *at, small.n * size, None)
+    with f.else_():
+        general()
+
+
+def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], columns: int) -> Value:
+    size = SIZES[small.accumulator]
+    return strides[0].equals(columns * size) & strides[1].equals(size)
+
+
+def _at_hand(
+    f: Function, small: Small, copy: str, columns: int, source: Value, strides: tuple[Value, Value], room: Value
+) -> Value:
+    """Where the operand lies contiguous in the accumulator's type: in its place, or in a copy."""
+    if dtypes.get(small.dtype).llvm != small.accumulator:
+        f.call(copy, source, *strides, room)
+        return room
+    row, col = strides
+    at = f.var(source)
+    with f.if_(_contiguous(f, small, strides, columns) ^ True):
+        f.call(copy, source, row, col, room)
+        at.value = room
+    return at.value
+
+
+def _copy(f: Function, small: Small, rows: int, columns: int) -> None:
+    """rows x columns elements as contiguous accumulators: by vectors where a row's are adjacent, else one by one."""
+    memory, size = dtypes.get(small.dtype), SIZES[small.accumulator]
+    source, row, col, to = f["source"], f["row"], f["col"], f["to"]
+    with f.if_(col.equals(memory.size)), f.loop(0, rows) as i:
+        for first, lanes, mask in _spans(f, small, columns):
+            at = source + i * row + first * memory.size
+            store_at = to + i * (columns * size) + first * size
+            loaded = load_as(f, memory, small.accumulator, at, lanes, mask)
+            if mask is None:
+                f.store(loaded, store_at)
+            else:
+                f.store_masked(loaded, store_at, mask)
+    with f.else_(), f.loop(0, rows) as i, f.loop(0, columns) as j:
+        one = load_as(f, memory, small.accumulator, source + i * row + j * col, 0, None)
+        f.store(one, to + (i * columns + j) * size)
+
+
+def _put(f: Function, value: Value, at: Value, mask: Value | None) -> None:
+    if mask is None:
+        f.store(value, at)
+    else:
+        f.store_masked(value, at, mask)
+
+
+def _spans(f: Function, small: Small, columns: int) -> list[Span]:
+    """The vectors of a row; the last one is as short as it can be."""
+    widest = f.target.lanes(SIZES[small.accumulator])
+    found = []
+    for first in range(0, columns, widest):
+        left = min(widest, columns - first)
+        lanes = _lanes(left)
+        found.append(Span(first, lanes, None if lanes == left else _first(f, left, lanes)))
+    return found
+
+
+def _first(f: Function, count: int, lanes: int) -> Value:
+    """A constant mask of the first `count` lanes."""
+    bits = ", ".join(f"i1 {int(lane < count)}" for lane in range(lanes))
+    return Value(f, vector(lanes, "i1"), f"<{bits}>")
+
+
+def _product(
+    f: Function, small: Small, a: Value, b: Value, c: Value, c_row: Value | int, scales: Scales | None
+) -> None:
+    """C in tiles of as many rows and vectors as the registers hold."""
+    sizes = tile(f.target)
+    spans = _spans(f, small, small.n)
+    for some in _even(len(spans), sizes.nv):
+        chosen = spans[some.start : some.stop]
+        for rows in _even(small.m, sizes.mr * sizes.nv // len(chosen)):
+            totals = _tile(f, small, a, b, rows, chosen)
+            _store(f, small, totals, c, c_row, rows, chosen, scales)
+
+
+def _fits_a_vector(target: Target, small: Small) -> bool:
+    return max(small.m * small.n, small.m * small.k) <= target.lanes(SIZES[small.accumulator])
+
+
+def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> None:
+    """C in one vector: column p of A and row p of B are spread over it by shuffles.
+
+    A 4 x 4 f32 product with AVX-512 is four multiply-adds: 2.5 ns where one vector a row takes 3.6.
+    """
+    m, n, k, size, element = small.m, small.n, small.k, SIZES[small.accumulator], small.accumulator
+    lanes = _lanes(m * n)
+    cells = _load_first(f, element, a, m * k)
+    total = f.zero(vector(lanes, element))
+    for p in range(k):
+        row = _load_first(f, element, b + p * n * size, n)
+        column = f.shuffle(cells, cells, [lane // n * k + p if lane < m * n else -1 for lane in range(lanes)])
+        total = f.fma(column, f.shuffle(row, row, [lane % n for lane in range(lanes)]), total)
+    _put(f, total, c, None if m * n == lanes else _first(f, m * n, lanes))
+
+
+def _lanes(count: int) -> int:
+    """Lanes of the shortest vector that holds `count` elements."""
+    return max(2, 1 << (count - 1).bit_length())
+
+
+def _load_first(f: Function, element: str, at: Value, count: int) -> Value:
+    """`count` elements in the shortest vector that holds them."""
+    lanes = _lanes(count)
+    return _load(f, element, at, lanes, None if lanes == count else _first(f, count, lanes))
+
+
+def _even(total: int, most: int) -> list[range]:
+    """`total` things in as few nearly equal runs of at most `most` as it takes."""
+    count = -(-total // most)
+    return [range(total * part // count, total * (part + 1) // count) for part in range(count)]
+
+
+def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, chosen: list[Span]) -> list[list[Var]]:
+    size, element = SIZES[small.accumulator], small.accumulator
+    totals = [[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in chosen] for _ in rows]
+
+    def step(p: Value) -> None:
+        columns = [
+            _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in chosen
+        ]
+        for r, row in enumerate(rows):
+            scale = f.load(element, a + p * size + row * small.k * size)
+            for v, (_, lanes, _) in enumerate(chosen):
+                totals[r][v].value = f.fma(f.broadcast(scale, lanes), columns[v], totals[r][v].value)
+
+    if len(rows) * len(chosen) * small.k <= UNROLLED:
+        for number in range(small.k):
+            step(f.index(number))
+    else:
+        with f.loop(0, small.k) as p:
+            step(p)
+    return totals
+
+
+def _load(f: Function, element: str, at: Value, lanes: int, mask: Value | None) -> Value:
+    type_ = vector(lanes, element)
+    return f.load(type_, at) if mask is None else f.load_masked(type_, at, mask)
+
+
+def _store(
+    f: Function,
+    small: Small,
+    totals: list[list[Var]],
+    c: Value,
+    c_row: Value | int,
+    rows: range,
+    chosen: list[Span],
+    scales: Scales | None,
+) -> None:
+    """C = activation(alpha totals + beta C + bias); the totals themselves without `scales`."""
+    out, element = dtypes.get(small.out), small.accumulator
+    places = [
+        (c + f.index(row) * c_row + first * out.size, first, lanes, mask, totals[r][v])
+        for r, row in enumerate(rows)
+        for v, (first, lanes, mask) in enumerate(chosen)
+    ]
+    if scales is None:
+        for at, _, _, mask, total in places:
+            store_as(f, total.value, out, at, mask)
+        return
+    alpha, beta = f.load(element, scales[0]), f.load(element, scales[1])
+    for _, _, lanes, _, total in places:
+        total.value = total.value * f.broadcast(alpha, lanes)
+    with f.if_(beta.differs(0)):
+        for at, _, lanes, mask, total in places:
+            total.value = f.fma(load_as(f, out, element, at, lanes, mask), f.broadcast(beta, lanes), total.value)
+    for at, first, lanes, mask, total in places:
+        value = total.value
+        if small.bias:
+            value = value + _bias(f, element, scales[2], scales[3], first, lanes, mask)
+        store_as(f, activate(f, small.activation, value), out, at, mask)
+
+
+def _bias(f: Function, element: str, bias: Value, step: Value, first: int, lanes: int, mask: Value | None) -> Value:
+    """The bias of a vector of columns; a step of 0 repeats one number."""
+    row = f.var(f.broadcast(f.load(element, bias), lanes))
+    with f.if_(step.differs(0)):
+        row.value = _load(f, element, bias + first * SIZES[element], lanes, mask)
+    return row.value

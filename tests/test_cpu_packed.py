@@ -1,0 +1,256 @@
+"""The packed product where its ways part: element types, blocks, complex scalars, bytes at their limits, underflow."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+from fences import at_page_end, survives
+from gemmery import dtypes, verify
+from gemmery.cpu import abi, build, launch, loops
+from gemmery.cpu.target import Target, host
+from gemmery.problem import Problem
+from operands import Placed, numpy_dtype, place, problem, random
+
+PAIRS = [
+    (name, out)
+    for name in dtypes.NAMES
+    for out in dtypes.NAMES
+    if not build.packed_refuses(Problem(4, 4, 4, name, out))
+]
+COMPLEX = ("c64", "c128")
+BYTES = [(name, out) for name, out in PAIRS if name in ("i8", "u8")]
+
+
+def multiply(a, b, c, config=None, *, alpha=1, beta=0, bias=None, activation=""):
+    """C by the packed product; C's memory, its neighbours' and the operands' are watched."""
+    epilogue = "+".join(part for part in ("bias" if bias is not None else "", activation) if part)
+    kernel = build.packed(problem(a, b, c, epilogue, alpha != 1 or beta != 0), config or {})
+    row = None if bias is None else bias.view._replace(shape=bias.array.shape[2:], strides=bias.array.strides[2:])
+    kernel(a.view, b.view, c.view, alpha=alpha, beta=beta, bias=row)
+    assert a.untouched()
+    assert b.untouched()
+    assert c.untouched_around()
+    return c.array
+
+
+def operands(size, name, out, layouts="CCC", seed=1):
+    m, n, k = size
+    named = {"C": "C", "F": "F", "S": "strided"}
+    values = (random((1, m, k), name, seed), random((1, k, n), name, seed + 1), random((1, m, n), out, seed + 2))
+    return tuple(
+        place(value, kind, named[layout])
+        for value, kind, layout in zip(values, (name, name, out), layouts, strict=True)
+    )
+
+
+def assert_right(size, name, out, layouts="CCC", config=None, **options):
+    a, b, c = operands(size, name, out, layouts)
+    old = c.array.copy()
+    result = multiply(a, b, c, config, **options)
+    bias = options.pop("bias", None)
+    found = verify.check(result, a.array, b.array, c=old, bias=None if bias is None else bias.array[0, 0], **options)
+    assert found.error_over_bound <= 1, (size, name, out, layouts, options, found)
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_every_pair_of_types_in_every_way_of_packing(name, out):
+    for layouts in itertools.product("CFS", "CFS", "CF"):
+        assert_right((13, 71, 37), name, out, layouts)
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_blocks_of_any_size_give_the_product(name, out):
+    for mc, kc, nc in [(6, 4, 64), (12, 20, 128), (7, 12, 70)]:
+        assert_right((26, 150, 50), name, out, config={"mc": mc, "kc": kc, "nc": nc}, alpha=3, beta=2)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.parametrize("alpha", [1, 2.5, -1j, 1.5 - 0.5j])
+@pytest.mark.parametrize("beta", [0, 1, 2j, -0.5 + 3j])
+def test_complex_scalars(name, alpha, beta):
+    assert_right((13, 71, 9), name, name, alpha=alpha, beta=beta)
+    assert_right((13, 71, 9), name, name, layouts="SCF", config={"kc": 4, "nc": 64}, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16", "f32", "c64", "c128"])
+def test_zero_beta_does_not_read_c_and_nan_beta_does(name):
+    a, b, c = operands((7, 65, 3), name, name)
+    c.array[...] = np.nan
+    c.before[...] = c.memory
+    assert np.isfinite(multiply(a, b, c).astype(complex)).all()
+    a, b, c = operands((7, 65, 3), name, name)
+    assert np.isnan(multiply(a, b, c, beta=float("nan")).astype(complex).real).all()
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_infinite_complex_numbers_give_what_the_four_products_give(name):
+    special = [0, 1, -2j, complex("inf"), complex("infj"), complex("nan"), complex(np.inf, -np.inf), complex(1, np.inf)]
+    x, y = (np.array(v, numpy_dtype(name)) for v in zip(*itertools.product(special, special), strict=True))
+    with np.errstate(invalid="ignore"):
+        expected = np.empty_like(x)
+        expected.real, expected.imag = x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real
+    for one, two, right in zip(x, y, expected, strict=True):
+        a, b = place(np.full((1, 1, 1), one), name), place(np.full((1, 1, 1), two), name)
+        got = multiply(a, b, place(np.zeros((1, 1, 1), x.dtype), name))[0, 0, 0]
+        np.testing.assert_array_equal([got.real, got.imag], [right.real, right.imag])
+
+
+@pytest.mark.parametrize(("name", "out"), BYTES)
+def test_bytes_at_their_limits_over_several_blocks_of_k(name, out):
+    info = np.iinfo(numpy_dtype(name))
+    for one, two in itertools.product((info.min, info.max, 0), repeat=2):
+        a = place(np.full((1, 7, 70), one, numpy_dtype(name)), name)
+        b = place(np.full((1, 70, 66), two, numpy_dtype(name)), name)
+        c = place(np.zeros((1, 7, 66), numpy_dtype(out)), out)
+        wanted = np.array(70 * int(one) * int(two)).astype(numpy_dtype(out))
+        assert (multiply(a, b, c, {"kc": 32}) == wanted).all(), (one, two)
+
+
+@pytest.mark.parametrize(("name", "largest", "out"), [("i8", -128, "i64"), ("u8", 255, "u64")])
+def test_a_sum_of_bytes_in_64_bits_wraps_nowhere(name, largest, out):
+    """k and alpha so large that the result needs more than 32 bits."""
+    k = 140_000
+    a = place(np.full((1, 2, k), largest, numpy_dtype(name)), name)
+    b = place(np.full((1, k, 3), largest, numpy_dtype(name)), name)
+    c = place(np.zeros((1, 2, 3), numpy_dtype(out)), out)
+    assert multiply(a, b, c, {"kc": 40_000}, alpha=3).tolist() == [[[3 * k * largest**2] * 3] * 2]
+
+
+@pytest.mark.parametrize("name", ["i16", "u16"])
+def test_pairs_of_16_bit_numbers_at_their_limits(name):
+    info = np.iinfo(numpy_dtype(name))
+    outs = [out for one, out in PAIRS if one == name]
+    for out, one, two in itertools.product(outs, (info.min, info.max), (info.min, info.max)):
+        a = place(np.full((1, 7, 2), one, numpy_dtype(name)), name)
+        b = place(np.full((1, 2, 33), two, numpy_dtype(name)), name)
+        c = place(np.zeros((1, 7, 33), numpy_dtype(out)), out)
+        wanted = np.array(2 * int(one) * int(two)).astype(np.int64).astype(numpy_dtype(out))
+        assert (multiply(a, b, c) == wanted).all(), (out, one, two)
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_a_narrow_result_is_rounded_once_however_many_blocks_of_k(name):
+    """Sums kept in C between blocks would round 25 times: far beyond one rounding and k of float32."""
+    assert_right((9, 70, 100), name, name, config={"kc": 4})
+    assert_right((9, 70, 100), name, name, layouts="FFF", config={"kc": 4, "nc": 64}, alpha=0.5, beta=-1)
+
+
+def test_tiny_bfloat16_lose_no_more_than_the_bound_says():
+    """The dot product instruction reads and writes numbers below 2**-126 as zero."""
+    tiny = np.float32(2.0**-130)
+    dtype = numpy_dtype("bf16")
+    a = place(np.full((1, 7, 8), tiny).astype(dtype), "bf16")
+    b = place(np.full((1, 8, 65), 2.0**100, np.float32).astype(dtype), "bf16")
+    c = place(np.zeros((1, 7, 65), np.float32), "f32")
+    result = multiply(a, b, c)
+    assert verify.check(result, a.array, b.array).ok
+    exact = np.float32(8 * 2.0**-30)
+    assert (result == (0 if host().has_bf16_dot else exact)).all()
+
+
+def test_depth_zero_is_what_remains_without_a_product():
+    a, b, c = operands((7, 66, 0), "f32", "f32")
+    old = c.array.copy()
+    np.testing.assert_array_equal(multiply(a, b, c, beta=2), 2 * old)
+    a, b, c = operands((7, 66, 0), "i8", "i32")
+    assert not multiply(a, b, c).any()
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+@pytest.mark.parametrize("columns", [70, 1])
+def test_bias_is_added_to_every_row_once(name, out, columns):
+    kind = dtypes.get(out).accumulator
+    values = random((1, 1, columns), kind, 9)
+    row = place(values, kind)
+    if columns == 1:  # one number for all columns: a step of zero
+        row = place(np.broadcast_to(values, (1, 1, 70)).copy(), kind)
+        row.array = np.lib.stride_tricks.as_strided(row.array, (1, 1, 70), (0, 0, 0))
+    if dtypes.get(out).kind not in "iu":
+        assert_right((8, 70, 19), name, out, config={"kc": 8, "nc": 64}, bias=row)
+        return
+    a, b, c = operands((8, 70, 19), name, out)
+    with np.errstate(over="ignore"):
+        wanted = verify.reference(a.array, b.array, out=out) + row.array.astype(c.array.dtype)
+    np.testing.assert_array_equal(multiply(a, b, c, {"kc": 8, "nc": 64}, bias=row), wanted)
+
+
+@pytest.mark.parametrize(("name", "out"), [("i8", "i8"), ("u8", "u8"), ("i8", "i64"), ("i16", "i16"), ("u32", "u32")])
+def test_relu_of_integers_looks_at_the_sign_of_the_result(name, out):
+    a, b, c = operands((8, 70, 19), name, out)
+    wanted = verify.reference(a.array, b.array, out=out)
+    result = multiply(a, b, c, {"kc": 8}, activation="relu")
+    np.testing.assert_array_equal(result, np.maximum(wanted, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "epilogue", "layout", "words"),
+    [
+        ("f32", "f16", "", "row", "wider type of the same kind"),
+        ("i8", "f32", "", "row", "wider type of the same kind"),
+        ("f32", "f32", "tanh", "row", "relu, gelu, silu"),
+        ("i32", "i32", "gelu", "row", "floating-point"),
+        ("c64", "c64", "relu", "row", "floating-point"),
+        ("f32", "f32", "bias", "col", "row-major"),
+    ],
+)
+def test_what_it_refuses_and_why(name, out, epilogue, layout, words):
+    assert words in build.packed_refuses(Problem(4, 4, 4, name, out, c_layout=layout, epilogue=epilogue))
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_the_workspace_it_asks_for_holds_every_write(name, out):
+    for size, layouts in itertools.product([(13, 71, 37), (6, 64, 16), (1, 1, 1), (7, 129, 70)], ("CCC", "CFC", "FCC")):
+        a, b, c = operands(size, name, out, layouts)
+        kernel = build.packed(problem(a, b, c), {})
+        blocks = kernel.blocks(*size)
+        room = np.full(blocks.workspace + 8192, 0xA5, np.uint8)
+        start = -room.ctypes.data % 4096
+        room[start : start + blocks.workspace] = 0
+        scalars = np.frombuffer(launch.scalar(kernel.accumulator, 1) + launch.scalar(kernel.accumulator, 0), np.uint8)
+        fields = {"m": size[0], "n": size[1], "k": size[2], "mc": blocks.mc, "kc": blocks.kc, "nc": blocks.nc}
+        fields |= {
+            "workspace": room.ctypes.data + start,
+            "alpha": scalars.ctypes.data,
+            "beta": scalars.ctypes.data + 16,
+        }
+        for key, placed in (("a", a), ("b", b), ("c", c)):
+            fields |= {
+                key: placed.view.pointer,
+                f"{key}_row": placed.view.strides[1],
+                f"{key}_col": placed.view.strides[2],
+            }
+        record = abi.Record()
+        for key, value in fields.items():
+            record[abi.SLOT[key]] = value
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(record))
+        assert verify.check(c.array, a.array, b.array).ok
+        assert (room[start + blocks.workspace :] == 0xA5).all()
+        assert (room[:start] == 0xA5).all()
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_nothing_past_the_end_of_an_operand_is_touched(name, out):
+    def fenced(rows, columns, kind, layout):
+        turned = layout == "F"
+        flat = at_page_end(random((columns, rows) if turned else (rows, columns), kind, 1))
+        array = (flat.T if turned else flat)[None]
+        return Placed(array, array, array, kind)
+
+    runs = []
+    for layouts, (m, n, k) in itertools.product(itertools.product("CF", "CF", "CF"), [(13, 71, 37), (7, 65, 3)]):
+        sides = zip(((m, k), (k, n), (m, n)), (name, name, out), layouts, strict=True)
+        a, b, c = (fenced(*side, kind, layout) for side, kind, layout in sides)
+        runs.append((build.packed(problem(a, b, c), {}), a.view, b.view, c.view))
+    assert survives(lambda: [kernel(*views) for kernel, *views in runs])
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_other_machines_get_no_instruction_of_x86(name, out):
+    target = Target("generic", frozenset(), machine="aarch64")
+    text = str(loops.packed(target, build.product(target, Problem(4, 4, 4, name, out))))
+    assert "llvm.x86" not in text
+    assert "call void @pack_b" in text

@@ -1,0 +1,281 @@
+"""Many threads, forks, signals, and caches that other processes damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import gemmery as gm
+from gemmery import verify
+from operands import random
+
+WORK = [
+    (name, shape)
+    for name in ("f32", "f64", "bf16", "i8")
+    for shape in [(3, 3, 3), (64, 48, 32), (150, 130, 170), (300, 301, 302), (1, 200, 300)]
+]
+FEW = WORK[1:16:4]
+
+
+def check(name, shape, **options):
+    m, n, k = shape
+    a, b = random((m, k), name, 1), random((k, n), name, 2)
+    assert verify.check(gm.matmul(a, b, **options), a, b).error_over_bound <= 1
+
+
+def fresh(code, cache=None, **options):
+    """Run `code` in a new interpreter."""
+    environment = {**os.environ, **({"GEMMERY_CACHE_DIR": str(cache)} if cache else {})}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=os.path.dirname(__file__),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def succeeds(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-3000:]
+    return out
+
+
+def test_ten_threads_at_once():
+    start = threading.Barrier(10)
+
+    def work(number):
+        start.wait()
+        for name, shape in WORK[number % 3 :] + WORK[: number % 3]:
+            check(name, shape, threads=1 + number % 3)
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(work, range(10)))
+
+
+def test_ten_threads_compile_the_same_kernels_at_once(tmp_path):
+    code = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import test_concurrency as t
+start = threading.Barrier(10)
+def work(number):
+    start.wait()
+    for name, shape in t.WORK:
+        t.check(name, shape)
+with ThreadPoolExecutor(10) as pool:
+    list(pool.map(work, range(10)))
+"""
+    succeeds(fresh(code, tmp_path))
+
+
+def test_under_an_event_loop():
+    async def work():
+        await asyncio.gather(*(asyncio.to_thread(check, name, shape) for name, shape in WORK))
+
+    asyncio.run(work())
+
+
+def test_other_threads_run_while_a_long_product_does():
+    x = random((1500, 1500), "f64", 1)
+    ticks, done = [], threading.Event()
+
+    def count():
+        while not done.is_set():
+            ticks.append(None)
+            time.sleep(0.001)
+
+    beside = threading.Thread(target=count)
+    gm.matmul(x, x, threads=1)
+    beside.start()
+    before = len(ticks)
+    gm.matmul(x, x, threads=1)
+    during = len(ticks) - before
+    done.set()
+    beside.join()
+    assert during >= 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_multiplies_and_the_parent_goes_on():
+    code = """
+import os, test_concurrency as t
+for name, shape in t.FEW:
+    t.check(name, shape, threads=2)
+for new in range(3):
+    child = os.fork()
+    if child == 0:
+        try:
+            for name, shape in t.FEW:
+                t.check(name, shape, threads=2)
+            t.check("f32", (41, 42, 43 + new), threads=2)
+            t.check("i16", (41, 42, 43 + new), threads=2)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    for name, shape in t.FEW:
+        t.check(name, shape, threads=2)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    succeeds(fresh(code))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_while_another_thread_multiplies():
+    """Only gemmery runs at the moment of the fork: NumPy's BLAS has locks of its own, which a fork may catch held."""
+    code = """
+import os, threading
+import gemmery as gm
+from operands import random
+operands = [(random((m, k), name, 1), random((k, n), name, 2)) for name, m, n, k in
+            [("f32", 300, 301, 302), ("f64", 150, 130, 170), ("bf16", 64, 64, 64)]]
+expected = [gm.matmul(a, b, threads=2).tobytes() for a, b in operands]
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        gm.matmul(*operands[0], threads=2)
+busy = threading.Thread(target=work)
+busy.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        right = [gm.matmul(a, b, threads=2).tobytes() for a, b in operands] == expected
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+busy.join()
+"""
+    succeeds(fresh(code))
+
+
+@pytest.mark.parametrize("batches", [1, 40], ids=["one product", "a loop of products"])
+def test_an_interrupt_leaves_the_process_usable_and_out_whole_or_an_error(batches):
+    """One kernel runs to its end, and then KeyboardInterrupt is raised; between kernels it is raised at once."""
+    code = f"""
+import os, signal, sys, threading, time
+import numpy as np
+import gemmery as gm, test_concurrency as t
+n = 2000 if {batches} == 1 else 500
+x = np.random.default_rng(0).standard_normal(({batches}, 2, n, n), dtype=np.float32)
+y = x.transpose(1, 0, 2, 3)[:, ::-1].transpose(1, 0, 2, 3)
+gm.matmul(x[:1, :1], y[:1, :1])
+out = np.full_like(x, 7)
+start = time.perf_counter()
+gm.matmul(x, y, out=out, threads=1)
+whole, took = out.copy(), time.perf_counter() - start
+caught = 0
+for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+    out[...] = 7
+    timer = threading.Timer(share * took, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        gm.matmul(x, y, out=out, threads=1)
+        finished = True
+    except KeyboardInterrupt:
+        finished = False
+        caught += 1
+    try:
+        timer.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        pass
+    if finished:
+        assert np.array_equal(out, whole)
+assert caught, "no interrupt arrived during a product"
+t.check("f32", (150, 130, 170))
+t.check("f64", (64, 48, 32), threads=2)
+print("usable")
+"""
+    assert "usable" in succeeds(fresh(code))
+
+
+PRODUCTS = "import test_concurrency as t\nfor work in t.FEW: t.check(*work)"
+
+
+def entries(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_flipped_bytes_in_every_cache_file_only_cost_a_recompile(tmp_path):
+    succeeds(fresh(PRODUCTS, tmp_path))
+    stored = entries(tmp_path)
+    assert len(stored) > 3
+    whole = {path: path.read_bytes() for path in stored}
+    for where in (0, 40, -1):
+        for path in stored:
+            data = bytearray(whole[path])
+            data[where] ^= 0xFF
+            path.write_bytes(data)
+        succeeds(fresh(PRODUCTS, tmp_path))
+        repaired = {path: path.read_bytes() for path in stored}
+        damaged = [path.name for path in stored if repaired[path][where] == whole[path][where] ^ 0xFF]
+        assert not damaged
+
+
+def test_truncated_and_empty_cache_files_only_cost_a_recompile(tmp_path):
+    succeeds(fresh(PRODUCTS, tmp_path))
+    for path, size in zip(entries(tmp_path), [0, 10, 31, 32, 33, 1000] * 100, strict=False):
+        path.write_bytes(path.read_bytes()[:size])
+    succeeds(fresh(PRODUCTS, tmp_path))
+    path = entries(tmp_path)[0]
+    path.unlink()
+    path.mkdir()
+    succeeds(fresh(PRODUCTS, tmp_path))
+
+
+def test_killing_a_process_while_it_fills_the_cache_only_costs_a_recompile(tmp_path):
+    """Killed at the first file that appears, at the second ...: each time in the middle of the work on the next."""
+    for count in range(1, 5):
+        process = fresh(PRODUCTS, tmp_path)
+        while process.poll() is None and len(entries(tmp_path)) < count:
+            time.sleep(0.001)
+        process.kill()
+        process.communicate()
+    succeeds(fresh(PRODUCTS, tmp_path))
+
+
+def test_two_processes_fill_one_cache(tmp_path):
+    for process in [fresh(PRODUCTS, tmp_path) for _ in range(3)]:
+        succeeds(process)
+
+
+def test_without_a_cache_that_can_be_used_products_are_still_right(tmp_path):
+    occupied = tmp_path / "a file"
+    occupied.write_text("in the way")
+    succeeds(fresh(PRODUCTS, occupied))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    succeeds(fresh(PRODUCTS, shared))
+    assert not entries(shared), "code was taken from, or left in, a folder that others can write"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="this system does not list threads in /proc")
+def test_workers_sleep_when_idle_and_end_with_the_process():
+    code = """
+import os, sys, time
+import test_concurrency as t
+t.check("f32", (300, 301, 302), threads=2)
+time.sleep(1)
+own = str(os.getpid())
+for task in os.listdir("/proc/self/task"):
+    state = open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()[0]
+    assert task == own or state == "S", f"thread {task} is in state {state}"
+print("asleep", flush=True)
+time.sleep(60)
+"""
+    process = fresh(code)
+    assert process.stdout.readline().strip() == "asleep", process.communicate(timeout=60)[1]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM

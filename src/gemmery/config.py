@@ -24,9 +24,7 @@ def num_threads() -> int | None:
     if not text:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise ArgumentError(
-            f"GEMMERY_NUM_THREADS={text!r}: it must be a whole number >= 1; unset it to use every core"
-        )
+        raise ArgumentError(f"GEMMERY_NUM_THREADS={text!r}: it must be a whole number >= 1; unset it to use every core")
     return int(text)
 
 

@@ -460,9 +460,7 @@ class Module:
         """State an external function once."""
         self._declared[text] = None
 
-    def function(
-        self, name: str, *params: tuple[str, str], local: bool = False, returns: str = "void"
-    ) -> Function:
+    def function(self, name: str, *params: tuple[str, str], local: bool = False, returns: str = "void") -> Function:
         """A function, `returns` the type that its `ret` gives; `local` ones are seen by this module alone."""
         new = Function(self, name, params, local, returns)
         self._functions.append(new)

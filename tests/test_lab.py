@@ -67,8 +67,9 @@ def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
         assert 0 <= m.error <= 1
         assert m.seconds > 0
         assert {"numpy"} <= set(m.versus) == set(m.spread) <= {"numpy", rung.parent}
-        assert (m.suite, m.n, m.k, m.dtype) == ("ladder", 33, 33, "f32")
-        assert m.m == (1 if rung.name == "gemv" else 33)
+        assert (m.suite, m.dtype) == ("ladder", "f32")
+        shape = {"gemv": (1, 33, 33, 1), "batched": (16, 16, 16, 4)}.get(rung.name, (33, 33, 33, 1))
+        assert (m.m, m.n, m.k, m.batch) == shape
         assert m.peak_gflops == 100.0 * m.threads
     assert found["packed"].versus[by_name("packed").parent] > 0
     assert "NumPy" in found["numpy"].note
@@ -121,13 +122,23 @@ def test_a_slow_rung_is_refused_at_its_first_size_too(ladder_of):
 
 def test_refusals_carry_the_rungs_own_reason(ladder_of):
     ladder_of(
-        made_up("even", right, refuses=lambda problem: "n must be even" if problem.n % 2 else ""),
+        made_up("never", right, refuses=lambda problem: "it takes no product at all"),
         made_up("double", right, dtypes=("f64",)),
     )
     found = by_kernel(lab.ladder(sizes=[15]))
-    assert found["even"].refused == "n must be even"
+    assert found["never"].refused == "it takes no product at all"
     assert "f64" in found["double"].refused
     assert "numpy" not in found
+
+
+def test_a_rung_that_refuses_squares_is_shown_on_what_it_takes_beside_its_parent(ladder_of):
+    def no_squares(problem):
+        return "it takes vectors alone" if problem.m > 1 else ""
+
+    ladder_of(made_up("plain", right), made_up("vector", right, refuses=no_squares, parent="plain"))
+    found = by_kernel(lab.ladder(sizes=[24]))
+    assert (found["plain"].m, found["vector"].m, found["vector"].n) == (24, 1, 24)
+    assert set(found["vector"].versus) == {"numpy", "plain"}
 
 
 def test_progress_says_what_runs_and_counts_to_the_end(ladder_of):

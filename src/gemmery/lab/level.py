@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,9 @@ from gemmery.lab import results
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Kernel, Rung
 
-PILOT = 128  # the size whose time predicts that of a rung at its first size
+PILOT = 128  # the side whose time predicts that of a rung at its first size
+BATCHED = 16  # the side of the products that show a rung for batches
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
-
-
-def is_threaded(rung: Rung) -> bool:
-    """True for a rung that runs on more than one core."""
-    return rung.name.endswith("_threaded")
 
 
 @dataclass(frozen=True)
@@ -46,17 +42,23 @@ class Ready:
 class Level:
     """The rungs at one size: they share operands, NumPy's processes, and what was measured so far."""
 
-    def __init__(self, session: Session, suite: str, work: Work, threads: int, seconds: float) -> None:
+    def __init__(
+        self, session: Session, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
+    ) -> None:
         self.session, self.suite, self.work = session, suite, work
         self.threads, self.seconds = threads, seconds
+        self._ladder = {rung.name: rung for rung in ladder}
         self._operands = operands(work)
         self._ready: dict[str, Ready] = {}
         self._times: dict[str, float] = {}
         self._numpy: dict[int, Timing] = {}  # by threads
         self._runs: dict[int, str] = {}
 
-    def measure(self, rung: Rung, config: Mapping[str, int], before: tuple[int, float] | None) -> Measurement:
-        """One rung: refused, predicted too slow, or checked and timed beside NumPy and its parent."""
+    def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
+        """One rung: refused, predicted too slow, or checked and timed beside NumPy and its parent.
+
+        `before` is what it took for a smaller product.
+        """
         threads = self.threads if is_threaded(rung) else 1
         full = {**rung.default, **config}
         plain = results.blank(self.suite, rung.name, self.work, threads, config=full)
@@ -80,15 +82,16 @@ class Level:
             made.append(results.timed(plain, found, self.session.limits(self.work.dtype, threads)))
         return made
 
-    def _too_slow(self, rung: Rung, config: Mapping[str, int], before: tuple[int, float] | None) -> str:
-        """A reason not to run when one call would take longer than the limit, by the time at a smaller size."""
-        n, power = self.work.n, 2 if self.work.m == 1 else 3
-        if before is None:
-            if n <= PILOT:
+    def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
+        """A reason not to run when one call would take longer than the limit, by the rate at a smaller size."""
+        flops = self.work.problem.flops
+        if before is not None:
+            predicted = before.seconds * flops / before.flops
+        else:
+            small = suited(rung, PILOT, self.work.dtype)
+            if flops <= small.problem.flops:
                 return ""
-            small = replace(self.work, m=min(self.work.m, PILOT), n=PILOT, k=PILOT)
-            before = PILOT, pilot(rung, config, small)
-        predicted = before[1] * (n / before[0]) ** power
+            predicted = once(prepare(rung, config, operands(small), 1)) * flops / small.problem.flops
         if predicted <= self.seconds:
             return ""
         return f"would take about {predicted:.2g} s; --seconds raises the limit of {self.seconds:g} s"
@@ -106,14 +109,29 @@ class Level:
         numpy = self.session.rival("numpy", threads)
         numpy.prepare(self.work)
         contestants = [Contestant(rung.name, timing.calls(ready.run)), numpy.contestant]
-        parent = rung.parent or ""
-        if self._times.get(parent, SHARE) < SHARE / 10:
-            contestants.append(Contestant(parent, timing.calls(self._ready[parent].run)))
+        parent = self._parent(rung)
+        if parent is not None:
+            contestants.append(Contestant(rung.parent or "", timing.calls(parent.run)))
         found = timing.compare(contestants, SHARE, timing.IDLE_SECONDS if threads > 1 else 0.0)
         known = self._numpy.get(threads)
         if known is None or found.timings["numpy"].samples > known.samples:
             self._numpy[threads], self._runs[threads] = found.timings["numpy"], numpy.runs
         return found
+
+    def _parent(self, rung: Rung) -> Ready | None:
+        """The rung's parent, ready to take turns: None when it is too slow for that, or does not run this product.
+
+        On a product of its own shape a rung meets a parent that was measured on squares: it is built here.
+        """
+        row = self._ladder.get(rung.parent or "")
+        if row is None or refusal(row, self.work):
+            return None
+        if row.name not in self._ready:
+            if self.work == square(self.work.n, self.work.dtype):
+                return None
+            self._ready[row.name] = prepare(row, row.default, self._operands, 1)
+            self._times[row.name] = once(self._ready[row.name])
+        return self._ready[row.name] if self._times[row.name] < SHARE / 10 else None
 
     def _with_parent(self, rung: Rung, found: Comparison) -> dict[str, Ratio]:
         """The ratios of a comparison, that to a slow parent from the medians: as little as one pair would say."""
@@ -138,10 +156,30 @@ def prepare(rung: Rung, config: Mapping[str, int], given: tuple[Any, Any, Any], 
     return Ready(rung.build(problem, config), a, b, c, threads)
 
 
-def pilot(rung: Rung, config: Mapping[str, int], work: Work) -> float:
+def once(ready: Ready) -> float:
     """Seconds of one product; the first, which compiles, does not count."""
-    ready = prepare(rung, config, operands(work), 1)
     ready.run()
     start = time.perf_counter()
     ready.run()
     return time.perf_counter() - start
+
+
+def square(n: int, dtype: str) -> Work:
+    """The product of two squares of side n."""
+    return Work(n, n, n, dtype, dtype)
+
+
+def suited(rung: Rung, n: int, dtype: str) -> Work:
+    """The product that shows a rung at size n: two squares; else a row and a square, for a rung that takes vectors;
+    else as many small products as fill squares of side n, for one that takes batches.
+    """
+    many = Work(BATCHED, BATCHED, BATCHED, dtype, dtype, batch=max(1, n // BATCHED) ** 2)
+    for work in (square(n, dtype), Work(1, n, n, dtype, dtype), many):
+        if not refusal(rung, work):
+            return work
+    return square(n, dtype)
+
+
+def is_threaded(rung: Rung) -> bool:
+    """True for a rung that runs on more than one core."""
+    return rung.name.endswith("_threaded")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
-from gemmery.bench.record import Run
+from gemmery.bench.record import Measurement, Run
 from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.level import Level, is_threaded, refusal
+from gemmery.lab.level import Level, is_threaded, suited
 from gemmery.lab.session import Session
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
@@ -54,27 +54,21 @@ def climb(
     with Session(len(chosen) * len(sizes), on_event) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
-        before: dict[int, tuple[int, float]] = {}
+        before: dict[int, Measurement] = {}
         for n in sorted(sizes):
             levels: dict[Work, Level] = {}
             for index, (rung, config) in enumerate(chosen):
                 work = suited(rung, n, dtype)
                 if work not in levels:
-                    levels[work] = Level(session, suite, work, threads, seconds)
+                    levels[work] = Level(session, suite, work, threads, seconds, CPU)
                 session.begin(f"{rung.name}, {work}")
                 m = levels[work].measure(rung, config, before.get(index))
                 if not m.refused:
-                    before[index] = n, m.seconds
+                    before[index] = m
                 session.end(m)
             for level in levels.values():
                 session.add(*level.rivals())
         return session.run
-
-
-def suited(rung: Rung, n: int, dtype: str) -> Work:
-    """The product of side n that shows a rung: two squares, or a row and a square for one that takes only vectors."""
-    square, row = Work(n, n, n, dtype, dtype), Work(1, n, n, dtype, dtype)
-    return row if refusal(rung, square) and not refusal(rung, row) else square
 
 
 def check_arguments(sizes: Sequence[int], dtype: str, seconds: float) -> None:

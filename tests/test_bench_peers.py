@@ -131,7 +131,7 @@ def test_closing_ends_the_process_even_in_the_middle_of_a_product():
     process._process.stdin.flush()
     time.sleep(0.05)
     process.close()
-    assert process._process.returncode is not None
+    assert process._process.returncode == -signal.SIGKILL
 
 
 def test_a_library_that_is_not_there_is_refused():

@@ -144,11 +144,12 @@ def test_the_budget_is_kept():
     assert 1e9 <= fakes[0].calls * 30e6 + fakes[1].calls * 70e6 <= 3.3e9
 
 
-def test_threads_rest_between_turns():
-    pauses = []
-    fakes = [constant("a", 10e6), constant("b", 10e6)]
+def test_threads_rest_before_every_turn():
+    log, pauses = [], []
+    fakes = [constant("a", 10e6, log), constant("b", 10e6, log)]
     compare([fake.contestant for fake in fakes], seconds=4.0, rest=0.25, pause=pauses.append)
     assert set(pauses) == {0.25}
+    assert len(pauses) == 2 + len([entry for entry in log if entry[2]])  # two calibrations, then each turn
     assert len(pauses) <= 16  # rest counts towards the budget
 
 

@@ -59,8 +59,8 @@ class Grid(NamedTuple):
 def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) -> Grid:
     """The parts of a product for at most so many threads; without a unit, one thread.
 
-    As many threads work as get WORTH ns each. A batch of at least as many products is cut between products;
-    else each product is cut so that the last thread is done soonest.
+    As many threads work as get WORTH ns each. A large batch is cut between products; else each product is cut, so that
+    the last thread is done soonest.
     """
     if not (batch and m and n):
         return Grid(1, 0, 0, 0, 0, 0, 0)
@@ -68,12 +68,12 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     useful = min(threads, int(work / WORTH))
     if unit is None or useful <= 1:
         return Grid(1, 1, 1, 1, m, n, batch)
-    if batch >= useful:
-        products = -(-batch // (FINEST * useful)) if batch >= FINEST * useful else 1
+    if batch >= FINEST * useful:
+        products = -(-batch // (FINEST * useful))
         return Grid(useful, 1, 1, -(-batch // products), m, n, products, work > WAKES)
     choices = {
         _cut(unit, batch, m, n, useful, row_parts, count // row_parts)
-        for count in {useful, *(-(-finer * useful // batch) for finer in range(1, FINEST + 1))}
+        for count in {-(-finer * useful // batch) for finer in range(1, FINEST + 1)}
         for row_parts in range(1, count + 1)
         if count % row_parts == 0
     }

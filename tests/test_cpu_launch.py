@@ -1,0 +1,173 @@
+"""From views to compiled code: the loop over the batch, the parts of a product, and what a call needs."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+import probes
+from gemmery.cpu import build, launch, pool, portable, split
+from gemmery.cpu.split import Grid, Unit, grid
+from gemmery.problem import Problem
+from operands import place, random
+
+COSTLY = 1e6  # ns of a step that make every thread worth waking
+
+
+def packed(a, b, c, threads, **options):
+    batch, m, n = c.array.shape
+    kernel = build.packed(Problem(m, n, a.array.shape[2], a.name, c.name, batch), {})
+    kernel(a.view, b.view, c.view, threads=threads, **options)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("layouts", "shared"),
+    [("CCC", ""), ("CCC", "a"), ("CCC", "b"), ("reversed reversed C", ""), ("C C rows reversed", "ab")],
+)
+def test_a_batch_is_the_products_one_by_one(layouts, shared, threads):
+    first, second, third = layouts.split(" ", 2) if " " in layouts else layouts
+    batch, m, n, k = 9, 7, 66, 5
+    a = place(random((batch, m, k), "f32", 1), "f32", first, "a" in shared)
+    b = place(random((batch, k, n), "f32", 2), "f32", second, "b" in shared)
+    c = place(np.full((batch, m, n), np.nan, np.float32), "f32", third)
+    packed(a, b, c, threads)
+    for i in range(batch):
+        alone = place(np.full((1, m, n), np.nan, np.float32), "f32")
+        packed(
+            place(a.array[i : i + 1].copy(), "f32"), place(b.array[i : i + 1].copy(), "f32"), alone, 1
+        )  # fmt: skip
+        assert np.array_equal(c.array[i], alone.array[0])
+    assert c.untouched_around()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_kernel_that_runs_the_batch_itself_is_called_once_for_a_part(at_once, threads):
+    kernel = probes.mark(Unit(0, 0, COSTLY), at_once)
+    array, view = probes.zeros(50, 2, 3)
+    kernel(view, view, view, threads=threads)
+    called = array.any(axis=(1, 2))
+    parts = grid(kernel.unit, 50, 2, 3, 3, threads)
+    expected = np.arange(50) % parts.products == 0 if at_once else np.ones(50, bool)
+    assert np.array_equal(called, expected)
+    assert array.max() == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 16, 300])
+@pytest.mark.parametrize(
+    "unit", [Unit(6, 64, COSTLY), Unit(1, 1, COSTLY), Unit(0, 16, COSTLY), Unit(8, 0, COSTLY), None]
+)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 6, 64), (1, 7, 65), (2, 100, 1), (3, 5, 500), (40, 3, 4), (1, 257, 263)]
+)
+def test_every_element_belongs_to_one_part(shape, unit, threads):
+    array, view = probes.zeros(*shape)
+    a = view._replace(shape=(shape[0], shape[1], 8))
+    probes.mark(unit)(a, view, view, threads=threads)
+    assert (array == 1).all()
+
+
+@given(
+    some.integers(0, 40), some.integers(0, 900), some.integers(0, 900), some.integers(1, 2000), some.integers(1, 70),
+    some.sampled_from([Unit(6, 64, 4.0, 0.3), Unit(12, 32, 4.0), Unit(0, 128, 9.0), Unit(4, 0, 2.0)]),
+)  # fmt: skip
+def test_parts_are_whole_tiles_for_no_more_threads_than_pay(batch, m, n, k, threads, unit):
+    cut = grid(unit, batch, m, n, k, threads)
+    assert cut.threads <= threads
+    if not (batch and m and n):
+        assert cut.parts == 0
+        return
+    work = batch * unit.cost(m, n, k)
+    assert cut.threads == 1 or cut.threads * split.WORTH <= work
+    assert cut.parts == 1 or cut.threads > 1
+    assert cut.parts <= split.FINEST * cut.threads + batch
+    for total, each, count, whole in (
+        (m, cut.rows, cut.row_parts, unit.rows),
+        (n, cut.columns, cut.column_parts, unit.columns),
+        (batch, cut.products, cut.groups, 1),
+    ):
+        assert (count - 1) * each < total <= count * each
+        assert count == 1 or (whole and each % whole == 0)
+
+
+def test_a_product_that_is_not_worth_it_runs_on_one_thread():
+    assert grid(Unit(6, 64, 4.0, 0.3), 1, 16, 16, 16, 16) == Grid(1, 1, 1, 1, 16, 16, 1)
+    assert grid(None, 5, 4000, 4000, 4000, 16) == Grid(1, 1, 1, 1, 4000, 4000, 5)
+    assert grid(Unit(6, 64, 4.0, 0.3), 1, 256, 256, 256, 16).threads == 16
+
+
+def test_a_batch_is_cut_between_products_and_skinny_ones_along_their_long_side():
+    unit = Unit(6, 64, 4.0, 0.3)
+    batch = grid(unit, 1000, 64, 64, 64, 4)
+    assert (batch.row_parts, batch.column_parts, batch.groups > 4) == (1, 1, True)
+    wide, tall = grid(unit, 1, 6, 4096, 1024, 4), grid(unit, 1, 4096, 64, 1024, 4)
+    assert (wide.row_parts, wide.column_parts >= 4) == (1, True)
+    assert (tall.column_parts, tall.row_parts >= 4) == (1, True)
+
+
+def test_a_column_major_c_is_the_transposed_product():
+    a, b = random((1, 70, 30), "f64", 1), random((1, 30, 90), "f64", 2)
+    plain, turned = np.full((1, 70, 90), np.nan), np.full((1, 70, 90), np.nan)
+    rows, columns = place(plain, "f64"), place(turned, "f64", "F")
+    packed(place(a, "f64"), place(b, "f64"), rows, 1)
+    packed(place(a, "f64"), place(b, "f64"), columns, 2, alpha=1.0)
+    assert np.array_equal(rows.array, columns.array)
+    assert columns.untouched_around()
+
+
+@pytest.mark.parametrize(
+    ("element", "value", "expected"),
+    [
+        ("float", 0.5, struct.pack("<f", 0.5)),
+        ("double", -3, struct.pack("<d", -3)),
+        ("float", 2 - 1j, struct.pack("<ff", 2, -1)),
+        ("i16", 70000, struct.pack("<H", 70000 % 65536)),
+        ("i32", -1, struct.pack("<i", -1)),
+        ("i64", -(2.0**40), struct.pack("<q", -(2**40))),
+    ],
+)
+def test_scalars_lie_in_memory_as_the_kernel_reads_them(element, value, expected):
+    found = launch.scalar(element, value)
+    assert len(found) == 16
+    assert found[: len(expected)] == expected
+
+
+@pytest.mark.skipif(not pool.address(), reason="this system has no compiled pool")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_memory_for_panels_is_an_error_before_anything_is_written(threads):
+    array, view = probes.zeros(1, 40, 40)
+    unit = Unit(1, 1, COSTLY)
+    with pytest.raises(MemoryError):
+        probes.mark(unit, workspace=1 << 60)(view, view, view, threads=threads)
+    assert not array.any()
+    probes.mark(unit, workspace=1 << 20)(view, view, view, threads=threads)
+    assert (array == 1).all()
+
+
+@pytest.mark.skipif(not pool.address(), reason="this system has no compiled pool")
+def test_a_workspace_is_used_again():
+    _, view = probes.zeros(1, 40, 40)
+    probes.mark(workspace=3 << 20)(view, view, view)
+    _, address, size = probes.slot(0)
+    assert size >= 3 << 20
+    for bytes_ in (1 << 20, 3 << 20):
+        probes.mark(workspace=bytes_)(view, view, view)
+    assert probes.slot(0) == (0, address, size)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("name", ["f32", "i16"])
+def test_python_threads_give_the_same_bits(name, threads):
+    m, n, k = 150, 200, 90
+    a, b = place(random((2, m, k), name, 1), name), place(random((2, k, n), name, 2), name)
+    first, second = (place(random((2, m, n), name, 3), name) for _ in range(2))
+    kernel = build.packed(Problem(m, n, k, name, name, 2, scaled=True), {})
+    kernel(a.view, b.view, first.view, alpha=2, beta=-1, threads=threads)
+    assert portable.run(kernel.job(a.view, b.view, second.view, 2, -1, None, threads)) == 0
+    assert first.array.tobytes() == second.array.tobytes()
+    assert second.untouched_around()

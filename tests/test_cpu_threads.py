@@ -1,0 +1,266 @@
+"""The workers: the same bits for every number of threads, many callers, forks, signals, nothing while idle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import probes
+from gemmery import config
+from gemmery.cpu import build, pool
+from gemmery.cpu import threads as counts
+from gemmery.cpu.split import Unit
+from gemmery.errors import ArgumentError
+from gemmery.problem import Problem
+from operands import numpy_dtype, place, random
+
+COSTLY = Unit(1, 1, 1e6)  # every thread is worth waking
+compiled = pytest.mark.skipif(not pool.address(), reason="this system has no compiled workers")
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+tasks = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system has no /proc/self/task")
+
+
+def product(shape, name, out, threads, layouts="CCC"):
+    m, n, k = shape
+    a, b = place(random((1, m, k), name, 1), name, layouts[0]), place(random((1, k, n), name, 2), name, layouts[1])
+    c = place(np.zeros((1, m, n), numpy_dtype(out)), out, layouts[2])
+    kernel = build.packed(Problem(m, n, k, name, out), {})
+    kernel(a.view, b.view, c.view, threads=threads)
+    assert c.untouched_around()
+    return c.array.tobytes()
+
+
+@pytest.mark.parametrize("layouts", ["CCC", "FFC", "CCF"])
+@pytest.mark.parametrize(
+    ("name", "out"), [("f32", "f32"), ("f64", "f64"), ("bf16", "bf16"), ("f16", "f32"), ("i8", "i32")]
+)
+@pytest.mark.parametrize("shape", [(257, 263, 1031), (301, 64, 97), (7, 1500, 300), (1500, 5, 300), (130, 129, 2)])
+def test_the_bits_are_the_same_for_every_number_of_threads(shape, name, out, layouts):
+    alone = product(shape, name, out, 1, layouts)
+    for threads in (2, 3, 5, 16):
+        assert product(shape, name, out, threads, layouts) == alone
+
+
+@compiled
+def test_only_as_many_workers_start_as_a_product_uses():
+    code = """
+import probes
+from gemmery.cpu import pool
+from gemmery.cpu.split import Unit
+array, view = probes.zeros(1, 40, 40)
+def run(threads): probes.mark(Unit(1, 1, 1e6))(view, view, view, threads=threads); return pool.started()
+assert [run(t) for t in (1, 2, 2, 5, 3, 1000)] == [0, 1, 1, 4, 4, pool.WORKERS]
+assert (array == 6).all()
+"""
+    succeeds(code)
+
+
+def test_ten_threads_at_once():
+    work = [((150, 130, 170), "f32"), ((64, 200, 90), "f64"), ((33, 500, 20), "i16")]
+    alone = [product(shape, name, name, 1) for shape, name in work]
+    start = threading.Barrier(10)
+
+    def multiply(number):
+        start.wait()
+        for turn in range(20):
+            shape, name = work[(number + turn) % 3]
+            assert product(shape, name, name, 1 + (number + turn) % 4) == alone[(number + turn) % 3]
+
+    with ThreadPoolExecutor(10) as executor:
+        list(executor.map(multiply, range(10)))
+
+
+@compiled
+def test_a_second_caller_does_not_wait_for_the_first():
+    """While the workers are held at a gate, another product runs on its caller's thread."""
+    gate, (first, first_view), (second, second_view) = probes.Gate(), probes.zeros(1, 2, 1), probes.zeros(1, 40, 40)
+    held = start(probes.gate(COSTLY), first_view, bias=gate.view, threads=2)
+    gate.wait_for(2)
+    beside = start(probes.mark(COSTLY), second_view, threads=2)
+    beside.join(60)
+    assert (second == 1).all()
+    assert not first.any()
+    gate.open()
+    held.join(60)
+    assert (first == 1).all()
+
+
+@compiled
+def test_more_callers_than_workspaces_take_turns():
+    gate, kernel = probes.Gate(), probes.gate(None)
+    results = [probes.zeros(1, 1, 1) for _ in range(pool.CALLERS + 6)]
+    callers = [start(kernel, view, bias=gate.view) for _, view in results]
+    gate.wait_for(pool.CALLERS)
+    time.sleep(0.2)
+    assert gate.words[0] == pool.CALLERS
+    gate.open()
+    for caller in callers:
+        caller.join(60)
+    assert all(array.item() == 1 for array, _ in results)
+
+
+@compiled
+@forks
+def test_a_child_forked_in_the_middle_of_a_product_has_workers_of_its_own():
+    gate, (array, view) = probes.Gate(), probes.zeros(1, 2, 1)
+    plain = probes.mark(COSTLY)
+    held = start(probes.gate(COSTLY), view, bias=gate.view, threads=2)
+    gate.wait_for(2)
+    taken = probes.slot(0)[0]
+    child = os.fork()
+    if child == 0:
+        right = taken == 1 and probes.slot(0) == (0, 0, 0) and pool.started() == 0
+        mine, mine_view = probes.zeros(1, 40, 40)
+        plain(mine_view, mine_view, mine_view, threads=3)
+        os._exit(0 if right and (mine == 1).all() and pool.started() == 2 else 1)
+    status = os.waitpid(child, 0)[1]
+    gate.open()
+    held.join(60)
+    assert status == 0
+    assert (array == 1).all()
+
+
+@forks
+def test_children_of_a_process_that_goes_on_multiplying_get_the_same_bits():
+    code = """
+import os, threading
+from test_cpu_threads import product
+shape = (150, 130, 170)
+alone, stop = product(shape, "f32", "f32", 1), threading.Event()
+def work():
+    while not stop.is_set():
+        assert product(shape, "f32", "f32", 3) == alone
+busy = threading.Thread(target=work)
+busy.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if product(shape, "f32", "f32", 3) == alone and product((90, 80, 70), "f64", "f64", 2) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set()
+busy.join()
+"""
+    succeeds(code)
+
+
+@compiled
+def test_a_process_ends_while_workers_wait_or_spin():
+    code = """
+import time, probes
+from gemmery.cpu.split import Unit
+array, view = probes.zeros(1, 40, 40)
+probes.mark(Unit(1, 1, 1e6))(view, view, view, threads=6)
+time.sleep({pause})
+probes.mark(Unit(1, 1, 1e6))(view, view, view, threads={threads})
+"""
+    for pause, threads in ((0, 6), (0.05, 1), (0.05, 6)):
+        succeeds(code.format(pause=pause, threads=threads))
+
+
+@compiled
+def test_idle_workers_use_no_processor_time():
+    _, view = probes.zeros(1, 40, 40)
+    probes.mark(COSTLY)(view, view, view, threads=4)
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - before < 0.1
+
+
+@compiled
+def test_an_interrupt_comes_when_the_result_is_whole():
+    gate, (array, view) = probes.Gate(), probes.zeros(1, 4, 1)
+
+    def interrupt():
+        gate.wait_for(2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        gate.open()
+
+    beside = threading.Thread(target=interrupt)
+    beside.start()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        probes.gate(COSTLY)(view, view, view, bias=gate.view, threads=2)
+        time.sleep(60)
+    beside.join()
+    assert (array == 1).all()
+
+
+@compiled
+@tasks
+def test_workers_leave_signals_and_cores_as_they_were():
+    """Signals go to the program's own threads, and no worker stays bound to the cores that were free once."""
+    code = """
+import os, time, probes
+from pathlib import Path
+from gemmery.cpu import pool
+from gemmery.cpu.split import Unit
+_, view = probes.zeros(1, 60, 60)
+for _ in range(200):
+    probes.mark(Unit(1, 1, 1e6))(view, view, view, threads=4)
+time.sleep(0.2)
+interrupt, fault, workers = 1 << 1, 1 << 10, 0
+for task in Path("/proc/self/task").iterdir():
+    blocked = int(next(l for l in (task / "status").read_text().splitlines() if l.startswith("SigBlk")).split()[1], 16)
+    if blocked & interrupt:
+        workers += 1
+        assert not blocked & fault
+    assert os.sched_getaffinity(int(task.name)) == os.sched_getaffinity(0)
+assert workers == pool.started() == 3, workers
+"""
+    succeeds(code)
+
+
+def test_the_number_of_threads_is_what_was_set_then_the_variable_then_the_cores(monkeypatch):
+    monkeypatch.setattr(counts, "cores", lambda: 11)
+    counts._allowed.cache_clear()
+    try:
+        monkeypatch.delenv("GEMMERY_NUM_THREADS", raising=False)
+        assert counts.get() == 11
+        monkeypatch.setenv("GEMMERY_NUM_THREADS", "5")
+        counts._allowed.cache_clear()
+        assert (config.num_threads(), counts.get()) == (5, 5)
+        counts.set_(3)
+        assert counts.get() == 3
+        counts.set_(None)
+        assert counts.get() == 5
+        monkeypatch.setenv("GEMMERY_NUM_THREADS", "many")
+        counts._allowed.cache_clear()
+        with pytest.raises(ArgumentError, match="many"):
+            counts.get()
+    finally:
+        counts.set_(None)
+        monkeypatch.undo()
+        counts._allowed.cache_clear()
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "4", True])
+def test_a_number_of_threads_that_is_none_is_refused(count):
+    with pytest.raises(ArgumentError, match="threads"):
+        counts.set_(count)
+    assert counts.get() >= 1
+
+
+def start(kernel, view, **options):
+    """Call a probe in a thread."""
+    thread = threading.Thread(target=kernel, args=(view, view, view), kwargs=options, daemon=True)
+    thread.start()
+    return thread
+
+
+def succeeds(code):
+    """Run `code` in a new interpreter; it must end well and soon."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=here, capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

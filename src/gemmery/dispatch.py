@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmery import dtypes
+from gemmery.cpu import batched
 from gemmery.cpu.build import upright
 from gemmery.cpu.target import Target, host
 from gemmery.errors import RefusedError
@@ -49,6 +50,8 @@ _DIRECT_B = 2
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
 # streamed, 98 packed; see docs/findings.md.
 _STREAMED_ROWS = 160
+# A kernel made for one shape costs tens of ms to compile, once; fewer products than this are not worth it.
+_MANY = 8
 # A product of small depth is bound by writing C, where the packed tiles' prefetch of C pays.
 _SHALLOW = 128
 
@@ -59,6 +62,8 @@ def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
+    if p.batch >= _MANY and max(p.m, p.n, p.k) <= batched.LARGEST:
+        choices.append(("batched", f"{p.batch} products of one small shape: the loop over them is compiled with it"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at the bandwidth of memory"))
     if c_bytes > 4 * l2 and p.k <= _SHALLOW:

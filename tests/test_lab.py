@@ -22,6 +22,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
     monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
     monkeypatch.setattr(level, "SHARE", 0.02)
+    monkeypatch.setattr(level, "THREADED_SHARE", 0.02)
 
 
 def made_up(name, multiply, **changes):

@@ -22,6 +22,7 @@ from gemmery.ladder.rung import Kernel, Rung
 PILOT = 128  # the side whose time predicts that of a rung at its first size
 BATCHED = 16  # the side of the products that show a rung for batches
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
+THREADED_SHARE = 4.0  # and when rest takes a quarter of a second of each turn
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Level:
         parent = self._parent(rung)
         if parent is not None:
             contestants.append(Contestant(rung.parent or "", timing.calls(parent.run)))
-        found = timing.compare(contestants, SHARE, timing.IDLE_SECONDS if threads > 1 else 0.0)
+        share, rest = (THREADED_SHARE, timing.IDLE_SECONDS) if threads > 1 else (SHARE, 0.0)
+        found = timing.compare(contestants, share, rest)
         known = self._numpy.get(threads)
         if known is None or found.timings["numpy"].samples > known.samples:
             self._numpy[threads], self._runs[threads] = found.timings["numpy"], numpy.runs

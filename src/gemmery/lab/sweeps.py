@@ -13,7 +13,7 @@ from gemmery.ladder.rung import Rung, find
 
 EXPERIMENTS = ("size", "block")
 SIZES = (64, 128, 256, 512, 1024, 2048)
-SIZE_RUNGS = ("simd_row", "simd_blocked", "packed")
+SIZE_RUNGS = ("simd_row", "simd_blocked", "direct", "packed")
 BLOCK_RUNG, BLOCK_SIZE = "simd_blocked", 2048
 
 

@@ -23,7 +23,7 @@ from gemmery.problem import Problem
 
 SAMPLES = 20
 ALONE_SECONDS = 0.003  # shorter than a time slice: on a busy machine some samples still run undisturbed
-TOGETHER_SECONDS = 0.02  # starting the threads takes 0.1 ms
+TOGETHER_SECONDS = 0.02  # starting the threads takes 0.05 ms
 _UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "i16": "i32", "u16": "i32", "u32": "i32", "u64": "i64", "u8": "i8"}
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: above any L3 that can be spared
 
@@ -185,7 +185,7 @@ def _function(name: str, generate: Callable[[], Module], *parameters: type) -> C
 
 def _aligned(size: int) -> NDArray[np.uint8]:
     """`size` bytes on a cache line, every page touched. 0x3f in every byte is 0.75 as f32 and bf16 and 0.0005 as f64:
-    sums neither overflow nor meet subnormal numbers, which would slow the unit down fourfold.
+    sums neither overflow nor meet subnormal numbers, which slow a multiply and an add threefold.
     """
     whole = np.full(size + 64, 0x3F, np.uint8)
     start = -whole.ctypes.data % 64

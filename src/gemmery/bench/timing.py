@@ -103,8 +103,8 @@ def calls(function: Callable[[], object]) -> Sample:
 def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
     """A sampler of `function(a, b, out=c)`, or of `function(a, b)` when `c` is None, the call itself included.
 
-    The call stands in the loop as a user would write it: a closure around it costs 40 ns, as much as a whole
-    product of 4x4 matrices.
+    The call stands in the loop as a user would write it: a closure around it costs 20 ns, and a whole product of
+    4x4 matrices 130.
     """
 
     def into(inner: int) -> int:

@@ -205,8 +205,11 @@ from pathlib import Path
 from gemmery.cpu import pool
 from gemmery.cpu.split import Unit
 _, view = probes.zeros(1, 60, 60)
-for _ in range(200):
-    probes.mark(Unit(1, 1, 1e6))(view, view, view, threads=4)
+run = probes.mark(Unit(1, 1, 1e6))
+run(view, view, view, threads=4)
+for _ in range(100):
+    time.sleep(0.001)
+    run(view, view, view, threads=2)
 time.sleep(0.2)
 interrupt, fault, workers = 1 << 1, 1 << 10, 0
 for task in Path("/proc/self/task").iterdir():

@@ -23,7 +23,8 @@ DOTS = Target("avx512", frozenset({"avx512_vnni", "avx512_bf16"}))
         ("c128", DOTS, "f64"),
         ("bf16", PLAIN, "f32"),
         ("bf16", DOTS, "bf16"),
-        ("i8", PLAIN, "i32"),
+        ("i8", PLAIN, "i16"),
+        ("u16", DOTS, "i16"),
         ("u8", DOTS, "i8"),
         ("u64", DOTS, "i64"),
     ],
@@ -32,7 +33,7 @@ def test_the_unit_that_sets_the_peak(dtype, target, expected):
     assert roofline.unit(dtype, target) == expected
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "i32", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "i16", "i32", "i64"])
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
 def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
     """As many multiply-adds in the loop as accumulators: none merged, none moved out."""
@@ -42,7 +43,7 @@ def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
     name = roofline.unit(dtype, target)
     text = jit.assembly(target, f"peak_{name}", lambda: roofline._peak_module(target, name))
     words = {"f32": ("vfmadd", "mulps"), "f64": ("vfmadd", "mulpd"), "bf16": ("vdpbf16ps",), "i8": ("vpdpbusd",)}
-    words |= {"i32": ("pmulld", "pmuludq"), "i64": ("pmullq", "pmuludq")}
+    words |= {"i16": ("pmullw",), "i32": ("pmulld", "pmuludq"), "i64": ("pmullq", "pmuludq")}
     count = sum(word in line for line in text.splitlines() for word in words[name])
     assert count >= roofline._accumulators(target)
 

@@ -24,7 +24,7 @@ from gemmery.problem import Problem
 SAMPLES = 20
 ALONE_SECONDS = 0.003  # shorter than a time slice: on a busy machine some samples still run undisturbed
 TOGETHER_SECONDS = 0.02  # starting the threads takes 0.05 ms
-_UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "i16": "i32", "u16": "i32", "u32": "i32", "u64": "i64", "u8": "i8"}
+_UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "u16": "i16", "u32": "i32", "u64": "i64", "u8": "i8"}
 _SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: above any L3 that can be spared
 
 
@@ -67,7 +67,7 @@ def unit(dtype: str, target: Target | None = None) -> str:
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
     if name == "bf16" and not target.has_bf16_dot:
         return "f32"
-    return "i32" if name == "i8" and not target.has_vnni else name
+    return "i16" if name == "i8" and not target.has_vnni else name
 
 
 def peak(dtype: str, threads: int = 1) -> float:

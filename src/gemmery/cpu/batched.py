@@ -296,7 +296,7 @@ def _store(
         value = total.value
         if small.bias:
             value = value + _bias(f, element, scales[2], scales[3], first, lanes, mask)
-        store_as(f, activate(f, small.activation, value), out, at, mask)
+        store_as(f, activate(f, small.activation, value, out), out, at, mask)
 
 
 def _bias(f: Function, element: str, bias: Value, step: Value, first: int, lanes: int, mask: Value | None) -> Value:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gemmery.cpu.convert import narrow
 from gemmery.cpu.ir import Function, Value, element_of, with_element
+from gemmery.dtypes import DType
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -57,11 +59,15 @@ _FORMATS = {
 }
 
 
-def activate(f: Function, activation: str, value: Value) -> Value:
-    """The activation of every lane; "" leaves the value as it is."""
+def activate(f: Function, activation: str, value: Value, out: DType) -> Value:
+    """The activation of every lane of a result that is to be stored as `out`; "" leaves the value as it is."""
     if not activation:
         return value
     if activation == "relu":
+        if out.kind == "u":
+            return value
+        if out.kind == "i":
+            value = narrow(f, value, out)  # relu looks at the sign that C will have
         # A comparison that is false for NaN keeps NaN: max(x, 0) would drop it.
         return f.select(value < 0, f.zero(value.type), value)
     if activation == "gelu":

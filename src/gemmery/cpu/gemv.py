@@ -340,4 +340,4 @@ def _finish_some(f: Function, product: Product, i: Value, lanes: int) -> None:
     value = total.value
     if product.bias:
         value = value + f.load(type_, f["bias"] + i * f["bias_step"])
-    store_as(f, activate(f, product.activation, value), out, y)
+    store_as(f, activate(f, product.activation, value, out), out, y)

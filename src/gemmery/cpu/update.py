@@ -136,9 +136,7 @@ def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value
     """Bias of the columns added, then the activation, while the tile is in registers."""
     if product.bias:
         value = value + _bias(f, product, j, mask)
-    if product.activation and dtypes.get(product.out).kind in "iu":
-        value = narrow(f, value, dtypes.get(product.out))  # relu looks at the sign that C will have
-    return activate(f, product.activation, value) if product.is_signed else value
+    return activate(f, product.activation, value, dtypes.get(product.out))
 
 
 def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:

@@ -107,6 +107,12 @@ def test_bias_and_activation():
     verify.require(result, a.array, b.array, bias=bias[:1])
 
 
+def test_the_bias_of_bytes_has_four():
+    a, b, c = operands(5, 19, 7, "i8")
+    bias = random((19,), "i32", 3)
+    verify.require(multiply(a, b, c, "bias", bias=view(bias)), a.array, b.array, bias=bias)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
 def test_a_product_has_the_same_bits_alone_and_in_a_batch(dtype):
     packed = find(CPU, "packed")

@@ -92,6 +92,13 @@ def test_bias_and_activation(layout):
     verify.require(result, x.array[0], b.array[0], bias=bias[:1])
 
 
+def test_the_bias_of_bytes_has_four():
+    x, b = place(random((1, 1, 5), "i8", 1), "i8"), place(random((1, 5, 70), "i8", 0), "i8")
+    y = place(random((1, 1, 70), "i8", 2), "i8")
+    bias = random((70,), "i32", 3)
+    verify.require(multiply(x, b, y, epilogue="bias", bias=view(bias)), x.array[0], b.array[0], bias=bias)
+
+
 @pytest.mark.parametrize("layout", ["C", "padded F", "thirds"])
 def test_the_bias_of_a_column_is_one_number(layout):
     a, x, y = place(random((1, 40, 5), "f32", 0), "f32"), vector(5, "f32"), vector(40, "f32", layout)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.build import epilogue
+from gemmery.cpu.build import epilogue, upright
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
@@ -66,11 +66,9 @@ class Small:
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     """The kernel of one small shape, which runs a whole batch in one call."""
-    p, target = problem.transposed() if problem.c_layout == "col" else problem, host()
+    p, target, out = upright(problem), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
-    out = dtypes.get(p.out)
-    floats = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"}
-    element = floats.get(p.out) or ("i16" if out.size == 1 else out.llvm)
+    element = dtypes.get(out.accumulator).llvm
     small = Small(p.m, p.n, p.k, p.dtype, p.out, element, activation, bias)
     found = jit.load(target, small.name, lambda: batched(target, small))
     blocks = Blocks()

@@ -50,10 +50,7 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
 def _product(problem: Problem) -> Product:
     """Every element is widened to the accumulator as it is loaded: bandwidth is the limit, not arithmetic."""
     bias, activation = epilogue(problem)
-    out = dtypes.get(problem.out)
-    element = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"}.get(out.name) or (
-        "i16" if out.size == 1 else out.llvm
-    )
+    element = dtypes.get(dtypes.get(problem.out).accumulator).llvm
     return Product(problem.dtype, problem.out, element, element, activation=activation, bias=bias)
 
 

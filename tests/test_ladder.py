@@ -31,6 +31,7 @@ PAIRS = [
     for name in rung.dtypes
     for out in (name, *WIDER.get(name, ()))
 ]
+FOR_ONE_SHAPE = {"batched"}  # rungs that compile a kernel for every shape
 SLOW = {"scalar_naive": 3e6, "scalar_reordered": 3e6}  # rung -> most operations of a case
 
 
@@ -99,7 +100,7 @@ def test_an_unknown_rung_is_an_error_that_lists_the_known_ones():
 def test_small_shapes(rung, name, out):
     if not takes(rung, name, out):
         pytest.skip("not a pair of this rung")
-    for shape in [*shapes.SMALL, *shapes.SKINNY]:
+    for shape in shapes.A_DOZEN if rung.name in FOR_ONE_SHAPE else [*shapes.SMALL, *shapes.SKINNY]:
         run(rung, *matrices(shape, name, out))
 
 
@@ -229,7 +230,7 @@ def at_the_end(values):
     return array
 
 rung, name = find(CPU, sys.argv[1]), sys.argv[2]
-for shape in [*shapes.ONES, *shapes.PRIMES, *shapes.FEW, *shapes.SKINNY]:
+for shape in shapes.NEAR_THE_END:
     m, n, k = shape
     for swap_a in (False, True):
         for swap_b in (False, True):

@@ -83,6 +83,12 @@ def test_the_integer_reference_is_python_arithmetic_wrapped(dtype, out):
     assert np.array_equal(verify.reference(a, b, out=short, alpha=-3, beta=5, c=c), wrapped)
 
 
+def test_the_rectified_integers():
+    a, b = some((4, 4), "int32"), some((4, 4), "int32", 1)
+    assert verify.check(np.maximum(a @ b, 0), a, b, activation="relu").ok
+    assert not verify.check(a @ b, a, b, activation="relu").ok
+
+
 def test_integers_must_be_equal():
     a, b = some((4, 4), "int32"), some((4, 4), "int32", 1)
     assert verify.check(a @ b, a, b).error_over_bound == 0

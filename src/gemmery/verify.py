@@ -62,7 +62,7 @@ def reference(
     """
     kind = dtypes.get(out).kind
     if kind in "iu":
-        return _integer_reference(a, b, out, int(alpha.real), int(beta.real), c, bias)
+        return _activate(_integer_reference(a, b, out, int(alpha.real), int(beta.real), c, bias), activation)
     with np.errstate(all="ignore"):
         value = _accurate_product(a, b)
         value = value if alpha == 1 else value * alpha

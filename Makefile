@@ -9,7 +9,7 @@ NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test check format lock clean
+.PHONY: help setup ladder bench test check docs format lock clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,6 +30,9 @@ check: $(STAMP) ## format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+
+docs: $(STAMP) ## write the figures and tables of the documents anew from benchmarks/results
+	@$(PYTHON) -m gemmery.report.documents
 
 format: $(STAMP) ## rewrite the source in the one format, and fix what can be fixed
 	@$(PYTHON) -m ruff check --fix

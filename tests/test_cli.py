@@ -13,6 +13,7 @@ import pytest
 
 import records
 from gemmery import cli, lab
+from gemmery.bench import record
 from gemmery.errors import ArgumentError, CompileError
 
 ENDLESS = "import time\nfrom gemmery import cli, lab\nlab.doctor = lambda: time.sleep(60)\n"
@@ -69,6 +70,18 @@ def test_sweep_hands_its_options_on(asked):
     assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0]
     assert cli.run(["sweep", "size", "--sizes", "32,64", "--rungs", "packed", "--no-html"]) == 0
     assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0]
+
+
+def test_records_are_stored_where_asked(asked, tmp_path):
+    assert cli.run(["ladder", "--no-html", "--store", "kept"]) == 0
+    (run,) = record.read(tmp_path / "kept" / f"{records.MACHINE.name}.jsonl")
+    assert run == records.ladder()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(asked, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.run(["ladder", "--no-html", "--store", "file"]) == 1
+    assert re.search(r"^gemmery: file: .*choose another place$", capsys.readouterr().err, re.MULTILINE)
 
 
 def test_a_table_and_a_page_whose_path_is_printed(asked, tmp_path, capsys):

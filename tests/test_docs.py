@@ -111,6 +111,16 @@ def test_nothing_points_outside_or_is_left_undone(name):
     assert re.findall(f"{outside}|{undone}", (ROOT / name).read_text()) == []
 
 
+def test_what_is_generated_is_up_to_date():
+    from gemmery.ladder.cpu import CPU
+    from gemmery.report.documents import Documents, documents
+
+    filler = Documents(ROOT, CPU)
+    stale = [str(path) for path in documents(ROOT) if filler.fill(path) != path.read_text()]
+    stale += [str(path) for path, svg in filler.written.items() if not path.exists() or path.read_text() != svg]
+    assert stale == [], "run `make docs`"
+
+
 def test_a_broken_document_is_caught():
     assert broken_links("README.md", "[a](docs/none.md) [b](LICENSE) [c](https://x.org) [d](/etc) [e](#none)") == [
         "docs/none.md",

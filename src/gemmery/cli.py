@@ -45,6 +45,7 @@ Suites = Annotated[list[str] | None, argument(metavar="SUITE", help="Names or pa
 Rivals = Annotated[str, option(metavar="A,B", help="Only these rivals.", show_default="every one")]
 SuiteThreads = Annotated[int, option(metavar="N", min=0, help="Threads instead of the suite's.", show_default="keep")]
 Budget = Annotated[float, option(metavar="S", help="Seconds spent on one product by all who run it.")]
+Keep = Annotated[Path | None, option("--store", metavar="DIR", help="Append the records to a file there.")]
 Store = Annotated[Path | None, option(metavar="DIR", help="Keep records there.", show_default="benchmarks/results")]
 NoStore = Annotated[bool, option("--no-store", help="Keep no records.")]
 
@@ -82,6 +83,7 @@ def ladder(
     dtype: DType = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
+    store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
@@ -90,7 +92,7 @@ def ladder(
     from gemmery import lab
 
     measure = partial(lab.ladder, _names(rungs), _numbers("--sizes", sizes), dtype, threads, seconds)
-    return partial(_report, "ladder", measure, json, html, no_html)
+    return partial(_report, "ladder", measure, json, html, no_html, store)
 
 
 @app.command(
@@ -134,6 +136,7 @@ def sweep(
     dtype: DType = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
+    store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
@@ -145,7 +148,7 @@ def sweep(
         raise ArgumentError(f"--n {n}: it is the one size of `sweep block`; say --sizes {n} for `sweep size`")
     chosen = (n,) if n is not None else _numbers("--sizes", sizes)
     measure = partial(lab.sweep, experiment, _names(rungs), chosen, dtype, threads, seconds)
-    return partial(_report, f"sweep-{experiment}", measure, json, html, no_html)
+    return partial(_report, f"sweep-{experiment}", measure, json, html, no_html, store)
 
 
 @app.command(
@@ -170,14 +173,24 @@ def _doctor(json: bool) -> int:
     return 0 if all(one.ok for one in found) else 1
 
 
-def _report(name: str, measure: Callable[[OnEvent], Run], json: bool, html: Path | None, no_html: bool) -> int:
+def _report(
+    name: str,
+    measure: Callable[[OnEvent], Run],
+    json: bool,
+    html: Path | None,
+    no_html: bool,
+    store: Path | None = None,
+) -> int:
     """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound."""
     from gemmery import report
+    from gemmery.bench import record
     from gemmery.ladder.cpu import CPU
 
     page = None if no_html or (json and html is None) else _page_writer(name, html)
     with report.Progressing(CPU, Console(stderr=True)) as shown:
         run = measure(lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    if store is not None:
+        record.append(record.path(store, run.machine.name), run)
     if json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
@@ -252,6 +265,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at exit
         return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _complain(f"{error.filename}: {error.strerror}; choose another place", 1)
     except GemmeryError as error:
         return _complain(str(error), 2 if isinstance(error, ArgumentError) else 1)
     except ModuleNotFoundError as error:

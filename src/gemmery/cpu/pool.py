@@ -69,6 +69,7 @@ SIZE = _SLOTS + (CALLERS + WORKERS) * _SLOT
 _SPINS = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
 _PATIENCE = 64  # pauses between two offers of the core to whoever else wants it
 _FAN = 4  # sleepers that one thread wakes; they wake the next
+_HUGE = 2 << 20  # bytes of a large page
 _MASK = 128  # bytes of a set of cores
 _BURST = 100_000  # ns between jobs that are taken for a run of them
 _FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}
@@ -142,7 +143,8 @@ def _drain(made: Module) -> None:
 def _fit(made: Module) -> None:
     """Let a slot's workspace have `size` bytes; the result is an errno.
 
-    Memory comes straight from the system, by the thread that will use it, so that its pages lie near its core.
+    Memory comes straight from the system, by the thread that will use it, so that its pages lie near its core. Linux
+    gives large pages to whole ones alone.
     """
     enomem, dontfork, hugepage = 12, 10, 14
     with made.function("fit", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
@@ -154,14 +156,15 @@ def _fit(made: Module) -> None:
                 _libc(f, pool, "munmap", "i32", f.load("ptr", at), has)
             f.store(f.index(0), held)
             null, flags = Value(f, "ptr", "null"), [f.const("i32", number) for number in (3, 0x22, -1)]
-            pages = _libc(f, pool, "mmap", "ptr", null, f["size"], *flags, f.index(0))
+            size = f.select(f["size"] > _HUGE // 2, f["size"] + (_HUGE - 1) & -_HUGE, f["size"])
+            pages = _libc(f, pool, "mmap", "ptr", null, size, *flags, f.index(0))
             with f.if_(f.emit("i1", f"icmp eq {pages}, inttoptr (i64 -1 to ptr)")):
                 error.value = enomem
             with f.else_():
                 for advice in (dontfork, hugepage):
-                    _libc(f, pool, "madvise", "i32", pages, f["size"], f.const("i32", advice))
+                    _libc(f, pool, "madvise", "i32", pages, size, f.const("i32", advice))
                 f.store(pages, at)
-                f.store(f["size"], held)
+                f.store(size, held)
         f.ret(error.value)
 
 

@@ -1,0 +1,41 @@
+"""Every example runs from a folder of its own, and what it prints about itself is true."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+NEEDS = {"04_torch_and_dlpack": "torch"}
+SAYS = {
+    "01_matmul": "same bits:    True",
+    "02_half_and_int8": "int8 -> int32 exact: True",
+    "03_batched_and_epilogue": "layer:     True",
+    "04_torch_and_dlpack": "bf16 -> f32: torch.float32 True",
+    "05_explain": "rung       gemv",
+    "06_climb_the_ladder": "packed",
+    "07_your_own_rung": "x simd_row",
+}
+
+
+def test_the_examples_are_numbered_and_each_is_expected_to_say_something():
+    assert [path.stem for path in EXAMPLES] == sorted(SAYS)
+    assert [int(path.stem[:2]) for path in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example(path, tmp_path):
+    if path.stem in NEEDS and importlib.util.find_spec(NEEDS[path.stem]) is None:
+        pytest.skip(f"{NEEDS[path.stem]} is not installed")
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert SAYS[path.stem] in done.stdout
+    assert not re.search(r"\bFalse\b|\bnan\b|\binf\b", done.stdout)
+    assert list(tmp_path.iterdir()) == []

@@ -32,13 +32,16 @@ PALETTE = {
     "s5": ("#3d7d1c", "#94d36a"),
     "s6": ("#b3261e", "#ff8a80"),
     "s7": ("#43667f", "#93bdd8"),
+    "s8": ("#7a4b2a", "#d8a883"),
+    "s9": ("#006d85", "#5cc8e0"),
+    "s10": ("#545a66", "#b4bac6"),
 }
 # Matplotlib writes colours as numbers: each name is drawn in a number of its own, which then becomes the name again.
 TOKENS = {name: f"#0000{index + 1:02x}" for index, name in enumerate(PALETTE)}
 NAMES = {token: name for name, token in TOKENS.items()}
 INK, MUTED, RIVAL = TOKENS["ink"], TOKENS["muted"], TOKENS["rival"]
 HALO = {"facecolor": TOKENS["paper"], "edgecolor": "none", "pad": 1}  # text stays legible where a line crosses it
-SERIES = tuple(TOKENS[f"s{index}"] for index in range(8))
+SERIES = tuple(token for name, token in TOKENS.items() if re.fullmatch(r"s\d+", name))
 
 SANS = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

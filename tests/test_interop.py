@@ -39,11 +39,7 @@ def numbers(x):
     """The bits of a tensor or array."""
     if type(x).__module__.startswith("torch"):
         x = x.detach().contiguous()
-        return (
-            x.flatten().view(sys.modules["torch"].uint8).numpy().tobytes()
-            if x.ndim
-            else x.numpy().tobytes()
-        )
+        return x.flatten().view(sys.modules["torch"].uint8).numpy().tobytes() if x.ndim else x.numpy().tobytes()
     return np.ascontiguousarray(x).tobytes()
 
 

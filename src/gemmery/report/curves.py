@@ -26,11 +26,11 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     with axes(460) as on:
         _lines(on, ran, lambda m: m.gflops, colours(measurements))
         peaks = {m.threads: m.peak_gflops for m in ran if m.peak_gflops}
-        for threads, peak in peaks.items():
-            ends = [min(m.n for m in ran), max(m.n for m in ran)]
-            on.plot(ends, [peak, peak], color=INK, linewidth=1.5)
+        left, right = min(m.n for m in ran), max(m.n for m in ran)
+        for place, (threads, peak) in enumerate(sorted(peaks.items())):
+            on.plot([left, right], [peak, peak], color=INK, linewidth=1.5)
             name = f"peak, {words.cores(threads)}" if len(peaks) > 1 else "peak"
-            on.annotate(name, (ends[0], peak), (0, 5), textcoords="offset points", color=INK, size=12)
+            on.annotate(name, (left, peak), (130 * place, 5), textcoords="offset points", bbox=HALO, zorder=5)
         on.set_ylim(top=1.5 * max([*peaks.values(), *(m.gflops for m in ran)]))
         _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
@@ -167,15 +167,16 @@ def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], 
     on.set_xscale("log", base=2)
     on.set_yscale("log")
     names = _names(ran)
-    ends = []
+    ends: dict[int, list[tuple[str, float, str]]] = {}
     for place, name in names.items():
         own = sorted((m for m in ran if (m.kernel, m.threads) == place), key=lambda m: m.n)
         colour = shades[place[0]]
         on.plot([m.n for m in own], [value(m) for m in own], _dashes(place[0]), marker="o", color=colour, zorder=4)
-        ends.append((name, value(own[-1]), colour))
+        ends.setdefault(own[-1].n, []).append((name, value(own[-1]), colour))
     sizes = sorted({m.n for m in ran})
     on.set_xlim(sizes[0] / 1.08, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.3)
-    _labels(on, ends, sizes[-1])
+    for n, at in ends.items():
+        _labels(on, at, n)
     marked = sizes if len(sizes) <= 12 else [n for n in sizes if n & (n - 1) == 0]
     on.set_xticks(marked, [str(n) for n in marked])
     on.xaxis.set_minor_locator(NullLocator())

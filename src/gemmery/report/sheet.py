@@ -165,12 +165,12 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
 
 def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     """Problems that are not square, as vectors: by what they read as much as by what they compute."""
-    ideas = {rung.name: rung.idea for rung in rungs}
+    ideas = {rung.name: rung.idea for rung in rungs} | {m.kernel: m.note for group in found for m in group.rivals}
     head = ("rung", IDEA, "shape", "ms", words.rate(found[0].one), "GB/s", "× NumPy", "error/bound")
     rows, notes = [], []
     for group in found:
         for m in (*group.rungs, *group.rivals):
-            name, idea = Cell(_name(m, group)), Cell(ideas.get(m.kernel, m.note), tone="faint")
+            name, idea = Cell(_name(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # said once
             if m.refused:
                 rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 4))
                 notes.append(f"{name.text} did not run at {words.shape(m)}: {m.refused}")

@@ -152,6 +152,34 @@ def test_the_memory_of_a_capsule_lives_as_long_as_the_view():
     assert len(others) == 5
 
 
+class HandMade:
+    """A capsule of the fields given, as a library in C makes it: with an offset, and without strides."""
+
+    def __init__(self, x, code=2, lanes=1, strides=None, offset=0):
+        count = x.ndim
+        self.kept = (x, (ctypes.c_int64 * count)(*x.shape), strides and (ctypes.c_int64 * count)(*strides))
+        self.tensor = arrays._DLTensor(
+            x.ctypes.data - offset, 1, 0, count, code, 8 * x.itemsize, lanes, self.kept[1], self.kept[2], offset
+        )
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self):
+        make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(("PyCapsule_New", ctypes.pythonapi))(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def test_the_fields_of_a_capsule():
+    x = np.arange(12.0).reshape(3, 4)
+    assert view(HandMade(x))[:4] == (x.ctypes.data, (3, 4), (32, 8), "f64")
+    assert view(HandMade(x, strides=(1, 3), offset=16))[:4] == (x.ctypes.data, (3, 4), (8, 24), "f64")
+    assert view(HandMade(x.astype(np.int16), code=4)).dtype == "bf16"
+    for wrong in (HandMade(x, lanes=2), HandMade(x, code=3), HandMade(x.astype(np.int8), code=2)):
+        with pytest.raises(DTypeError):
+            view(wrong)
+
+
 @pytest.mark.parametrize("device", [(2, 0), (10, 1), (99, 0)])
 def test_memory_elsewhere_is_refused_with_the_way_out(device):
     with pytest.raises(DeviceError, match=r"CUDA arrives later.*\.cpu\(\)"):

@@ -170,6 +170,8 @@ def test_epilogues(rung, name, out):
 def test_values_that_are_not_finite(rung, name, out):
     if not takes(rung, name, out) or dtypes.get(out).kind not in "fc":
         pytest.skip("not a pair of floating types of this rung")
+    if rung.normwise:
+        pytest.skip("it adds blocks of A, so what is not finite in one reaches every block of C")
     for planted, shape in itertools.product([np.nan, np.inf, -np.inf], shapes.FEW):
         a, b, c = matrices(shape, name, out)
         a.array[0, shape[0] // 2, shape[2] // 2] = planted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery import dtypes
-from gemmery.cpu import batched, build, gemv
+from gemmery.cpu import batched, build, gemv, strassen
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
@@ -41,6 +41,14 @@ def _gemv(problem: Problem) -> str:
 def _batched(problem: Problem) -> str:
     if max(problem.m, problem.n, problem.k) > batched.LARGEST:
         return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}"
+    return _packed(problem)
+
+
+def _strassen(problem: Problem) -> str:
+    if problem.epilogue:
+        return "it has no epilogue; packed has"
+    if problem.out != problem.dtype:
+        return f"it adds to C itself, so C must be {problem.dtype}, not {problem.out}"
     return _packed(problem)
 
 
@@ -131,5 +139,16 @@ CPU = (
         dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
         refuses=_batched,
         build=batched.build,
+    ),
+    Rung(
+        name="strassen",
+        idea="7 products of sums of quadrants instead of 8, summed while packing: opt-in, for its bound is weaker",
+        parent="packed",
+        dtypes=_FLOATS,
+        refuses=_strassen,
+        build=strassen.build,
+        bound=strassen.bound,
+        space={"levels": (1, 2), "winograd": (0, 1), "kc": (512, 1024), "nc": (1024, 2048)},
+        normwise=True,
     ),
 )

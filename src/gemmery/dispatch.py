@@ -8,6 +8,7 @@ from functools import lru_cache
 from gemmery import dtypes
 from gemmery.cpu import batched
 from gemmery.cpu.build import upright
+from gemmery.cpu.loops import SHALLOW
 from gemmery.cpu.target import Target, host
 from gemmery.errors import RefusedError
 from gemmery.ladder.cpu import CPU
@@ -52,8 +53,6 @@ _DIRECT_B = 2
 _STREAMED_ROWS = 160
 # A kernel made for one shape costs tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
-# A product of small depth is bound by writing C, where the packed tiles' prefetch of C pays.
-_SHALLOW = 128
 
 
 def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
@@ -66,9 +65,9 @@ def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("batched", f"{p.batch} products of one small shape: the loop over them is compiled with it"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at the bandwidth of memory"))
-    if c_bytes > 4 * l2 and p.k <= _SHALLOW:
+    if c_bytes > 4 * l2 and p.k <= SHALLOW:
         choices.append(
-            ("packed", f"C is {c_bytes >> 20} MiB and k only {p.k}: writing C decides, and packed prefetches it")
+            ("packed", f"C is {c_bytes >> 20} MiB and k only {p.k}: writing C decides, and packed writes it in order")
         )
     if b_bytes <= _DIRECT_B * l2:
         choices.append(("direct", f"B is {_size(b_bytes)} and stays in cache: packing would cost more than it saves"))

@@ -96,7 +96,9 @@ def packed(problem: Problem, config: Config) -> Launch:
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * made.parts, kc, made.group * made.parts)
-        tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
+        # A shallow block of B is small: twice the columns, and C is written in longer runs.
+        broad = 2 * nc if k * made.parts <= loops.SHALLOW else nc
+        tall, wide = even(m, mc, register.mr), even(n * made.parts, broad, register.nr)
         return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, m, tall, deep, wide))
 
     unit = Unit(
@@ -145,9 +147,9 @@ def upright(problem: Problem) -> Problem:
 
 
 def direct(problem: Problem, config: Config) -> Launch:
-    """The product without packing, cut into the tiles that suit its shape."""
+    """The product without packing, cut into the tiles that suit its shape; `mr` of the config overrides their rows."""
     p, target = upright(problem), host()
-    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled)
+    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, config.get("mr", 0))
     found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from gemmery.cpu import pack, pack_complex
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Function, Module
+from gemmery.cpu.ir import SIZES, Function, Module, Value
 from gemmery.cpu.target import Target, Tile, tile
 from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, sums_apart, update

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from gemmery.arrays import View
-from gemmery.cpu import jit, pool
+from gemmery.cpu import jit, layout, pool
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Matrix, Module
 from gemmery.cpu.launch import Blocks, Launch
@@ -80,5 +80,5 @@ def zeros(batch: int, m: int, n: int) -> tuple[np.ndarray, View]:
 
 def slot(number: int) -> tuple[int, int, int]:
     """(taken, address, bytes) of a caller's workspace."""
-    at = pool.address() + pool._SLOTS + number * pool._SLOT
+    at = pool.address() + layout.SLOTS + number * layout.SLOT
     return tuple((ctypes.c_int64 * 3).from_address(at))

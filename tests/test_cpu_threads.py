@@ -16,7 +16,7 @@ import pytest
 
 import probes
 from gemmery import config
-from gemmery.cpu import build, pool
+from gemmery.cpu import build, layout, pool
 from gemmery.cpu import threads as counts
 from gemmery.cpu.split import Unit
 from gemmery.errors import ArgumentError
@@ -54,11 +54,11 @@ def test_the_bits_are_the_same_for_every_number_of_threads(shape, name, out, lay
 def test_only_as_many_workers_start_as_a_product_uses():
     code = """
 import probes
-from gemmery.cpu import pool
+from gemmery.cpu import layout, pool
 from gemmery.cpu.split import Unit
 array, view = probes.zeros(1, 40, 40)
 def run(threads): probes.mark(Unit(1, 1, 1e6))(view, view, view, threads=threads); return pool.started()
-assert [run(t) for t in (1, 2, 2, 5, 3, 1000)] == [0, 1, 1, 4, 4, pool.WORKERS]
+assert [run(t) for t in (1, 2, 2, 5, 3, 1000)] == [0, 1, 1, 4, 4, layout.WORKERS]
 assert (array == 6).all()
 """
     succeeds(code)
@@ -97,11 +97,11 @@ def test_a_second_caller_does_not_wait_for_the_first():
 @compiled
 def test_more_callers_than_workspaces_take_turns():
     gate, kernel = probes.Gate(), probes.gate(None)
-    results = [probes.zeros(1, 1, 1) for _ in range(pool.CALLERS + 6)]
+    results = [probes.zeros(1, 1, 1) for _ in range(layout.CALLERS + 6)]
     callers = [start(kernel, view, bias=gate.view) for _, view in results]
-    gate.wait_for(pool.CALLERS)
+    gate.wait_for(layout.CALLERS)
     time.sleep(0.2)
-    assert gate.words[0] == pool.CALLERS
+    assert gate.words[0] == layout.CALLERS
     gate.open()
     for caller in callers:
         caller.join(60)

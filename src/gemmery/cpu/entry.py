@@ -23,7 +23,7 @@ import numpy as np
 from gemmery.cpu import jit, pool, workspace
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
-from gemmery.cpu.pool import JOB
+from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target, host
 
 _JOBS = 512  # a power of two; a product that falls on another's place replaces it

@@ -11,11 +11,12 @@ from functools import lru_cache
 from gemmery.arrays import View
 from gemmery.cpu import pool
 from gemmery.cpu.abi import FIELDS
+from gemmery.cpu.layout import JOB
 from gemmery.cpu.split import Unit, grid
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
 _BITS = {"i16": 16, "i32": 32, "i64": 64}
-_PLAN = len(pool.JOB) - len(FIELDS) - 4  # words behind the record and the two scalars
+_PLAN = len(JOB) - len(FIELDS) - 4  # words behind the record and the two scalars
 _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
 _pack_plan = struct.Struct(f"<{_PLAN}q").pack
 

@@ -8,6 +8,7 @@ import struct
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from gemmery.cpu import pool, workspace
+from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import cores
 
 _Part = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p)
@@ -19,7 +20,7 @@ if hasattr(os, "register_at_fork"):
 
 def run(job: bytes) -> int:
     """Run every part of a job: what `pool.run` does in compiled code. The result is an errno, always 0."""
-    field = dict(zip((name for name, _ in pool.JOB), struct.unpack(f"<{len(pool.JOB)}q", job), strict=True))
+    field = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", job), strict=True))
     part = _Part(pool.entries()["part"])
     indices = iter(range(field["parts"]))
 

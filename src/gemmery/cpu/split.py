@@ -15,7 +15,7 @@ WORTH = 8_000
 WAKES = 100_000  # ns of work in all that are worth waking sleepers for a single product
 PART = 300.0  # ns to take a part and set it up
 FINEST = 4  # parts a thread at most
-SPARE = 1.03  # what finer parts may cost: a thread that is held up then delays the rest by less
+SPARE = 1.04  # what finer parts may cost: a thread that is held up then delays the rest by less
 
 
 @dataclass(frozen=True)

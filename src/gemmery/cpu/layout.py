@@ -1,0 +1,53 @@
+"""What the caller of a product and the workers share, as it lies in memory: a job, and the pool."""
+
+from __future__ import annotations
+
+from gemmery.cpu.abi import FIELDS
+
+# What `run` reads, 8-byte words: a record whose alpha, beta and workspace are filled in by `part`, the two scalars
+# (16 bytes each), and the cut. A part is `rows` x `columns` of C in `products` products of the batch.
+JOB = (
+    *FIELDS,
+    ("alpha_value", "i64"),
+    ("alpha_high", "i64"),
+    ("beta_value", "i64"),
+    ("beta_high", "i64"),
+    ("kernel", "ptr"),
+    ("at_once", "i64"),  # 1: the kernel runs `batch` products itself
+    ("threads", "i64"),
+    ("parts", "i64"),  # row_parts * column_parts * groups of products
+    ("row_parts", "i64"),
+    ("column_parts", "i64"),
+    ("rows", "i64"),
+    ("columns", "i64"),
+    ("products", "i64"),
+    ("workspace_bytes", "i64"),
+    ("wakes", "i64"),  # 1: enough work to wake sleepers for it alone
+    ("pool", "ptr"),
+)
+JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
+
+# The pool: functions of the C library, by address; then state, all zero at first and in a forked child. Words that
+# different threads write lie 128 bytes apart: neighbouring lines are fetched in pairs.
+LIBC = (
+    "pthread_create", "pthread_sigmask", "mmap", "munmap", "madvise", "syscall", "clock_gettime",
+    "sched_yield", "sched_getcpu", "sched_getaffinity", "sched_setaffinity",
+)  # fmt: skip
+FUNCTIONS = {name: 8 * i for i, name in enumerate((*LIBC, "worker"))}
+STATE = 128  # number of the job << 32 | workers it may still take << 16 | workers at it
+SLEEPING = 256  # workers in the futex
+BUSY = 384  # 1 while a caller has the workers
+STARTED = 392  # workers there are
+OPEN_JOB = 400
+LAST = 408  # when the last job ended, ns
+NEXT = 512  # the next part
+WANTED = 640  # sleepers still to be woken
+CPUS = 768  # a bit for each core that has a thread at the job
+SLOTS = 896
+SLOT = 64  # bytes of a slot: taken (a worker's: the pool), address and size of a workspace, pauses since it worked
+CALLERS, WORKERS = 64, 255
+WORKER_SLOTS = SLOTS + CALLERS * SLOT
+SIZE = WORKER_SLOTS + WORKERS * SLOT
+
+MASK = 128  # bytes of a set of cores
+FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}  # system call, by machine

@@ -1,0 +1,156 @@
+"""The workers of the pool: how they are started, woken and put to sleep, and how they join a job."""
+
+from __future__ import annotations
+
+from gemmery.cpu import atomics, layout
+from gemmery.cpu.abi import Args
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.layout import JOB
+
+_SPINS = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
+_FAN = 4  # sleepers that one thread wakes; they wake the next
+_BURST = 100_000  # ns between jobs that are taken for a run of them
+
+
+def workers(made: Module) -> None:
+    """Define `start`, `rouse` and `worker`, and what they need; `fit` and `drain` are there already."""
+    for define in (_start, _news, _join, _wake, _rouse, _step_aside, _worker):
+        define(made)
+
+
+def _start(made: Module) -> None:
+    """Start workers until there are `wanted`, or the system refuses one.
+
+    They leave signals to the program's own threads, except those that say that the thread itself went wrong.
+    """
+    segv, bus, fpe, ill = 11, 7, 8, 4
+    with made.function("start", ("ptr", "pool"), ("i64", "wanted"), local=True) as f:
+        pool, started = f["pool"], f["pool"] + layout.STARTED
+        with f.if_(f.load("i64", started) < f["wanted"]):
+            blocked, before, thread = f.buffer(128), f.buffer(128), f.buffer(8)
+            for i in range(16):
+                f.store(f.const("i64", -1), blocked + 8 * i)
+            f.store(f.const("i64", -1 - sum(1 << number - 1 for number in (segv, bus, fpe, ill))), blocked)
+            null = Value(f, "ptr", "null")
+            atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 0), blocked, before)
+            with f.while_() as again:
+                have = f.load("i64", started)
+                again.until(have >= f["wanted"])
+                slot = pool + (have * layout.SLOT + layout.WORKER_SLOTS)
+                f.store(pool, slot)
+                body = f.load("ptr", pool + layout.FUNCTIONS["worker"])
+                error = atomics.libc(f, pool, "pthread_create", "i32", thread, null, body, slot)
+                again.until(error.differs(0))
+                f.store(have + 1, started)
+            atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 2), before, null)
+
+
+def _news(made: Module) -> None:
+    """The number of the newest job, once it is not `last`: spin, then sleep."""
+    with made.function("news", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64") as f:
+        pool, last = f["pool"], f["last"]
+        number = f.var(last)
+        with f.while_() as again:
+            number.value = atomics.load(f, pool + layout.STATE) >> 32
+            again.until(number.value.differs(last))
+            with f.if_(f.load("i64", f["spins"]) < _SPINS):
+                atomics.pause(f, pool, f["spins"])
+            with f.else_():
+                atomics.add(f, pool + layout.SLEEPING, f.index(1))
+                atomics.futex(f, pool, atomics.WAIT, last)
+                atomics.add(f, pool + layout.SLEEPING, f.index(-1))
+        f.ret(number.value)
+
+
+def _join(made: Module) -> None:
+    """Take a place at the open job: its state before, or 0 when there is no place left."""
+    with made.function("join", ("ptr", "pool"), local=True, returns="i64") as f:
+        found = f.var(f.index(0))
+        with f.while_() as again:
+            found.value = atomics.load(f, f["pool"] + layout.STATE)
+            places = found.value & 0xFFFF0000
+            with f.if_(places.equals(0)):
+                found.value = 0
+            again.until(places.equals(0))
+            again.until(atomics.exchange(f, f["pool"] + layout.STATE, found.value, found.value - 0xFFFF))
+        f.ret(found.value)
+
+
+def _worker(made: Module) -> None:
+    """The life of a worker: wait for a job, find a place at it, take parts, leave."""
+    with made.function("worker", ("ptr", "slot")) as f:
+        slot = f["slot"]
+        pool, spins = f.load("ptr", slot), slot + 24
+        last = f.var(f.index(0))
+        with f.while_():
+            last.value = atomics.call(f, "i64", "news", pool, spins, last.value)
+            found = atomics.call(f, "i64", "join", pool)
+            with f.if_(found.differs(0)):
+                last.value = found >> 32
+                f.call("wake", pool)
+                f.call("step_aside", pool)
+                job = f.load("ptr", pool + layout.OPEN_JOB)
+                error = atomics.call(f, "i64", "fit", pool, slot, Args(f, job, JOB).workspace_bytes)
+                with f.if_(error.equals(0)):
+                    f.call("drain", pool, job, f.load("ptr", slot + 8))
+                atomics.add(f, pool + layout.STATE, f.index(-1))
+                f.store(f.index(0), spins)
+
+
+def _rouse(made: Module) -> None:
+    """Have sleepers woken, as many as a job lacks, when it is worth their while or one of a run of jobs.
+
+    A futex wake takes the caller 5 us and the sleeper 20 to 50 us in a virtual machine: as long as n = 128 takes.
+    """
+    with made.function("rouse", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
+        pool = f["pool"]
+        sleeping = atomics.load(f, pool + layout.SLEEPING)
+        lacking = f["helpers"] - (f.load("i64", pool + layout.STARTED) - sleeping)
+        with f.if_((sleeping > 0) & (lacking > 0)):
+            worth = f.var(f["wakes"].differs(0))
+            with f.if_(worth.value ^ True):
+                worth.value = atomics.now(f, pool) - f.load("i64", pool + layout.LAST) < _BURST
+            with f.if_(worth.value):
+                atomics.store(f, lacking, pool + layout.WANTED)
+                f.call("wake", pool)
+
+
+def _wake(made: Module) -> None:
+    """Wake some of those that are wanted."""
+    with made.function("wake", ("ptr", "pool"), local=True) as f, f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0):
+        left = atomics.add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
+        with f.if_(left > 0):
+            atomics.futex(f, f["pool"], atomics.WAKE, f.min(left, _FAN))
+
+
+def _step_aside(made: Module) -> None:
+    """Leave a core that another thread of the job is on, if a free one is allowed.
+
+    The scheduler likes to put a woken thread on the core of the one that woke it, and leaves it there for
+    milliseconds. The mask is put back at once: the thread is moved, not bound.
+    """
+    with made.function("step_aside", ("ptr", "pool"), local=True) as f:
+        pool = f["pool"]
+        with f.if_(claim(f, pool)):
+            size, allowed, free = f.index(layout.MASK), f.buffer(layout.MASK), f.buffer(layout.MASK)
+            for word in range(0, layout.MASK, 8):
+                f.store(f.index(0), allowed + word)
+            me = f.const("i32", 0)
+            atomics.libc(f, pool, "sched_getaffinity", "i32", me, size, allowed)
+            some = f.index(0)
+            for word in range(0, layout.MASK, 8):
+                left = f.load("i64", allowed + word) & (atomics.load(f, pool + (layout.CPUS + word)) ^ -1)
+                f.store(left, free + word)
+                some = some | left
+            with f.if_(some.differs(0)):
+                atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, free)
+                atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, allowed)
+                claim(f, pool)
+
+
+def claim(f: Function, pool: Value) -> Value:
+    """Mark this thread's core; true when it was marked."""
+    cpu = f.convert("zext", atomics.libc(f, pool, "sched_getcpu", "i32"), "i64") & 8 * layout.MASK - 1
+    bit = f.index(1) << (cpu & 63)
+    before = f.emit("i64", f"atomicrmw or {pool + layout.CPUS + (cpu >> 6) * 8}, {bit} seq_cst")
+    return (before & bit).differs(0)

@@ -60,7 +60,15 @@ def test_broadcasting_and_vectors(one, two, name):
 
 @pytest.mark.parametrize(
     ("one", "two"),
-    [((0,), (0,)), ((0, 3), (3, 4)), ((5, 3), (3, 0)), ((5, 0), (0, 4)), ((0, 5, 3), (3, 4)), ((2, 5, 0), (0,))],
+    [
+        ((0,), (0,)),
+        ((0, 3), (3, 4)),
+        ((5, 3), (3, 0)),
+        ((5, 0), (0, 4)),
+        ((0, 5, 3), (3, 4)),
+        ((2, 5, 0), (0,)),
+        ((150, 0), (0, 140)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["f32", "bf16", "i8", "c128"])
@@ -261,7 +269,7 @@ def bad_outs():
     yield b"x" * 9, gm.ShapeError, "non-broadcastable"
 
 
-@pytest.mark.parametrize(("out", "error", "word"), bad_outs(), ids=lambda x: x if isinstance(x, str) else None)
+@pytest.mark.parametrize(("out", "error", "word"), list(bad_outs()), ids=lambda x: x if isinstance(x, str) else None)
 def test_an_out_that_will_not_do_is_refused_and_not_written(out, error, word):
     before = np.array(out, copy=True) if isinstance(out, np.ndarray) else out
     with pytest.raises(error, match=word):
@@ -270,9 +278,9 @@ def test_an_out_that_will_not_do_is_refused_and_not_written(out, error, word):
 
 
 def test_out_may_overlap_an_operand():
-    for name in ("f32", "i16", "bf16"):
-        base = random((6, 6), name, 1)
-        square = random((6, 6), name, 2)
+    for name, n in itertools.product(("f32", "i16", "bf16"), (6, 200)):
+        base = random((n, n), name, 1)
+        square = random((n, n), name, 2)
         x = base.copy()
         assert gm.matmul(x, square, out=x) is x
         assert agrees(x, base, square)
@@ -285,17 +293,17 @@ def test_out_may_overlap_an_operand():
         x = base.copy()
         gm.matmul(x, square, out=x.T)
         assert agrees(x.T, base, square)
-        x = random((7, 6), name, 3)
-        first = x[:6].copy()
-        gm.matmul(x[:6], square, out=x[1:])
+        x = random((n + 1, n), name, 3)
+        first = x[:n].copy()
+        gm.matmul(x[:n], square, out=x[1:])
         assert agrees(x[1:], first, square)
         x = base.copy()
         gm.gemm(2, x, square, 3, x, out=x)
         assert agrees(x, base, square, alpha=2, beta=3, c=base)
-        x = random((7, 6), name, 3)
+        x = random((n + 1, n), name, 3)
         old = x[1:].copy()
-        gm.gemm(1, base, square, 1, x[1:], out=x[:6])
-        assert agrees(x[:6], base, square, beta=1, c=old)
+        gm.gemm(1, base, square, 1, x[1:], out=x[:n])
+        assert agrees(x[:n], base, square, beta=1, c=old)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -386,6 +394,15 @@ def test_wrong_arguments_are_named(call, error, word):
 @pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 def test_the_epilogue(name, activation):
     a, b = random((3, 9, 7), name, 1), random((7, 5), name, 2)
+    bias = random((90,), name, 3)
+    tall, wide = random((70, 60), name, 4), random((60, 90), name, 5)
+    out = np.zeros((90, 70), a.dtype).T
+    gm.matmul(tall, wide, out, bias=bias, activation=activation)
+    assert agrees(out, tall, wide, bias=bias, activation=activation or "")
+    shared = random((7, 4, 5), name, 6).transpose(1, 0, 2)  # one matrix after the other along the columns
+    out = np.zeros((9, 4, 5), a.dtype).transpose(1, 0, 2)
+    gm.matmul(a[0], shared, out, bias=bias[:5], activation=activation)
+    assert agrees(out, a[0], shared, bias=bias[:5], activation=activation or "")
     held = dtypes.get(name).accumulator
     for bias in (None, 0.5, random((5,), held, 3), random((10,), name, 3)[::2], random((1,), name, 4), [1, 2, 3, 4, 5]):
         row = None if bias is None else np.atleast_1d(np.asarray(bias)).astype(numpy_dtype(held))

@@ -104,7 +104,7 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
     if 0 in target.shape:
         return
     source, out = kernel_types(common, result)
-    if x.shape[-1] == 0 or terms.alpha == 0:  # an empty sum is one product of zeros; BLAS reads nothing for alpha = 0
+    if terms.alpha == 0:  # BLAS then reads neither A nor B
         x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
     x = x if x.dtype == source else arrays.converted(x, source)
     y = y if y.dtype == source else arrays.converted(y, source)

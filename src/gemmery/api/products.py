@@ -192,7 +192,6 @@ def _scaled(
         if old.shape != shape:
             raise ShapeError(f"c has shape {old.shape}, the product {shape}: they must be equal")
         result = promoted(common, old.dtype)
-        common = common if can_cast(common, result, "safe") else result
     alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     if beta == 0:
         old = None

@@ -39,6 +39,13 @@ def test_every_combination_of_the_lists_is_a_product(tmp_path):
     assert works[-1] == Work(5, 1, 6, "i8", "i32", call="new")
 
 
+def test_rungs_run_the_products_of_their_name(tmp_path):
+    text = '[[product]]\nname = "which"\nsquare = [7]\nrungs = ["packed kc=8", "direct"]\n[[product]]\nsquare = [7]'
+    found = suite.load(written(tmp_path, text))
+    assert found.rungs == {"which": ("packed kc=8", "direct")}
+    assert [work.case for work in found.works] == ["which", ""]
+
+
 def test_defaults(tmp_path):
     found = suite.load(written(tmp_path, "[[product]]\nsquare = [7]"))
     assert (found.kind, found.threads, found.rivals) == ("product", (1,), ())
@@ -75,6 +82,12 @@ def test_defaults(tmp_path):
         ("rivals = [1]\n[[product]]\nsquare = [4]", "rivals"),
         ("about = 1\n[[product]]\nsquare = [4]", "about"),
         ("speed = 9\n[[product]]\nsquare = [4]", "'speed'"),
+        ("[[product]]\nsquare = [4]\nrungs = ['packed']", "name"),
+        ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = []", "at least one"),
+        ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = ['packed', 'packed']", "none twice"),
+        ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = [1]", "rungs = 1"),
+        ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = ['packed']\ncall = ['out']", "call"),
+        (2 * "[[product]]\nsquare = [4]\nname = 'a'\nrungs = ['packed']\n", "product 2: name = 'a'"),
         ("[[product", "not TOML"),
     ],
 )

@@ -10,6 +10,7 @@ from gemmery import config, lab
 from gemmery.bench import peers, record, roofline
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
+from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery.lab import first_call, level, results, rungs, session, suites, sweeps
 from gemmery.ladder.cpu import CPU
@@ -314,12 +315,12 @@ def test_a_suite_for_more_cores_than_there_are_is_not_run():
 
 def test_more_threads_are_also_compared_with_one(mine, monkeypatch):
     monkeypatch.setattr(suites.timing, "IDLE_SECONDS", 0.0)
-    before = suites.cpu_threads.get()
+    before = threads.get()
     monkeypatch.setattr(suites.target, "cores", lambda: 2)
     run = lab.bench([mine], rivals=["numpy"], threads=2, seconds=0.02)
     ours = [m for m in run.measurements if m.kernel == suites.OURS]
     assert all(m.threads == 2 and m.versus[suites.ONE_THREAD] > 0 for m in ours)
-    assert suites.cpu_threads.get() == before
+    assert threads.get() == before
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gemmery.errors import ArgumentError
 
 KINDS = ("product", "first_call")
 _TOP = {"about", "kind", "threads", "rivals", "product"}
-_PRODUCT = {"square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector"}
+_PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Suite:
     works: tuple[Work, ...]
     threads: tuple[int, ...]
     rivals: tuple[str, ...]  # () for every one that is installed
+    rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: what runs it
 
 
 def load(path: Path) -> Suite:
@@ -54,8 +55,27 @@ def load(path: Path) -> Suite:
         kind=kind,
         works=works,
         threads=tuple(_sizes(table.get("threads", [1]), f"{where}: threads")),
-        rivals=tuple(_text(name, f"{where}: rivals") for name in _list(table.get("rivals", []), f"{where}: rivals")),
+        rivals=tuple(_texts(table.get("rivals", []), f"{where}: rivals")),
+        rungs=_rungs(rows, where),
     )
+
+
+def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]:
+    """The rungs that products name instead of gemmery's own choice, by the name of the product."""
+    found: dict[str, tuple[str, ...]] = {}
+    for index, row in enumerate(rows):
+        here = f"{where}: product {index + 1}"
+        if "rungs" not in row:
+            continue
+        name = row.get("name")
+        if not name or name in found:
+            raise ArgumentError(f"{here}: name = {name!r}: products of rungs need a name each")
+        if row.get("vector") or "call" in row:
+            raise ArgumentError(f"{here}: rungs: they take matrices and write into one, so no vector and no call")
+        found[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
+        if not found[name] or len(set(found[name])) < len(found[name]):
+            raise ArgumentError(f"{here}: rungs: give at least one, as in 'packed kc=256', and none twice")
+    return found
 
 
 def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
@@ -67,6 +87,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     calls = [_one_of(name, CALLS, f"{where}: call") for name in _list(row.get("call", ["out"]), f"{where}: call")]
     a = _one_of(row.get("a", "row"), LAYOUTS, f"{where}: a")
     b = _one_of(row.get("b", "row"), LAYOUTS, f"{where}: b")
+    name = _text(row.get("name", ""), f"{where}: name")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
@@ -74,7 +95,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
         raise ArgumentError(f"{where}: vector: B is a vector, so every shape needs n = 1 and batch is 1")
     for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
-        yield Work(m, n, k, dtype, out, batch, a, b, call, vector)
+        yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name)
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
@@ -102,6 +123,10 @@ def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
         raise ArgumentError(f"{where} = {value!r}: it must be a list")
     return value
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    return [_text(one, where) for one in _list(value, where)]
 
 
 def _sizes(value: Any, where: str) -> list[int]:

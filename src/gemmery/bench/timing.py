@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 
 from gemmery.errors import ArgumentError
@@ -64,6 +64,11 @@ class Comparison:
 
     timings: dict[str, Timing]
     versus: dict[str, Ratio]
+    taken: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)  # seconds, by round
+
+    def ratios(self, name: str) -> dict[str, Ratio]:
+        """The ratios of every other contestant to the one called `name`."""
+        return {rival: _ratio(self.taken[name], rounds) for rival, rounds in self.taken.items() if rival != name}
 
 
 def is_tie(ratio: float, spread: float) -> bool:
@@ -229,4 +234,4 @@ def tally(taken: Mapping[str, Mapping[int, float]]) -> Comparison:
     """
     first, *others = taken
     timings = {name: _timing(list(rounds.values())) for name, rounds in taken.items()}
-    return Comparison(timings, {name: _ratio(taken[first], taken[name]) for name in others})
+    return Comparison(timings, {name: _ratio(taken[first], taken[name]) for name in others}, taken)

@@ -36,6 +36,7 @@ class Work:
     call: str = "out"
     vector: bool = False
     seed: int = 0
+    name: str = ""  # of the comparison that it belongs to
 
     @property
     def problem(self) -> Problem:
@@ -49,7 +50,7 @@ class Work:
         """What sets it apart from the plain product of its shape, in words: "a transposed, allocating"."""
         words = {"col": "transposed", "strided": "strided"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
-        return ", ".join([*parts, *(["allocating"] if self.call == "new" else [])])
+        return ", ".join(filter(None, [self.name, *parts, "allocating" if self.call == "new" else ""]))
 
     @property
     def _layouts(self) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -43,8 +43,9 @@ class Cut:
         return f"direct_{self.dtype}_{self.a_layout}_{rows}x{columns}{flags}"
 
 
-def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool) -> Cut:
-    """The tiles for an m x n product: as wide as it is, then as tall as the registers allow, all nearly equal.
+def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0) -> Cut:
+    """The tiles for an m x n product: as wide as it is, then as tall as the registers allow, all nearly equal; `rows`
+    above 0 is how tall instead.
 
     Rows of A that lie a multiple of 4 KiB apart share one set of an L1 cache, which has 8 ways or more: such a tile
     has 8 rows at most (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with 8).
@@ -57,6 +58,7 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
     tallest = most_rows if nv == most_vectors else min(16, most_rows * most_vectors // nv)
     if a_layout == "row" and k * size % 4096 == 0:
         tallest = min(tallest, 8)
+    tallest = rows or tallest
     count = -(-m // tallest)
     mr = -(-m // count)
     whole = n // (nv * lanes) * nv

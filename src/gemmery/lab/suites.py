@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,16 @@ from gemmery.bench import peers, suite, timing
 from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.suite import Suite
-from gemmery.bench.timing import Contestant, Sample
+from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
-from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
 from gemmery.lab.session import Session
+from gemmery.lab.threads import in_force, on
+from gemmery.lab.tournament import entrant, tournament
 
 OURS = "gm.matmul"
 ONE_THREAD = "gm.matmul on one thread"
@@ -56,6 +56,8 @@ def bench(
         raise ArgumentError("no suite: benchmarks/ is not here; give the paths of .toml files")
     for name in (*rivals, *(name for found in loaded for name in found.rivals)):
         peers.find(name)
+    for label in (label for found in loaded for labels in found.rungs.values() for label in labels):
+        entrant(label)
     rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
     able = [(found, count) for found, count in rounds if count <= target.cores()]
     with Session(sum(len(found.works) for found, _ in able), on_event, store) as session:
@@ -82,7 +84,11 @@ def run_suite(session: Session, found: Suite, threads: int, wanted: Sequence[str
     measure = first_call if found.kind == "first_call" else contest
     for work in found.works:
         session.begin(f"{found.name}: {work}, {threads} thread{'s' * (threads != 1)}")
-        session.end(*measure(session, found.name, work, threads, processes, seconds))
+        if work.name in found.rungs:
+            labels = found.rungs[work.name]
+            session.end(*tournament(session, found.name, work, labels, threads, processes, seconds))
+        else:
+            session.end(*measure(session, found.name, work, threads, processes, seconds))
 
 
 def suite_names() -> tuple[str, ...]:
@@ -117,9 +123,9 @@ def contest(
     except GemmeryError as refused:
         return [replace(plain, refused=str(refused))]
     function = _product(gemmery.matmul, work)
-    contestants = [Contestant(OURS, _on(threads, timing.products(function, *given)))]
+    contestants = [Contestant(OURS, on(threads, timing.products(function, *given)))]
     if threads > 1:
-        contestants.append(Contestant(ONE_THREAD, _on(1, timing.products(function, *given))))
+        contestants.append(Contestant(ONE_THREAD, on(1, timing.products(function, *given))))
     rows, notes = [], {}
     for rival in rivals:
         try:
@@ -143,31 +149,11 @@ def _product(function: Callable[..., object], work: Work) -> Callable[..., objec
     return functools.partial(function, dtype=dtypes.get(work.out).numpy)
 
 
-def _on(threads: int, sample: Sample) -> Sample:
-    """The same sampler with that many threads in force."""
-
-    def on(inner: int, warm: int) -> int:
-        with _in_force(threads):
-            return sample(inner, warm)
-
-    return on
-
-
-@contextmanager
-def _in_force(threads: int) -> Iterator[None]:
-    before = cpu_threads.get()
-    cpu_threads.set_(threads)
-    try:
-        yield
-    finally:
-        cpu_threads.set_(before)
-
-
 def _checked(work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[float, str]:
     """(error over bound, the rung that runs it) of one product."""
     a, b, out = given
     rung = dispatch.plan(work.problem).rung
     function = _product(gemmery.matmul, work)
-    with _in_force(threads):
+    with in_force(threads):
         c = function(a, b) if out is None else function(a, b, out=out)
     return results.error(c, a, b, rung.bound, rung.normwise), rung.name

@@ -60,6 +60,11 @@ CPU = (
         dtypes=_FLOATS,
         refuses=_plain,
         build=build.textbook("scalar_naive"),
+        lesson=(
+            "The definition, as three loops. B is read down its columns, so each multiply-add waits for "
+            "another cache line, and all of them form one chain: the CPU does one where it could do dozens."
+        ),
+        source="cpu/simple.py",
     ),
     Rung(
         name="scalar_reordered",
@@ -68,6 +73,12 @@ CPU = (
         dtypes=_FLOATS,
         refuses=_plain,
         build=build.textbook("scalar_reordered"),
+        lesson=(
+            "Two loops change places and nothing else. Now the inner loop walks B and C along their rows: "
+            "every byte of a cache line is used, the prefetchers follow, and the multiply-adds no longer wait "
+            "for each other."
+        ),
+        source="cpu/simple.py",
     ),
     Rung(
         name="simd_row",
@@ -76,6 +87,12 @@ CPU = (
         dtypes=_FLOATS,
         refuses=_rows,
         build=build.textbook("simd_row"),
+        lesson=(
+            "A vector instruction does the same to a whole vector of neighbours. It needs neighbours: the "
+            "order of the loops before it made them. What limits it now is C, loaded and stored for every "
+            "multiply-add."
+        ),
+        source="cpu/simple.py",
     ),
     Rung(
         name="simd_blocked",
@@ -86,24 +103,42 @@ CPU = (
         build=build.textbook("simd_blocked"),
         space={"block": (8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
         default={"block": 512},
+        lesson=(
+            "A block of B that stays in a cache is read many times from there. It pays once B outgrows the "
+            "cache, and costs a little before that: sweep the side of the block and see the caches."
+        ),
+        source="cpu/simple.py",
     ),
     Rung(
         name="packed",
         idea="a register tile of C, panels packed in the order they are read, five loops",
         parent="simd_blocked",
-        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+        lesson=(
+            "A tile of C stays in registers while k runs, so that a step loads few vectors for many multiply- "
+            "adds, and panels are rewritten in the order in which they are read: no stride, no page, no cache "
+            "set gets in the way. Each of the five loops keeps one block in one cache. This is how every fast "
+            "library does it."
+        ),
+        source="cpu/loops.py",
     ),
     Rung(
         name="packed_threaded",
         idea="the same over the cores: C is cut along m and n, each thread packs what its part reads",
         parent="packed",
-        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        dtypes=dtypes.NAMES,
         refuses=_packed,
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
+        lesson=(
+            "C is cut along m and n, never along k: no two threads add to one element, so any number of "
+            "threads gives the same bits. Each packs what it reads; that is more packing, and no waiting. "
+            "Workers spin for a moment, then sleep: a product too short to be worth waking them runs alone."
+        ),
+        source="cpu/pool.py",
     ),
     Rung(
         name="direct",
@@ -112,6 +147,14 @@ CPU = (
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,
+        space={"mr": (4, 8, 12, 16)},
+        lesson=(
+            "Packing is work for m k + k n elements and pays by m n k. A small or thin product has too little "
+            "of the latter: a tile in registers over A and B where they lie is then faster, as long as B "
+            "stays in cache. Rows of A a multiple of 4 KiB apart share one set of L1, so such a tile must be "
+            "low."
+        ),
+        source="cpu/direct.py",
     ),
     Rung(
         name="streamed",
@@ -121,6 +164,12 @@ CPU = (
         refuses=build.direct_refuses,
         build=build.streamed,
         space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
+        lesson=(
+            "Few rows against a large B are bound by reading B. A tile that runs down k jumps a page a step, "
+            "and no prefetcher follows; rows of B walked side by side are streams that it does. C is then "
+            "passed over many times, so it is kept as packed sums in L2."
+        ),
+        source="cpu/streamed.py",
     ),
     Rung(
         name="gemv",
@@ -131,6 +180,12 @@ CPU = (
         build=gemv.build,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192)},
         default={"mc": 4096, "kc": 4096},
+        lesson=(
+            "One multiply-add for every element of A: memory decides, and the kernel's whole task is to read "
+            "A once, in order, with enough loads in flight. A row-major A is read as dot products, a "
+            "transposed one as sums of columns; neither is copied."
+        ),
+        source="cpu/gemv.py",
     ),
     Rung(
         name="batched",
@@ -139,6 +194,12 @@ CPU = (
         dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
         refuses=_batched,
         build=batched.build,
+        lesson=(
+            "For matrices of a few elements the call, the loops and the edges cost more than the product. "
+            "With m, n and k known when the code is made there are no edges and no branches, and the loop "
+            "over the batch is compiled with the product inside."
+        ),
+        source="cpu/batched.py",
     ),
     Rung(
         name="strassen",
@@ -150,5 +211,12 @@ CPU = (
         bound=strassen.bound,
         space={"levels": (1, 2), "winograd": (0, 1), "kc": (512, 1024), "nc": (1024, 2048)},
         normwise=True,
+        lesson=(
+            "Seven products instead of eight, for more additions, which cost memory traffic unless they are "
+            "done while packing and while C is written. It wins once the products are large enough, and "
+            "passes the peak of the machine in operations that count as n cubed. The error is bounded by "
+            "norms alone, so it is never chosen unasked."
+        ),
+        source="cpu/strassen.py",
     ),
 )

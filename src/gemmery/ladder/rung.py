@@ -16,7 +16,7 @@ Config = Mapping[str, int]
 class Kernel(Protocol):
     """A built rung: C = alpha A B + beta C, on views of shape (batch, m, k), (batch, k, n), (batch, m, n).
 
-    No dimension is 0: whoever calls makes nothing of an empty C, and of an empty sum one product of zeros.
+    C is not empty; with k = 0 the sum is zero.
     A batch stride of 0 repeats one matrix. `bias` is a vector of n elements of C's accumulator type
     (its stride may be 0); only a rung that accepts the problem's `epilogue` is given one.
     """
@@ -49,6 +49,8 @@ class Rung:
     default: Config = field(default_factory=dict)
     expect: Mapping[str, int] = field(default_factory=dict)
     normwise: bool = False  # the bound holds for the norm, not for each element
+    lesson: str = ""  # what a reader learns from it, in a few sentences
+    source: str = ""  # the kernel's file in the package: "cpu/simple.py"
 
 
 def find(rungs: tuple[Rung, ...], name: str) -> Rung:

@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import OWN, Group, groups, largest, product, speedup
+from gemmery.report.sheet import OWN, Group, groups, largest, product, speedup, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 
 ROW = 52  # height of one rung in the bars
@@ -34,6 +34,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
         elif suite == "sweep_block":
             found.append(blocks(ran, run.machine))
         else:
+            ran = [m for m in ran if m.case not in tournaments(ran)]
             found += [standing(suite, ran), roofline(ran, suite)]
     return tuple(plot for plot in found if plot is not None)
 

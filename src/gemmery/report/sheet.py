@@ -114,9 +114,18 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
         elif suite == "sweep_block":
             found.append(_blocks(of_suite, run.machine))
         else:
-            counts = sorted({m.threads for m in of_suite})
-            found += [_suite(suite, [m for m in of_suite if m.threads == count], count) for count in counts]
+            cases = tournaments(of_suite)
+            found += [_tournament(case, [m for m in of_suite if m.case == case]) for case in cases]
+            rest = [m for m in of_suite if m.case not in cases]
+            counts = sorted({m.threads for m in rest})
+            found += [_suite(suite, [m for m in rest if m.threads == count], count) for count in counts]
     return tuple(found)
+
+
+def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
+    """The cases of a suite in which rungs took turns, in the order met."""
+    cases = (m.case for m in measurements if m.case and not is_own(m) and m.kernel not in words.RIVALS)
+    return tuple(dict.fromkeys(cases))
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
@@ -268,6 +277,36 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     notes = [f"block {m.config.get('block', '')} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.shape(one)}, {words.types(one)}"
     return Sheet(title, head, tuple(rows), _notes(measurements, notes))
+
+
+def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
+    """Rungs against each other: a row for each product, a column for each of them; times where one is short."""
+    kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
+    problems: dict[str, dict[str, Measurement]] = {}
+    for m in measurements:
+        problems.setdefault(f"{words.shape(m)}, {words.types(m)}", {})[m.kernel] = m
+    short = all(m.seconds < 1e-4 and m.batch == 1 for m in measurements)
+    rows, notes = [], []
+    for problem, by_kernel in problems.items():
+        ran = [m for m in by_kernel.values() if m.seconds]
+        best = min((m.seconds for m in ran), default=0.0)
+        cells = [_entry(by_kernel.get(kernel), best, short) for kernel in kernels]
+        peak = words.digits(ran[0].peak_gflops) if ran else ""
+        rows.append((Cell(problem), *cells, *([] if short else [Cell(peak)])))
+        notes += [
+            f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for m in by_kernel.values() if m.refused
+        ]
+    unit = "time of a call" if short else words.rate(measurements[0])
+    head = ("product", *(words.kernel(kernel) for kernel in kernels), *([] if short else ["peak"]))
+    title = f"{case}: {unit}, {words.cores(measurements[0].threads)}"
+    return Sheet(title, head, tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _entry(measurement: Measurement | None, best: float, short: bool) -> Cell:
+    if measurement is None or measurement.refused:
+        return Cell("not run" if measurement else "", tone="faint")
+    text = words.duration(measurement.seconds) if short else words.digits(measurement.gflops)
+    return Cell(text, tone="best" if measurement.seconds == best else "")
 
 
 def is_own(measurement: Measurement) -> bool:

@@ -1,0 +1,115 @@
+"""Rungs against each other on products of a suite: each named with the config it is to have."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import gemmery
+from gemmery import arrays, dtypes
+from gemmery.bench import timing
+from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench.record import Measurement
+from gemmery.bench.timing import Contestant
+from gemmery.bench.work import Work, operands
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
+from gemmery.lab import results
+from gemmery.lab.level import Ready, refusal
+from gemmery.lab.session import Session
+from gemmery.lab.threads import in_force, on
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import Rung, find
+
+PRODUCT = "gm.matmul"
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What a suite names: a rung and its config, or (`rung` None) the product with options of its own."""
+
+    label: str
+    rung: Rung | None
+    config: dict[str, int]
+
+
+def entrant(label: str) -> Entrant:
+    """The rung that a suite calls "packed kc=256", or the product as in "gm.matmul threads=1".
+
+    Raises ArgumentError for an unknown rung, a key that it does not vary, or a value that is no whole number.
+    """
+    name, *words = label.split()
+    rung = None if name == PRODUCT else find(CPU, name)
+    known = tuple(rung.space) if rung else ("threads",)
+    config = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in known or not value.isdecimal():
+            raise ArgumentError(f"{label!r}: {word!r} must be one of {', '.join(known) or 'nothing'}, = and a number")
+        config[key] = int(value)
+    return Entrant(label, rung, config)
+
+
+def tournament(
+    session: Session,
+    name: str,
+    work: Work,
+    labels: Sequence[str],
+    threads: int,
+    rivals: Sequence[PeerProcess],
+    seconds: float,
+) -> list[Measurement]:
+    """Records of the named rungs and of each rival on one product: all take turns, each is checked first.
+
+    `versus` of a record holds its ratio to every other.
+    """
+    limits = session.limits(work.dtype, threads)
+    given = operands(work)
+    rows: dict[str, Measurement] = {}
+    contestants = []
+    for one in map(entrant, labels):
+        rows[one.label] = results.blank(name, one.label, work, threads, config=one.config)
+        try:
+            sample, error = _ready(one, work, given, threads)
+        except GemmeryError as refused:
+            rows[one.label] = replace(rows[one.label], refused=str(refused))
+            continue
+        rows[one.label] = replace(rows[one.label], error=error, checked=True)
+        contestants.append(Contestant(one.label, on(threads, sample)))
+    for rival in rivals:
+        try:
+            note = "; ".join(filter(None, (rival.prepare(work), rival.runs)))
+            rows[rival.name] = results.blank(name, rival.name, work, threads, note=note)
+            contestants.append(rival.contestant)
+        except RefusedError as refused:
+            rows[rival.name] = results.blank(name, rival.name, work, threads, refused=str(refused))
+    if not contestants:
+        return list(rows.values())
+    found = timing.compare(contestants, seconds, timing.IDLE_SECONDS if threads > 1 else 0.0)
+    for label in found.timings:
+        rows[label] = results.timed(rows[label], found.timings[label], limits, found.ratios(label))
+    return list(rows.values())
+
+
+def _ready(one: Entrant, work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[timing.Sample, float]:
+    """A sampler of one entrant, and its error over its bound on the operands that it will be timed with.
+
+    Raises RefusedError with the rung's reason when it does not take this product.
+    """
+    a, b, c = given
+    c.fill(np.nan if dtypes.get(work.out).kind in "fc" else 1)  # none may shine through
+    if one.rung is None:
+        product = functools.partial(gemmery.matmul, threads=one.config["threads"]) if one.config else gemmery.matmul
+        with in_force(threads):
+            product(a, b, out=c)
+        return timing.products(product, a, b, c), results.error(c, a, b, float)
+    reason = refusal(one.rung, work)
+    if reason:
+        raise RefusedError(f"rung {one.rung.name}: {reason}")
+    x, y, z = (arrays.view(matrix if matrix.ndim == 3 else matrix[None]) for matrix in given)
+    ready = Ready(one.rung.build(work.problem, {**one.rung.default, **one.config}), x, y, z, threads)
+    ready.run()
+    return timing.calls(ready.run), results.error(c, a, b, one.rung.bound, one.rung.normwise)

@@ -1,0 +1,95 @@
+"""Suites whose products are run by named rungs, against each other and the rivals."""
+
+import pytest
+
+from gemmery import lab
+from gemmery.bench import roofline
+from gemmery.bench.roofline import Bandwidth
+from gemmery.errors import ArgumentError
+from gemmery.lab import tournament
+from gemmery.lab.tournament import entrant
+
+SUITE = """
+rivals = ["numpy"]
+[[product]]
+name = "who wins"
+rungs = ["simd_row", "packed kc=16", "streamed", "gm.matmul", "gm.matmul threads=1"]
+shapes = [[5, 40, 70]]
+a = "col"
+[[product]]
+shapes = [[5, 6, 7]]
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
+    monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    def run(text):
+        file = tmp_path / "mine.toml"
+        file.write_text(text)
+        return lab.bench([str(file)], seconds=0.05).measurements
+
+    return run
+
+
+def test_each_is_checked_and_compared_with_every_other(bench):
+    rows = bench(SUITE)
+    named = {m.kernel: m for m in rows if m.case == "who wins, a transposed"}
+    assert list(named) == ["simd_row", "packed kc=16", "streamed", "gm.matmul", "gm.matmul threads=1", "numpy"]
+    for label, m in named.items():
+        assert m.seconds > 0
+        assert set(m.versus) == set(m.spread) == set(named) - {label}
+        assert m.checked == (label != "numpy")
+        assert 0 <= m.error <= 1
+    assert named["packed kc=16"].config == {"kc": 16}
+    pair = named["simd_row"].versus["streamed"] * named["streamed"].versus["simd_row"]
+    assert 0.5 < pair < 2  # medians of ratios and of their inverses
+    assert [m.kernel for m in rows if m.case == ""] == ["gm.matmul", "numpy"]
+
+
+def test_a_rung_that_refuses_is_recorded_with_its_reason(bench):
+    rows = bench("rivals = []\n" + SUITE.split("\n", 2)[2].replace('"simd_row"', '"gemv"'))
+    [gemv] = (m for m in rows if m.kernel == "gemv")
+    assert "one vector" in gemv.refused
+    assert not gemv.seconds
+
+
+def test_a_wrong_rung_is_found_out(bench, monkeypatch):
+    real = tournament.find
+
+    def find(rungs, name):
+        rung = real(rungs, name)
+        if name != "streamed":
+            return rung
+        return type(rung)(name, rung.idea, None, rung.dtypes, rung.refuses, build=lambda p, c: lambda *_, threads: None)
+
+    monkeypatch.setattr(tournament, "find", find)
+    errors = {m.kernel: m.error for m in bench(SUITE) if m.case}
+    assert errors["streamed"] > 1
+    assert errors["simd_row"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("label", "named"),
+    [
+        ("nope", "'nope'"),
+        ("packed kc", "mc, kc, nc"),
+        ("packed kc=many", "'kc=many'"),
+        ("packed block=8", "'block=8'"),
+        ("scalar_naive block=8", "nothing"),
+        ("gm.matmul kc=8", "threads"),
+    ],
+)
+def test_a_bad_name_is_an_error(label, named):
+    with pytest.raises(ArgumentError, match=named):
+        entrant(label)
+
+
+def test_a_bad_name_is_an_error_before_anything_is_measured(bench):
+    with pytest.raises(ArgumentError, match="'nope'"):
+        bench(SUITE.replace('"streamed"', '"nope"'))

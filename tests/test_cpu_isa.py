@@ -48,16 +48,17 @@ def test_the_kernels_are_right_when_limited_to(isa, part):
 
 
 @pytest.mark.parametrize("isa", NARROWER)
+@pytest.mark.parametrize("layouts", [("row", "row"), ("col", "col")], ids="-".join)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: "-".join(filter(None, (p.dtype, p.out, p.epilogue))))
-def test_code_keeps_to_its_registers_and_instructions(isa, problem):
+def test_code_keeps_to_its_registers_and_instructions(isa, problem, layouts):
     """Building the kernel also shows that it calls nothing: an image with an outside reference is a CompileError."""
     target = host().limited(isa)
     made = build.product(target, problem)
 
     def generate():
-        return loops.packed(target, made)
+        return loops.packed(target, made, *layouts)
 
-    assert jit.load(target, f"packed_{made.name}", generate)["packed"]
+    assert jit.load(target, f"packed_{made.name}_{'_'.join(layouts)}", generate)["packed"]
     code = jit.assembly(target, made.name, generate)
     found = re.search(FORBIDDEN[isa], code)
     assert not found, code[found.start() - 200 : found.end() + 50]

@@ -85,10 +85,11 @@ def packed_refuses(problem: Problem) -> str:
 
 def packed(problem: Problem, config: Config) -> Launch:
     """The packed product; mc, kc and nc of the config override the target's."""
-    target = host()
-    made = product(target, problem)
+    p, target = upright(problem), host()
+    made = product(target, p)
     sizes = tile(target)
-    found = jit.load(target, f"packed_{made.name}", lambda: loops.packed(target, made))
+    name = f"packed_{made.name}_{p.a_layout}_{p.b_layout}"
+    found = jit.load(target, name, lambda: loops.packed(target, made, p.a_layout, p.b_layout))
     register = shape(target, made)
     mc, kc, nc = (
         config.get(name, size) for name, size in (("mc", sizes.mc), ("kc", sizes.kc * made.group), ("nc", sizes.nc))

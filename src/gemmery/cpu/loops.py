@@ -24,13 +24,14 @@ SLACK = 64  # bytes that a transposing pack may write past its last panel
 _TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
 
 
-def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
-    """The module of one packed product; its entry is `packed`."""
+def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes: Tile | None = None) -> Module:
+    """The module of one packed product; its entry is `packed`. Operands of other layouts are right and slow."""
     module = Module(target)
     register = shape(target, product, sizes or tile(target))
     a, b = pack.operands(product, register)
-    pack.pack(module, a, pack_complex.WAYS_A if product.is_complex else pack.WAYS)
-    pack.pack(module, b, pack_complex.WAYS_B if product.is_complex else pack.WAYS)
+    ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
+    pack.pack(module, a, ways_a, {"row": "turn", "col": "copy"}.get(a_layout, "each"))
+    pack.pack(module, b, ways_b, {"row": "copy", "col": "turn"}.get(b_layout, "each"))
     _tiles(module, product, register)
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)

@@ -62,22 +62,24 @@ def panel_bytes(panels: Panels, k: Count) -> Count:
     return size + panels.row if panels.seeded else size
 
 
-def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
+def pack(module: Module, panels: Panels, ways: Mapping[str, Way], way: str) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
-    Three ways in, chosen by the strides: neighbours across (copy), neighbours along k (turn), neither (each).
+    `way` is the fast way in: "copy" for neighbours across, "turn" for neighbours along k. Where the strides do not
+    allow it, and with "each", every element is fetched by itself. Code for all three would take twice as long to
+    compile.
     """
-    for way, body in ways.items():
-        with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
-            body(f, panels)
+    for one in dict.fromkeys(("each", way)):
+        with module.function(f"{panels.name}_{one}", *PARAMS, local=True) as f:
+            ways[one](f, panels)
     with module.function(panels.name, *PARAMS, local=True) as f:
         given = [f[name] for _, name in PARAMS]
         size = dtypes.get(panels.product.dtype).size
-        with f.if_(f["across"].equals(size)):
-            f.call(f"{panels.name}_copy", *given)
-        with f.else_():
-            with f.if_(f["along"].equals(size)):
-                f.call(f"{panels.name}_turn", *given)
+        if way == "each":
+            f.call(f"{panels.name}_each", *given)
+        else:
+            with f.if_(f["across" if way == "copy" else "along"].equals(size)):
+                f.call(f"{panels.name}_{way}", *given)
             with f.else_():
                 f.call(f"{panels.name}_each", *given)
         if panels.seeded:

@@ -21,6 +21,8 @@ SHALLOW = 128  # steps of k up to which the tiles of a block run along the rows 
 _PREFETCH = 16  # steps of A ahead of its use
 SLACK = 64  # bytes that a transposing pack may write past its last panel
 
+_WAY_A = {"row": "turn", "col": "copy"}
+_WAY_B = {"row": "copy", "col": "turn"}
 _TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
 
 
@@ -30,8 +32,10 @@ def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes
     register = shape(target, product, sizes or tile(target))
     a, b = pack.operands(product, register)
     ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
-    pack.pack(module, a, ways_a, {"row": "turn", "col": "copy"}.get(a_layout, "each"))
-    pack.pack(module, b, ways_b, {"row": "copy", "col": "turn"}.get(b_layout, "each"))
+    # Code for every way would take twice as long to compile.
+    way_a, way_b = _WAY_A.get(a_layout, "each"), _WAY_B.get(b_layout, "each")
+    pack.pack(module, a, {way: body for way, body in ways_a.items() if way in ("each", way_a)})
+    pack.pack(module, b, {way: body for way, body in ways_b.items() if way in ("each", way_b)})
     _tiles(module, product, register)
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)

@@ -62,28 +62,31 @@ def panel_bytes(panels: Panels, k: Count) -> Count:
     return size + panels.row if panels.seeded else size
 
 
-def pack(module: Module, panels: Panels, ways: Mapping[str, Way], way: str) -> None:
+def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
-    `way` is the fast way in: "copy" for neighbours across, "turn" for neighbours along k. Where the strides do not
-    allow it, and with "each", every element is fetched by itself. Code for all three would take twice as long to
-    compile.
+    Of the ways given it takes the one that the strides allow: "copy" for neighbours across, "turn" for neighbours
+    along k, else "each", which must be among them, element by element.
     """
-    for one in dict.fromkeys(("each", way)):
-        with module.function(f"{panels.name}_{one}", *PARAMS, local=True) as f:
-            ways[one](f, panels)
+    for way, body in ways.items():
+        with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
+            body(f, panels)
     with module.function(panels.name, *PARAMS, local=True) as f:
-        given = [f[name] for _, name in PARAMS]
-        size = dtypes.get(panels.product.dtype).size
-        if way == "each":
-            f.call(f"{panels.name}_each", *given)
-        else:
-            with f.if_(f["across" if way == "copy" else "along"].equals(size)):
-                f.call(f"{panels.name}_{way}", *given)
-            with f.else_():
-                f.call(f"{panels.name}_each", *given)
+        _choose(f, panels, [way for way in ("copy", "turn", "each") if way in ways])
         if panels.seeded:
             _seed(f, panels)
+
+
+def _choose(f: Function, panels: Panels, ways: list[str]) -> None:
+    name, given = f"{panels.name}_{ways[0]}", [f[name] for _, name in PARAMS]
+    if ways[0] == "each":
+        f.call(name, *given)
+        return
+    neighbours = f["across" if ways[0] == "copy" else "along"]
+    with f.if_(neighbours.equals(dtypes.get(panels.product.dtype).size)):
+        f.call(name, *given)
+    with f.else_():
+        _choose(f, panels, ways[1:])
 
 
 def panel(f: Function, panels: Panels, i: Value) -> Value:

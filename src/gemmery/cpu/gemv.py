@@ -30,7 +30,6 @@ from gemmery.cpu.ukernel import Product
 from gemmery.problem import Problem
 
 VECTORS = 2  # partial sums of a row of `dots`, in vectors
-COLUMNS = 6  # columns of `axpys` in one pass: 8 of a matrix 4096 wide would fill every way of one L1 set
 SCALARS = 8  # rows of `each` in one pass: one chain of multiply-adds each
 UNIT = 64  # rows of A that threads share out: whole cache lines of y
 BANDWIDTH = 40.0  # bytes a ns that one core reads, between the 25 of memory and the 70 of a cache
@@ -39,12 +38,19 @@ BANDWIDTH = 40.0  # bytes a ns that one core reads, between the 25 of memory and
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     """The kernel of one column (n == 1) or one row (m == 1) of C, taking mc rows and kc columns of A at a time."""
     target, product = host(), _product(problem)
-    found = jit.load(target, f"gemv_{product.name}", lambda: gemv(target, product))
+    columns = config.get("columns") or _columns(target, problem)
+    found = jit.load(target, f"gemv{columns}_{product.name}", lambda: gemv(target, product, columns))
     size, mc, kc = dtypes.get(problem.dtype).size, config["mc"], config["kc"]
     blocks = Blocks(mc=mc, kc=kc, workspace=(mc + kc) * SIZES[product.accumulator])
     unit = Unit(UNIT, UNIT, UNIT * size / BANDWIDTH)
     out_size = dtypes.get(problem.out).size
     return Launch(found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks, unit=unit)
+
+
+def _columns(target: Target, problem: Problem) -> int:
+    """Columns of `axpys` in one pass: 8 streams read memory best; in cache, 8 columns may want the same L1 set."""
+    matrix = problem.m * problem.n * problem.k * dtypes.get(problem.dtype).size
+    return 8 if matrix > (target.l3 or 1 << 25) // 2 else 6
 
 
 def _product(problem: Problem) -> Product:
@@ -67,7 +73,7 @@ _ALL = (
 )  # fmt: skip
 
 
-def gemv(target: Target, product: Product) -> Module:
+def gemv(target: Target, product: Product, columns: int) -> Module:
     """The module of one product with n == 1 or m == 1; its entry is `gemv`.
 
     `mc` rows and `kc` columns of A are taken at a time; the workspace holds their sums and their part of x.
@@ -75,9 +81,9 @@ def gemv(target: Target, product: Product) -> Module:
     module = Module(target)
     ways: dict[str, Callable[[Function, Product], None]] = {
         "dots_1": lambda f, product: _dots(f, product, 1),
-        "axpys_1": lambda f, product: _axpys(f, product, 1),
+        "axpys_1": lambda f, product: _axpys(f, product, 1, columns),
         "dots_2": lambda f, product: _dots(f, product, 2),
-        "axpys_2": lambda f, product: _axpys(f, product, 2),
+        "axpys_2": lambda f, product: _axpys(f, product, 2, columns),
         "each": _each,
     }
     for name, body in ways.items():
@@ -250,12 +256,12 @@ def _sum_lanes(f: Function, value: Value) -> Value:
     return f.emit(value.type[1:-1].split(" x ")[1], f"extractelement {value}, i64 0")
 
 
-def _axpys(f: Function, product: Product, apart: int) -> None:
+def _axpys(f: Function, product: Product, apart: int, columns: int) -> None:
     """sums += column p of A times x[p], for every p in order."""
     k = f["k"]
-    whole = k // COLUMNS * COLUMNS
-    with f.loop(0, whole, COLUMNS) as p:
-        _axpy_columns(f, product, apart, p, COLUMNS)
+    whole = k // columns * columns
+    with f.loop(0, whole, columns) as p:
+        _axpy_columns(f, product, apart, p, columns)
     with f.loop(whole, k) as p:
         _axpy_columns(f, product, apart, p, 1)
 

@@ -178,7 +178,7 @@ CPU = (
         dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
         refuses=_gemv,
         build=gemv.build,
-        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192)},
+        space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192), "columns": (4, 6, 8)},
         default={"mc": 4096, "kc": 4096},
         lesson=(
             "One multiply-add for every element of A: memory decides, and the kernel's whole task is to read "

@@ -163,7 +163,7 @@ def test_batches_of_any_strides(name):
     assert agrees(gm.matmul(a[:, :1], b[:1]), a[:, :1], b[:1])
 
 
-@pytest.mark.parametrize(("one", "two"), itertools.combinations(NAMES, 2))
+@pytest.mark.parametrize(("one", "two"), list(itertools.combinations(NAMES, 2)))
 def test_mixed_types_promote_as_numpy_says(one, two):
     a, b = random((4, 3), one, 1), random((3, 5), two, 2)
     try:
@@ -332,6 +332,21 @@ def test_gemv_is_that_of_blas(name):
     assert agrees(y, a, x, alpha=2, beta=3, c=before[:, None])
 
 
+def test_scalars_of_any_type_of_number():
+    for name in ("f32", "f64", "c64", "i32"):
+        a = random((3, 3), name, 1)
+        for two in (2, 2.0, np.float32(2), np.int8(2), np.float64(2), 2 + 0j, ml_dtypes.bfloat16(2), np.array(2)):
+            assert agrees(gm.gemm(two, a, a, two, a), a, a, alpha=2, beta=2, c=a)
+    one = np.ones((1, 1), np.float32)
+    with np.errstate(over="ignore"):
+        for large in (1e300, -1e300, 3.4028235e38, 3.4028236e38, np.inf):
+            assert gm.gemm(large, one, one)[0, 0] == np.float32(large)
+    assert np.isnan(gm.gemm(np.nan, one, one)[0, 0])
+    big = np.full((1, 1), 2**40, np.int64)
+    assert gm.gemm(2**62 + 1, big, big)[0, 0] == 2**80 * (2**62 + 1) % 2**64
+    assert gm.gemm(-(2**62) - 1, np.ones((1, 1), int), np.ones((1, 1), int))[0, 0] == -(2**62) - 1
+
+
 def test_zero_scalars_do_not_read():
     a, b, nothing = np.ones((3, 3)), np.ones((3, 3)), np.full((3, 3), np.nan)
     assert np.all(gm.gemm(1, a, b, 0, nothing) == 3)
@@ -358,6 +373,8 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.gemm(0.5, i, i), gm.ArgumentError, "whole number"),
         (lambda i, x: gm.gemm(1, i, i, np.nan, i), gm.ArgumentError, "whole number"),
         (lambda i, x: gm.gemm(1, i, i, np.inf, i), gm.ArgumentError, "whole number"),
+        (lambda i, x: gm.gemm("2", i, i), gm.ArgumentError, "whole number"),
+        (lambda i, x: gm.gemm(1j, i, i), gm.ArgumentError, "whole number"),
         (lambda i, x: gm.gemm(1j, x, x), gm.ArgumentError, "complex"),
         (lambda i, x: gm.gemm("two", x, x), gm.ArgumentError, "not a number"),
         (lambda i, x: gm.gemm(1, x, x, 1), gm.ArgumentError, "no c"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -159,30 +160,35 @@ def same(x: View, y: View) -> bool:
 
 def overlap(x: View, y: View) -> bool:
     """True when the memory that x and y span has a byte in common."""
-    x_low, x_high = _extent(x)
-    y_low, y_high = _extent(y)
-    return x_low < y_high and y_low < x_high
+    x_below, x_above = _reach(x.shape, x.strides, x.dtype)
+    y_below, y_above = _reach(y.shape, y.strides, y.dtype)
+    return x.pointer + x_below < y.pointer + y_above and y.pointer + y_below < x.pointer + x_above
 
 
 def repeats(x: View) -> bool:
     """True unless each element of x plainly has memory of its own: no stride within a smaller dimension's span."""
-    if 0 in x.shape:
+    return _repeats(x.shape, x.strides, x.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _repeats(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> bool:
+    if 0 in shape:
         return False
-    span = dtypes.get(x.dtype).size
-    for stride, length in sorted((abs(s), n) for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+    span = dtypes.get(dtype).size
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride < span:
             return True
         span += stride * (length - 1)
     return False
 
 
-def _extent(x: View) -> tuple[int, int]:
-    """The addresses from the first byte to one past the last; empty arrays have none."""
-    if 0 in x.shape:
+@lru_cache(maxsize=1024)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """The bytes spanned, from the first element's address on: the lowest, and one past the highest."""
+    if 0 in shape:
         return 0, 0
-    spans = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
-    below, above = sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
-    return x.pointer + below, x.pointer + above + dtypes.get(x.dtype).size
+    spans = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + dtypes.get(dtype).size
 
 
 class _Memory:
@@ -246,7 +252,23 @@ def _numpy_view(array: Array) -> View:
             array = array.astype(array.dtype.newbyteorder("="))
             array.flags.writeable = False
         _SHORT[array.dtype] = name
-    return View(array.ctypes.data, array.shape, array.strides, name, "cpu", 0, array.flags.writeable, array)
+    return View(_address(array), array.shape, array.strides, name, "cpu", 0, array.flags.writeable, array)
+
+
+def _address(array: Array) -> int:
+    """Where the first element lies: 0.15 us by the field of the array object, 0.9 us by `array.ctypes`."""
+    if _FIELD_IS_KNOWN:
+        return ctypes.c_void_p.from_address(id(array) + _DATA_FIELD).value or 0
+    return array.ctypes.data
+
+
+_DATA_FIELD = 2 * ctypes.sizeof(ctypes.c_void_p)  # behind PyObject's two words, in numpy/ndarraytypes.h
+_PROBE = np.zeros(3)[1:]
+_FIELD_IS_KNOWN = (
+    sys.implementation.name == "cpython"
+    and object.__basicsize__ == _DATA_FIELD
+    and ctypes.c_void_p.from_address(id(_PROBE) + _DATA_FIELD).value == _PROBE.ctypes.data
+)
 
 
 def _torch_view(tensor: Any, torch: Any) -> View:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -99,22 +100,41 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
 
     Raises ArgumentError for what is no number, a fraction times integers, or a complex number times real ones.
     """
-    kind = dtypes.get(dtype).kind
+    row = dtypes.get(dtype)
+    if row.kind in "iu":
+        return _whole(name, value, row.numpy)
+    if type(value) is float:
+        number: complex = value
+    else:
+        try:
+            number = complex(value)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{name}={value!r} is not a number") from error
+        if row.kind == "f":
+            if number.imag != 0:
+                raise ArgumentError(f"{name}={value!r} is complex and the product {row.numpy}: convert a or b first")
+            number = number.real
+    if row.accumulator in ("f32", "c64"):
+        return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
+    return number
+
+
+def _single(value: float) -> float:
+    """`value`, or an infinity where float32 has nothing as large."""
+    return value if abs(value) < _SINGLE_OVERFLOWS or value != value else math.copysign(math.inf, value)
+
+
+_SINGLE_OVERFLOWS = 2.0**128 - 2.0**103  # half a unit above the largest float32
+
+
+def _whole(name: str, value: Any, long: str) -> int:
+    """A scalar that integers are multiplied by."""
+    if isinstance(value, complex) and value.imag == 0:
+        value = value.real
     try:
-        number = complex(value)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{name}={value!r} is not a number") from error
-    if kind == "c":
-        return number
-    if number.imag != 0:
-        raise ArgumentError(f"{name}={value!r} is complex and the product is {dtypes.get(dtype).numpy}: convert a or b")
-    if kind == "f":
-        with np.errstate(over="ignore"):
-            return float(value if isinstance(value, int) else number.real)
-    if isinstance(value, (int, np.integer)):
-        return int(value)
-    if number.real != number.real // 1:
-        raise ArgumentError(
-            f"{name}={value!r} times {dtypes.get(dtype).numpy}: it must be a whole number; convert a or b to float64"
-        )
-    return int(number.real)
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value:
+        raise ArgumentError(f"{name}={value!r} times {long}: it must be a whole number; convert a or b to float64")
+    return whole

@@ -53,8 +53,9 @@ def matmul(
       function, by erf, PyTorch's default) or "silu". Both are applied while C is in cache.
     - `threads`: how many to use, instead of what `get_num_threads` says.
 
-    float16 and bfloat16 are summed in float32 and rounded once. Integers wrap, as NumPy's do. Element types that
-    differ are promoted by NumPy's rules.
+    float16 and bfloat16 are summed in float32 and rounded once; where the processor has a bfloat16 dot product, that
+    takes magnitudes below 2**-126 for zero. Integers wrap, as NumPy's do. Element types that differ are promoted by
+    NumPy's rules.
 
     Raises ShapeError (a ValueError) for shapes that cannot be multiplied, DTypeError (a TypeError) for element types
     that are not served, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for

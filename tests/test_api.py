@@ -397,6 +397,8 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.matmul(x.astype(object), x), gm.DTypeError, "object"),
         (lambda i, x: gm.matmul(x, "ab"), gm.DTypeError, "str"),
         (lambda i, x: gm.explain(x[:0], x), gm.ShapeError, "nothing to multiply"),
+        (lambda i, x: gm.explain(x, x, threads=0), gm.ArgumentError, "threads=0"),
+        (lambda i, x: gm.explain(x, x, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),
     ],
 )
 def test_wrong_arguments_are_named(call, error, word):

@@ -9,7 +9,8 @@ from typing import Any
 
 from gemmery import arrays, dtypes
 from gemmery.api.compute import prepare
-from gemmery.api.promote import kernel_types, named, promoted, widened
+from gemmery.api.options import epilogue, named, thread_count
+from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
@@ -95,6 +96,8 @@ def explain(
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply, so nothing to explain")
+    count = thread_count(threads) or cpu_threads.get()
+    epilogue_name, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = tuple(
         f"{name} is converted from {dtypes.get(z.dtype).numpy} to {dtypes.get(source).numpy}"
@@ -103,28 +106,26 @@ def explain(
     )
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
-    epilogue = "+".join((["bias"] if bias is not None else []) + ([activation] if activation else []))
-    prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue, False)
+    prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.bench.roofline import attainable
 
     plan, problem, form = prepared
-    count = threads or cpu_threads.get()
     peak, bandwidth = _limits(problem.dtype, count)
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
     return Explanation(
-        plan.rung.name,
-        plan.rung.idea,
-        dict(plan.config),
-        plan.reason,
-        problem,
-        len(form.offsets),
-        copies,
-        count,
-        peak,
-        bandwidth,
-        limit.gflops,
-        limit.by,
+        rung=plan.rung.name,
+        idea=plan.rung.idea,
+        config=dict(plan.config),
+        reason=plan.reason,
+        problem=problem,
+        runs=len(form.offsets),
+        copies=copies,
+        threads=count,
+        peak_gflops=peak,
+        bandwidth_gbs=bandwidth,
+        attainable_gflops=limit.gflops,
+        bound=limit.by,
     )
 
 

@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gemmery import arrays, config, dtypes
+from gemmery import config
 from gemmery.api.compute import Terms, product
-from gemmery.api.promote import can_cast, named, promoted, scalar, widened
+from gemmery.api.options import epilogue, named, scalar, thread_count
+from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError
 
-ACTIVATIONS = ("relu", "gelu", "silu")
 _PLAIN = Terms()
 
 
@@ -85,8 +85,8 @@ def _matmul(
     if bias is None and activation is None and threads is None:
         terms = _PLAIN
     else:
-        epilogue, row = _epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=epilogue, bias=row, threads=_count(threads))
+        name, row = epilogue(bias, activation, x, y, result)
+        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads))
     return product(a, b, x, y, common, result, out, terms)
 
 
@@ -198,35 +198,4 @@ def _scaled(
         old = None
     elif old is None:
         raise ArgumentError(f"beta={beta} and no c: give the array that beta multiplies, or beta=0")
-    return product(a, b, x, y, common, result, out, Terms(alpha, beta, old, threads=_count(threads)))
-
-
-def _count(threads: Any) -> int | None:
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}: it must be a whole number >= 1, or None for get_num_threads()")
-    return threads
-
-
-def _epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
-    """The epilogue's name in a Problem, and the bias as n contiguous accumulators, or one that is repeated."""
-    result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
-    n = y.shape[-1] if len(y.shape) > 1 else 1
-    parts, row = [], None
-    if bias is not None:
-        given = view(bias)
-        if given.shape not in ((), (1,), (n,)):
-            raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
-        if not can_cast(given.dtype, result, "same_kind"):
-            have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
-            raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
-        row = arrays.converted(given, dtypes.get(result).accumulator)
-        step = 0 if given.shape in ((), (1,)) else row.strides[0]
-        row = row._replace(shape=(n,), strides=(step,))
-        parts.append("bias")
-    if activation is not None:
-        if activation not in ACTIVATIONS:
-            raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
-        if dtypes.get(result).kind != "f":
-            raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")
-        parts.append(activation)
-    return "+".join(parts), row
+    return product(a, b, x, y, common, result, out, Terms(alpha, beta, old, threads=thread_count(threads)))

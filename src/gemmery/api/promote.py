@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DTypeError
+from gemmery.errors import DTypeError
 
 _WITH_BFLOAT = {
     "bf16",
@@ -78,63 +76,3 @@ def kernel_types(common: str, result: str) -> tuple[str, str]:
     if inside.kind in "iu" and outside.kind in "iu":
         return common, f"{inside.kind}{8 * outside.size}"
     return result, result
-
-
-def named(dtype: Any) -> str:
-    """gemmery's name of an element type that NumPy, ml_dtypes or PyTorch spell; "i8" is NumPy's int64 here too."""
-    text = str(dtype)
-    if text.startswith("torch."):
-        return dtypes.get(text.removeprefix("torch.")).name
-    if text == "bfloat16":
-        return "bf16"
-    try:
-        return dtypes.get(np.dtype(dtype).name).name
-    except TypeError as error:
-        if isinstance(error, DTypeError):
-            raise
-        raise DTypeError(f"dtype={dtype!r} is no element type: use one of {dtypes.served()}") from error
-
-
-def scalar(name: str, value: Any, dtype: str) -> complex:
-    """alpha or beta as a number that the element type `dtype` can be multiplied by.
-
-    Raises ArgumentError for what is no number, a fraction times integers, or a complex number times real ones.
-    """
-    row = dtypes.get(dtype)
-    if row.kind in "iu":
-        return _whole(name, value, row.numpy)
-    if type(value) is float:
-        number: complex = value
-    else:
-        try:
-            number = complex(value)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name}={value!r} is not a number") from error
-        if row.kind == "f":
-            if number.imag != 0:
-                raise ArgumentError(f"{name}={value!r} is complex and the product {row.numpy}: convert a or b first")
-            number = number.real
-    if row.accumulator in ("f32", "c64"):
-        return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
-    return number
-
-
-def _single(value: float) -> float:
-    """`value`, or an infinity where float32 has nothing as large."""
-    return value if abs(value) < _SINGLE_OVERFLOWS or value != value else math.copysign(math.inf, value)
-
-
-_SINGLE_OVERFLOWS = 2.0**128 - 2.0**103  # half a unit above the largest float32
-
-
-def _whole(name: str, value: Any, long: str) -> int:
-    """A scalar that integers are multiplied by."""
-    if isinstance(value, complex) and value.imag == 0:
-        value = value.real
-    try:
-        whole = int(value)
-    except (TypeError, ValueError, OverflowError):
-        whole = None
-    if whole is None or whole != value:
-        raise ArgumentError(f"{name}={value!r} times {long}: it must be a whole number; convert a or b to float64")
-    return whole

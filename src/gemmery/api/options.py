@@ -1,0 +1,108 @@
+"""The options of a product, checked: dtype, alpha and beta, bias and activation, threads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmery import arrays, dtypes
+from gemmery.api.promote import can_cast
+from gemmery.arrange import result_shape
+from gemmery.arrays import View, view
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+def named(dtype: Any) -> str:
+    """gemmery's name of an element type that NumPy, ml_dtypes or PyTorch spell; "i8" is NumPy's int64 here too."""
+    text = str(dtype)
+    if text.startswith("torch."):
+        return dtypes.get(text.removeprefix("torch.")).name
+    if text == "bfloat16":
+        return "bf16"
+    try:
+        return dtypes.get(np.dtype(dtype).name).name
+    except TypeError as error:
+        if isinstance(error, DTypeError):
+            raise
+        raise DTypeError(f"dtype={dtype!r} is no element type: use one of {dtypes.served()}") from error
+
+
+def scalar(name: str, value: Any, dtype: str) -> complex:
+    """alpha or beta as a number that the element type `dtype` can be multiplied by.
+
+    Raises ArgumentError for what is no number, a fraction times integers, or a complex number times real ones.
+    """
+    row = dtypes.get(dtype)
+    if row.kind in "iu":
+        return _whole(name, value, row.numpy)
+    if type(value) is float:
+        number: complex = value
+    else:
+        try:
+            number = complex(value)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{name}={value!r} is not a number") from error
+        if row.kind == "f":
+            if number.imag != 0:
+                raise ArgumentError(f"{name}={value!r} is complex and the product {row.numpy}: convert a or b first")
+            number = number.real
+    if row.accumulator in ("f32", "c64"):
+        return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
+    return number
+
+
+def _single(value: float) -> float:
+    """`value`, or an infinity where float32 has nothing as large."""
+    return value if abs(value) < _SINGLE_OVERFLOWS or value != value else math.copysign(math.inf, value)
+
+
+_SINGLE_OVERFLOWS = 2.0**128 - 2.0**103  # half a unit above the largest float32
+
+
+def _whole(name: str, value: Any, long: str) -> int:
+    """A scalar that integers are multiplied by."""
+    if isinstance(value, complex) and value.imag == 0:
+        value = value.real
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value:
+        raise ArgumentError(f"{name}={value!r} times {long}: it must be a whole number; convert a or b to float64")
+    return whole
+
+
+def thread_count(threads: Any) -> int | None:
+    """`threads=`, once it is known to be a number of threads or None."""
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise ArgumentError(f"threads={threads!r}: it must be a whole number >= 1, or None for get_num_threads()")
+    return threads
+
+
+def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
+    """The epilogue's name in a Problem, and the bias as n contiguous accumulators, or one that is repeated."""
+    result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
+    n = y.shape[-1] if len(y.shape) > 1 else 1
+    parts, row = [], None
+    if bias is not None:
+        given = view(bias)
+        if given.shape not in ((), (1,), (n,)):
+            raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
+        if not can_cast(given.dtype, result, "same_kind"):
+            have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
+            raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
+        row = arrays.converted(given, dtypes.get(result).accumulator)
+        step = 0 if given.shape in ((), (1,)) else row.strides[0]
+        row = row._replace(shape=(n,), strides=(step,))
+        parts.append("bias")
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
+        if dtypes.get(result).kind != "f":
+            raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")
+        parts.append(activation)
+    return "+".join(parts), row

@@ -7,66 +7,143 @@ import pytest
 
 import records
 from gemmery.bench import record
+from gemmery.bench.record import Run
 from gemmery.errors import ArgumentError
+from gemmery.ladder.cpu import CPU
 from gemmery.report.documents import Documents, main
+from gemmery.report.rungs import refusals, tree
 
 NAME = records.MACHINE.name
+OTHER = replace(records.MACHINE, name="other-avx512-16c", cpu="Another CPU", cores=16)
+
+
+def keep(root, run):
+    record.append(record.path(root / "benchmarks" / "results", run.machine.name), run)
 
 
 @pytest.fixture
-def root(tmp_path):
-    """A checkout with records of a ladder and of a suite."""
-    file = record.path(tmp_path / "benchmarks" / "results", NAME)
-    for run in (records.ladder(), replace(records.bench(), started="2026-11-20T11:00:00.000000+00:00")):
-        record.append(file, run)
+def empty(tmp_path):
+    """A checkout with a suite and no records."""
+    (tmp_path / "benchmarks").mkdir()
     (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks" / "skinny.toml").write_text('about = "Thin ones"\n[[product]]\nsquare = [4]\n')
     return tmp_path
 
 
-def filled(root, text, name="README.md"):
+@pytest.fixture
+def root(empty):
+    """The same with records of a ladder and of a suite."""
+    (empty / "benchmarks" / "skinny_f32.toml").write_text('about = "Thin ones"\n[[product]]\nsquare = [4]\n')
+    for run in (records.ladder(), replace(records.bench(), started="2026-11-20T11:00:00.000000+00:00")):
+        keep(empty, run)
+    return empty
+
+
+def filled(root, text, name="README.md", rungs=records.RUNGS):
     path = root / name
     path.write_text(text)
-    return Documents(root, records.RUNGS).fill(path)
+    return Documents(root, rungs).fill(path)
 
 
 def test_a_value(root):
-    text = f"gains <!-- value: {NAME} skinny_f32 numpy m=8 -->?<!-- end --> over NumPy"
+    text = "gains <!-- value: skinny_f32 numpy m=8 -->?<!-- end --> over NumPy"
     assert filled(root, text) == text.replace("?", "3.52×")
     for what, said in (("rate", "32.0 GFLOP/s"), ("share", "27.5%"), ("time", "524 µs"), ("torch", "2.00×")):
-        assert f">{said}<" in filled(root, f"<!-- value: {NAME} skinny_f32 {what} m=8 --><!-- end -->")
+        assert f">{said}<" in filled(root, f"<!-- value: skinny_f32 {what} m=8 --><!-- end -->")
 
 
 def test_a_value_of_a_rung(root):
-    text = f"<!-- value: {NAME} ladder rate kernel=packed n=1024 m=1024 --><!-- end -->"
-    assert "106 GFLOP/s" in filled(root, text)
+    assert "106 GFLOP/s" in filled(root, "<!-- value: ladder rate kernel=packed n=1024 m=1024 --><!-- end -->")
 
 
 def test_a_table(root):
-    text = filled(root, f"before\n<!-- table: {NAME} ladder n=1024 m=1024 -->\nold\n<!-- end -->\nafter\n")
+    text = filled(root, "before\n<!-- table: ladder n=1024 m=1024 -->\nold\n<!-- end -->\nafter\n")
     assert "| packed |" in text
     assert "| 20.3 | 106 |" in text
     assert records.MACHINE.cpu in text
+    assert "Measured 2026-11-20 10:00 UTC" in text
     assert "old" not in text
     assert text.startswith("before\n<!-- table:")
     assert text.endswith("<!-- end -->\nafter\n")
 
 
-def test_the_newest_record_counts(root):
+def test_a_ratio_has_its_spread(root):
+    assert "| **3.52×** ± 0.03 |" in filled(root, "<!-- table: skinny_f32 -->\n<!-- end -->")
+
+
+def test_the_newest_run_that_holds_a_suite_counts_alone(root):
     run = records.bench()
     newer = tuple(replace(m, versus={"numpy": 9.0}) for m in run.measurements if m.m == 8 and m.versus)
-    file = record.path(root / "benchmarks" / "results", NAME)
-    record.append(file, replace(run, started="2026-11-21T00:00:00.000000+00:00", measurements=newer))
-    assert "9.00×" in filled(root, f"<!-- value: {NAME} skinny_f32 numpy m=8 --><!-- end -->")
+    keep(root, replace(run, started="2026-11-21T00:00:00.000000+00:00", measurements=newer))
+    text = filled(root, "<!-- table: skinny_f32 -->\n<!-- end -->\n<!-- table: ladder n=512 m=512 -->\n<!-- end -->")
+    assert "9.00×" in text
+    assert "2048 × 2048" not in text  # the older run's
+    assert "Measured 2026-11-20 10:00" in text  # the ladder's, though its file has a newer run
+
+
+def test_every_machine_has_its_own_table(root):
+    keep(root, replace(records.bench(), machine=OTHER))
+    text = filled(root, "<!-- table: skinny_f32 -->\n<!-- end -->")
+    assert text.index(records.MACHINE.cpu) < text.index("Another CPU, avx512, 16 cores")
+    assert text.count("| 8 × 1024 × 1024, f32 |") == 2
+    for said, there, absent in (("first", records.MACHINE, OTHER), (OTHER.name, OTHER, records.MACHINE)):
+        one = filled(root, f"<!-- table: skinny_f32 machine={said} -->\n<!-- end -->")
+        assert there.cpu in one
+        assert absent.cpu not in one
+    with pytest.raises(ArgumentError, match="2 records"):
+        filled(root, "<!-- value: skinny_f32 rate m=8 --><!-- end -->")
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("table: skinny", "Not measured yet: `gemmery bench skinny` stores the records."),
+        ("figure: skinny standing-skinny", "Not measured yet: `gemmery bench skinny`"),
+        ("overview: skinny", "Not measured yet: `gemmery bench skinny`"),
+        ("table: skinny machine=far", "Not measured on `far` yet"),
+        ("figure: ladder ladder", "`gemmery ladder --store benchmarks/results` stores the records."),
+        ("table: sweep_block", "gemmery sweep block"),
+        ("value: skinny rate m=8", "(not measured yet)"),
+    ],
+)
+def test_without_records_words_say_so(empty, marker, said):
+    assert said in filled(empty, f"<!-- {marker} -->\n<!-- end -->")
 
 
 def test_a_figure_is_written_beside_the_documents(root):
-    (root / "docs" / "ladder.md").write_text(f"<!-- figure: {NAME} ladder ladder -->\n<!-- end -->\n")
+    (root / "docs" / "ladder.md").write_text("<!-- figure: ladder ladder roofline-ladder -->\n<!-- end -->\n")
     main(root)
     text = (root / "docs" / "ladder.md").read_text()
-    link = re.search(r'src="([^"]+)"', text)[1]
-    assert (root / "docs" / link).read_text().startswith("<svg")
+    links = re.findall(r'src="([^"]+)"', text)
+    assert links == [f"figures/{NAME}-ladder.svg", f"figures/{NAME}-roofline-ladder.svg"]
+    assert all((root / "docs" / link).read_text().startswith("<svg") for link in links)
+    stale = root / "docs" / "figures" / "old.svg"
+    stale.write_text("<svg/>")
     main(root)
     assert (root / "docs" / "ladder.md").read_text() == text
+    assert not stale.exists()
+
+
+def test_an_overview_takes_the_fastest_rival_of_each_problem(root):
+    text = filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->")
+    assert "| Thin ones | 5 | 0.961× | 1.28× | 2.00× |" in text  # 8 x 1024 x 1024: 3.52 times NumPy, 2 times PyTorch
+    (slow,) = (m for m in records.bench().measurements if m.n == 1 and m.versus)
+    worse = replace(slow, versus={"numpy": 0.5, "torch": 0.9}, spread={"numpy": 0.01, "torch": 0.01})
+    keep(root, Run(records.MACHINE, "2026-11-22T00:00:00.000000+00:00", (worse,)))
+    text = filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->")
+    assert "| 0.500× | 0.500× | 0.500× | 8.43% to 8.43% | 4096 × 1 × 4096, f32 (0.500×) |" in text
+
+
+def test_rungs_that_took_turns_stand_side_by_side(root):
+    found = [
+        records.measurement("duel", kernel, 512, speed, case="which one", versus={"numpy": 1.0})
+        for kernel, speed in (("direct", 101.0), ("packed kc=64", 95.0), ("numpy", 90.0))
+    ]
+    keep(root, Run(records.MACHINE, "2026-11-22T00:00:00.000000+00:00", tuple(found)))
+    text = filled(root, "<!-- table: duel case='which one' -->\n<!-- end -->")
+    assert "**which one: GFLOP/s, 1 thread**" in text
+    assert "| product | direct | packed kc=64 | NumPy | peak |" in text
+    assert "| n = 512, f32 | **101** | 95.0 | 90.0 | 116 |" in text
 
 
 def test_the_rungs(root):
@@ -76,6 +153,42 @@ def test_the_rungs(root):
     assert filled(root, text) == text
 
 
+def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
+    (root / "docs" / "published.toml").write_text(
+        '[[figure]]\nrung = "packed"\nsource = "an old chip"\nby = "n"\nmilliseconds = { 512 = 1234 }\n'
+    )
+    text = filled(root, "<!-- ladder -->\n<!-- end -->", "docs/ladder.md", CPU)
+    for rung in CPU:
+        assert f"\n## {rung.name}\n" in text
+        assert rung.lesson in text
+        assert f"](../src/gemmery/{rung.source})" in text
+        for reason in refusals(rung):
+            assert f"- It refuses: {reason}." in text
+    packed = text[text.index("## packed\n") : text.index("## packed_threaded")]
+    assert "106 GFLOP/s (91.1% of the peak) at n = 1024, f32, 7.11× its parent" in packed
+    assert "- Published. On an old chip: 1,234 ms at n = 512." in packed
+    assert "- It varies `kc`: 128, 256, 512, 1024." in packed
+
+
+def test_every_rung_has_a_lesson_and_a_source_that_is_there():
+    import gemmery
+
+    package = re.sub(r"__init__\.py$", "", gemmery.__file__)
+    for rung in CPU:
+        assert len(rung.lesson) > 80
+        assert rung.source
+        with open(package + rung.source) as file:
+            assert file.read(3) == '"""'
+
+
+def test_the_tree_puts_each_rung_under_its_parent():
+    lines = tree(records.RUNGS)
+    assert len(lines) == len(records.RUNGS)
+    assert lines[0].startswith("scalar_naive ")
+    depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in lines}
+    assert all(depth[r.name] == (depth[r.parent] + 2 if r.parent else 0) for r in records.RUNGS)
+
+
 def test_a_document_without_markers_stays(root):
     assert filled(root, "# 12.5 GFLOP/s\n\ntext <!-- a remark -->\n") == "# 12.5 GFLOP/s\n\ntext <!-- a remark -->\n"
 
@@ -83,12 +196,14 @@ def test_a_document_without_markers_stays(root):
 @pytest.mark.parametrize(
     "marker",
     [
-        "value: nowhere skinny_f32 rate",
-        f"value: {NAME} nosuite rate",
-        f"value: {NAME} skinny_f32 rate",  # names five records
-        f"value: {NAME} skinny_f32 mkl m=8",
-        f"value: {NAME} skinny_f32 rate colour=red",
-        f"figure: {NAME} ladder nosuch",
+        "table",
+        "table: nosuite",
+        "value: nosuite rate",
+        "value: skinny_f32 rate",  # names five records
+        "value: skinny_f32 mkl m=8",
+        "value: skinny_f32 m=8",
+        "value: skinny_f32 rate colour=red",
+        "figure: ladder nosuch",
     ],
 )
 def test_a_marker_that_names_nothing_is_an_error(root, marker):

@@ -118,7 +118,7 @@ CPU = (
         build=build.packed,
         space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
         lesson=(
-            "A tile of C stays in registers while k runs, so that a step loads few vectors for many multiply- "
+            "A tile of C stays in registers while k runs, so that a step loads few vectors for many multiply-"
             "adds, and panels are rewritten in the order in which they are read: no stride, no page, no cache "
             "set gets in the way. Each of the five loops keeps one block in one cache. This is how every fast "
             "library does it."

@@ -1,13 +1,16 @@
-"""Figures in documents, from the records in benchmarks/results: what stands between two markers is generated.
+"""What documents say of speed, from the records in benchmarks/results: what stands between two markers is generated.
 
 | marker | what follows it, up to the marker `<!-- end -->` |
 | --- | --- |
-| `<!-- rungs -->` | every rung, its parent and its idea |
-| `<!-- table: MACHINE SUITE -->` | the tables of a suite |
-| `<!-- figure: MACHINE SUITE PLOT -->` | a figure, written to docs/figures/ |
-| `<!-- value: MACHINE SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over a rival of that name |
+| `<!-- ladder -->` | every rung: what it is, teaches, refuses, and what it gave |
+| `<!-- rungs -->` | every rung in a table |
+| `<!-- overview: SUITE ... -->` | a row for each suite: the ratios to the fastest rival, and where gemmery is slower |
+| `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
+| `<!-- figure: SUITE PLOT -->` | a figure, written to docs/figures/ |
+| `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over a rival of that name |
 
-MACHINE is the stem of a file of records. Fields of a measurement narrow what is taken: `n=1024 dtype=f32 threads=1`.
+Each is made for every machine that has a file of records, `machine=NAME` or `machine=first` for one. Fields of a
+measurement narrow what is taken: `n=1024 dtype=f32 kernel='packed kc=256'`. Where there is no record, words say so.
 `python -m gemmery.report.documents` in a checkout rewrites every document; a test holds that nothing would change.
 """
 
@@ -16,30 +19,41 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmery.bench import record
+from gemmery.bench import suite
 from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.figures import figures
+from gemmery.report.overview import overview
+from gemmery.report.rungs import ladder
 from gemmery.report.sheet import is_own, sheets
+from gemmery.report.stored import Query, Stored, missing, query
 from gemmery.report.svg import standalone
-from gemmery.report.text import machine, table
+from gemmery.report.text import table
 
-MARKER = re.compile(r"<!-- (rungs|table|figure|value)(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
+MARKER = re.compile(r"<!-- (ladder|rungs|overview|table|figure|value)(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
+FIGURES = Path("docs", "figures")
 
 
-@dataclass
 class Documents:
     """Fills documents from the records of one checkout; `written` collects the files of its figures."""
 
-    root: Path
-    rungs: Sequence[Rung]
-    written: dict[Path, str] = field(default_factory=dict)
+    def __init__(self, root: Path, rungs: Sequence[Rung]) -> None:
+        self.root, self.rungs = root, rungs
+        self.written: dict[Path, str] = {}
+        self._stored = Stored(root)
+        self._made: dict[str, Callable[[Path, str], str]] = {
+            "ladder": self._ladder,
+            "rungs": self._rungs,
+            "overview": self._overview,
+            "table": self._table,
+            "figure": self._figure,
+            "value": self._value,
+        }
 
     def fill(self, path: Path) -> str:
         """The text of the document at `path` with everything between markers made anew.
@@ -47,37 +61,21 @@ class Documents:
         >>> Documents(Path("."), CPU).fill(Path("README.md"))  # doctest: +SKIP
         '# gemmery...'
 
-        Raises ArgumentError for a machine without records, an unknown field, or a value that is not one.
+        Raises ArgumentError for an unknown suite, figure or field, and for a value that is not one.
         """
 
         def replaced(found: re.Match[str]) -> str:
             kind, said = found[1], found[2] or ""
-            made = {"rungs": self._rungs, "table": self._table, "figure": self._figure, "value": self._value}[kind]
             opening = f"<!-- {kind}{': ' if said else ''}{said} -->"
-            body = made(path, said.split())
+            body = self._made[kind](path, said)
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
-    def _run(self, said: Sequence[str]) -> tuple[Run, list[str]]:
-        """The newest records that `MACHINE SUITE [WORD...] [field=value...]` names, and the further words."""
-        fields = dict(word.split("=", 1) for word in said if "=" in word)
-        name, suite, *others = (word for word in said if "=" not in word)
-        unknown = [one for one in fields if one not in Measurement.__dataclass_fields__]
-        if unknown:
-            raise ArgumentError(f"marker {' '.join(said)!r}: {unknown[0]!r} is no field of a measurement")
-        runs = record.read(record.path(self.root / "benchmarks" / "results", name))
-        chosen = tuple(
-            m
-            for m in record.latest(runs)
-            if m.suite == suite and all(str(getattr(m, one)) == wanted for one, wanted in fields.items())
-        )
-        if not chosen:
-            raise ArgumentError(f"marker {' '.join(said)!r}: there are no such records; measure them with --store")
-        newest = max(runs, key=lambda run: run.started)
-        return Run(newest.machine, newest.started, chosen), others
+    def _ladder(self, path: Path, _: str) -> str:
+        return ladder(self.rungs, self._stored.newest(Query("ladder", (), {})), self.root, path.parent)
 
-    def _rungs(self, _: Path, __: Sequence[str]) -> str:
+    def _rungs(self, _: Path, __: str) -> str:
         lines = ["| rung | grew from | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
         for rung in self.rungs:
             parent = f"`{rung.parent}`" if rung.parent else ""
@@ -85,41 +83,81 @@ class Documents:
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
         return "\n".join(lines)
 
-    def _table(self, _: Path, said: Sequence[str]) -> str:
-        run, _others = self._run(said)
-        parts = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self.rungs)]
-        return "\n".join([*parts, f"{machine(run.machine)}. Measured {words.when(run)}."])
+    def _overview(self, _: Path, said: str) -> str:
+        asked = query(said)
+        suites = (asked.suite, *asked.others)
+        runs = self._stored.everything(suites)
+        if not runs:
+            return missing(Query(" ".join(suites), (), {}))
+        folder = self.root / "benchmarks"
+        about = {
+            path.stem: suite.load(path).about for path in (folder / f"{name}.toml" for name in suites) if path.exists()
+        }
+        return "\n".join(f"{_taken(run)}\n\n{table(overview(run, about))}" for run in runs)
 
-    def _figure(self, path: Path, said: Sequence[str]) -> str:
-        run, (name, *_others) = self._run(said)
-        found = next((plot for plot in figures(run, self.rungs) if plot.name == name), None)
-        if found is None:
-            raise ArgumentError(f"marker {' '.join(said)!r}: these records make no figure {name!r}")
-        stem = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", word).lower() for word in said)
-        file = self.root / "docs" / "figures" / f"{stem}.svg"
-        self.written[file] = standalone(found.svg)
-        link = os.path.relpath(file, path.parent)
-        return f'<img src="{link}" alt="{html.escape(found.title)}" width="100%">\n\n{found.caption}'
+    def _table(self, _: Path, said: str) -> str:
+        asked = query(said)
+        runs = self._stored.newest(asked)
+        if not runs:
+            return missing(asked)
+        parts = []
+        for run in runs:
+            made = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self.rungs)]
+            parts += [f"{_taken(run)}\n", *made]
+        return "\n".join(parts)
 
-    def _value(self, _: Path, said: Sequence[str]) -> str:
-        run, (what, *_others) = self._run(said)
-        chosen = (
-            run.measurements if any("kernel=" in word for word in said) else tuple(filter(is_own, run.measurements))
-        )
-        if len(chosen) != 1:
-            raise ArgumentError(f"marker {' '.join(said)!r}: it names {len(chosen)} records; narrow it down to one")
-        (m,) = chosen
-        if what == "rate":
-            return f"{words.digits(m.gflops)} {words.rate(m)}"
-        if what == "share":
-            return words.percent(words.share(m))
-        if what == "time":
-            return words.duration(m.seconds)
-        if what in m.versus:
-            return words.times(m.versus[what], m.spread.get(what, 0.0))
-        raise ArgumentError(
-            f"marker {' '.join(said)!r}: {what!r} is neither rate, share, time nor a rival measured with it"
-        )
+    def _figure(self, path: Path, said: str) -> str:
+        asked = query(said)
+        runs = self._stored.newest(asked)
+        parts = []
+        for run in runs:
+            plots = {plot.name: plot for plot in figures(run, self.rungs)}
+            if not plots.keys() >= set(asked.others):
+                raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
+            for plot in [plots[name] for name in asked.others] or plots.values():
+                narrowed = [value for _, value in sorted(asked.fields.items())]
+                file = self.root / FIGURES / f"{_stem(run.machine.name, plot.name, *narrowed)}.svg"
+                self.written[file] = standalone(plot.svg)
+                link = os.path.relpath(file, path.parent)
+                image = f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'
+                parts.append(f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_taken(run)}")
+        return "\n\n".join(parts) or missing(asked)
+
+    def _value(self, _: Path, said: str) -> str:
+        asked = query(said)
+        runs = self._stored.newest(asked)
+        chosen = [m for run in runs for m in run.measurements if "kernel" in asked.fields or is_own(m)]
+        if not runs:
+            return "(not measured yet)"
+        if len(chosen) != 1 or len(asked.others) != 1:
+            raise ArgumentError(f"marker {said!r}: it names {len(chosen)} records; say what, and narrow it down to one")
+        return _value(chosen[0], asked.others[0], said)
+
+
+def _value(m: Measurement, what: str, said: str) -> str:
+    known = {
+        "rate": f"{words.digits(m.gflops)} {words.rate(m)}",
+        "share": words.percent(words.share(m)),
+        "time": words.duration(m.seconds),
+    }
+    if what in known:
+        return known[what]
+    if what in m.versus:
+        return words.times(m.versus[what], m.spread.get(what, 0.0))
+    raise ArgumentError(f"marker {said!r}: {what!r} is neither rate, share, time nor a rival measured with it")
+
+
+def _taken(run: Run) -> str:
+    """Where and when, and the kernels that the rivals ran."""
+    found = run.machine
+    caches = (f"{name} {words.size(held)}" for name, held in words.caches(found))
+    rivals = dict.fromkeys(m.note for m in run.measurements if m.kernel in words.RIVALS and m.note)
+    where = ", ".join([found.cpu, found.isa, f"{found.cores} cores", *caches])
+    return f"*{'; '.join([where, *rivals])}. Measured {words.when(run)}.*"
+
+
+def _stem(*parts: str) -> str:
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).lower() for part in parts)
 
 
 def documents(root: Path) -> tuple[Path, ...]:
@@ -128,12 +166,15 @@ def documents(root: Path) -> tuple[Path, ...]:
 
 
 def main(root: Path) -> None:
-    """Write every document and figure of the checkout at `root` anew."""
+    """Write every document and figure of the checkout at `root` anew, and remove figures that none shows."""
     from gemmery.ladder.cpu import CPU
 
     filler = Documents(root, CPU)
     for path in documents(root):
         path.write_text(filler.fill(path), encoding="utf-8")
+    for path in (root / FIGURES).glob("*.svg"):
+        if path not in filler.written:
+            path.unlink()
     for path, svg in filler.written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(svg, encoding="utf-8")

@@ -143,9 +143,9 @@ def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
     configs = {f"{key} {value}" for _, m in own for key, value in m.config.items()}
     with_ = f" With {', '.join(sorted(configs))}." if configs else ""
     idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
-    return (
-        f"<dt><code>{html.escape(rung.name)}</code></dt><dd>{idea}.<p class=note>{html.escape(gave + with_)}</p></dd>"
-    )
+    lesson = f"<p>{html.escape(rung.lesson)}</p>" if rung.lesson else ""
+    note = f"<p class=note>{html.escape(gave + with_)}</p>"
+    return f"<dt><code>{html.escape(rung.name)}</code></dt><dd><b>{idea}.</b>{lesson}{note}</dd>"
 
 
 def _time(measurement: Measurement) -> str:

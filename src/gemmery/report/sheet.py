@@ -17,11 +17,15 @@ OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure in words. `bar` draws its share of the peak behind it; `tone` is "best", "bad" or "faint"."""
+    """One figure in words. `bar` draws its share of the peak behind it; `tone` is "best", "bad" or "faint".
+
+    `margin` is the spread of a ratio, shown where there is room for it.
+    """
 
     text: str
     bar: float | None = None
     tone: str = ""
+    margin: str = ""
 
 
 @dataclass(frozen=True)
@@ -340,12 +344,16 @@ def _suite(suite: str, measurements: Sequence[Measurement], threads: int) -> She
                 Cell(m.note, tone="faint"),
                 Cell(words.duration(m.seconds)),
                 *(() if timed_only else speed),
-                *(Cell(words.times(*pair), tone=_standing(*pair)) for pair in ratios),
+                *(Cell(words.times(*pair), tone=standing(*pair), margin=_margin(*pair)) for pair in ratios),
             )
         )
     notes = [f"{_who(m)} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{suite.replace('_', ' ')}, {words.cores(threads)}"
     return Sheet(title, head, tuple(rows), _notes(shown, notes), aside=True)
+
+
+def _margin(ratio: float | None, spread: float) -> str:
+    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and spread else ""
 
 
 def _rate_of(measurements: Sequence[Measurement]) -> str:
@@ -364,7 +372,7 @@ def product(measurement: Measurement) -> str:
     return ", ".join(filter(None, [words.shape(measurement), words.types(measurement), measurement.case, how]))
 
 
-def _standing(ratio: float | None, spread: float) -> str:
+def standing(ratio: float | None, spread: float) -> str:
     """The tone of a ratio: a loss beyond the spread is shown as one."""
     if ratio is None:
         return ""

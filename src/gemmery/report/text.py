@@ -10,7 +10,7 @@ from typing import Any
 from gemmery.bench.record import Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.sheet import Sheet, sheets
+from gemmery.report.sheet import Cell, Sheet, sheets
 
 
 def machine(found: Machine) -> str:
@@ -34,13 +34,15 @@ def table(sheet: Sheet) -> str:
     lines = [
         _line(sheet.head),
         _line([":---" if index in sheet.left else "---:" for index in range(len(sheet.head))]),
-        *(
-            _line([f"**{cell.text}**" if cell.tone == "best" and cell.text else cell.text for cell in row])
-            for row in sheet.rows
-        ),
+        *(_line([_marked(cell) for cell in row]) for row in sheet.rows),
     ]
     notes = "".join(f"\n{note}\n" for note in sheet.notes)
     return "\n".join(lines) + "\n" + notes
+
+
+def _marked(cell: Cell) -> str:
+    text = f"**{cell.text}**" if cell.tone == "best" and cell.text else cell.text
+    return f"{text} {cell.margin}" if cell.margin else text
 
 
 def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:

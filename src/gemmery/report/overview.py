@@ -1,0 +1,47 @@
+"""How the product stands: for each suite, its ratio to the fastest rival of each problem."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from gemmery.bench.record import Measurement, Run
+from gemmery.report import words
+from gemmery.report.sheet import OWN, Cell, Sheet, product, standing, tournaments
+
+HEAD = ("what is multiplied", "products", "least", "median", "most", "% of peak", "slower than the fastest rival")
+
+
+def fastest(measurement: Measurement) -> tuple[float, float] | None:
+    """(ratio, spread) to the rival that was fastest on this problem; None when none ran."""
+    rivals = [name for name in words.RIVALS if name in measurement.versus and not name.startswith(OWN)]
+    return min(((measurement.versus[name], measurement.spread.get(name, 0.0)) for name in rivals), default=None)
+
+
+def overview(run: Run, about: Mapping[str, str]) -> Sheet:
+    """A row for each suite and number of threads; `about` says what is multiplied in a suite."""
+    cases = tournaments(run.measurements)
+    groups: dict[tuple[str, int], list[Measurement]] = {}
+    for m in run.measurements:
+        if m.kernel == OWN and m.seconds and m.case not in cases and fastest(m):
+            groups.setdefault((m.suite, m.threads), []).append(m)
+    names = [suite for suite, _ in groups]
+    rows = [
+        _row(about.get(suite, suite) + (f" ({words.cores(threads)})" if names.count(suite) > 1 else ""), same)
+        for (suite, threads), same in groups.items()
+    ]
+    return Sheet("How it compares", HEAD, tuple(rows))
+
+
+def _row(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:
+    stand = [(m, found) for m in measurements if (found := fastest(m))]
+    ratios = [ratio for _, (ratio, _) in stand]
+    shares = [part for m in measurements if (part := words.share(m)) is not None]
+    slower = [f"{product(m)} ({words.times(*found)})" for m, found in stand if standing(*found) == "bad"]
+    return (
+        Cell(what),
+        Cell(str(len(stand))),
+        *(Cell(words.times(value)) for value in (min(ratios), statistics.median(ratios), max(ratios))),
+        Cell(f"{words.percent(min(shares))} to {words.percent(max(shares))}" if shares else ""),
+        Cell("; ".join(slower) or "none"),
+    )

@@ -1,0 +1,101 @@
+"""The records of a checkout: what each machine's file holds of a suite, from the newest run that has it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmery.bench import record
+from gemmery.bench.record import Measurement, Run
+from gemmery.errors import ArgumentError
+
+COMMANDS = {
+    "ladder": "gemmery ladder --store benchmarks/results",
+    "sweep_size": "gemmery sweep size --store benchmarks/results",
+    "sweep_block": "gemmery sweep block --store benchmarks/results",
+}  # what stores the records of a suite that is no file; `gemmery bench NAME` those of one that is
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a marker asks for: `table: skinny machine=first dtype=f32` is of the suite "skinny"."""
+
+    suite: str
+    others: tuple[str, ...]
+    fields: Mapping[str, str]
+    machine: str = ""  # a name, "first", or "" for every one
+
+    def matches(self, measurement: Measurement) -> bool:
+        """True for a record of the suite whose fields are as they must be."""
+        return measurement.suite == self.suite and all(
+            str(getattr(measurement, name)) == wanted for name, wanted in self.fields.items()
+        )
+
+
+def query(said: str) -> Query:
+    """The words of a marker, quoted as in a shell where a value has spaces: `kernel='packed kc=256'`.
+
+    Raises ArgumentError when the suite is missing, or for a field that measurements do not have.
+    """
+    parts = shlex.split(said)
+    fields = dict(word.split("=", 1) for word in parts if "=" in word)
+    machine = fields.pop("machine", "")
+    for name in fields:
+        if name not in Measurement.__dataclass_fields__:
+            raise ArgumentError(f"marker {said!r}: {name!r} is no field of a measurement")
+    plain = [word for word in parts if "=" not in word]
+    if not plain:
+        raise ArgumentError(f"marker {said!r}: name the suite, as in `table: skinny`")
+    return Query(plain[0], tuple(plain[1:]), fields, machine)
+
+
+class Stored:
+    """The files of benchmarks/results in a checkout, read once."""
+
+    def __init__(self, root: Path) -> None:
+        files = sorted((root / "benchmarks" / "results").glob("*.jsonl"))
+        self._runs: dict[str, tuple[Run, ...]] = {file.stem: record.read(file) for file in files}
+        held = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
+        self.suites = tuple(path.stem for path in sorted((root / "benchmarks").glob("*.toml")))
+        self._known = {*COMMANDS, *self.suites, *held}
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The machines that have a file, by name."""
+        return tuple(self._runs)
+
+    def newest(self, asked: Query) -> list[Run]:
+        """For each machine, the newest run that holds what is asked for, with nothing else in it.
+
+        Raises ArgumentError for a suite that there is not.
+        """
+        if asked.suite not in self._known:
+            raise ArgumentError(f"marker: suite {asked.suite!r} is not known; known: {', '.join(sorted(self._known))}")
+        found = []
+        for name, runs in self._runs.items():
+            if asked.machine in ("", "first", name):
+                found += [run for run in (_only(asked, run) for run in reversed(runs)) if run.measurements][:1]
+        return found[:1] if asked.machine == "first" else found
+
+    def everything(self, suites: Sequence[str]) -> list[Run]:
+        """For each machine, one run with the newest records of all these suites."""
+        by_machine: dict[str, list[Run]] = {}
+        for suite in suites:
+            for run in self.newest(Query(suite, (), {})):
+                by_machine.setdefault(run.machine.name, []).append(run)
+        return [
+            Run(runs[-1].machine, max(run.started for run in runs), tuple(m for run in runs for m in run.measurements))
+            for _, runs in sorted(by_machine.items())
+        ]
+
+
+def _only(asked: Query, run: Run) -> Run:
+    return Run(run.machine, run.started, tuple(filter(asked.matches, run.measurements)))
+
+
+def missing(asked: Query) -> str:
+    """What stands where there is no record."""
+    where = f" on `{asked.machine}`" if asked.machine not in ("", "first") else ""
+    return f"Not measured{where} yet: `{COMMANDS.get(asked.suite, f'gemmery bench {asked.suite}')}` stores the records."

@@ -152,6 +152,20 @@ def test_tiny_bfloat16_lose_no_more_than_the_bound_says():
     assert (result == (0 if host().has_bf16_dot else exact)).all()
 
 
+@pytest.mark.parametrize("name", ["f32", "f64", "f16", "bf16", *COMPLEX])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (0.7, 0.3), (0.7 - 0.1j, 0.3 + 0.9j)])
+def test_an_element_has_the_same_bits_in_a_whole_tile_and_at_an_edge(name, alpha, beta):
+    """Else the cut between threads would show in the result."""
+    if isinstance(alpha, complex) and name not in COMPLEX:
+        pytest.skip("complex scalars are for complex matrices")
+    a, b, c = operands((48, 256, 40), name, name)
+    part = tuple(place(x, name) for x in (a.array[:, :47], b.array[:, :, :255], c.array[:, :47, :255]))
+    config = {"kc": 16}
+    whole = multiply(a, b, c, config, alpha=alpha, beta=beta)
+    edge = multiply(*part, config, alpha=alpha, beta=beta)
+    assert whole[:, :47, :255].tobytes() == edge.tobytes()
+
+
 def test_depth_zero_is_what_remains_without_a_product():
     a, b, c = operands((7, 66, 0), "f32", "f32")
     old = c.array.copy()

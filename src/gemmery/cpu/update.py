@@ -99,7 +99,7 @@ def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Valu
         tile = f.convert("sext" if product.is_signed else "zext", tile, product.scalar)
     total = f.var(_times(f, product, tile, f["alpha"]))
     with f.if_(f["first"] & _is_not_zero(f, product, f["beta"])):
-        total.value = total.value + _times(f, product, _load_c(f, product, at, mask), f["beta"])
+        total.value = _times(f, product, _load_c(f, product, at, mask), f["beta"], total.value)
     with f.if_(f["first"] ^ True):
         total.value = total.value + (f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask))
     with f.if_(f["last"]):
@@ -108,10 +108,11 @@ def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Valu
         f.store_masked(total.value if apart else narrow(f, total.value, out), sum_at if apart else at, mask)
 
 
-def _times(f: Function, product: Product, value: Value, scalar: Value) -> Value:
-    """value times the scalar at an address; a complex scalar without imaginary part scales both components alike."""
+def _times(f: Function, product: Product, value: Value, scalar: Value, plus: Value | None = None) -> Value:
+    """value times the scalar at an address, plus something; an imaginary part that is zero is left out."""
     lanes = lanes_of(value.type)
-    result = f.var(value * f.broadcast(f.load(product.scalar, scalar), lanes))
+    real = f.broadcast(f.load(product.scalar, scalar), lanes)
+    result = f.var(value * real if plus is None else f.fma(value, real, plus))
     if product.is_complex:
         imaginary = f.load(product.scalar, scalar + SIZES[product.scalar])
         with f.if_(imaginary.differs(0)):

@@ -1,0 +1,191 @@
+"""The compiled entry: what it takes itself, what it hands on, and that nobody can tell the difference."""
+
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.api import products
+from gemmery.cpu import entry
+
+PYTHON = products._matmul
+
+
+@pytest.fixture
+def met():
+    """matmul once it is the builtin, with products of (5, 7) by (7, 3) prepared; and the calls it hands on."""
+    a, b = np.random.default_rng(0).standard_normal((2, 7, 7)).astype(np.float32)
+    a, b = np.ascontiguousarray(a[:5]), np.ascontiguousarray(b[:, :3])
+    gm.matmul(a, b)
+    if not inspect.isbuiltin(gm.matmul):
+        pytest.skip("no compiled entry on this interpreter")
+    gm.matmul(a, b)
+    return a, b, a.astype(np.float64) @ b
+
+
+class Handed:
+    """Counts the calls that reach Python."""
+
+    def __init__(self, monkeypatch):
+        self.calls = 0
+        self.builtin = entry.builtin(self, "matmul", "gemmery", "matmul(a, b)\n--\n\n")
+        monkeypatch.setattr(products, "_entry", self.builtin)
+
+    def __call__(self, *args, **options):
+        self.calls += 1
+        return PYTHON(*args, **options)
+
+
+@pytest.fixture
+def handed(met, monkeypatch):
+    yield Handed(monkeypatch)
+    entry.builtin(PYTHON, "matmul", "gemmery", "matmul(a, b)\n--\n\n")  # the table has one function to hand on to
+
+
+def near(result, exact):
+    return np.max(np.abs(result - exact)) <= 1e-5
+
+
+def test_a_product_met_before_does_not_reach_python(met, handed):
+    a, b, exact = met
+    out = np.full((5, 3), np.nan, np.float32)
+    assert near(handed.builtin(a, b), exact)
+    assert handed.builtin(a, b, out) is out
+    assert near(out, exact)
+    out[:] = np.nan
+    assert handed.builtin(a, b, out=out) is out
+    assert near(out, exact)
+    assert near(handed.builtin(a, b, None), exact)
+    assert near(handed.builtin(a, b, out=None), exact)
+    assert handed.calls == 0
+
+
+def test_what_is_not_prepared_reaches_python(met, handed):
+    a, b, _exact = met
+    out = np.zeros((5, 3), np.float32)
+    frozen = out.copy()
+    frozen.flags.writeable = False
+
+    class Sub(np.ndarray):
+        pass
+
+    calls = [
+        lambda: handed.builtin(a, b, dtype="f8"),
+        lambda: handed.builtin(a[:4], b),
+        lambda: handed.builtin(a[:, ::-1], b[::-1]),
+        lambda: handed.builtin(a.view(Sub), b),
+        lambda: handed.builtin(a.tolist(), b),
+        lambda: handed.builtin(a[0], b),
+        lambda: handed.builtin(a, b, out=out.astype(np.float64)),
+        lambda: handed.builtin(a, b, np.zeros((3, 5), np.float32).T),
+    ]
+    for number, call in enumerate(calls, 1):
+        call()
+        assert handed.calls == number
+    for bad in (
+        lambda: handed.builtin(a),
+        lambda: handed.builtin(a, b, out, out),
+        lambda: handed.builtin(a, b, out=frozen),
+        lambda: handed.builtin(a, b, frozen),
+        lambda: handed.builtin(a, a),
+        lambda: handed.builtin(a, b, where=True),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            bad()
+    assert handed.calls == len(calls) + 6
+    assert not frozen.any()
+
+
+def test_out_that_overlaps_an_operand_is_right():
+    x = np.arange(36.0).reshape(6, 6)
+    exact = x @ x
+    for _ in range(3):
+        y = x.copy()
+        assert gm.matmul(y, y, out=y) is y
+        assert np.array_equal(y, exact)
+
+
+def test_a_wider_result_is_not_remembered_as_the_plain_one():
+    x = np.full((6, 6), 100, np.int8)
+    for _ in range(3):
+        assert gm.matmul(x, x, dtype="i4").dtype == np.int32
+        assert gm.matmul(x, x).dtype == np.int8
+
+
+def test_references_are_counted(met):
+    a, b, _ = met
+    out = np.zeros((5, 3), np.float32)
+    before = [sys.getrefcount(x) for x in (a, b, out, a.dtype, None)]
+    for _ in range(100):
+        gm.matmul(a, b, out)
+        gm.matmul(a, b)
+    after = [sys.getrefcount(x) for x in (a, b, out, a.dtype, None)]
+    assert all(abs(x - y) <= 5 for x, y in zip(before, after, strict=True))
+
+
+def test_it_looks_like_the_function_it_stands_for(met):
+    assert inspect.signature(gm.matmul).replace(return_annotation=inspect.Signature.empty) == inspect.Signature(
+        [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(products.matmul).parameters.values()]
+    )
+    assert gm.matmul.__doc__ == products.matmul.__doc__
+    assert gm.matmul.__module__ == "gemmery"
+    assert pickle.loads(pickle.dumps(gm.matmul)) is gm.matmul
+
+
+def test_a_new_number_of_threads_drops_what_is_prepared(met, handed):
+    a, b, exact = met
+    try:
+        gm.set_num_threads(2)
+        assert near(handed.builtin(a, b), exact)
+        assert handed.calls == 1
+    finally:
+        gm.set_num_threads(None)
+
+
+def test_more_kinds_of_products_than_places():
+    for n in range(1, 40):
+        for m in range(1, 30):
+            a, b = np.full((m, 3), 2.0), np.full((3, n), 0.5)
+            assert np.array_equal(gm.matmul(a, b), np.full((m, n), 3.0))
+    for n in range(1, 40):
+        assert np.array_equal(gm.matmul(np.full((9, 3), 2.0), np.full((3, n), 0.5)), np.full((9, n), 3.0))
+
+
+def test_long_products_release_the_interpreter():
+    a = np.ones((700, 700), np.float32)
+    gm.matmul(a, a)
+    ticks, stop = [0], threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            ticks[0] += 1
+            time.sleep(0.001)
+
+    other = threading.Thread(target=tick)
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # without a release the other thread gets no turn
+    try:
+        other.start()
+        before = ticks[0]
+        for _ in range(20):
+            gm.matmul(a, a)
+        assert ticks[0] > before
+    finally:
+        stop.set()
+        sys.setswitchinterval(switch)
+        other.join()
+
+
+def test_it_can_be_switched_off():
+    code = "import numpy as np, gemmery as gm; x = np.eye(3); gm.matmul(x, x); print(type(gm.matmul).__name__)"
+    for value, kind in (("0", "function"), ("1", "builtin_function_or_method")):
+        made = subprocess.run(
+            [sys.executable, "-c", code], env={"GEMMERY_FAST_ENTRY": value}, capture_output=True, text=True, check=False
+        )
+        assert made.stdout.strip() == kind, made.stderr

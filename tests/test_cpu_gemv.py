@@ -57,14 +57,15 @@ def test_vectors_of_any_stride(x_layout, y_layout):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out"), [("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("i8", "i32"), ("u16", "u64")]
+    ("dtype", "out"),
+    [("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("i8", "i32"), ("u16", "u64"), ("c64", "c128")],
 )
 def test_a_wider_result(dtype, out):
     a, x, y = place(random((1, 33, 45), dtype, 0), dtype), vector(45, dtype), vector(33, out, seed=2)
     verify.require(multiply(a, x, y), a.array[0], x.array[0])
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "c64"])
 @pytest.mark.parametrize("layout", ["C", "F", "thirds"])
 def test_beta_zero_does_not_read_y(dtype, layout):
     a, x, y = place(random((1, 21, 19), dtype, 0), dtype, layout), vector(19, dtype), vector(21, dtype)
@@ -72,12 +73,25 @@ def test_beta_zero_does_not_read_y(dtype, layout):
     verify.require(multiply(a, x, y, alpha=2.0), a.array[0], x.array[0], alpha=2.0)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "i8"])
+@pytest.mark.parametrize(("alpha", "beta"), [(3, -2), (1, 1), (2 - 1j, -0.5j)])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "i32", "i8", "c64", "c128"])
 @pytest.mark.parametrize("layout", ["C", "thirds"])
-def test_alpha_and_beta(dtype, layout):
+def test_alpha_and_beta(dtype, layout, alpha, beta):
+    if isinstance(alpha, complex) and dtype[0] != "c":
+        pytest.skip("a real product has real scalars")
     a, x, y = place(random((1, 70, 19), dtype, 0), dtype), vector(19, dtype), vector(70, dtype, layout, 2)
     old = y.array[0].copy()
-    verify.require(multiply(a, x, y, alpha=3, beta=-2), a.array[0], x.array[0], alpha=3, beta=-2, c=old)
+    result = multiply(a, x, y, alpha=alpha, beta=beta)
+    verify.require(result, a.array[0], x.array[0], alpha=alpha, beta=beta, c=old)
+
+
+def test_complex_infinities_stay_where_they_are():
+    a, x, y = place(random((1, 9, 5), "c64", 0), "c64"), vector(5, "c64"), vector(9, "c64")
+    a.array[0, 4, 2] = np.inf
+    a.before = a.memory.copy()
+    result = multiply(a, x, y, alpha=2)
+    assert np.all(np.isfinite(np.delete(result, 4)))
+    assert np.isinf(result[4]).all()
 
 
 @pytest.mark.parametrize("layout", ["C", "reversed"])
@@ -90,6 +104,13 @@ def test_bias_and_activation(layout):
     assert np.any(result == 0)
     result = multiply(x, b, y, epilogue="bias", bias=view(np.broadcast_to(bias[:1], 70)))
     verify.require(result, x.array[0], b.array[0], bias=bias[:1])
+
+
+def test_a_complex_bias():
+    x, b = place(random((1, 1, 5), "c64", 1), "c64"), place(random((1, 5, 70), "c64", 0), "c64")
+    y = place(random((1, 1, 70), "c64", 2), "c64")
+    bias = random((70,), "c64", 3)
+    verify.require(multiply(x, b, y, epilogue="bias", bias=view(bias)), x.array[0], b.array[0], bias=bias)
 
 
 def test_the_bias_of_bytes_has_four():
@@ -109,14 +130,15 @@ def test_the_bias_of_a_column_is_one_number(layout):
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("columns", [1, 15, 16, 17, 31, 32, 33, 63])
-def test_nothing_past_the_last_element_is_read(step, columns):
-    stored = at_page_end(random((9, step * (columns - 1) + 1), "f32", 0))
-    a, x = stored[None, :, ::step], at_page_end(random((1, columns, 1), "f32", 1))
-    y = at_page_end(np.zeros((1, 9, 1), "f4"))
-    kernel = RUNG.build(Problem(9, 1, columns, "f32", "f32"), RUNG.default)
+@pytest.mark.parametrize("dtype", ["f32", "c64"])
+def test_nothing_past_the_last_element_is_read(dtype, step, columns):
+    stored = at_page_end(random((9, step * (columns - 1) + 1), dtype, 0))
+    a, x = stored[None, :, ::step], at_page_end(random((1, columns, 1), dtype, 1))
+    y = at_page_end(np.zeros((1, 9, 1), a.dtype))
+    kernel = RUNG.build(Problem(9, 1, columns, dtype, dtype), RUNG.default)
     assert survives(lambda: kernel(view(a), view(x), view(y)))
-    x, y = at_page_end(random((1, 1, 9), "f32", 1)), at_page_end(np.zeros((1, 1, columns), "f4"))
-    kernel = RUNG.build(Problem(1, columns, 9, "f32", "f32"), RUNG.default)
+    x, y = at_page_end(random((1, 1, 9), dtype, 1)), at_page_end(np.zeros((1, 1, columns), a.dtype))
+    kernel = RUNG.build(Problem(1, columns, 9, dtype, dtype), RUNG.default)
     assert survives(lambda: kernel(view(x), view(a), view(y)))
 
 

@@ -175,7 +175,7 @@ CPU = (
         name="gemv",
         idea="one vector: A is read once, in the order it lies, several rows or columns at a time",
         parent="simd_row",
-        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        dtypes=dtypes.NAMES,
         refuses=_gemv,
         build=gemv.build,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192), "columns": (4, 6, 8)},

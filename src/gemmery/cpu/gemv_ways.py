@@ -1,0 +1,196 @@
+"""Three ways over the matrix of a GEMV, each adding A x to sums of its rows.
+
+A complex product is two real ones over the same A, its elements read as pairs: (re, im) times (xr, -xi) gives the
+real part, times (xi, xr) the imaginary one. x is packed as these two vectors, and sums are pairs.
+"""
+
+from __future__ import annotations
+
+from gemmery import dtypes
+from gemmery.cpu.convert import load_as, widen
+from gemmery.cpu.ir import SIZES, Function, Value, element_of, lanes_of, vector
+from gemmery.cpu.ukernel import Product
+
+PARAMS = (
+    ("i64", "count"), ("i64", "k"), ("ptr", "a"), ("i64", "row"), ("i64", "col"), ("ptr", "x"), ("ptr", "sums"),
+)  # fmt: skip
+VECTORS = 2  # partial sums of a row of `dots`, in vectors
+SCALARS = 8  # sums of `each` in one pass: one chain of multiply-adds each
+
+
+def pack_x(f: Function, product: Product) -> None:
+    """Elements of x in the accumulator's type, side by side; of a complex x, two vectors of pairs."""
+    memory, size = dtypes.get(product.dtype), SIZES[product.accumulator]
+    lanes = f.target.lanes(size)
+    k, step, to = f["k"], f["step"], f["to"]
+    if product.is_complex:
+        with f.loop(0, k) as p:
+            real, imaginary = (_real(f, product, f["x"] + p * step + q * SIZES[memory.llvm]) for q in range(2))
+            for number, value in enumerate((real, imaginary * -1, imaginary, real)):
+                f.store(value, to + (k * (number // 2) + p) * (2 * size) + number % 2 * size)
+        return
+    whole = f.select(step.equals(memory.size), k // lanes * lanes, f.index(0))
+    with f.loop(0, whole, lanes) as p:
+        f.store(load_as(f, memory, product.accumulator, f["x"] + p * memory.size, lanes, None), to + p * size)
+    with f.loop(whole, k) as p:
+        f.store(_real(f, product, f["x"] + p * step), to + p * size)
+
+
+def _real(f: Function, product: Product, at: Value) -> Value:
+    """One real number in memory as an accumulator."""
+    return load_as(f, dtypes.get(product.dtype), product.accumulator, at, 0, None)
+
+
+def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | None = None) -> Value:
+    """A vector of A's numbers `apart` from each other, as accumulators; only `left` of them when given, then zeros.
+
+    Two apart: the second load begins at the last number of the first, so that nothing past the last one is read.
+    """
+    memory = dtypes.get(product.dtype)
+    lanes, size = f.target.lanes(SIZES[product.accumulator]), SIZES[memory.llvm]
+    raw = vector(lanes, "i16" if memory.name == "bf16" else memory.llvm)
+
+    def load(first: int) -> Value:
+        if left is None:
+            return f.load(raw, at + first * size)
+        mask = f.first_lanes(left * apart - (apart - 1) - first, lanes)
+        return f.load_masked(raw, at + first * size, mask)
+
+    if apart == 1:
+        return widen(f, load(0), memory, product.accumulator)
+    order = [2 * j if 2 * j < lanes else 2 * j + 1 for j in range(lanes)]
+    return widen(f, f.shuffle(load(0), load(lanes - 1), order), memory, product.accumulator)
+
+
+def dots(f: Function, product: Product, apart: int) -> None:
+    """sums[i] += row i of A times x. As many rows at once as leave half of the registers to loads."""
+    count = f["count"]
+    rows = (8 if f.target.isa == "avx512" else 4) // product.parts
+    whole = count // rows * rows
+    with f.loop(0, whole, rows) as i:
+        _dot_rows(f, product, apart, i, rows)
+    with f.loop(whole, count) as i:
+        _dot_rows(f, product, apart, i, 1)
+
+
+def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) -> None:
+    size, step, parts = SIZES[product.accumulator], apart * _number_size(product), product.parts
+    lanes = f.target.lanes(size)
+    wide = vector(lanes, product.accumulator)
+    k = f["k"] * parts
+    x = [f["x"] + k * (part * size) for part in range(parts)]
+    a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
+    totals = [[[f.var(f.zero(wide)) for _ in range(VECTORS)] for _ in x] for _ in a]
+    whole = k // (lanes * VECTORS) * (lanes * VECTORS)
+    with f.loop(0, whole, lanes * VECTORS) as p:
+        for v in range(VECTORS):
+            q = p + v * lanes
+            some = [f.load(wide, one + q * size) for one in x]
+            for row, of_row in zip(a, totals, strict=True):
+                cells = _cells(f, product, row + q * step, apart)
+                for one, of_part in zip(some, of_row, strict=True):
+                    of_part[v].value = f.fma(cells, one, of_part[v].value)
+    with f.loop(whole, k, lanes) as p:
+        some = [f.load_masked(wide, one + p * size, f.first_lanes(k - p, lanes)) for one in x]
+        for row, of_row in zip(a, totals, strict=True):
+            cells = _cells(f, product, row + p * step, apart, k - p)
+            for one, of_part in zip(some, of_row, strict=True):
+                of_part[0].value = f.fma(cells, one, of_part[0].value)
+    for number, of_part in enumerate(of_part for of_row in totals for of_part in of_row):
+        at = f["sums"] + i * (parts * size) + number * size
+        total = _sum_lanes(f, _sum([total.value for total in of_part]))
+        f.store(f.load(product.accumulator, at) + total, at)
+
+
+def _number_size(product: Product) -> int:
+    """Bytes of a real number in memory."""
+    return SIZES[dtypes.get(product.dtype).llvm]
+
+
+def _sum(values: list[Value]) -> Value:
+    """The sum of some values in pairs."""
+    while len(values) > 1:
+        values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def _sum_lanes(f: Function, value: Value) -> Value:
+    """The sum of a vector's lanes, halves onto each other."""
+    while (lanes := lanes_of(value.type)) > 1:
+        low, high = list(range(lanes // 2)), list(range(lanes // 2, lanes))
+        value = f.shuffle(value, value, low) + f.shuffle(value, value, high)
+    return f.emit(element_of(value.type), f"extractelement {value}, i64 0")
+
+
+def axpys(f: Function, product: Product, apart: int, columns: int) -> None:
+    """sums += column p of A times x[p], for every p in order."""
+    k = f["k"]
+    whole = k // columns * columns
+    with f.loop(0, whole, columns) as p:
+        _axpy_columns(f, product, apart, p, columns)
+    with f.loop(whole, k) as p:
+        _axpy_columns(f, product, apart, p, 1)
+
+
+def _axpy_columns(f: Function, product: Product, apart: int, p: Value, columns: int) -> None:
+    size, step = SIZES[product.accumulator], apart * _number_size(product)
+    lanes = f.target.lanes(size)
+    wide = vector(lanes, product.accumulator)
+    count, sums = f["count"] * product.parts, f["sums"]
+    scales = [_scales(f, product, p + c, lanes) for c in range(columns)]
+    a = [f["a"] + (p + c) * f["col"] for c in range(columns)]
+    whole = count // lanes * lanes
+
+    def add(total: Value, i: Value, left: Value | None) -> Value:
+        for column, scale in zip(a, scales, strict=True):
+            cells = _cells(f, product, column + i * step, apart, left)
+            total = f.fma(cells, scale[0], total)
+            if product.is_complex:
+                total = f.fma(f.shuffle(cells, cells, [lane ^ 1 for lane in range(lanes)]), scale[1], total)
+        return total
+
+    with f.loop(0, whole, lanes) as i:
+        f.store(add(f.load(wide, sums + i * size), i, None), sums + i * size)
+    with f.if_(whole < count):
+        mask = f.first_lanes(count - whole, lanes)
+        total = f.load_masked(wide, sums + whole * size, mask)
+        f.store_masked(add(total, whole, count - whole), sums + whole * size, mask)
+
+
+def _scales(f: Function, product: Product, p: Value, lanes: int) -> list[Value]:
+    """x[p] in every lane; of a complex one, xr for (re, im), and (-xi, xi) for (im, re)."""
+    element, size = product.accumulator, SIZES[product.accumulator]
+    if not product.is_complex:
+        return [f.broadcast(f.load(element, f["x"] + p * size), lanes)]
+    at = f["x"] + p * (2 * size)
+    real, minus, plus = (
+        f.broadcast(f.load(element, where), lanes) for where in (at, at + size, at + f["k"] * (2 * size))
+    )
+    return [real, f.shuffle(minus, plus, [lane + lane % 2 * lanes for lane in range(lanes)])]
+
+
+def each(f: Function, product: Product) -> None:
+    """sums[i] += row i of A times x, number by number."""
+    count, rows = f["count"], SCALARS // product.parts
+    whole = count // rows * rows
+    with f.loop(0, whole, rows) as i:
+        _each_rows(f, product, i, rows)
+    with f.loop(whole, count) as i:
+        _each_rows(f, product, i, 1)
+
+
+def _each_rows(f: Function, product: Product, i: Value, rows: int) -> None:
+    size, parts = SIZES[product.accumulator], product.parts
+    a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
+    totals = [[f.var(f.zero(product.accumulator)) for _ in range(parts)] for _ in range(rows)]
+    with f.loop(0, f["k"]) as p:
+        for q in range(parts):
+            x = [f["x"] + (f["k"] * (part * parts) + p * parts + q) * size for part in range(parts)]
+            scales = [f.load(product.accumulator, at) for at in x]
+            for row, of_row in zip(a, totals, strict=True):
+                number = _real(f, product, row + p * f["col"] + q * _number_size(product))
+                for scale, total in zip(scales, of_row, strict=True):
+                    total.value = f.fma(number, scale, total.value)
+    for number, total in enumerate(total for of_row in totals for total in of_row):
+        at = f["sums"] + i * (parts * size) + number * size
+        f.store(f.load(product.accumulator, at) + total.value, at)

@@ -42,10 +42,10 @@ def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes
     return module
 
 
-def workspace_bytes(target: Target, product: Product, m: int, mc: int, kc: int, nc: int) -> int:
-    """Bytes of the buffers that one thread needs for blocks of these sizes."""
+def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
+    """Bytes of the buffers that one thread needs for blocks of these sizes, and for sums of `summed` rows of C."""
     a, b = _buffers(product, shape(target, product), mc, kc, nc)
-    sums = m * nc * SIZES[product.scalar] if sums_apart(product) else 0
+    sums = summed * nc * SIZES[product.scalar] if sums_apart(product) else 0
     return a + b + sums + 64
 
 

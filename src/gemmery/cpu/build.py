@@ -58,10 +58,9 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
     # Bytes are exact as signed 16-bit numbers; unsigned 16-bit ones are, modulo 2**16, what signed ones are.
     if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "i32" or result.size == 2))):
         return "i16", "i32", 2, "dot_i16"
-    if inside.size == 1:
-        element = "i16" if result.size <= 2 else "i32"  # a block of k overflows no 32 bits
-    else:
-        element = result.llvm
+    element = result.llvm
+    if inside.size == 1:  # a block of k overflows no 32 bits
+        element = "i16" if result.size <= 2 else "i32"
     return element, element, 1, "fma"
 
 

@@ -84,7 +84,7 @@ def tile(target: Target) -> Tile:
     if target.isa == "avx512":
         return Tile(mr=6, nv=4, mc=96, kc=512, nc=1024)
     if target.isa == "avx2":
-        return Tile(mr=6, nv=2, mc=96, kc=256, nc=1024)
+        return Tile(mr=6, nv=2, mc=96, kc=384, nc=1024)
     if target.machine in ("aarch64", "arm64"):
         return Tile(mr=6, nv=4, mc=96, kc=256, nc=1024)
     return Tile(mr=4, nv=2, mc=96, kc=256, nc=1024)

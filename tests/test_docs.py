@@ -66,7 +66,7 @@ def unknown_commands(text: str) -> list[str]:
     commands = typer.main.get_command(app).commands
     wrong = []
     for line in code(text):
-        for name, rest in re.findall(r"(?:^|[\s$])gemmery +([a-z]+)([^|#\n]*)", line):
+        for name, rest in re.findall(r"(?:^|(?<!import)[\s$])gemmery +([a-z]+)([^|#\n]*)", line):
             options = (
                 {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
                 if name in commands
@@ -113,12 +113,38 @@ def test_nothing_points_outside_or_is_left_undone(name):
 
 def test_what_is_generated_is_up_to_date():
     from gemmery.ladder.cpu import CPU
-    from gemmery.report.documents import Documents, documents
+    from gemmery.report.documents import FIGURES, Documents, documents
 
     filler = Documents(ROOT, CPU)
     stale = [str(path) for path in documents(ROOT) if filler.fill(path) != path.read_text()]
     stale += [str(path) for path, svg in filler.written.items() if not path.exists() or path.read_text() != svg]
+    stale += [str(path) for path in (ROOT / FIGURES).glob("*") if path not in filler.written]
     assert stale == [], "run `make docs`"
+
+
+MEASURED = r"[\d.,]*\d\s?(?:[GT]FLOP/s|[GT]op/s|[GT]B/s|ns|[uµm]s|%|×|x\b(?!\d| \d))"
+
+
+def typed_figures(text: str) -> list[str]:
+    """Figures of speed outside the markers: numbers with such a unit, and cells of tables that are numbers."""
+    from gemmery.report.documents import MARKER
+
+    own = MARKER.sub("", text)
+    cells = [cell.strip() for line in own.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
+    return re.findall(MEASURED, own) + [cell for cell in cells if re.fullmatch(r"[*~]*[\d.,]+\D{0,12}", cell)]
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/") or name == "README.md"])
+def test_no_figure_of_speed_is_typed(name):
+    if name not in PLANS:
+        assert typed_figures((ROOT / name).read_text()) == []
+
+
+def test_the_design_names_every_file():
+    text = (ROOT / "docs" / "design.md").read_text()
+    files = [path for path in (ROOT / "src" / "gemmery").rglob("*.py") if path.name != "__init__.py"]
+    assert len(files) > 50
+    assert [str(path.name) for path in files if not re.search(rf"\b{path.stem}(\.py|`)", text)] == []
 
 
 def test_a_broken_document_is_caught():
@@ -129,3 +155,10 @@ def test_a_broken_document_is_caught():
     ]
     text = "`gemmery frobnicate`, `gemmery ladder --sizes 64`\n```\n$ gemmery ladder --colour\n```\nthe gemmery word"
     assert unknown_commands(text) == ["gemmery ladder --colour", "gemmery frobnicate"]
+
+
+def test_a_typed_figure_is_caught():
+    text = "it runs at 12.5 GFLOP/s, 3x faster, 97 % of the peak\n\n| n | a |\n| --- | --- |\n| 64 | **1.5×** |\n"
+    assert typed_figures(text) == ["12.5 GFLOP/s", "3x", "97 %", "1.5×", "64", "**1.5×**"]
+    inside = "<!-- table: skinny -->\n| 64 | 1.5× |\n<!-- end -->\ngains <!-- value: skinny rate -->2.5×<!-- end -->"
+    assert typed_figures(f"{inside}\na 4x4 product of 4 x 4, float32, 16 rows, 4 KiB, Python 3.11") == []

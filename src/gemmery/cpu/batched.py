@@ -20,6 +20,7 @@ from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
@@ -40,7 +41,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Small:
-    """The product that is repeated: its shape, what memory holds and what is accumulated (LLVM's name)."""
+    """The product that is repeated: its shape, what memory holds and what is accumulated (LLVM's name).
+
+    A complex product is a real one with twice the columns and twice the depth: rows of A stay (re, im, re, im, ...),
+    a row of B becomes two, (re, im, ...) and (-im, re, ...). n and k then count real numbers.
+    """
 
     m: int
     n: int
@@ -60,8 +65,18 @@ class Small:
     @property
     def plain(self) -> bool:
         """True when memory holds accumulators and nothing is applied to them."""
-        same = dtypes.get(self.dtype).llvm == dtypes.get(self.out).llvm == self.accumulator
-        return same and not self.activation and not self.bias
+        same = self.held == dtypes.get(self.out).llvm == self.accumulator
+        return same and not self.is_complex and not self.activation and not self.bias
+
+    @property
+    def held(self) -> str:
+        """LLVM's name of the numbers in memory."""
+        return dtypes.get(self.dtype).llvm
+
+    @property
+    def is_complex(self) -> bool:
+        """True when elements are pairs of numbers."""
+        return dtypes.get(self.dtype).kind == "c"
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
@@ -69,26 +84,33 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     p, target, out = upright(problem), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
-    small = Small(p.m, p.n, p.k, p.dtype, p.out, element, activation, bias)
+    parts = numbers(p)
+    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias)
     found = jit.load(target, small.name, lambda: batched(target, small))
     blocks = Blocks()
     return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
 
 
+def numbers(problem: Problem) -> int:
+    """Real numbers in an element: 2 in a complex one."""
+    return 2 if dtypes.get(problem.dtype).kind == "c" else 1
+
+
 def _unit(small: Small) -> Unit:
     """One product is not cut. It takes a nanosecond for 25 bytes or 50 operations, whichever is more."""
-    moved = (small.m + small.n) * small.k * dtypes.get(small.dtype).size + small.m * small.n * dtypes.get(
-        small.out
-    ).size
-    return Unit(0, 0, max(moved / 25, 2 * small.m * small.n * small.k / 50) / max(small.k, 1))
+    m, n, k = small.m, small.n, small.k
+    moved = (m + n) * k * SIZES[small.held] + m * n * SIZES[small.accumulator]
+    return Unit(0, 0, max(moved / 25, 2 * m * n * k / 50) / max(k, 1))
 
 
 def batched(target: Target, small: Small) -> Module:
     """The module of one small product; its entry is `batched`."""
     module = Module(target)
-    for name, rows, columns in (("copy_a", small.m, small.k), ("copy_b", small.k, small.n)):
-        with module.function(name, ("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"), local=True) as f:
-            _copy(f, small, rows, columns)
+    params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
+    with module.function("copy_a", *params, local=True) as f:
+        _copy(f, small, small.m, small.k, turned=False)
+    with module.function("copy_b", *params, local=True) as f:
+        _copy(f, small, small.k // (2 if small.is_complex else 1), small.n, turned=small.is_complex)
     with module.function("batched", ("ptr", "args")) as f:
         _batch(f, small, Args(f, f["args"]))
     return module
@@ -105,8 +127,9 @@ def _batch(f: Function, small: Small, args: Args) -> None:
 
     def general() -> None:
         with f.loop(0, args.batch) as i:
-            here_a = _at_hand(f, small, "copy_a", small.k, a + i * a_batch, strides_a, room_a)
-            here_b = _at_hand(f, small, "copy_b", small.n, b + i * b_batch, strides_b, room_b)
+            new_a, new_b = i.equals(0) | a_batch.differs(0), i.equals(0) | b_batch.differs(0)
+            here_a = _at_hand(f, small, "copy_a", a + i * a_batch, strides_a, room_a, new_a)
+            here_b = _at_hand(f, small, "copy_b", b + i * b_batch, strides_b, room_b, new_b)
             _product(f, small, here_a, here_b, c + i * c_batch, c_row, scales)
 
     if not small.plain:
@@ -125,41 +148,52 @@ def _batch(f: Function, small: Small, args: Args) -> None:
 
 
 def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], columns: int) -> Value:
-    size = SIZES[small.accumulator]
-    return strides[0].equals(columns * size) & strides[1].equals(size)
+    size = dtypes.get(small.dtype).size
+    return strides[0].equals(columns * SIZES[small.held]) & strides[1].equals(size)
 
 
 def _at_hand(
-    f: Function, small: Small, copy: str, columns: int, source: Value, strides: tuple[Value, Value], room: Value
+    f: Function, small: Small, copy: str, source: Value, strides: tuple[Value, Value], room: Value, new: Value
 ) -> Value:
-    """Where the operand lies contiguous in the accumulator's type: in its place, or in a copy."""
-    if dtypes.get(small.dtype).llvm != small.accumulator:
-        f.call(copy, source, *strides, room)
+    """Where an operand lies as the product reads it: in its place, or in a copy, made when the matrix is `new`."""
+    if small.held != small.accumulator or (small.is_complex and copy == "copy_b"):
+        with f.if_(new):
+            f.call(copy, source, *strides, room)
         return room
-    row, col = strides
     at = f.var(source)
+    columns = small.k if copy == "copy_a" else small.n
     with f.if_(_contiguous(f, small, strides, columns) ^ True):
-        f.call(copy, source, row, col, room)
+        with f.if_(new):
+            f.call(copy, source, *strides, room)
         at.value = room
     return at.value
 
 
-def _copy(f: Function, small: Small, rows: int, columns: int) -> None:
-    """rows x columns elements as contiguous accumulators: by vectors where a row's are adjacent, else one by one."""
-    memory, size = dtypes.get(small.dtype), SIZES[small.accumulator]
+def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
+    """rows x columns numbers as contiguous accumulators: by vectors where a row's are adjacent, else one by one.
+
+    With `turned` each row is followed by the same one times i.
+    """
+    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
     source, row, col, to = f["source"], f["row"], f["col"], f["to"]
+    apart = columns * size * (2 if turned else 1)
     with f.if_(col.equals(memory.size)), f.loop(0, rows) as i:
         for first, lanes, mask in _spans(f, small, columns):
-            at = source + i * row + first * memory.size
-            store_at = to + i * (columns * size) + first * size
-            loaded = load_as(f, memory, small.accumulator, at, lanes, mask)
-            if mask is None:
-                f.store(loaded, store_at)
-            else:
-                f.store_masked(loaded, store_at, mask)
-    with f.else_(), f.loop(0, rows) as i, f.loop(0, columns) as j:
-        one = load_as(f, memory, small.accumulator, source + i * row + j * col, 0, None)
-        f.store(one, to + (i * columns + j) * size)
+            loaded = load_as(f, memory, small.accumulator, source + i * row + first * number, lanes, mask)
+            at = to + i * apart + first * size
+            _put(f, loaded, at, mask)
+            if turned:
+                _put(f, times_i(f, loaded), at + columns * size, mask)
+    parts = memory.size // number
+    with f.else_(), f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
+        element = source + i * row + j * col
+        some = [load_as(f, memory, small.accumulator, element + part * number, 0, None) for part in range(parts)]
+        at = to + i * apart + j * (parts * size)
+        for part, value in enumerate(some):
+            f.store(value, at + part * size)
+        if turned:
+            f.store(some[1] * -1, at + columns * size)
+            f.store(some[0], at + (columns + 1) * size)
 
 
 def _put(f: Function, value: Value, at: Value, mask: Value | None) -> None:
@@ -276,7 +310,7 @@ def _store(
     """C = activation(alpha totals + beta C + bias); the totals themselves without `scales`."""
     out, element = dtypes.get(small.out), small.accumulator
     places = [
-        (c + f.index(row) * c_row + first * out.size, first, lanes, mask, totals[r][v])
+        (c + f.index(row) * c_row + first * SIZES[out.llvm], first, lanes, mask, totals[r][v])
         for r, row in enumerate(rows)
         for v, (first, lanes, mask) in enumerate(chosen)
     ]

@@ -39,8 +39,11 @@ def _gemv(problem: Problem) -> str:
 
 
 def _batched(problem: Problem) -> str:
-    if max(problem.m, problem.n, problem.k) > batched.LARGEST:
-        return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}"
+    parts = batched.numbers(problem)
+    if parts * max(problem.m, problem.n, problem.k) > batched.LARGEST:
+        return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}, complex up to half of that"
+    if parts == 2 and (problem.scaled or problem.epilogue):
+        return "a complex product is C = A B here and nothing else; packed scales it"
     return _packed(problem)
 
 
@@ -191,7 +194,7 @@ CPU = (
         name="batched",
         idea="many small products: C in registers, the shape in the code, the loop over the batch compiled",
         parent="direct",
-        dtypes=tuple(n for n in dtypes.NAMES if dtypes.get(n).kind != "c"),
+        dtypes=dtypes.NAMES,
         refuses=_batched,
         build=batched.build,
         lesson=(

@@ -71,7 +71,7 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
         on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=SERIES[0])
         least, at = best.seconds * 1e3, best.config["block"]
         label = f"{at}: {words.digits(least)} ms"
-        on.annotate(label, (at, least), (0, -16), textcoords="offset points", ha="center", bbox=HALO)
+        on.annotate(label, (at, least), (0, 10), textcoords="offset points", ha="center", bbox=HALO)
         for m in (m for m in measurements if m.seconds and "block" not in m.config):
             taken = m.seconds * 1e3
             on.axhline(taken, color=RIVAL, linestyle="--", linewidth=1.5)

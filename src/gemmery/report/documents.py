@@ -115,8 +115,9 @@ class Documents:
             if not plots.keys() >= set(asked.others):
                 raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
             for plot in [plots[name] for name in asked.others] or plots.values():
+                of = [] if asked.suite in plot.name else [asked.suite]
                 narrowed = [value for _, value in sorted(asked.fields.items())]
-                file = self.root / FIGURES / f"{_stem(run.machine.name, plot.name, *narrowed)}.svg"
+                file = self.root / FIGURES / f"{_stem(run.machine.name, *of, plot.name, *narrowed)}.svg"
                 self.written[file] = standalone(plot.svg)
                 link = os.path.relpath(file, path.parent)
                 image = f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'

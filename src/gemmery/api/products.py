@@ -174,7 +174,6 @@ def set_num_threads(count: int | None) -> None:
     Raises ArgumentError below 1.
     """
     cpu_threads.set_(count)
-    entry.forget()
 
 
 def get_num_threads() -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.cpu import jit, pool, workspace
+from gemmery.cpu import jit, pool, threads, workspace
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB
@@ -371,6 +371,9 @@ def forget() -> None:
     table = _table()
     if table:
         ctypes.memset(table + _HEAD_BYTES, 0, _JOBS * _ENTRY_BYTES)
+
+
+threads.at_change.append(forget)
 
 
 def _bytes(x: Any) -> int:

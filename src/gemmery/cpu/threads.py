@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError
 
 _chosen: int | None = None
+at_change: list[Callable[[], None]] = []  # called when the number changes: what was prepared for the old one is stale
 
 
 def get() -> int:
@@ -29,3 +31,5 @@ def set_(count: Any) -> None:
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
         raise ArgumentError(f"{count!r} threads: it must be a whole number >= 1, or None for every core allowed")
     _chosen = count
+    for forget in at_change:
+        forget()

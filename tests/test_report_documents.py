@@ -157,7 +157,7 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
     (root / "docs" / "published.toml").write_text(
         '[[figure]]\nrung = "packed"\nsource = "an old chip"\nby = "n"\nmilliseconds = { 512 = 1234 }\n'
     )
-    text = filled(root, "<!-- ladder -->\n<!-- end -->", "docs/ladder.md", CPU)
+    text = filled(root, "<!-- ladder: dtype=f32 -->\n<!-- end -->", "docs/ladder.md", CPU)
     for rung in CPU:
         assert f"\n## {rung.name}\n" in text
         assert rung.lesson in text

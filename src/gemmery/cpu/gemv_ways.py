@@ -191,6 +191,6 @@ def _each_rows(f: Function, product: Product, i: Value, rows: int) -> None:
                 number = _real(f, product, row + p * f["col"] + q * _number_size(product))
                 for scale, total in zip(scales, of_row, strict=True):
                     total.value = f.fma(number, scale, total.value)
-    for number, total in enumerate(total for of_row in totals for total in of_row):
-        at = f["sums"] + i * (parts * size) + number * size
+    for index, total in enumerate(total for of_row in totals for total in of_row):
+        at = f["sums"] + i * (parts * size) + index * size
         f.store(f.load(product.accumulator, at) + total.value, at)

@@ -2,7 +2,7 @@
 
 | marker | what follows it, up to the marker `<!-- end -->` |
 | --- | --- |
-| `<!-- ladder -->` | every rung: what it is, teaches, refuses, and what it gave |
+| `<!-- ladder: dtype=f32 -->` | every rung: what it is, teaches, refuses, and what it gave |
 | `<!-- rungs -->` | every rung in a table |
 | `<!-- overview: SUITE ... -->` | a row for each suite: the ratios to the fastest rival, and where gemmery is slower |
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
@@ -72,8 +72,8 @@ class Documents:
 
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
-    def _ladder(self, path: Path, _: str) -> str:
-        return ladder(self.rungs, self._stored.newest(Query("ladder", (), {})), self.root, path.parent)
+    def _ladder(self, path: Path, said: str) -> str:
+        return ladder(self.rungs, self._stored.newest(query(f"ladder {said}")), self.root, path.parent)
 
     def _rungs(self, _: Path, __: str) -> str:
         lines = ["| rung | grew from | what it changed | types |", "| :--- | :--- | :--- | :--- |"]

@@ -19,7 +19,7 @@ SHAPES = [
     (1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 32, 32), (31, 29, 32),
     (1, 5, 3), (5, 1, 3), (3, 5, 1), (2, 3, 0), (7, 17, 5), (25, 9, 13), (3, 4, 6), (5, 3, 3),
 ]  # fmt: skip
-FEW = [(3, 3, 3), (4, 4, 4), (5, 15, 7), (1, 6, 4)]
+FEW = [(3, 3, 3), (4, 4, 4), (5, 15, 7), (1, 6, 4), (16, 3, 9)]
 
 
 def multiply(a, b, c, epilogue="", **options):
@@ -142,11 +142,16 @@ def test_nothing_past_the_last_element_is_read(m, n, k, dtype):
     kernel = RUNG.build(Problem(m, n, k, dtype, dtype, 2), RUNG.default)
     assert survives(lambda: kernel(view(a), view(b), view(c)))
     assert survives(lambda: kernel(view(a), view(b), view(c), alpha=2.0, beta=1.0))
+    a, b = (at_page_end(np.ascontiguousarray(x.swapaxes(1, 2))).swapaxes(1, 2) for x in (a, b))
+    turned = RUNG.build(Problem(m, n, k, dtype, dtype, 2, "col", "col"), RUNG.default)
+    assert survives(lambda: kernel(view(a), view(b), view(c)))
+    assert survives(lambda: turned(view(a), view(b), view(c)))
 
 
 def test_what_it_refuses():
     assert f"up to {LARGEST}" in RUNG.refuses(Problem(LARGEST + 1, 2, 2, "f32", "f32", 5))
     assert "half of that" in RUNG.refuses(Problem(4, LARGEST // 2 + 1, 4, "c64", "c64", 5))
+    assert "gemv" in RUNG.refuses(Problem(32, 1, 9, "f32", "f32", 5))
     assert "packed scales it" in RUNG.refuses(Problem(4, 4, 4, "c64", "c64", 5, scaled=True))
     assert "adjacent" in RUNG.refuses(Problem(4, 4, 4, "f32", "f32", 5, c_layout="any"))
     assert RUNG.refuses(Problem(4, 4, 4, "f32", "f32", 5)) == ""

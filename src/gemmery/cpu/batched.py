@@ -8,6 +8,7 @@ Every element is summed over k in order, as by the other kernels: a product has 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,12 +21,14 @@ from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.pack import transpose
 from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
 
 LARGEST = 32  # m, n and k at most: A and B stay in L1, and the code short
+LARGEST_VECTOR = 256  # elements of a matrix that is multiplied by a vector
 UNROLLED = 128  # multiply-adds of one tile up to which k is unrolled
 
 Scales = tuple[Value, Value, Value, Value]  # alpha, beta, bias, bias step
@@ -55,11 +58,13 @@ class Small:
     accumulator: str
     activation: str = ""
     bias: bool = False
+    a_turned: bool = False  # A is column-major, and read so
 
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        tail = "".join(f"_{part}" for part in (self.activation, "bias" if self.bias else "") if part)
+        parts = (self.activation, "bias" if self.bias else "", "turned" if self.a_turned else "")
+        tail = "".join(f"_{part}" for part in parts if part)
         return f"batched_{self.m}x{self.n}x{self.k}_{self.dtype}_{self.out}_{self.accumulator}{tail}"
 
     @property
@@ -67,6 +72,15 @@ class Small:
         """True when memory holds accumulators and nothing is applied to them."""
         same = self.held == dtypes.get(self.out).llvm == self.accumulator
         return same and not self.is_complex and not self.activation and not self.bias
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """Rows and columns of A as it lies in memory."""
+        return (self.k, self.m) if self.a_turned else (self.m, self.k)
+
+    def a_at(self, i: int, p: Value) -> Value:
+        """The number of A's element (i, p) from its first, in the order of memory."""
+        return p * self.m + i if self.a_turned else p + i * self.k
 
     @property
     def held(self) -> str:
@@ -85,7 +99,8 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
     parts = numbers(p)
-    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias)
+    turned = parts == 1 and p.a_layout == "col"
+    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, turned)
     found = jit.load(target, small.name, lambda: batched(target, small))
     blocks = Blocks()
     return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
@@ -108,7 +123,7 @@ def batched(target: Target, small: Small) -> Module:
     module = Module(target)
     params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
     with module.function("copy_a", *params, local=True) as f:
-        _copy(f, small, small.m, small.k, turned=False)
+        _copy(f, small, *small.a_shape, turned=False)
     with module.function("copy_b", *params, local=True) as f:
         _copy(f, small, small.k // (2 if small.is_complex else 1), small.n, turned=small.is_complex)
     with module.function("batched", ("ptr", "args")) as f:
@@ -120,7 +135,8 @@ def _batch(f: Function, small: Small, args: Args) -> None:
     """The loop over the products; contiguous ones with nothing to scale or convert have one of their own."""
     a, b, c = args.a, args.b, args.c
     a_batch, b_batch, c_batch, c_row = args.a_batch, args.b_batch, args.c_batch, args.c_row
-    strides_a, strides_b = (args.a_row, args.a_col), (args.b_row, args.b_col)
+    strides_a = (args.a_col, args.a_row) if small.a_turned else (args.a_row, args.a_col)
+    strides_b = args.b_row, args.b_col
     scales = args.alpha, args.beta, args.bias, args.bias_step
     size = SIZES[small.accumulator]
     room_a, room_b = f.buffer(max(small.m * small.k, 1) * size), f.buffer(max(small.k * small.n, 1) * size)
@@ -136,7 +152,7 @@ def _batch(f: Function, small: Small, args: Args) -> None:
         general()
         return
     unscaled = f.load(small.accumulator, scales[0]).equals(1) & f.load(small.accumulator, scales[1]).equals(0)
-    lies_a, lies_b = _contiguous(f, small, strides_a, small.k), _contiguous(f, small, strides_b, small.n)
+    lies_a, lies_b = _contiguous(f, small, strides_a, small.a_shape[1]), _contiguous(f, small, strides_b, small.n)
     with f.if_(unscaled & lies_a & lies_b & c_row.equals(small.n * size)), f.loop(0, args.batch) as i:
         at = a + i * a_batch, b + i * b_batch, c + i * c_batch
         if _fits_a_vector(f.target, small):
@@ -161,7 +177,7 @@ def _at_hand(
             f.call(copy, source, *strides, room)
         return room
     at = f.var(source)
-    columns = small.k if copy == "copy_a" else small.n
+    columns = small.a_shape[1] if copy == "copy_a" else small.n
     with f.if_(_contiguous(f, small, strides, columns) ^ True):
         with f.if_(new):
             f.call(copy, source, *strides, room)
@@ -170,7 +186,7 @@ def _at_hand(
 
 
 def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
-    """rows x columns numbers as contiguous accumulators: by vectors where a row's are adjacent, else one by one.
+    """rows x columns numbers as contiguous accumulators, by vectors where neighbours in rows or columns are adjacent.
 
     With `turned` each row is followed by the same one times i.
     """
@@ -184,11 +200,39 @@ def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> N
             _put(f, loaded, at, mask)
             if turned:
                 _put(f, times_i(f, loaded), at + columns * size, mask)
-    parts = memory.size // number
-    with f.else_(), f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
-        element = source + i * row + j * col
+    with f.else_():
+        if small.is_complex:
+            _copy_each(f, small, rows, columns, turned)
+        else:
+            with f.if_(row.equals(memory.size)):
+                _copy_columns(f, small, rows, columns)
+            with f.else_():
+                _copy_each(f, small, rows, columns, turned)
+
+
+def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
+    """Neighbours in a column are adjacent: squares of them transposed in registers."""
+    memory, size = dtypes.get(small.dtype), SIZES[small.accumulator]
+    lanes = min(f.target.lanes(size), _lanes(min(rows, columns)))
+    for i, j in itertools.product(range(0, rows, lanes), range(0, columns, lanes)):
+        tall, wide = min(lanes, rows - i), min(lanes, columns - j)
+        mask_in, mask_out = (None if count == lanes else _first(f, count, lanes) for count in (tall, wide))
+        some = [
+            load_as(f, memory, small.accumulator, f["source"] + f["col"] * column + i * memory.size, lanes, mask_in)
+            for column in range(j, j + wide)
+        ]
+        for r, row in enumerate(transpose(f, some)[:tall]):
+            _put(f, row, f["to"] + ((i + r) * columns + j) * size, mask_out)
+
+
+def _copy_each(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
+    """No neighbours are adjacent: element by element."""
+    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
+    parts, apart = memory.size // number, columns * size * (2 if turned else 1)
+    with f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
+        element = f["source"] + i * f["row"] + j * f["col"]
         some = [load_as(f, memory, small.accumulator, element + part * number, 0, None) for part in range(parts)]
-        at = to + i * apart + j * (parts * size)
+        at = f["to"] + i * apart + j * (parts * size)
         for part, value in enumerate(some):
             f.store(value, at + part * size)
         if turned:
@@ -248,7 +292,8 @@ def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> N
     total = f.zero(vector(lanes, element))
     for p in range(k):
         row = _load_first(f, element, b + p * n * size, n)
-        column = f.shuffle(cells, cells, [lane // n * k + p if lane < m * n else -1 for lane in range(lanes)])
+        cell = [p * m + lane // n if small.a_turned else lane // n * k + p for lane in range(lanes)]
+        column = f.shuffle(cells, cells, [at if lane < m * n else -1 for lane, at in enumerate(cell)])
         total = f.fma(column, f.shuffle(row, row, [lane % n for lane in range(lanes)]), total)
     _put(f, total, c, None if m * n == lanes else _first(f, m * n, lanes))
 
@@ -279,7 +324,7 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, chosen: li
             _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in chosen
         ]
         for r, row in enumerate(rows):
-            scale = f.load(element, a + p * size + row * small.k * size)
+            scale = f.load(element, a + small.a_at(row, p) * size)
             for v, (_, lanes, _) in enumerate(chosen):
                 totals[r][v].value = f.fma(f.broadcast(scale, lanes), columns[v], totals[r][v].value)
 

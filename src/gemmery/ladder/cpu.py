@@ -42,6 +42,8 @@ def _batched(problem: Problem) -> str:
     parts = batched.numbers(problem)
     if parts * max(problem.m, problem.n, problem.k) > batched.LARGEST:
         return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}, complex up to half of that"
+    if 1 in (problem.m, problem.n) and problem.m * problem.n * problem.k > batched.LARGEST_VECTOR:
+        return f"of matrices with more than {batched.LARGEST_VECTOR} elements times vectors, gemv makes less work"
     if parts == 2 and (problem.scaled or problem.epilogue):
         return "a complex product is C = A B here and nothing else; packed scales it"
     return _packed(problem)

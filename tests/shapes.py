@@ -24,7 +24,18 @@ LARGE = [TALL, WIDE, DEEP, *BLOCKS]
 FEW = [(1, 1, 1), (5, 7, 3), (13, 35, 19), (26, 70, 33)]  # for what multiplies the cases: layouts, scalars, epilogues
 
 # for rungs that compile a kernel for every shape
-A_DOZEN = [*EMPTY_SUMS[:2], *ONES[1:4], (2, 3, 5), (3, 3, 3), (4, 4, 4), (7, 11, 13), (8, 8, 8), (15, 16, 17), (16, 32, 5), (31, 33, 32)]
+A_DOZEN = [
+    *EMPTY_SUMS[:2],
+    *ONES[1:4],
+    (2, 3, 5),
+    (3, 3, 3),
+    (4, 4, 4),
+    (7, 11, 13),
+    (8, 8, 8),
+    (15, 16, 17),
+    (16, 32, 5),
+    (31, 33, 32),
+]
 
 # gemv and the skinny products that libraries serve worst
 SKINNY = [(8, 130, 131), (130, 8, 131), (130, 131, 8), (1, 260, 129), (260, 1, 129), (16, 257, 64), (257, 16, 64)]

@@ -99,9 +99,7 @@ def packed(problem: Problem, config: Config) -> Launch:
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * made.parts, kc, made.group * made.parts)
-        # A shallow block of B is small: twice the columns, and C is written in longer runs.
-        broad = 2 * nc if k * made.parts <= loops.SHALLOW else nc
-        tall, wide = even(m, mc, register.mr), even(n * made.parts, broad, register.nr)
+        tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
         summed = m if deep < k * made.parts else 0  # rows whose sums wait for the next block of k
         return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, summed, tall, deep, wide))
 

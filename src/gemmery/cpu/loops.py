@@ -14,7 +14,7 @@ from gemmery.cpu import pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
 from gemmery.cpu.target import Target, Tile, tile
-from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
+from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, sums_apart, update
 
 SHALLOW = 128  # steps of k up to which the tiles of a block run along the rows of C
@@ -122,5 +122,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
                 for v in range(0, nr * product.out_size, 64):
                     f.prefetch(c + f["c_row"] * r + v, write=True)
             a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
-            totals = tile_loop(f, product, register, pack.steps_of(product, kc), a, b, _PREFETCH)
+            steps = pack.steps_of(product, kc)
+            coming = b + b_panel + i // mr * (steps * AHEAD)
+            totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
             update(f, product, register, totals, kept, i, j, f.min(mc - i, mr), f.min(nc - j, nr))

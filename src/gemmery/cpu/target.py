@@ -82,7 +82,7 @@ class Tile:
 def tile(target: Target) -> Tile:
     """The packed product's sizes: for every element type alike, since all are counted in vectors of 4 or 8 bytes."""
     if target.isa == "avx512":
-        return Tile(mr=6, nv=4, mc=96, kc=512, nc=1024)
+        return Tile(mr=6, nv=4, mc=96, kc=512, nc=2048)
     if target.isa == "avx2":
         return Tile(mr=6, nv=2, mc=96, kc=384, nc=1024)
     if target.machine in ("aarch64", "arm64"):

@@ -29,7 +29,8 @@ from gemmery.cpu.target import Target, host
 from gemmery.cpu.ukernel import Product
 from gemmery.problem import Problem
 
-UNIT = 64  # rows of A that threads share out: whole cache lines of y
+ROWS = 64  # rows of A that threads share out: whole cache lines of y
+LONG_ROWS = 1024  # the same where columns are adjacent: shorter pieces of them are no streams
 BANDWIDTH = 40.0  # bytes a ns that one core reads, between the 25 of memory and the 70 of a cache
 
 
@@ -40,7 +41,9 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     found = jit.load(target, f"gemv{columns}_{product.name}", lambda: gemv(target, product, columns))
     size, mc, kc = dtypes.get(problem.dtype).size, config["mc"], config["kc"]
     blocks = Blocks(mc=mc, kc=kc, workspace=(mc + product.parts * kc) * product.parts * SIZES[product.accumulator])
-    unit = Unit(UNIT, UNIT, UNIT * size / BANDWIDTH)
+    down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
+    rows = LONG_ROWS if down_columns else ROWS
+    unit = Unit(rows, rows, rows * size / BANDWIDTH)
     out_size = dtypes.get(problem.out).size
     return Launch(found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks, unit=unit)
 

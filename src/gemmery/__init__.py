@@ -9,16 +9,18 @@ array([[1.],
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # type checkers take it for True; importing `typing` for it would take 2 ms
 if TYPE_CHECKING:
-    from gemmery.api import Explanation as Explanation
-    from gemmery.api import explain as explain
+    from typing import Any
+
     from gemmery.api import gemm as gemm
     from gemmery.api import gemv as gemv
     from gemmery.api import get_num_threads as get_num_threads
     from gemmery.api import matmul as matmul
     from gemmery.api import set_num_threads as set_num_threads
+    from gemmery.api.explanation import Explanation as Explanation
+    from gemmery.api.explanation import explain as explain
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CheckError as CheckError
     from gemmery.errors import CompileError as CompileError
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_API = ("Explanation", "explain", "gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
+_PRODUCTS = ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
+_EXPLANATION = ("Explanation", "explain")
 _ERRORS = (
     "ArgumentError",
     "CheckError",
@@ -43,12 +46,13 @@ _ERRORS = (
     "RefusedError",
     "ShapeError",
 )
-_HOME = {**dict.fromkeys(_API, "gemmery.api"), **dict.fromkeys(_ERRORS, "gemmery.errors")}
+_HOME = {
+    **dict.fromkeys(_PRODUCTS, "gemmery.api"),
+    **dict.fromkeys(_EXPLANATION, "gemmery.api.explanation"),
+    **dict.fromkeys(_ERRORS, "gemmery.errors"),
+}
 
-__all__ = [  # noqa: PLE0604
-    *_API,
-    *_ERRORS,
-]
+__all__ = [*_PRODUCTS, *_EXPLANATION, *_ERRORS]  # noqa: PLE0604 - ruff does not see that these are strings
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,5 @@
-"""What a user calls: check, view, dispatch, run."""
+"""What a user calls: check, view, dispatch, run. `gemmery.api.explanation` is loaded when it is asked for."""
 
-from gemmery.api.explanation import Explanation, explain
 from gemmery.api.products import gemm, gemv, get_num_threads, matmul, set_num_threads
 
-__all__ = ["Explanation", "explain", "gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"]
+__all__ = ["gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"]

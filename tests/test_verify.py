@@ -139,6 +139,7 @@ def test_the_bound_is_the_one_that_is_stated():
     stated = 8 * 2.0**-24 * (np.abs(a.astype("f8")) @ np.abs(b.astype("f8")))
     assert np.allclose(verify.bound(a, b, out="f32"), stated, rtol=1e-12)
     assert np.all(verify.bound(a, b, lambda k: 3.0 * k, out="f32") > 2.9 * stated)
+    assert np.allclose(verify.bound(a, b, out="f32", alpha=-4), 4 * (1 + 3 / 8) * stated, rtol=1e-12)
     largest = 8 * 2.0**-24 * np.abs(a).max().astype("f8") * np.abs(b).max()
     assert np.allclose(verify.bound(a, b, out="f32", normwise=True), largest, rtol=1e-12)
 
@@ -163,7 +164,10 @@ def test_alpha_beta_bias_and_activation_are_part_of_the_reference():
 
 def test_beta_zero_does_not_read_c():
     a, b = some((4, 5), "float32"), some((5, 3), "float32", 1)
-    assert verify.check(a @ b, a, b, beta=0, c=np.full((4, 3), np.nan, "float32")).ok
+    nothing = np.full((4, 3), np.nan, "float32")
+    assert verify.check(a @ b, a, b, beta=0, c=nothing).ok
+    assert np.all(np.isfinite(verify.reference(a, b, out="f32", beta=0, c=nothing)))
+    assert np.all(np.isfinite(verify.bound(a, b, out="f32", beta=0, c=nothing)))
 
 
 def test_a_sample_sees_the_first_and_the_last_row_and_says_so():

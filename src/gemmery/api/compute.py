@@ -17,7 +17,6 @@ from gemmery.cpu.launch import Launch
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
-_NDARRAY = np.ndarray
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
@@ -30,6 +29,9 @@ class Terms(NamedTuple):
     epilogue: str = ""
     bias: View | None = None
     threads: int | None = None
+
+
+PLAIN = Terms()
 
 
 class Prepared(NamedTuple):
@@ -142,39 +144,27 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
             bias=terms.bias,
             threads=threads,
         )
-    if terms == _PLAIN:
+    if terms == PLAIN:
         _remember(prepared, x, y, target, threads)
-
-
-_PLAIN = Terms()
 
 
 def _remember(prepared: Prepared, x: View, y: View, target: View, threads: int) -> None:
     """Prepare the compiled entry for more products of matrices like these."""
     kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
-    a, b, c = x.owner, y.owner, target.owner
-    if type(a) is not _NDARRAY or type(b) is not _NDARRAY or type(c) is not _NDARRAY:
+    a, b, c = (_matrix(z) for z in (x, y, target))
+    if a is None or b is None or c is None or not isinstance(kernel, Launch):
         return
-    if (
-        a.ndim != 2
-        or b.ndim != 2
-        or problem.batch != 1
-        or not c.flags.c_contiguous
-        or not a.dtype == b.dtype == c.dtype
-    ):
-        return
-    if not isinstance(kernel, Launch) or (a.strides, b.strides) != (x.strides, y.strides):
-        return
-    job = kernel.job(
-        View(x.pointer, (1, form.m, form.k), form.a, x.dtype),
-        View(y.pointer, (1, form.k, form.n), form.b, y.dtype),
-        View(target.pointer, (1, form.m, form.n), form.c, target.dtype),
-        1,
-        0,
-        None,
-        threads,
-    )
-    entry.remember(a, b, c, job, problem.flops)
+    if c.flags.c_contiguous and a.dtype == b.dtype == c.dtype:
+        one = View(x.pointer, (1, form.m, form.k), form.a, x.dtype)
+        two = View(y.pointer, (1, form.k, form.n), form.b, y.dtype)
+        three = View(target.pointer, (1, form.m, form.n), form.c, target.dtype)
+        entry.remember(a, b, c, kernel.job(one, two, three, 1, 0, None, threads), problem.flops)
+
+
+def _matrix(x: View) -> Any:
+    """The NumPy matrix whose whole memory x is, or None."""
+    array = x.owner
+    return array if type(array) is np.ndarray and array.ndim == 2 and array.strides == x.strides else None
 
 
 def _zero(x: View, dtype: str, axis: int) -> View:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmery import config
-from gemmery.api.compute import Terms, product
+from gemmery.api.compute import PLAIN, Terms, product
 from gemmery.api.options import epilogue, named, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
@@ -15,8 +15,6 @@ from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError
-
-_PLAIN = Terms()
 
 
 def matmul(
@@ -83,7 +81,7 @@ def _matmul(
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
     if bias is None and activation is None and threads is None:
-        terms = _PLAIN
+        terms = PLAIN
     else:
         name, row = epilogue(bias, activation, x, y, result)
         terms = Terms(epilogue=name, bias=row, threads=thread_count(threads))

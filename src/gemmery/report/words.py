@@ -52,7 +52,7 @@ def times(ratio: float | None, spread: float = 0.0) -> str:
     """A speed-up; one smaller than its spread is a tie and marked so.
 
     >>> times(2.5), times(1.01, 0.02), times(None)
-    ('2.50x', '~1.01x', '')
+    ('2.50×', '~1.01×', '')
     """
     if ratio is None:
         return ""

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmery import dtypes
-from gemmery.cpu import batched
 from gemmery.cpu.build import upright
-from gemmery.cpu.loops import SHALLOW
-from gemmery.cpu.target import Target, host
+from gemmery.cpu.target import SHALLOW, Target, host
 from gemmery.errors import RefusedError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Config, Kernel, Rung
@@ -64,7 +62,7 @@ def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
-    if p.batch >= _MANY and max(p.m, p.n, p.k) <= batched.LARGEST:
+    if p.batch >= _MANY:
         choices.append(("batched", f"{p.batch} products of one small shape: the loop over them is compiled with it"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at the bandwidth of memory"))

@@ -1,14 +1,14 @@
-"""(problem, config) to a callable kernel, for each CPU rung."""
+"""(problem, config) to a callable kernel, for each CPU rung.
+
+The modules of the kernels are imported by the builder that needs them: a cached product runs sooner without the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from gemmery import dtypes
-from gemmery.cpu import direct as unpacked
-from gemmery.cpu import jit, loops, simple
-from gemmery.cpu import streamed as streams
-from gemmery.cpu.epilogue import ACTIVATIONS
+from gemmery.cpu import jit
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
@@ -17,20 +17,16 @@ from gemmery.problem import Problem
 
 Config = Mapping[str, int]
 
-_TEXTBOOK = {
-    "scalar_naive": simple.scalar_naive,
-    "scalar_reordered": simple.scalar_reordered,
-    "simd_row": simple.simd_row,
-    "simd_blocked": simple.simd_blocked,
-}
-
 
 def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
     """The builder of one of the first rungs."""
 
     def build(problem: Problem, config: Config) -> Launch:
+        from gemmery.cpu import simple
+
         target = host()
-        found = jit.load(target, f"{rung}_{problem.dtype}", lambda: _TEXTBOOK[rung](target, problem.dtype))
+        generate = getattr(simple, rung)
+        found = jit.load(target, f"{rung}_{problem.dtype}", lambda: generate(target, problem.dtype))
         blocks = Blocks(kc=config.get("block", 0))
         element = dtypes.get(problem.dtype)
         return Launch(found[rung], element.llvm, element.size, lambda m, n, k: blocks)
@@ -72,6 +68,8 @@ def epilogue(problem: Problem) -> tuple[bool, str]:
 
 def packed_refuses(problem: Problem) -> str:
     """Why the packed product cannot run a problem; "" when it can."""
+    from gemmery.cpu.epilogue import ACTIVATIONS
+
     inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
     activation = epilogue(problem)[1]
     if out.kind != inside.kind or out.size < inside.size:
@@ -87,6 +85,8 @@ def packed_refuses(problem: Problem) -> str:
 
 def packed(problem: Problem, config: Config) -> Launch:
     """The packed product; mc, kc and nc of the config override the target's."""
+    from gemmery.cpu import loops
+
     p, target = upright(problem), host()
     made = product(target, p)
     sizes = tile(target)
@@ -150,6 +150,8 @@ def upright(problem: Problem) -> Problem:
 
 def direct(problem: Problem, config: Config) -> Launch:
     """The product without packing, cut into the tiles that suit its shape; `mr` of the config overrides their rows."""
+    from gemmery.cpu import direct as unpacked
+
     p, target = upright(problem), host()
     cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, config.get("mr", 0))
     found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
@@ -164,6 +166,8 @@ _NO_BLOCKS = Blocks()
 
 def streamed(problem: Problem, config: Config) -> Launch:
     """The product of few rows with a B beyond L2; `depth` and `nv` of the config override what suits m."""
+    from gemmery.cpu import streamed as streams
+
     p, target = upright(problem), host()
     depth, nv = streams.sizes(target, p.m)
     shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gemmery import cache, config
@@ -65,20 +63,22 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
 
 def _key(target: Target, name: str) -> str:
     described = f"{_sources()} {target.cpu} {target.isa} {sorted(target.features)} {name}"
-    return hashlib.sha256(described.encode()).hexdigest()
+    return cache.digest(described.encode()).hex()
 
 
 @functools.cache
 def _sources() -> str:
     """Digest of everything that shapes a kernel's code: the generators and llvmlite's version."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    here = os.path.dirname(__file__)
+    names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(".py")]
     spec = importlib.util.find_spec("llvmlite")
     if spec and spec.origin:
-        version = Path(spec.origin).with_name("_version.py")
-        digest.update(version.read_bytes() if version.exists() else b"")
-    return digest.hexdigest()
+        names.append(os.path.join(os.path.dirname(spec.origin), "_version.py"))
+    contents = []
+    for name in names:
+        with open(name, "rb") as file:
+            contents.append(file.read())
+    return cache.digest(*contents).hex()
 
 
 def _map(image: bytes) -> int:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from gemmery.cpu import pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
-from gemmery.cpu.target import Target, Tile, tile
+from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, sums_apart, update
 
-SHALLOW = 128  # steps of k up to which the tiles of a block run along the rows of C
 _PREFETCH = 16  # steps of A ahead of its use
 SLACK = 64  # bytes that a transposing pack may write past its last panel
 

@@ -7,14 +7,14 @@ import math
 import os
 import platform
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gemmery import config
 
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
-_SYSFS_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
+SHALLOW = 128  # steps of k up to which writing C decides: packed tiles run along the rows of C then
 
 
 @dataclass(frozen=True)
@@ -136,22 +136,27 @@ def _cpuinfo() -> tuple[str, frozenset[str]]:
 def _caches() -> tuple[int, int, int]:
     """Data cache sizes of core 0 by level, from sysfs."""
     sizes = {1: 0, 2: 0, 3: 0}
-    for folder in sorted(_SYSFS_CACHES.glob("index*")):
+    for index in range(8):
         try:
-            level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+            level, kind, size = (_text(f"{_SYSFS_CACHES}/index{index}/{name}") for name in ("level", "type", "size"))
         except OSError:
-            continue
+            break
         if kind != "Instruction" and int(level) in sizes:
             factor = {"K": 1 << 10, "M": 1 << 20}.get(size[-1:], 1)
             sizes[int(level)] = int(size.rstrip("KM")) * factor
     return sizes[1], sizes[2], sizes[3]
 
 
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
 def cores() -> int:
     """Cores this process may use: the affinity mask, and the cgroup's quota rounded up."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = _text("/sys/fs/cgroup/cpu.max").split()
     except (OSError, ValueError):
         return allowed
     return allowed if quota == "max" else max(1, min(allowed, math.ceil(int(quota) / int(period))))

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -115,8 +116,8 @@ def _environment() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    folder = config.cache_dir()
-    usable = cache.write(folder, _PROBE, b"probe") and cache.read(folder, _PROBE) == b"probe"
+    folder = Path(config.cache_dir())
+    usable = cache.write(str(folder), _PROBE, b"probe") and cache.read(str(folder), _PROBE) == b"probe"
     (folder / _PROBE).unlink(missing_ok=True)
     if not usable:
         advice = "every process compiles anew: make it writable for you alone (chmod 700), or set GEMMERY_CACHE_DIR"

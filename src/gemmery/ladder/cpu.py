@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
 from gemmery import dtypes
-from gemmery.cpu import batched, build, gemv, strassen
+from gemmery.cpu import build
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 _FLOATS = ("f32", "f64")
+
+
+def _later(module: str, name: str) -> Callable[..., Any]:
+    """A function of a kernel's module, which is imported when it is first called: a product needs one of them."""
+
+    def call(*given: Any) -> Any:
+        return getattr(import_module(f"gemmery.cpu.{module}"), name)(*given)
+
+    return call
 
 
 def _plain(problem: Problem) -> str:
@@ -39,6 +52,8 @@ def _gemv(problem: Problem) -> str:
 
 
 def _batched(problem: Problem) -> str:
+    from gemmery.cpu import batched
+
     parts = batched.numbers(problem)
     if parts * max(problem.m, problem.n, problem.k) > batched.LARGEST:
         return f"its code is made for one shape, with m, n and k up to {batched.LARGEST}, complex up to half of that"
@@ -182,7 +197,7 @@ CPU = (
         parent="simd_row",
         dtypes=dtypes.NAMES,
         refuses=_gemv,
-        build=gemv.build,
+        build=_later("gemv", "build"),
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096, 8192), "columns": (4, 6, 8)},
         default={"mc": 4096, "kc": 4096},
         lesson=(
@@ -198,7 +213,7 @@ CPU = (
         parent="direct",
         dtypes=dtypes.NAMES,
         refuses=_batched,
-        build=batched.build,
+        build=_later("batched", "build"),
         lesson=(
             "For matrices of a few elements the call, the loops and the edges cost more than the product. "
             "With m, n and k known when the code is made there are no edges and no branches, and the loop "
@@ -212,8 +227,8 @@ CPU = (
         parent="packed",
         dtypes=_FLOATS,
         refuses=_strassen,
-        build=strassen.build,
-        bound=strassen.bound,
+        build=_later("strassen", "build"),
+        bound=_later("strassen", "bound"),
         space={"levels": (1, 2), "winograd": (0, 1), "kc": (512, 1024), "nc": (1024, 2048)},
         normwise=True,
         lesson=(

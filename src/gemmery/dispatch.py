@@ -44,11 +44,13 @@ def plan(problem: Problem) -> Plan:
     raise RefusedError(f"no rung takes {problem}: {'; '.join(refusals)}")
 
 
-# B beyond this many times L2 is not read well where it lies: a tile that runs down k jumps a row a step.
-_DIRECT_B = 2
+# B of this many times L2 or more is not read well where it lies: a tile that runs down k jumps a row a step.
+# Few rows of A read it once and forgive more; many read it again and again.
+_DIRECT_FEW = 2.0
+_DIRECT_MANY = 1.0
 # Intel's cores read ahead within a page and so not down k: f32 with a 2 MiB L2, direct against packed, GFLOP/s:
 # 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where every row falls on one L1 set.
-_DIRECT_B_INTEL = 0.375
+_DIRECT_MANY_INTEL = 0.375
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
 # streamed, 98 packed; see docs/findings.md.
 _STREAMED_ROWS = 160
@@ -70,10 +72,11 @@ def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(
             ("packed", f"C is {c_bytes >> 20} MiB and k only {p.k}: writing C decides, and packed writes it in order")
         )
-    tall = p.m > _STREAMED_ROWS
-    if b_bytes <= (_DIRECT_B_INTEL if tall and "Intel" in target.cpu else _DIRECT_B) * l2:
+    few = p.m <= _STREAMED_ROWS
+    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
+    if b_bytes < (_DIRECT_FEW if few else many) * l2:
         choices.append(("direct", f"B is {_size(b_bytes)} and stays in cache: packing would cost more than it saves"))
-    elif not tall:
+    elif few:
         choices.append(("streamed", f"{p.m} rows against a B of {_size(b_bytes)}: B is read once instead of packed"))
     choices.append(("packed", f"B is {_size(b_bytes)}: panels packed in the order they are read reach the FMA peak"))
     return choices

@@ -1,0 +1,96 @@
+"""From IR to callable code: what an image may refer to, and what a process with a warm cache does without."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from gemmery.cpu import jit
+from gemmery.cpu.ir import Module, vector
+from gemmery.cpu.target import host
+from gemmery.errors import CompileError
+
+FLAT = host().machine in ("x86_64", "amd64") and sys.platform != "win32"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+
+
+def entry(address, *types, result=None):
+    return ctypes.CFUNCTYPE(result, *types)(address)
+
+
+def test_functions_of_a_module_call_each_other_and_read_its_constants():
+    def generate():
+        module = Module(host())
+        with module.function("inner", ("ptr", "to"), local=True) as f:
+            ramp = f.emit(
+                vector(8, "i32"),
+                "add <8 x i32> <i32 3, i32 1, i32 4, i32 1, i32 5, i32 9, i32 2, i32 6>, zeroinitializer",
+            )
+            f.store(ramp, f["to"])
+        with module.function("outer", ("ptr", "to")) as f:
+            f.call("inner", f["to"])
+        return module
+
+    out = (ctypes.c_int32 * 8)()
+    found = jit.load(host(), "test_calls", generate)
+    assert set(found) == {"outer"}
+    entry(found["outer"], ctypes.c_void_p)(ctypes.addressof(out))
+    assert list(out) == [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def test_the_hole_is_filled_with_what_the_process_gives():
+    def generate():
+        module = Module(host())
+        with module.function("hole", returns="i64") as f:
+            f.ret(f.index(jit.HOLE))
+        return module
+
+    first = jit.load(host(), "test_hole_1", generate, 0x123456789ABCDEF0)
+    assert entry(first["hole"], result=ctypes.c_int64)() == 0x123456789ABCDEF0
+    jit._loaded.clear()
+    again = jit.load(host(), "test_hole_1", generate, 42)  # now from the cache
+    assert entry(again["hole"], result=ctypes.c_int64)() == 42
+
+
+@pytest.mark.skipif(not FLAT, reason="LLVM's own linker, used here, finds symbols of the process")
+def test_a_kernel_that_needs_something_outside_is_refused_by_name():
+    def generate():
+        module = Module(host())
+        module.declare("declare void @outside()")
+        with module.function("needy") as f:
+            f.line("call void @outside()")
+        return module
+
+    with pytest.raises(CompileError, match=r"'outside': a kernel may only refer to itself"):
+        jit.load(host(), "test_needy", generate)
+
+
+def test_ir_that_llvm_refuses_names_the_kernel():
+    def generate():
+        module = Module(host())
+        with module.function("broken") as f:
+            f.line("this is no instruction")
+        return module
+
+    with pytest.raises(CompileError, match="test_broken"):
+        jit.load(host(), "test_broken", generate)
+
+
+@pytest.mark.skipif(not FLAT, reason="kernels are cached as flat images on x86-64 alone")
+def test_a_cached_product_does_without_llvm():
+    code = (
+        "import sys, numpy as np, gemmery as gm\n"
+        "x = np.ones((9, 9), np.float32)\n"
+        "assert gm.matmul(x, x)[0, 0] == 9\n"
+        "print('llvmlite' in sys.modules)"
+    )
+    seen = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    assert seen == ["True", "False"]

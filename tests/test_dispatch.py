@@ -1,0 +1,70 @@
+"""Which rung is chosen, by the shape of the product and the caches of the machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from gemmery import dispatch
+from gemmery.cpu.target import host
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+MIB = 1 << 20
+ZEN = replace(host(), cpu="AMD EPYC", l2=MIB)
+XEON = replace(host(), cpu="Intel(R) Xeon(R)", l2=2 * MIB)
+
+
+def first(problem, target=ZEN):
+    return dispatch._suited(problem, target)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rung"),
+    [
+        ((1, 500, 500), "gemv"),
+        ((500, 1, 500), "gemv"),
+        ((64, 64, 64), "direct"),
+        ((256, 256, 256), "direct"),
+        ((512, 512, 512), "packed"),
+        ((64, 512, 512), "direct"),
+        ((8, 1024, 1024), "streamed"),
+        ((160, 1024, 1024), "streamed"),
+        ((161, 1024, 1024), "packed"),
+        ((2048, 16, 2048), "direct"),
+        ((4096, 4096, 32), "packed"),
+    ],
+)
+def test_the_shape_decides(sizes, rung):
+    assert first(Problem(*sizes, "f32", "f32")) == rung
+
+
+def test_a_column_major_result_is_the_product_of_the_transposes():
+    rows = Problem(8, 1024, 1024, "f32", "f32")
+    assert first(rows.transposed()) == first(rows) == "streamed"
+    assert rows.transposed().transposed() == rows
+
+
+def test_many_small_products_have_their_own_kernel_and_a_few_do_not():
+    assert first(Problem(4, 4, 4, "f32", "f32", batch=1000)) == "batched"
+    assert first(Problem(4, 4, 4, "f32", "f32", batch=2)) == "direct"
+    assert dispatch.plan(Problem(40, 40, 40, "f32", "f32", batch=1000)).rung.name != "batched"
+
+
+def test_intel_packs_sooner():
+    middle = Problem(512, 512, 512, "f32", "f32")
+    assert first(middle, XEON) == "packed"
+    assert first(replace(middle, m=64), XEON) == "direct"
+
+
+def test_a_rung_that_refuses_is_passed_over():
+    turned = Problem(64, 64, 64, "f32", "f32", b_layout="col")
+    assert first(turned) == "direct"
+    plan = dispatch.plan(turned)
+    assert plan.rung.name == "packed"
+    assert plan.reason
+    assert dispatch.plan(Problem(64, 64, 64, "i32", "i32")).rung.name == "packed"
+
+
+def test_what_no_rung_takes_is_refused_with_every_reason():
+    with pytest.raises(RefusedError, match=r"direct: it loads vectors.*packed: it stores vectors of C"):
+        dispatch.plan(Problem(64, 64, 64, "f32", "f32", c_layout="any"))

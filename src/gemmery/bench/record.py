@@ -111,7 +111,7 @@ def machine() -> Machine:
         l1d=host.l1d,
         l2=host.l2,
         l3=host.l3,
-        os=f"{platform.system()} {platform.release()}",
+        os=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=platform.python_version(),
         numpy=version("numpy"),
         llvmlite=version("llvmlite"),

@@ -338,8 +338,7 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, chosen: li
 
 
 def _load(f: Function, element: str, at: Value, lanes: int, mask: Value | None) -> Value:
-    type_ = vector(lanes, element)
-    return f.load(type_, at) if mask is None else f.load_masked(type_, at, mask)
+    return f.load_masked(vector(lanes, element), at, mask)
 
 
 def _store(

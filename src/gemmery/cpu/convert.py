@@ -15,17 +15,13 @@ def load_as(f: Function, memory: DType, element: str, at: Value, lanes: int, mas
     """`lanes` adjacent elements (0: one scalar) of type `memory`, converted to `element`; masked-off lanes are zero."""
     raw = "i16" if memory.name == "bf16" else memory.llvm
     type_ = vector(lanes, raw) if lanes else raw
-    loaded = f.load(type_, at) if mask is None else f.load_masked(type_, at, mask)
+    loaded = f.load_masked(type_, at, mask)
     return widen(f, loaded, memory, element)
 
 
 def store_as(f: Function, new: Value, memory: DType, at: Value, mask: Value | None = None) -> None:
     """Convert to `memory`'s type, rounding once (integers wrap), and store; masked-off lanes are not touched."""
-    value = narrow(f, new, memory)
-    if mask is None:
-        f.store(value, at)
-    else:
-        f.store_masked(value, at, mask)
+    f.store_masked(narrow(f, new, memory), at, mask)
 
 
 def widen(f: Function, value: Value, memory: DType, element: str) -> Value:

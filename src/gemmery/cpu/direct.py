@@ -131,7 +131,7 @@ def _tile(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, c:
     row = f.var(b)
     with f.loop(0, t.k):
         at = row.value
-        columns = [_load(f, wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
+        columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
         row.value = at + t.b_row
         for third, base in enumerate(bases):
             from_here = base.value
@@ -147,20 +147,13 @@ def _tile(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, c:
             _store(t, totals[r][v], at, mask if v == nv - 1 else None)
 
 
-def _load(f: Function, wide: str, at: Value, mask: Value | None) -> Value:
-    return f.load(wide, at) if mask is None else f.load_masked(wide, at, mask)
-
-
 def _store(t: _Tile, total: Var, at: Value, mask: Value | None) -> None:
     f = t.f
     if t.scale:
         alpha, beta = t.scale
         total.value = total.value * f.broadcast(alpha, t.lanes)
         with f.if_(beta.differs(0)):
-            old = _load(f, vector(t.lanes, t.element), at, mask)
+            old = f.load_masked(vector(t.lanes, t.element), at, mask)
             total.value = f.fma(old, f.broadcast(beta, t.lanes), total.value)
     value = total.value
-    if mask is None:
-        f.store(value, at)
-    else:
-        f.store_masked(value, at, mask)
+    f.store_masked(value, at, mask)

@@ -315,7 +315,7 @@ def _probed() -> bool:
         and tuple(strides(word(at + _STRIDES).value)) == x.strides
         and word(at + _DESCR).value == id(x.dtype)
         and bool(ctypes.c_int32.from_address(at + _FLAGS).value & _WRITEABLE) == x.flags.writeable
-        and word(id(("out",)) + _TUPLE_SIZE).value == 1
+        and word(id(_NAMES) + _TUPLE_SIZE).value == 1
         and word(id(_NAMES) + _TUPLE_ITEMS).value == id(_NAMES[0])
     )
 

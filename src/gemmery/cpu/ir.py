@@ -338,14 +338,19 @@ class Function:
         """Write a value to an address."""
         self.line(f"store {new}, {at}, align {align or 1}")
 
-    def load_masked(self, type_: str, at: Value, mask: Value) -> Value:
-        """Lanes whose mask bit is set; the others are zero and are not touched in memory."""
+    def load_masked(self, type_: str, at: Value, mask: Value | None) -> Value:
+        """Lanes whose mask bit is set, all of them without a mask; the others are zero and not touched in memory."""
+        if mask is None:
+            return self.load(type_, at)
         name = f"llvm.masked.load.{mangle(type_)}.p0"
         self.module.declare(f"declare {type_} @{name}(ptr, i32, {mask.type}, {type_})")
         return self.emit(type_, f"call {type_} @{name}({at}, i32 1, {mask}, {type_} zeroinitializer)")
 
-    def store_masked(self, new: Value, at: Value, mask: Value) -> None:
-        """Write the lanes whose mask bit is set; the others are not touched."""
+    def store_masked(self, new: Value, at: Value, mask: Value | None) -> None:
+        """Write the lanes whose mask bit is set, all of them without a mask; the others are not touched."""
+        if mask is None:
+            self.store(new, at)
+            return
         name = f"llvm.masked.store.{mangle(new.type)}.p0"
         self.module.declare(f"declare void @{name}({new.type}, ptr, i32, {mask.type})")
         self.line(f"call void @{name}({new}, {at}, i32 1, {mask})")

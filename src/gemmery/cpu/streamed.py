@@ -118,7 +118,7 @@ def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
     def tile(j: Value, masks: list[Value | None]) -> None:
         rows = [
             [
-                _load(f, vector(lanes, element), f["b"] + f["b_row"] * u + (j + v * lanes) * size, masks[v])
+                f.load_masked(vector(lanes, element), f["b"] + f["b_row"] * u + (j + v * lanes) * size, masks[v])
                 for v in range(nv)
             ]
             for u in range(depth)
@@ -137,7 +137,3 @@ def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
         tile(j, [None] * nv)
     with f.if_(across < n):
         tile(across, [f.first_lanes(f.max(n - across - v * lanes, 0), lanes) for v in range(nv)])
-
-
-def _load(f: Function, wide: str, at: Value, mask: Value | None) -> Value:
-    return f.load(wide, at) if mask is None else f.load_masked(wide, at, mask)

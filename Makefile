@@ -39,7 +39,7 @@ format: $(STAMP) ## rewrite the source in the one format, and fix what can be fi
 	@$(PYTHON) -m ruff format
 
 lock: $(STAMP) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade takes newer versions
-	@$(PYTHON) -m uv pip compile pyproject.toml --extra lab --group dev --universal --python-version 3.11 \
+	@$(PYTHON) -m uv pip compile pyproject.toml --extra lab --extra cuda --group dev --universal --python-version 3.11 \
 	  --fork-strategy fewest --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet \
 	  --output-file requirements.lock $(ARGS)
 

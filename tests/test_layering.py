@@ -19,6 +19,7 @@ OWNERS = {
     "rich": ("report", "cli.py"),
     "threadpoolctl": ("bench", "lab"),
     "torch": ("bench/peers.py",),
+    "cuda": ("cuda",),
     "cupy": ("bench/peers.py",),
     "typer": ("cli.py",),
 }

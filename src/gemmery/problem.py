@@ -29,6 +29,12 @@ class Problem:
     epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
+    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    alignments: tuple[int, int, int] = (
+        16,
+        16,
+        16,
+    )  # bytes that the pointer and every stride of A, B, C are multiples of
 
     def transposed(self) -> Problem:
         """The same product as C' = B' A'."""
@@ -39,6 +45,7 @@ class Problem:
             a_layout=_FLIPPED[self.b_layout],
             b_layout=_FLIPPED[self.a_layout],
             c_layout=_FLIPPED[self.c_layout],
+            alignments=(self.alignments[1], self.alignments[0], self.alignments[2]),
         )
 
     @property

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
+
+if TYPE_CHECKING:
+    from gemmery.cuda.geometry import Geometry
 
 Config = Mapping[str, int]
 
@@ -51,6 +54,7 @@ class Rung:
     normwise: bool = False  # the bound holds for the norm, not for each element
     lesson: str = ""  # what a reader learns from it, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
+    geometry: Callable[[Problem, Config], Geometry] | None = None  # how it is launched, of a rung on a GPU
 
 
 def find(rungs: tuple[Rung, ...], name: str) -> Rung:

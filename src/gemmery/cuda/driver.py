@@ -1,0 +1,262 @@
+"""The CUDA driver: devices, contexts, memory, streams, events, graphs, modules; its errors in words.
+
+Reference: NVIDIA, CUDA Driver API. Contexts are the primary ones, which PyTorch and CuPy use too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gemmery.cuda import nvrtc
+from gemmery.cuda.device import LIMITS, STATIC_SHARED, Device, Limits
+from gemmery.errors import DeviceError
+
+_WAYS_OUT = {
+    "CUDA_ERROR_NO_DEVICE": "no CUDA device is visible: look at CUDA_VISIBLE_DEVICES",
+    "CUDA_ERROR_OUT_OF_MEMORY": "free arrays on the device, or use smaller ones",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "an operand's memory is not what its shape and strides say; start a new process",
+}
+
+
+def missing() -> str:
+    """What CUDA lacks here, in one line; "" when there is a device to run on."""
+    try:
+        return "" if count() else "the CUDA driver finds no device"
+    except DeviceError as error:
+        return str(error)
+
+
+@lru_cache
+def api() -> Any:
+    """The bindings, with the driver initialised.
+
+    Raises DeviceError when the bindings or the driver are not there.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError("CUDA needs its Python bindings: pip install 'gemmery[cuda]'") from error
+    try:
+        _check(driver, driver.cuInit(0))
+    except RuntimeError as error:  # libcuda is not there
+        raise DeviceError("no CUDA driver is installed on this machine") from error
+    return driver
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """What a driver call returns, without its status; DeviceError when that is an error."""
+    return _check(api(), result)
+
+
+def _check(driver: Any, result: tuple[Any, ...]) -> Any:
+    status = result[0]
+    if status.value:
+        name = getattr(status, "name", str(status))
+        text = driver.cuGetErrorString(status)[1]
+        words = text.decode() if isinstance(text, bytes) else name
+        way_out = _WAYS_OUT.get(name, "")
+        raise DeviceError(f"CUDA driver: {words} ({name})" + (f"; {way_out}" if way_out else ""))
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def count() -> int:
+    """CUDA devices that this process may use."""
+    return int(check(api().cuDeviceGetCount()))
+
+
+@lru_cache
+def device(ordinal: int = 0) -> Device:
+    """What the driver says of a device.
+
+    Raises DeviceError for one that is not there.
+    """
+    if not 0 <= ordinal < count():
+        raise DeviceError(f"device cuda:{ordinal} is not there: the driver finds {count()}")
+    driver = api()
+    handle = check(driver.cuDeviceGet(ordinal))
+
+    def attribute(name: str) -> int:
+        key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(check(driver.cuDeviceGetAttribute(key, handle)))
+
+    capability = 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR")
+    limits = Limits(
+        threads=attribute("MAX_THREADS_PER_BLOCK"),
+        shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or STATIC_SHARED,
+        shared_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        registers_sm=attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        warps_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // 32,
+        blocks_sm=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR") or LIMITS[75].blocks_sm,
+    )
+    return Device(
+        name=check(driver.cuDeviceGetName(128, handle)).split(b"\0")[0].decode(),
+        capability=capability,
+        sms=attribute("MULTIPROCESSOR_COUNT"),
+        limits=limits,
+        l2=attribute("L2_CACHE_SIZE"),
+        clock=attribute("CLOCK_RATE") / 1e6,
+        bandwidth=2 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8e6,
+        ordinal=ordinal,
+    )
+
+
+def version() -> str:
+    """The CUDA version that the driver speaks: "13.0"."""
+    number = int(check(api().cuDriverGetVersion()))
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@lru_cache
+def context(ordinal: int) -> Any:
+    """The primary context of a device."""
+    return check(api().cuDevicePrimaryCtxRetain(check(api().cuDeviceGet(ordinal))))
+
+
+@contextmanager
+def on(ordinal: int) -> Iterator[None]:
+    """A device's primary context in force in this thread, and then what was in force before."""
+    driver = api()
+    check(driver.cuCtxPushCurrent(context(ordinal)))
+    try:
+        yield
+    finally:
+        check(driver.cuCtxPopCurrent())
+
+
+_functions: dict[tuple[int, str, str, str], Any] = {}
+_loading = threading.Lock()
+
+
+def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
+    """A kernel on a device, compiled or read from the cache, and loaded once; `shared` bytes are opted into.
+
+    Raises CompileError, or DeviceError when the device does not take it.
+    """
+    arch = device(ordinal).arch
+    key = ordinal, source, kernel, arch
+    found = _functions.get(key)
+    if found is None:
+        with _loading:
+            found = _functions.get(key)
+            if found is None:
+                made = nvrtc.code(source, kernel, arch)
+                with on(ordinal):
+                    module = check(api().cuModuleLoadData(made.cubin))
+                    found = check(api().cuModuleGetFunction(module, made.entry.encode()))
+                _functions[key] = found
+    if shared > STATIC_SHARED:
+        attribute = api().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with on(ordinal):
+            check(api().cuFuncSetAttribute(found, attribute, shared))
+    return found
+
+
+class Memory:
+    """Bytes on a device, given back when nobody holds them."""
+
+    def __init__(self, size: int, ordinal: int = 0) -> None:
+        self.size, self.ordinal, self.pointer = size, ordinal, 0
+        with on(ordinal):
+            self.pointer = int(check(api().cuMemAlloc(max(size, 1))))
+
+    def write(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        """Copy a contiguous array there."""
+        with on(self.ordinal):
+            check(api().cuMemcpyHtoD(self.pointer + offset, array.ctypes.data, array.nbytes))
+
+    def read(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        """Copy it back into a contiguous array."""
+        with on(self.ordinal):
+            check(api().cuMemcpyDtoH(array.ctypes.data, self.pointer + offset, array.nbytes))
+
+    def fill(self, byte: int) -> None:
+        """Set every byte."""
+        with on(self.ordinal):
+            check(api().cuMemsetD8(self.pointer, byte, self.size))
+
+    def __del__(self) -> None:
+        if self.pointer:
+            with on(self.ordinal):
+                api().cuMemFree(self.pointer)
+
+
+def synchronize(ordinal: int = 0) -> None:
+    """Wait until the device has done all it was asked for; DeviceError when a kernel failed."""
+    with on(ordinal):
+        check(api().cuCtxSynchronize())
+
+
+class Stream:
+    """A stream of its own, which waits for no other."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal, self.handle = ordinal, 0
+        with on(ordinal):
+            self.handle = int(check(api().cuStreamCreate(api().CUstream_flags.CU_STREAM_NON_BLOCKING.value)))
+
+    def synchronize(self) -> None:
+        """Wait until it is empty."""
+        with on(self.ordinal):
+            check(api().cuStreamSynchronize(self.handle))
+
+    def __del__(self) -> None:
+        if self.handle:
+            with on(self.ordinal):
+                api().cuStreamDestroy(self.handle)
+
+
+class Event:
+    """A moment on a stream."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.ordinal, self._handle = ordinal, None
+        with on(ordinal):
+            self._handle = check(api().cuEventCreate(0))
+
+    def record(self, stream: int = 0) -> None:
+        """Mark what was put on the stream so far."""
+        with on(self.ordinal):
+            check(api().cuEventRecord(self._handle, stream))
+
+    def since(self, earlier: Event) -> float:
+        """Seconds from an earlier event to this one; waits for it."""
+        with on(self.ordinal):
+            check(api().cuEventSynchronize(self._handle))
+            return float(check(api().cuEventElapsedTime(earlier._handle, self._handle))) / 1e3
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            with on(self.ordinal):
+                api().cuEventDestroy(self._handle)
+
+
+class Graph:
+    """What is put on a stream within the block, to be launched again and again."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._executable = stream, None
+
+    def __enter__(self) -> Graph:
+        mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        check(api().cuStreamBeginCapture(self._stream.handle, mode))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        captured = check(api().cuStreamEndCapture(self._stream.handle))
+        self._executable = check(api().cuGraphInstantiate(captured, 0))
+        check(api().cuGraphDestroy(captured))
+
+    def launch(self) -> None:
+        """Put it on the stream it was captured from."""
+        check(api().cuGraphLaunch(self._executable, self._stream.handle))
+
+    def __del__(self) -> None:
+        if self._executable is not None:
+            api().cuGraphExecDestroy(self._executable)

@@ -1,0 +1,29 @@
+// What happens to a sum on its way to C. EPILOGUE says at compile time which steps there are; 0 is C = A B.
+#pragma once
+#include "product.cuh"
+
+enum Epilogue { PLAIN = 0, SCALED = 1, BIAS = 2, RELU = 4, GELU = 8, SILU = 12, ACTIVATION = 12 };
+
+template <int EPILOGUE, class S> __device__ __forceinline__ S activate(S x) {
+  if constexpr ((EPILOGUE & ACTIVATION) == RELU) return x < 0 ? S(0) : x;  // NaN stays NaN
+  if constexpr ((EPILOGUE & ACTIVATION) == GELU) return x * normcdf(x);
+  if constexpr ((EPILOGUE & ACTIVATION) == SILU) return x / (S(1) + exp(-x));
+  return x;
+}
+
+// The element (i, j) of C from its sum; with beta = 0 the old C is not read.
+template <int EPILOGUE, class T, class Out>
+__device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> sum) {
+  if constexpr (EPILOGUE & SCALED) {
+    sum *= p.alpha;
+    if (p.beta != 0) sum = multiply_add(p.beta, widen<Sum<T, Out>>(*c), sum);
+  }
+  if constexpr (EPILOGUE & BIAS) sum += p.bias[i * p.bias_row + j * p.bias_col];
+  return narrow<Out>(activate<EPILOGUE>(sum));
+}
+
+template <int EPILOGUE, class T, class Out>
+__device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int i, int j, Sum<T, Out> sum) {
+  Out* c = p.c_at(batch, i, j);
+  *c = finished<EPILOGUE>(p, c, i, j, sum);
+}

@@ -1,0 +1,37 @@
+// Element types, and the arithmetic they are summed in. No CUDA header is needed: compiling them takes longer than
+// compiling a kernel, and NVRTC before 13.3 brings none.
+#pragma once
+#include "ptx.cuh"
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+struct tf32 { float value; };  // a float whose products may keep 10 bits of fraction
+
+enum Layout { ROW, COL, ANY };  // neighbours of a row are adjacent, of a column, or neither
+
+// The type in which products of T are summed for a result of type Out.
+template <class T, class Out> struct SumOf { using type = float; };
+template <class T> struct SumOf<T, double> { using type = double; };
+template <class T, class Out> using Sum = typename SumOf<T, Out>::type;
+
+// What a matrix of T holds in memory, and what one of results does.
+template <class T> struct StoredAs { using type = T; };
+template <> struct StoredAs<tf32> { using type = float; };
+
+template <class To> __device__ __forceinline__ To widen(float x) { return x; }
+template <class To> __device__ __forceinline__ To widen(double x) { return x; }
+template <class To> __device__ __forceinline__ To widen(tf32 x) { return x.value; }
+template <class To> __device__ __forceinline__ To widen(f16 x) { return ptx::cvt_f32_f16(x.bits); }
+template <class To> __device__ __forceinline__ To widen(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+
+// Rounded to nearest, ties to even.
+template <class Out> struct Narrow;
+template <> struct Narrow<float> { static __device__ __forceinline__ float of(float x) { return x; } };
+template <> struct Narrow<tf32> { static __device__ __forceinline__ tf32 of(float x) { return {x}; } };
+template <> struct Narrow<double> { static __device__ __forceinline__ double of(double x) { return x; } };
+template <> struct Narrow<f16> { static __device__ __forceinline__ f16 of(float x) { return {ptx::cvt_rn_f16_f32(x)}; } };
+template <> struct Narrow<bf16> { static __device__ __forceinline__ bf16 of(float x) { return {ptx::cvt_rn_bf16_f32(x)}; } };
+template <class Out, class S> __device__ __forceinline__ Out narrow(S x) { return Narrow<Out>::of(x); }
+
+__device__ __forceinline__ float multiply_add(float x, float y, float sum) { return __fmaf_rn(x, y, sum); }
+__device__ __forceinline__ double multiply_add(double x, double y, double sum) { return __fma_rn(x, y, sum); }

@@ -1,0 +1,188 @@
+"""CUDA C++ to machine code, with the compiler's report on it; needs no GPU.
+
+NVIDIA, NVRTC documentation: name expressions give the symbol of a template's instance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from gemmery import cache, config
+from gemmery.errors import CompileError, DeviceError
+
+OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ptxas says of a kernel."""
+
+    registers: int  # a thread
+    shared: int  # bytes of static shared memory
+    stack: int  # bytes of local memory
+    spill_stores: int  # bytes
+    spill_loads: int
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel, compiled."""
+
+    entry: str  # its symbol
+    arch: str
+    cubin: bytes
+    report: Report
+
+
+def code(source: str, kernel: str, arch: str) -> Code:
+    """The instance `kernel` of a template in kernels/`source` as machine code, from the cache when it is there.
+
+    >>> code("simt_naive.cu", "simt_naive<float, float, 0>", "sm_80").report.spill_stores
+    0
+
+    Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
+    """
+    key = f"cuda-{cache.digest(*_key(source, kernel, arch)).hex()}"
+    stored = cache.read(config.cache_dir(), key)
+    if stored is not None:
+        return _unpack(stored)
+    program = compiled(source, kernel, arch, OPTIONS)
+    made = Code(program.entry, arch, program.cubin, report(program.log, program.entry))
+    cache.write(config.cache_dir(), key, _pack(made))
+    return made
+
+
+@dataclass(frozen=True)
+class Program:
+    """What NVRTC makes of a source."""
+
+    entry: str
+    ptx: str
+    cubin: bytes
+    log: str
+
+
+def compiled(source: str, kernel: str, arch: str, options: tuple[str, ...] = OPTIONS) -> Program:
+    """Compile without the cache; `arch` is "sm_90a" for machine code and PTX."""
+    nvrtc = _nvrtc()
+    names = sorted(headers())
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            text(source).encode(),
+            source.encode(),
+            len(names),
+            [headers()[name].encode() for name in names],
+            [name.encode() for name in names],
+        )
+    )
+    try:
+        _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
+        flags = [f"-arch={arch}", *options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"kernel {kernel} of {source} did not compile for {arch}: {log.strip()}")
+        entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode()
+        ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()
+        cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return Program(entry, ptx, cubin, log)
+
+
+def report(log: str, entry: str) -> Report:
+    """The figures of one kernel in what ptxas writes with -v."""
+    part = log.partition(f"'{entry}'")[2].partition("Compiling entry")[0]
+
+    def figure(pattern: str) -> int:
+        found = re.search(pattern, part)
+        return int(found[1]) if found else 0
+
+    return Report(
+        figure(r"Used (\d+) registers"),
+        figure(r"(\d+) bytes smem"),
+        figure(r"(\d+) bytes stack frame"),
+        figure(r"(\d+) bytes spill stores"),
+        figure(r"(\d+) bytes spill loads"),
+    )
+
+
+@lru_cache
+def headers() -> dict[str, str]:
+    """The shared device code, by file name."""
+    folder = files(__package__).joinpath("kernels")
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".cuh")}
+
+
+@lru_cache
+def text(source: str) -> str:
+    """A kernel's file."""
+    return files(__package__).joinpath("kernels", source).read_text(encoding="utf-8")
+
+
+@lru_cache
+def version() -> str:
+    """NVRTC's version, "13.5"."""
+    return ".".join(map(str, _checked_all(_nvrtc().nvrtcVersion())))
+
+
+@lru_cache
+def _shared() -> bytes:
+    """All that every kernel's code depends on."""
+    return cache.digest(*(part.encode() for item in sorted(headers().items()) for part in item))
+
+
+def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:
+    parts = (version(), source, text(source), kernel, arch, *OPTIONS)
+    return (_shared(), *(f"{len(part)}:{part}".encode() for part in parts))
+
+
+def _pack(made: Code) -> bytes:
+    head = json.dumps({"entry": made.entry, "arch": made.arch, **asdict(made.report)}).encode()
+    return struct.pack("<I", len(head)) + head + made.cubin
+
+
+def _unpack(stored: bytes) -> Code:
+    (length,) = struct.unpack_from("<I", stored)
+    head = json.loads(stored[4 : 4 + length])
+    entry, arch = head.pop("entry"), head.pop("arch")
+    return Code(entry, arch, stored[4 + length :], Report(**head))
+
+
+@lru_cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceError("CUDA kernels need NVRTC: pip install 'gemmery[cuda]'") from error
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # the bindings are there, the library is not
+        raise DeviceError(f"NVRTC is not found ({error}): pip install 'gemmery[cuda]'") from error
+    return nvrtc
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    values = _checked_all(result)
+    return values[0] if values else None
+
+
+def _checked_all(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = result
+    if status.value:
+        said = _nvrtc().nvrtcGetErrorString(status)[1].decode()
+        raise CompileError(f"NVRTC failed: {said}")
+    return tuple(values)
+
+
+def _bytes(program: Any, size: Any, get: Any, whole: bool = False) -> bytes:
+    """One of NVRTC's outputs; text ends at its first zero byte."""
+    data = bytes(_checked(size(program)))
+    _checked(get(program, data))
+    return data if whole else data.rstrip(b"\0")

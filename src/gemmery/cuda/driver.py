@@ -216,7 +216,8 @@ class Event:
     """A moment on a stream."""
 
     def __init__(self, ordinal: int = 0) -> None:
-        self.ordinal, self._handle = ordinal, None
+        self.ordinal = ordinal
+        self._handle: Any = None
         with on(ordinal):
             self._handle = check(api().cuEventCreate(0))
 
@@ -241,7 +242,8 @@ class Graph:
     """What is put on a stream within the block, to be launched again and again."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream, self._executable = stream, None
+        self._stream = stream
+        self._executable: Any = None
 
     def __enter__(self) -> Graph:
         mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

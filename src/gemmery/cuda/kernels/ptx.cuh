@@ -31,4 +31,30 @@ __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float x) {
 #endif
 }
 
+// ---- asynchronous copies, sm_80 ----
+
+// BYTES (4, 8 or 16) from global into shared memory, or zeros, and then nothing is read. 16 bytes pass by L1.
+template <int BYTES> __device__ __forceinline__ void cp_async(void* shared, const void* global, bool inside) {
+  unsigned to = unsigned(__cvta_generic_to_shared(shared));
+  int size = inside ? BYTES : 0;
+  if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(BYTES), "r"(size)
+                 : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most PENDING of this thread's latest groups are still under way.
+template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- no instruction ----
+
+// After it the compiler knows nothing of what memory holds: what it keeps in registers is written before, read after.
+__device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
+
 }  // namespace ptx

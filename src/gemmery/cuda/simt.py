@@ -1,19 +1,135 @@
-"""How the kernels on CUDA cores are launched."""
+"""How the kernels on CUDA cores that compute one element a thread are launched."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
+from gemmery import arrange, dtypes
+from gemmery.arrays import View
 from gemmery.cuda.device import GRID
-from gemmery.cuda.geometry import Geometry, instance
+from gemmery.cuda.geometry import Geometry, instance, tiles, vector
+from gemmery.cuda.launch import Launch
+from gemmery.errors import DeviceError, DTypeError, RefusedError, ShapeError
 from gemmery.problem import Problem
 
 Config = Mapping[str, int]
+WARP = 32
+
+
+def single_block(problem: Problem, config: Config) -> Geometry:
+    """One block with a thread for each element of C."""
+    return Geometry(
+        "simt_single_block.cu", instance("simt_single_block", problem), (1, 1, 1), (problem.n, problem.m, 1)
+    )
 
 
 def naive(problem: Problem, config: Config) -> Geometry:
     """A warp along a row of C, so that its lanes read neighbours in B."""
-    width = 32
-    height = config["threads"] // width
-    grid = (-(-problem.n // width), min(-(-problem.m // height), GRID[1]), min(problem.batch, GRID[2]))
-    return Geometry("simt_naive.cu", instance("simt_naive", problem), grid, (width, height, 1))
+    return _by_warps("simt_naive", problem, config, problem.n, problem.m)
+
+
+def uncoalesced(problem: Problem, config: Config) -> Geometry:
+    """A warp down a column of C."""
+    return _by_warps("simt_uncoalesced", problem, config, problem.m, problem.n)
+
+
+def linear(problem: Problem, config: Config) -> Geometry:
+    """Threads in one line over all elements of C, with a sum in scratch memory where C cannot hold it."""
+    threads = _positive(config, "threads")
+    count = problem.batch * problem.m * problem.n
+    apart = problem.scaled or problem.out in ("f16", "bf16")
+    return Geometry(
+        "simt_linear.cu",
+        instance("simt_linear", problem),
+        (-(-count // threads), 1, 1),
+        (threads, 1, 1),
+        workspace=count * max(4, dtypes.get(problem.out).size) if apart else 0,
+    )
+
+
+def packed(problem: Problem, config: Config) -> Geometry:
+    """A launch that copies A and B into blocks, and one that multiplies them."""
+    side = _positive(config, "block")
+    rows, columns, depth = (-(-length // side) for length in (problem.m, problem.n, problem.k))
+    blocks = problem.batch * depth * (rows + columns)
+    threads = (side, side, 1)
+    columns_first = bool(config["layout"])
+    copy = instance("simt_packed_blocks", replace(problem, epilogue="", scaled=False), side, columns_first)
+    return Geometry(
+        "simt_packed.cu",
+        instance("simt_packed", problem, side, columns_first),
+        tiles(problem, side, side),
+        threads,
+        workspace=blocks * side * side * dtypes.get(problem.dtype).size,
+        before=(Geometry("simt_packed.cu", copy, (blocks, 1, 1), threads),) if blocks else (),
+    )
+
+
+def smem(problem: Problem, config: Config) -> Geometry:
+    """A thread for each element of a square tile of C."""
+    tile = _positive(config, "tile")
+    return Geometry("simt_smem.cu", instance("simt_smem", problem, tile), tiles(problem, tile, tile), (tile, tile, 1))
+
+
+def smem_transposed(problem: Problem, config: Config) -> Geometry:
+    """The same, in warps of 4 x 8 elements."""
+    tile = config["tile"]
+    if tile not in (8, 16, 32):
+        raise RefusedError(f"tile={tile}: a tile is made of warps of 4 x 8 elements; use 8, 16 or 32")
+    kernel = instance("simt_smem_transposed", problem, tile, bool(config["swizzle"]))
+    return Geometry("simt_smem_transposed.cu", kernel, tiles(problem, tile, tile), (tile * tile, 1, 1))
+
+
+def addition(a: View, b: View, c: View) -> Launch:
+    """What computes C = A + B on views of this shape (batch, m, n) and these strides, when called with three of them.
+
+    Raises ShapeError, DTypeError or DeviceError where the three differ.
+    """
+    for what, error in (("shape", ShapeError), ("dtype", DTypeError), ("device", DeviceError)):
+        found = [getattr(view, what) for view in (a, b, c)]
+        if len(set(found)) > 1:
+            raise error(f"A + B = C with a {what} of {', '.join(map(str, found))}: the three must be equal")
+    batch, m, n = c.shape
+    size = dtypes.get(c.dtype).size
+    a_layout, b_layout, c_layout = (arrange.layout(m, n, view.strides[1], view.strides[2], size) for view in (a, b, c))
+    alignments = (_alignment(a, size), _alignment(b, size), _alignment(c, size))
+    problem = Problem(
+        m, n, 0, a.dtype, c.dtype, batch, a_layout, b_layout, c_layout, device=c.device, alignments=alignments
+    )
+    return Launch(problem, {"threads": 256}, add)
+
+
+def add(problem: Problem, config: Config) -> Geometry:
+    """A thread for as many neighbours of a row as one access may take in all of A, B and C."""
+    rows = (problem.a_layout, problem.b_layout, problem.c_layout) == ("row", "row", "row")
+    width = min(vector(problem, operand) for operand in range(3)) if rows else 1
+    packs = problem.batch * problem.m * -(-problem.n // width)
+    return Geometry(
+        "simt_add.cu",
+        instance("simt_add", problem, width),
+        (-(-packs // config["threads"]), 1, 1),
+        (config["threads"], 1, 1),
+    )
+
+
+def _by_warps(name: str, problem: Problem, config: Config, along: int, across: int) -> Geometry:
+    """Warps along one direction of C, and the blocks of a grid that ends at 65535 stepping over the other."""
+    height = config["threads"] // WARP
+    if config["threads"] != height * WARP or not height:
+        raise RefusedError(f"threads={config['threads']}: a block is made of whole warps; use a multiple of {WARP}")
+    grid = (-(-along // WARP), min(-(-across // height), GRID[1]), min(problem.batch, GRID[2]))
+    return Geometry(f"{name}.cu", instance(name, problem), grid, (WARP, height, 1))
+
+
+def _positive(config: Config, key: str) -> int:
+    if config[key] < 1:
+        raise RefusedError(f"{key}={config[key]}: it must be at least 1")
+    return config[key]
+
+
+def _alignment(view: View, size: int) -> int:
+    """Bytes, 16 at most, that the pointer and every stride but that of adjacent elements are multiples of."""
+    steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and step != size]
+    return math.gcd(16, view.pointer, *steps)

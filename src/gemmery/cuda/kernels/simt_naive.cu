@@ -4,7 +4,7 @@
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>
-__global__ void simt_naive(const Product<T, Out> p) {
+__global__ void __launch_bounds__(1024) simt_naive(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   int j = blockIdx.x * blockDim.x + threadIdx.x;
   if (j >= p.n) return;

@@ -1,0 +1,15 @@
+// The idea: one thread for each element of C, all in one block.
+// It has no parent. The matrix ends where the block does: at 1024 threads, 32 x 32 elements.
+#include "epilogue.cuh"
+
+template <class T, class Out, int EPILOGUE>
+__global__ void __launch_bounds__(1024) simt_single_block(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  int i = threadIdx.y, j = threadIdx.x;
+  for (int batch = 0; batch < p.batch; ++batch) {
+    const T *a = p.a_at(batch, i, 0), *b = p.b_at(batch, 0, j);
+    S sum = 0;
+    for (int k = 0; k < p.k; ++k, a += p.a_col, b += p.b_row) sum = multiply_add(widen<S>(*a), widen<S>(*b), sum);
+    store<EPILOGUE>(p, batch, i, j, sum);
+  }
+}

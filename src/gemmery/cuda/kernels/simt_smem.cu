@@ -1,0 +1,23 @@
+// The idea: a block reads each tile of A and of B once, into shared memory, and every thread of it uses them.
+// Its parent: simt_naive. Two barriers a step: the tiles are full, the tiles are done with. Edges are filled with zeros.
+#include "edges.cuh"
+#include "epilogue.cuh"
+#include "tile.cuh"
+
+template <class T, class Out, int EPILOGUE, int TILE>
+__global__ void __launch_bounds__(TILE * TILE) simt_smem(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  __shared__ S a[TILE][TILE], b[TILE][TILE];
+  Tile tile = tile_of_block<TILE, TILE>(p);
+  int y = threadIdx.y, x = threadIdx.x, i = tile.row + y, j = tile.col + x;
+  S sum = 0;
+  for (int from = 0; from < p.k; from += TILE) {
+    a[y][x] = a_or_zero<S>(p, tile.batch, i, from + x);
+    b[y][x] = b_or_zero<S>(p, tile.batch, from + y, j);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < TILE; ++k) sum = multiply_add(a[y][k], b[k][x], sum);
+    __syncthreads();
+  }
+  if (i < p.m && j < p.n) store<EPILOGUE>(p, tile.batch, i, j, sum);
+}

@@ -33,16 +33,25 @@ __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float x) {
 
 // ---- asynchronous copies, sm_80 ----
 
-// BYTES (4, 8 or 16) from global into shared memory, or zeros, and then nothing is read. 16 bytes pass by L1.
-template <int BYTES> __device__ __forceinline__ void cp_async(void* shared, const void* global, bool inside) {
-  unsigned to = unsigned(__cvta_generic_to_shared(shared));
-  int size = inside ? BYTES : 0;
+// What ldmatrix and cp.async call an address in shared memory.
+__device__ __forceinline__ unsigned shared_address(const void* shared) {
+  return unsigned(__cvta_generic_to_shared(shared));
+}
+
+// BYTES (4, 8 or 16) into shared memory, of which the first `size` are read from global memory and the others are 0.
+// 16 bytes pass by L1.
+template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, int size) {
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(size) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(BYTES), "r"(size)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(BYTES), "r"(size)
                  : "memory");
   }
+}
+
+// The same for all of them, or zeros, and then nothing is read.
+template <int BYTES> __device__ __forceinline__ void cp_async(void* shared, const void* global, bool inside) {
+  cp_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
 }
 
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -50,6 +59,56 @@ __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async
 // Until at most PENDING of this thread's latest groups are still under way.
 template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// ---- matrices of 8 x 8 from shared memory, and products of a warp ----
+
+// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and gets of each the
+// elements 2 (l % 4) and the next of row l / 4 (with .trans, of column l / 4). sm_75.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&d)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&d)[4], unsigned shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ unsigned ld_shared_b32(unsigned shared) {
+  unsigned x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+
+// d = a b + d on a 16 x 16 and a 16 x 8 (in tf32 a 16 x 8 and an 8 x 8) matrix, summed in f32. sm_80.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The nearest tf32, ties away from zero. sm_80.
+__device__ __forceinline__ unsigned cvt_rna_tf32_f32(unsigned x) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(__uint_as_float(x)));
+  return y;
 }
 
 // ---- no instruction ----

@@ -176,15 +176,32 @@ class Memory:
         with on(self.ordinal):
             check(api().cuMemcpyDtoH(array.ctypes.data, self.pointer + offset, array.nbytes))
 
-    def fill(self, byte: int) -> None:
-        """Set every byte."""
+    def fill(self, byte: int, offset: int = 0, size: int | None = None) -> None:
+        """Set every byte, or `size` bytes from `offset` on."""
         with on(self.ordinal):
-            check(api().cuMemsetD8(self.pointer, byte, self.size))
+            check(api().cuMemsetD8(self.pointer + offset, byte, self.size - offset if size is None else size))
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        """Copy bytes within it, from one offset to another."""
+        with on(self.ordinal):
+            check(api().cuMemcpyDtoD(self.pointer + target, self.pointer + source, size))
 
     def __del__(self) -> None:
         if self.pointer:
             with on(self.ordinal):
                 api().cuMemFree(self.pointer)
+
+
+def room(ordinal: int = 0) -> int:
+    """Bytes that are free on a device."""
+    with on(ordinal):
+        return int(check(api().cuMemGetInfo())[0])
+
+
+def uuid(ordinal: int = 0) -> str:
+    """The name by which the vendor's tools know a device, whatever CUDA_VISIBLE_DEVICES says: "GPU-5d3c..."."""
+    made = check(api().cuDeviceGetUuid(check(api().cuDeviceGet(ordinal)))).bytes.hex()
+    return "GPU-" + "-".join((made[:8], made[8:12], made[12:16], made[16:20], made[20:32]))
 
 
 def synchronize(ordinal: int = 0) -> None:

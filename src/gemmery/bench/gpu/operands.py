@@ -1,0 +1,115 @@
+"""The operands of a product in a GPU's memory, so many times over that no call finds its own in the L2 cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.arrays import View
+from gemmery.bench import work as works
+from gemmery.bench.work import Work
+from gemmery.cuda import driver
+from gemmery.cuda.driver import Memory, Stream
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+L2_TIMES = 3  # sets of operands together fill this many L2 caches
+MOST_SETS = 1024  # a set below 180 KB stays in an L2 of 60 MB: a graph of more calls would be slow to make
+ALIGNMENT = 256  # bytes between operands, as the driver's own allocations are aligned
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A, B and C of one product, each of shape (batch, rows, columns)."""
+
+    a: View
+    b: View
+    c: View
+
+
+class Resident:
+    """A Work on a device: `sets` of equal operands in memory of their own, and `host`, what they were copied from.
+
+    >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
+    >>> len(resident.sets)  # 3 MB each against three times 60 MB of L2
+    61
+
+    Raises RefusedError when the device has no room for them.
+    """
+
+    def __init__(self, work: Work, stream: Stream) -> None:
+        device = driver.device(stream.ordinal)
+        self.work, self.stream = work, stream
+        self.host = tuple(_three(x) for x in works.operands(replace(work, call="out", vector=False)))
+        stored = [_stored(x) for x in self.host]
+        sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
+        each = sum(sizes)
+        count = min(max(1, -(-L2_TIMES * device.l2 // each)), MOST_SETS)
+        room = driver.room(stream.ordinal)
+        if each > room:
+            raise RefusedError(f"{work} takes {each:,} bytes on the device, which has {room:,} free: make it smaller")
+        self._memory = Memory(min(count, max(1, room // each)) * each, stream.ordinal)
+        starts = [0, sizes[0], sizes[0] + sizes[1]]
+        for start, x in zip(starts, stored, strict=True):
+            self._memory.write(x, start)
+        for index in range(1, self._memory.size // each):
+            self._memory.copy(0, index * each, each)
+        driver.synchronize(stream.ordinal)  # the copies are on another stream
+        self.sets = tuple(
+            Operands(*(self._view(x, place, offset) for x, place in zip(self.host, starts, strict=True)))
+            for offset in range(0, self._memory.size, each)
+        )
+
+    @property
+    def problem(self) -> Problem:
+        """What a rung is built for."""
+        views = (self.sets[0].a, self.sets[0].b, self.sets[0].c)
+        a, b, c = (alignment(view) for view in views)
+        return replace(self.work.problem, device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the sets together."""
+        return self._memory.size
+
+    def poison(self) -> None:
+        """Fill the C of the first set with NaN: every bit set is one in each floating type."""
+        c = self.sets[0].c
+        size = self.host[2].nbytes
+        self._memory.fill(0xFF, c.pointer - self._memory.pointer, size)
+        driver.synchronize(self.stream.ordinal)
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """The C of the first set."""
+        c = np.empty(self.host[2].shape, self.host[2].dtype)
+        self._memory.read(c, self.sets[0].c.pointer - self._memory.pointer)
+        return c
+
+    def _view(self, x: np.ndarray[Any, Any], place: int, offset: int) -> View:
+        start = self._memory.pointer + offset + place + x.ctypes.data - _stored(x).ctypes.data
+        name = dtypes.get(x.dtype.name).name
+        device = f"cuda:{self.stream.ordinal}"
+        return View(start, x.shape, x.strides, name, device, self.stream.handle, True, self._memory)
+
+
+def alignment(view: View, most: int = 16) -> int:
+    """Bytes that the pointer and every stride but the unit one are multiples of, a power of two up to `most`."""
+    size = dtypes.get(view.dtype).size
+    steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and abs(step) != size]
+    return min(_power_of_two(value, most) for value in (view.pointer, *steps))
+
+
+def _power_of_two(value: int, most: int) -> int:
+    return min(value & -value, most) if value else most
+
+
+def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return x if x.ndim == 3 else x[None]
+
+
+def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The whole of the memory that `x` is a view of."""
+    return x if x.base is None else x.base

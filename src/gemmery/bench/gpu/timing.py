@@ -1,0 +1,93 @@
+"""The timing protocol on a GPU: short calls are captured in a graph and replayed between two events.
+
+A sampler made here goes into `gemmery.bench.timing.compare` like any other: contestants take turns, and ratios are
+taken pair by pair. What stands between the events is the device's own work: no launch waits for Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gemmery.bench.timing import Sample
+from gemmery.cuda import driver
+from gemmery.cuda.driver import Event, Graph, Stream
+
+WARM_CALLS = 3  # the first call loads the kernel, and lets a library choose its own
+LONG_CALL_NS = 200_000  # a call this long hides the next launch, which takes the host 10 us, and needs no graph
+GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two launches of it
+MOST_CALLS = 1024  # calls in a graph
+
+Put = Callable[[int], None]
+"""Puts one product on the stream; its argument says which of the sets of operands it takes."""
+
+
+def replays(put: Put, stream: Stream, sets: int) -> Sample:
+    """A sampler of the product that `put` puts on `stream`, its operands taken in turn from `sets` sets.
+
+    >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
+    >>> sample(1000, 1)  # nanoseconds of 1000 products
+    2150000
+
+    Raises what `put` raises, and DeviceError when a kernel fails.
+    """
+    for index in range(WARM_CALLS):
+        put(index % sets)
+    stream.synchronize()
+    queued = _Queued(put, stream, sets)
+    each = queued.sample(WARM_CALLS, 1) / WARM_CALLS
+    if each > LONG_CALL_NS:
+        return queued.sample
+    calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
+    replayed = _Replayed(put, stream, sets, calls)
+    shorter = GRAPH_NS / max(replayed.sample(calls, 1), 1)
+    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # by its graph a call takes less than by its launch
+        calls = sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets)
+        replayed = _Replayed(put, stream, sets, calls)
+    return replayed.sample
+
+
+class _Queued:
+    """Calls put on the stream one by one."""
+
+    def __init__(self, put: Put, stream: Stream, sets: int) -> None:
+        self._put, self._stream, self._sets = put, stream, sets
+        self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
+        self._next = 0
+
+    def sample(self, inner: int, warm: int) -> int:
+        """Nanoseconds of `inner` calls; those that warm up still run while the first of them is launched."""
+        self._several(warm)
+        self._start.record(self._stream.handle)
+        self._several(inner)
+        self._end.record(self._stream.handle)
+        return round(self._end.since(self._start) * 1e9)
+
+    def _several(self, count: int) -> None:
+        for _ in range(count):
+            self._put(self._next)
+            self._next = (self._next + 1) % self._sets
+
+
+class _Replayed:
+    """A graph of `calls` calls, a multiple of the sets: one that begins again finds its operands gone from L2."""
+
+    def __init__(self, put: Put, stream: Stream, sets: int, calls: int) -> None:
+        self._stream, self._calls = stream, calls
+        self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
+        self._graph = Graph(stream)
+        with driver.on(stream.ordinal), self._graph:
+            for index in range(calls):
+                put(index % sets)
+
+    def sample(self, inner: int, warm: int) -> int:
+        """Nanoseconds of `inner` calls, by as many whole graphs as that is, one at least."""
+        launches = max(1, round(inner / self._calls))
+        with driver.on(self._stream.ordinal):
+            if warm:
+                self._graph.launch()
+            self._start.record(self._stream.handle)
+            for _ in range(launches):
+                self._graph.launch()
+            self._end.record(self._stream.handle)
+        return round(self._end.since(self._start) * 1e9 * inner / (launches * self._calls))

@@ -1,0 +1,147 @@
+"""How the kernels for a matrix times a vector are launched: y = W x, with one of m and n equal to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gemmery.cuda.device import GRID
+from gemmery.cuda.geometry import Geometry, instance, vector
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+Config = Mapping[str, int]
+
+
+def is_column(problem: Problem) -> bool:
+    """True when C is a column, so that the matrix is A; when it is a row, the matrix is B transposed."""
+    return problem.n == 1
+
+
+def results(problem: Problem) -> int:
+    """Elements of y."""
+    return problem.m if is_column(problem) else problem.n
+
+
+def thread(problem: Problem, config: Config) -> Geometry:
+    """A thread for each result."""
+    name = instance("gemv_thread", problem, is_column(problem))
+    return Geometry("gemv_thread.cu", name, *_grid(problem, config["threads"], config["threads"]))
+
+
+def thread_smem(problem: Problem, config: Config) -> Geometry:
+    """A thread for each result, x in shared memory."""
+    name = instance("gemv_thread_smem", problem, is_column(problem), config["tile"])
+    return Geometry("gemv_thread_smem.cu", name, *_grid(problem, config["threads"], config["threads"]))
+
+
+def warp(problem: Problem, config: Config) -> Geometry:
+    """A warp for each `r` results; `smem` 1 keeps x in shared memory.
+
+    Raises RefusedError for an `r` that does not divide the 32 lanes, and for threads that are no whole warps.
+    """
+    r, threads, smem = config["r"], config["threads"], bool(config["smem"])
+    if r not in (1, 2, 4, 8, 16):
+        raise RefusedError(f"r = {r}: 32 lanes are shared by 1, 2, 4, 8 or 16 results; for 32 take gemv_thread")
+    if threads % 32:
+        raise RefusedError(f"{threads} threads a block: shuffles need whole warps; take a multiple of 32")
+    name = instance("gemv_warp", problem, is_column(problem), r, smem, config["tile"] if smem else 1)
+    return Geometry("gemv_warp.cu", name, *_grid(problem, threads // 32 * r, threads))
+
+
+def _grid(problem: Problem, each: int, threads: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Blocks for all results, `each` a block, and for every product of the batch; threads of a block."""
+    return (-(-results(problem) // each), min(problem.batch, GRID[1]), 1), (threads, 1, 1)
+
+
+FILLING = 1 << 17  # threads that keep every multiprocessor of a large device busy with loads
+LARGEST_TEAM = 1024  # threads of one block
+
+
+def vectorized(problem: Problem, config: Config) -> Geometry:
+    """16-byte loads along whichever side of W is contiguous; what the config leaves at 0 follows from the shape.
+
+    Raises RefusedError for numbers of threads that are no powers of two, or too many for a block.
+    """
+    for key, value in config.items():
+        if value & (value - 1):
+            raise RefusedError(f"{key} = {value}: threads and rows are shared out by halves; take a power of two, or 0")
+    return _columns(problem, config) if _by_columns(problem) else _rows(problem, config)
+
+
+def _by_columns(problem: Problem) -> bool:
+    """True when neighbours in memory are elements of one column of W, and there are such."""
+    layout, contiguous = (problem.a_layout, "col") if is_column(problem) else (problem.b_layout, "row")
+    return layout == contiguous and results(problem) > 1
+
+
+def _rows(problem: Problem, config: Config) -> Geometry:
+    column = is_column(problem)
+    along = (problem.a_layout, "row") if column else (problem.b_layout, "col")
+    vec = vector(problem, 0 if column else 1) if along[0] == along[1] else 1
+    chunks = max(1, problem.k // vec)
+    rows_in_all = results(problem) * problem.batch
+    team = config["team"] or _team(chunks, rows_in_all)
+    split = config["split"] or 1
+    rows = config["rows"] or _rows_of_team(team, rows_in_all)
+    steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), max(1, 8 // rows))
+    if not rows <= team <= LARGEST_TEAM:
+        raise RefusedError(f"rows = {rows}, team = {team}: a member stores a row; rows <= team <= {LARGEST_TEAM}")
+    threads = max(team, config["threads"] or 128)
+    parameters = (column, split > 1, vec, team, rows, steps, threads)
+    return _launches(problem, "gemv_vectorized", parameters, threads // team * rows, threads, split)
+
+
+def _columns(problem: Problem, config: Config) -> Geometry:
+    column = is_column(problem)
+    vec = vector(problem, 0 if column else 1)
+    lanes = config["team"] or min(32, _power_above(-(-results(problem) // vec)))
+    if lanes > 32:
+        raise RefusedError(f"team = {lanes}: along contiguous columns a team is part of a warp; take at most 32")
+    threads = config["threads"] or 256
+    split = config["split"] or 1
+    steps = config["steps"] or 4
+    parameters = (column, split > 1, vec, lanes, steps, threads // 32)
+    return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
+
+
+def _launches(
+    problem: Problem, name: str, parameters: tuple[object, ...], each: int, threads: int, split: int
+) -> Geometry:
+    """The kernel, and the one that adds up the parts of k when there are several."""
+    blocks, block = _grid(problem, each, threads)
+    kernel = instance(name, problem, *parameters)
+    if split == 1:
+        return Geometry(f"{name}.cu", kernel, blocks, block)
+    lanes = min(32, split)
+    size = 8 if "f64" in (problem.dtype, problem.out) else 4
+    return Geometry(
+        "gemv_finish.cu",
+        instance("gemv_finish", problem, is_column(problem), split, lanes),
+        *_grid(problem, 128 // lanes, 128),
+        workspace=results(problem) * problem.batch * split * size,
+        before=(Geometry(f"{name}.cu", kernel, (blocks[0], blocks[1], split), block),),
+    )
+
+
+def _team(chunks: int, rows_in_all: int) -> int:
+    """Threads a row: a warp where the row is long, several where the rows are too few to fill the device."""
+    team = min(32, _power_above(chunks))
+    while team < 512 and team < chunks and 2 * team * rows_in_all <= FILLING:
+        team *= 2
+    return team
+
+
+def _rows_of_team(team: int, rows_in_all: int) -> int:
+    rows = 1
+    while rows < 4 and 2 * rows <= team and rows_in_all * team >= 2 * rows * FILLING:
+        rows *= 2
+    return rows
+
+
+def _power_above(number: int) -> int:
+    """The least power of two that is not less than the number.
+
+    >>> [_power_above(n) for n in (1, 2, 3, 1000)]
+    [1, 2, 4, 1024]
+    """
+    return 1 << max(0, number - 1).bit_length()

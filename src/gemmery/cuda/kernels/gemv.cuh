@@ -1,0 +1,58 @@
+// A matrix times a vector: y = W x, whichever operand of the product the matrix is.
+#pragma once
+#include "epilogue.cuh"
+#include "load.cuh"
+
+// W is (results, k). When C is a column (COLUMN), W is A and x is B; when it is a row, W is B transposed and x is A.
+template <class T> struct Gemv {
+  const T *w, *x;
+  long long w_row, w_col, x_step;
+  int results, k;
+};
+
+template <bool COLUMN, class T, class Out>
+__device__ __forceinline__ Gemv<T> gemv_of(const Product<T, Out>& p, int batch) {
+  if constexpr (COLUMN) return {p.a_at(batch, 0, 0), p.b_at(batch, 0, 0), p.a_row, p.a_col, p.b_row, p.m, p.k};
+  return {p.b_at(batch, 0, 0), p.a_at(batch, 0, 0), p.b_col, p.b_row, p.a_col, p.n, p.k};
+}
+
+template <int EPILOGUE, bool COLUMN, class T, class Out>
+__device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch, int r, Sum<T, Out> sum) {
+  store<EPILOGUE>(p, batch, COLUMN ? r : 0, COLUMN ? 0 : r, sum);
+}
+
+// The sum over LANES neighbouring lanes, in each of them; the same additions in the same order every time.
+template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
+#pragma unroll
+  for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+  return sum;
+}
+
+// TILE elements of x, or what is left of them, from `first` on into shared memory, by all threads of the block.
+template <int TILE, class S, class T>
+__device__ __forceinline__ void stage(S (&x)[TILE], const Gemv<T>& g, int first) {
+  __syncthreads();  // the tile before is no longer read
+  for (int k = threadIdx.x; k < TILE && k < g.k - first; k += blockDim.x) x[k] = widen<S>(g.x[(first + k) * g.x_step]);
+  __syncthreads();
+}
+
+// VEC elements from the k-th on: in one access when they are ADJACENT and aligned.
+template <int VEC, bool ADJACENT, class T>
+__device__ __forceinline__ Chunk<T, VEC> chunk(const T* from, int k, long long step) {
+  if constexpr (ADJACENT) return *reinterpret_cast<const Chunk<T, VEC>*>(from + k);
+  Chunk<T, VEC> gathered;
+#pragma unroll
+  for (int v = 0; v < VEC; ++v) gathered.of[v] = from[(k + v) * step];
+  return gathered;
+}
+
+// A result that a part of k adds up to: into C when there is one part, else where gemv_finish finds it.
+template <int EPILOGUE, bool COLUMN, bool PARTIAL, class T, class Out>
+__device__ __forceinline__ void store_part(const Product<T, Out>& p, const Gemv<T>& g, int batch, int r,
+                                           Sum<T, Out> sum) {
+  if constexpr (!PARTIAL) {
+    store_result<EPILOGUE, COLUMN>(p, batch, r, sum);
+  } else {
+    static_cast<Sum<T, Out>*>(p.workspace)[((long long)batch * g.results + r) * gridDim.z + blockIdx.z] = sum;
+  }
+}

@@ -1,0 +1,64 @@
+// The idea: gemv_vectorized for W whose columns are contiguous: LANES lanes side by side hold VEC results each, walk
+// down k together, and other lanes, warps and blocks take other parts of k. The way to transposed matrices.
+// Its parent: gemv_vectorized. Sums meet by shuffles, then in shared memory, then (PARTIAL) in gemv_finish.
+#include "gemv.cuh"
+
+template <int VEC, int STEPS, class S, class T>
+__device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, int r, int part, int parts) {
+  bool whole = r + VEC <= g.results;
+  const T* w = g.w + r;
+  for (int first = part; first < g.k; first += parts * STEPS) {
+    Chunk<T, VEC> held[STEPS] = {};
+    T x[STEPS] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      int k = first + s * parts;
+      if (s > 0 && k >= g.k) continue;
+      x[s] = g.x[k * g.x_step];
+      const T* row = w + k * g.w_col;
+      if (whole) {
+        held[s] = *reinterpret_cast<const Chunk<T, VEC>*>(row);
+      } else {
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+          if (r + v < g.results) held[s].of[v] = row[v];
+        }
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      S factor = widen<S>(x[s]);
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(held[s].of[v]), factor, sums[v]);
+    }
+  }
+}
+
+template <class T, class Out, int EPILOGUE, bool COLUMN, bool PARTIAL, int VEC, int LANES, int STEPS, int WARPS>
+__global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  constexpr int EACH = LANES * VEC;  // results of a block
+  __shared__ S of_warp[WARPS][EACH];
+  int lane = threadIdx.x % LANES, warp = threadIdx.x / 32, block = blockIdx.x * EACH;
+  int part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
+  if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;
+  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+    Gemv<T> g = gemv_of<COLUMN>(p, batch);
+    S sums[VEC] = {};
+    add_columns<VEC, STEPS>(sums, g, block + lane * VEC, part, parts);
+    __syncthreads();  // those of the batch before are read
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+#pragma unroll
+      for (int apart = LANES; apart < 32; apart *= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], apart);
+      if (threadIdx.x % 32 < LANES) of_warp[warp][lane * VEC + v] = sums[v];
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < EACH && block + r < g.results; r += 32 * WARPS) {
+      S sum = 0;
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) sum += of_warp[i][r];
+      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + r, sum);
+    }
+  }
+}

@@ -1,0 +1,20 @@
+// The idea: the block reads x once, into shared memory, TILE elements at a time; every thread reads it there.
+// Its parent: gemv_thread, whose threads all load the same x.
+#include "gemv.cuh"
+
+template <class T, class Out, int EPILOGUE, bool COLUMN, int TILE>
+__global__ void gemv_thread_smem(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  __shared__ S x[TILE];
+  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+    Gemv<T> g = gemv_of<COLUMN>(p, batch);
+    int r = blockIdx.x * blockDim.x + threadIdx.x;
+    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // a thread beyond the end helps to stage x
+    S sum = 0;
+    for (int first = 0; first < g.k; first += TILE) {
+      stage(x, g, first);
+      for (int k = 0; k < TILE && k < g.k - first; ++k, w += g.w_col) sum = multiply_add(widen<S>(*w), x[k], sum);
+    }
+    if (r < g.results) store_result<EPILOGUE, COLUMN>(p, batch, r, sum);
+  }
+}

@@ -1,0 +1,85 @@
+// The idea: 16-byte loads, several rows of W in flight in every thread, and k shared by as many threads as it takes.
+// Its parent: gemv_warp. A team of TEAM threads, part of a warp or several, walks along ROWS rows of W; a thread asks
+// for STEPS chunks of VEC elements of each row before it uses the first. PARTIAL: blockIdx.z shares k as well, and
+// gemv_finish adds up. W whose columns are contiguous is the work of gemv_columns.
+#include "gemv.cuh"
+
+// Adds the products of this member's chunks of k; UNIT: x can be read in chunks, too.
+template <int VEC, int STEPS, bool UNIT, int ROWS, class S, class T>
+__device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, const T* const (&w)[ROWS], int member,
+                                             int team) {
+  int chunks = g.k / VEC;
+  for (int first = member; first < chunks; first += team * STEPS) {
+    Chunk<T, VEC> held[STEPS][ROWS] = {}, x[STEPS] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      int k = (first + s * team) * VEC;
+      if (s > 0 && first + s * team >= chunks) continue;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk<VEC, (VEC > 1)>(w[r], k, g.w_col);
+      x[s] = chunk<VEC, UNIT>(g.x, k, g.x_step);
+    }
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) {
+        S factor = widen<S>(x[s].of[v]);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(held[s][r].of[v]), factor, sums[r]);
+      }
+    }
+  }
+  for (int k = chunks * VEC + member; k < g.k; k += team) {  // less than a chunk is left
+    S factor = widen<S>(g.x[k * g.x_step]);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(w[r][k]), factor, sums[r]);
+  }
+}
+
+// The sums over all members of a team; member r has that of row r, for r below ROWS.
+template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(S (&sums)[ROWS], int member) {
+  constexpr int WARPS = TEAM / 32;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) sums[r] = sum_of_lanes<(TEAM < 32 ? TEAM : 32)>(sums[r]);
+  S mine = sums[0];
+#pragma unroll
+  for (int r = 1; r < ROWS; ++r) mine = member % 32 == r ? sums[r] : mine;
+  if constexpr (WARPS > 1) {
+    __shared__ S of_warp[32][ROWS];
+    __syncthreads();  // those of the batch before are read
+    if (threadIdx.x % 32 < ROWS) of_warp[threadIdx.x / 32][threadIdx.x % 32] = mine;
+    __syncthreads();
+    mine = 0;
+    if (member < ROWS) {
+#pragma unroll
+      for (int i = 0; i < WARPS; ++i) mine += of_warp[threadIdx.x / TEAM * WARPS + i][member];
+    }
+  }
+  return mine;
+}
+
+template <class T, class Out, int EPILOGUE, bool COLUMN, bool PARTIAL, int VEC, int TEAM, int ROWS, int STEPS,
+          int THREADS>
+__global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  static_assert(ROWS <= TEAM, "a member stores one row");
+  int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
+  int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
+  int among = PARTIAL ? blockIdx.z * TEAM + member : member;
+  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+    Gemv<T> g = gemv_of<COLUMN>(p, batch);
+    const T* w[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all take part in shuffles
+    S sums[ROWS] = {};
+    if (VEC == 1 || (g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % (VEC * sizeof(T)) == 0)) {
+      add_products<VEC, STEPS, (VEC > 1)>(sums, g, w, among, team);
+    } else {
+      add_products<VEC, STEPS, false>(sums, g, w, among, team);
+    }
+    S sum = sum_of_team<TEAM>(sums, member);
+    if (member < ROWS && first + member < g.results) {
+      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, first + member, sum);
+    }
+  }
+}

@@ -1,0 +1,31 @@
+// The idea: a warp computes R results with 32 / R lanes each, which walk along a row of W side by side and add up
+// their sums by XOR shuffles. STAGED: x is in shared memory, as in gemv_thread_smem.
+// Its parent: gemv_thread, whose lanes each walk along a row of their own: 32 sectors a load instead of R.
+#include "gemv.cuh"
+
+template <class T, class Out, int EPILOGUE, bool COLUMN, int R, bool STAGED, int TILE>
+__global__ void gemv_warp(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  constexpr int LANES = 32 / R;
+  __shared__ S staged[STAGED ? TILE : 1];
+  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+    Gemv<T> g = gemv_of<COLUMN>(p, batch);
+    int r = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // a lane beyond the end takes part in barriers and shuffles
+    S sum = 0;
+    if constexpr (STAGED) {
+      for (int first = 0; first < g.k; first += TILE) {
+        stage(staged, g, first);
+        for (int k = lane; k < TILE && k < g.k - first; k += LANES) {
+          sum = multiply_add(widen<S>(w[(first + k) * g.w_col]), staged[k], sum);
+        }
+      }
+    } else {
+      for (int k = lane; k < g.k; k += LANES) {
+        sum = multiply_add(widen<S>(w[k * g.w_col]), widen<S>(g.x[k * g.x_step]), sum);
+      }
+    }
+    sum = sum_of_lanes<LANES>(sum);
+    if (lane == 0 && r < g.results) store_result<EPILOGUE, COLUMN>(p, batch, r, sum);
+  }
+}

@@ -1,0 +1,109 @@
+"""The limits of a device, measured: the peak of each of its arithmetic units, and the bandwidth of its memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from gemmery.bench.gpu.timing import replays
+from gemmery.bench.roofline import Bandwidth
+from gemmery.cuda import driver
+from gemmery.cuda.driver import Memory, Stream
+from gemmery.errors import ArgumentError
+
+CUDA_CORES, TENSOR_CORES = "CUDA cores", "mma.sync"
+SAMPLES = 10
+BLOCKS, THREADS = 4, 256  # blocks of a multiprocessor: with eight warps a scheduler no latency shows
+STEPS = 20_000  # some milliseconds
+CHAINS = 8  # sums of a thread on CUDA cores
+PRODUCTS = 4  # sums of a warp on tensor cores
+READ = 1 << 30  # bytes: far more than any L2 holds
+DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What multiplies and adds: `operations` of one thread in one step of its kernel."""
+
+    source: str
+    kernel: str
+    operations: int
+    needs: int = 75  # compute capability
+
+
+UNITS = {
+    ("f32", CUDA_CORES): Unit("peak_fma.cu", f"peak_fma<float, {CHAINS}>", 2 * CHAINS),
+    ("f64", CUDA_CORES): Unit("peak_fma.cu", f"peak_fma<double, {CHAINS}>", 2 * CHAINS),
+    **{
+        (dtype, TENSOR_CORES): Unit("peak_mma.cu", f"peak_mma<{name}, {PRODUCTS}>", each * PRODUCTS // 32, 80)
+        for dtype, name, each in (
+            ("f16", "f16", 2 * 16 * 8 * 16),
+            ("bf16", "bf16", 2 * 16 * 8 * 16),
+            ("tf32", "tf32", 2 * 16 * 8 * 8),
+            ("f64", "double", 2 * 16 * 8 * 8),
+        )
+    },
+}
+
+
+def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
+    """The element type and the unit whose peak bounds products of `dtype` ("tf32" too), on tensor cores or not.
+
+    float16 and bfloat16 are widened to float32 on CUDA cores; float32 that must stay so has no tensor cores.
+
+    >>> unit("f16", tensor=False, capability=90)
+    ('f32', 'CUDA cores')
+    """
+    found = UNITS.get((dtype, TENSOR_CORES)) if tensor else None
+    if found and capability >= found.needs:
+        return dtype, TENSOR_CORES
+    return ("f64" if dtype == "f64" else "f32"), CUDA_CORES
+
+
+def peak(dtype: str, of: str, stream: Stream) -> float:
+    """10**9 operations a second of a unit of UNITS, registers only; the best of several samples.
+
+    Raises ArgumentError for a unit that is not known.
+    """
+    if (dtype, of) not in UNITS:
+        known = ", ".join(f"{name} on {one}" for name, one in UNITS)
+        raise ArgumentError(f"peak of {dtype} on {of}: not known; known: {known}")
+    row = UNITS[dtype, of]
+    blocks = BLOCKS * driver.device(stream.ordinal).sms
+    to = Memory(8 * blocks * THREADS, stream.ordinal)
+    function = driver.function(row.source, row.kernel, stream.ordinal)
+    arguments = (ctypes.c_void_p(to.pointer), ctypes.c_longlong(STEPS))
+    seconds = _best(function, blocks, stream, arguments)
+    return row.operations * STEPS * blocks * THREADS / seconds / 1e9
+
+
+def bandwidth(stream: Stream) -> Bandwidth:
+    """Bandwidth of the device's memory: an array read, and copied (bytes read plus bytes written)."""
+    source, target = Memory(READ, stream.ordinal), Memory(READ, stream.ordinal)
+    source.fill(0x3F)
+    driver.synchronize(stream.ordinal)
+    blocks = BLOCKS * driver.device(stream.ordinal).sms
+
+    def seconds(copy: bool) -> float:
+        kernel = f"bandwidth<{str(copy).lower()}, {DEPTH}>"
+        function = driver.function("bandwidth.cu", kernel, stream.ordinal)
+        pointers = ctypes.c_void_p(target.pointer), ctypes.c_void_p(source.pointer)
+        return _best(function, blocks, stream, (*pointers, ctypes.c_longlong(READ // 16)))
+
+    return Bandwidth(READ / seconds(False) / 1e9, 2 * READ / seconds(True) / 1e9)
+
+
+def _best(function: Any, blocks: int, stream: Stream, arguments: tuple[Any, ...]) -> float:
+    """Seconds of one launch, the best of the samples."""
+    held = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+
+    def put(_: int) -> None:
+        with driver.on(stream.ordinal):
+            launched = driver.api().cuLaunchKernel(
+                function, blocks, 1, 1, THREADS, 1, 1, 0, stream.handle, ctypes.addressof(held), 0
+            )
+            driver.check(launched)
+
+    sample = replays(put, stream, 1)
+    return min(sample(2, 1) for _ in range(SAMPLES)) / 2e9

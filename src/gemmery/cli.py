@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gemmery.ladder.rung import Rung
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+ladder_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(ladder_app, name="ladder")
 EXTRA = {"matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"}  # what `gemmery[lab]` installs
 Action = Callable[[], int]  # what a command line asks for: it runs outside the parser, and returns the exit code
 
@@ -69,15 +71,18 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
         sys.stdout.write(f"{context.get_help()}\n")
 
 
-@app.command(
+@ladder_app.callback(
+    invoke_without_command=True,
     epilog="""\b
     Examples:
       gemmery ladder
       gemmery ladder --sizes 256,1024 --rungs simd_row,packed
       gemmery ladder --dtype f64 --html f64.html
-      gemmery ladder --json > ladder.json"""
+      gemmery ladder --json > ladder.json
+      gemmery ladder diff simd_row simd_blocked""",
 )
 def ladder(
+    context: typer.Context,
     rungs: Rungs = "",
     sizes: Sizes = "512,1024,2048",
     dtype: DType = "f32",
@@ -87,12 +92,28 @@ def ladder(
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
-) -> Action:
+) -> Action | None:
     """Run every rung, check it, time it beside NumPy, and show what each idea bought."""
     from gemmery import lab
 
+    if context.invoked_subcommand is not None:
+        return None
     measure = partial(lab.ladder, _names(rungs), _numbers("--sizes", sizes), dtype, threads, seconds)
     return partial(_report, "ladder", measure, json, html, no_html, store)
+
+
+@ladder_app.command(
+    epilog="""\b
+    Examples:
+      gemmery ladder diff simt_smem simt_threadtile"""
+)
+def diff(
+    old: Annotated[str, argument(metavar="OLD", help="A rung.", show_default=False)],
+    new: Annotated[str, argument(metavar="NEW", help="Another one.", show_default=False)],
+    html: Annotated[Path | None, option(metavar="PATH", help="Write a page there, too.", show_default=False)] = None,
+) -> Action:
+    """Show what changed between two rungs: what is said of them, and the difference of their sources."""
+    return partial(_diff, old, new, html)
 
 
 @app.command(
@@ -162,6 +183,18 @@ def doctor(json: Json = False) -> Action:
     return partial(_doctor, json)
 
 
+def _diff(old: str, new: str, html: Path | None) -> int:
+    from gemmery import lab, report
+
+    found = lab.diff(old, new)
+    report.show_difference(found, _console())
+    if html is not None:
+        from gemmery.report.diff import difference_page
+
+        sys.stdout.write(f"page: {_write_page(html, difference_page(found))}\n")
+    return 0
+
+
 def _doctor(json: bool) -> int:
     from gemmery import lab, report
 
@@ -207,14 +240,18 @@ def _page_writer(name: str, path: Path | None) -> Callable[[Run, Sequence[Rung]]
 
     def write(run: Run, rungs: Sequence[Rung]) -> Path:
         chosen = path or Path("out") / f"{name}-{run.started[:19].replace(':', '')}.html"
-        try:
-            chosen.parent.mkdir(parents=True, exist_ok=True)
-            chosen.write_text(page(run, rungs), encoding="utf-8")
-        except OSError as error:
-            raise ArgumentError(f"page {str(chosen)!r}: {error.strerror}; choose another place with --html") from error
-        return chosen
+        return _write_page(chosen, page(run, rungs))
 
     return write
+
+
+def _write_page(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"page {str(path)!r}: {error.strerror}; choose another place with --html") from error
+    return path
 
 
 def _judged(run: Run) -> int:

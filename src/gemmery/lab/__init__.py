@@ -5,5 +5,6 @@ from gemmery.lab.health import Finding, doctor
 from gemmery.lab.rungs import ladder
 from gemmery.lab.suites import bench
 from gemmery.lab.sweeps import EXPERIMENTS, sweep
+from gemmery.ladder.diff import Difference, diff
 
-__all__ = ["EXPERIMENTS", "Event", "Finding", "OnEvent", "bench", "doctor", "ladder", "sweep"]
+__all__ = ["EXPERIMENTS", "Difference", "Event", "Finding", "OnEvent", "bench", "diff", "doctor", "ladder", "sweep"]

@@ -1,6 +1,7 @@
 """Records -> a live table, Markdown, JSON; SVG figures in `figures`, and one self-contained HTML page in `page`."""
 
+from gemmery.report.diff import show_difference
 from gemmery.report.terminal import Progressing, findings, show
 from gemmery.report.text import as_json, markdown
 
-__all__ = ["Progressing", "as_json", "findings", "markdown", "show"]
+__all__ = ["Progressing", "as_json", "findings", "markdown", "show", "show_difference"]

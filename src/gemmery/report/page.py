@@ -51,13 +51,17 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         _machine(run.machine),
         f"<footer>gemmery {html.escape(run.machine.gemmery)}, {words.when(run)}</footer>",
     ]
+    return document(f"{words.title(run)} on {run.machine.cpu}", *filter(None, body))
+
+
+def document(title: str, *parts: str) -> str:
+    """A whole HTML document from the parts of its body, in the one style."""
     style = variables() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    title = html.escape(f"{words.title(run)} on {run.machine.cpu}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(filter(None, body))
+        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
 

@@ -2,6 +2,113 @@
 
 from __future__ import annotations
 
-from gemmery.ladder.rung import Rung
+from collections.abc import Callable
 
-TILED: tuple[Rung, ...] = ()
+from gemmery.cuda import tiled
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import builder
+from gemmery.ladder.rung import Config, Rung
+from gemmery.problem import Problem
+
+_TILE = {"bm": (32, 64, 128, 256), "bn": (32, 64, 128, 256), "bk": (8, 16, 32), "tm": (4, 8, 16), "tn": (4, 8, 16)}
+_WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
+_DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8}
+_WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
+
+
+def _takes(problem: Problem) -> str:
+    """Every problem of these element types is served."""
+    return ""
+
+
+def _rung(
+    name: str,
+    parent: str,
+    idea: str,
+    lesson: str,
+    geometry: Callable[[Problem, Config], Geometry],
+    space: dict[str, tuple[int, ...]],
+    default: Config,
+    expect: dict[str, int] | None = None,
+) -> Rung:
+    return Rung(
+        name=name,
+        idea=idea,
+        parent=parent,
+        dtypes=("f32", "f64", "f16", "bf16"),
+        refuses=_takes,
+        build=builder(geometry),
+        geometry=geometry,
+        space=space,
+        default=default,
+        expect=expect or {},
+        lesson=lesson,
+        source=f"cuda/kernels/{name}.cu",
+    )
+
+
+TILED: tuple[Rung, ...] = (
+    _rung(
+        "simt_threadtile",
+        "simt_smem",
+        "each thread computes tm x tn elements from tiles in shared memory",
+        "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared memory is "
+        "read tm tn / (tm + tn) times less often than by one thread an element.",
+        tiled.threadtile,
+        _TILE,
+        _DEFAULT,
+    ),
+    _rung(
+        "simt_vectorized",
+        "simt_threadtile",
+        "16-byte loads, by threads placed along the memory",
+        "Fewer and wider requests move the same bytes. A width is used only where it divides both the alignment and the "
+        "side, so no load crosses an edge.",
+        tiled.vectorized,
+        _TILE,
+        _DEFAULT,
+    ),
+    _rung(
+        "simt_padded",
+        "simt_vectorized",
+        "tiles with k outermost, padded against bank conflicts",
+        "Transposed on the way in, a step of k lies in one row of shared memory and is read 16 bytes at once. Four "
+        "elements of padding a row put the transposing stores on different banks.",
+        tiled.padded,
+        _TILE,
+        _DEFAULT,
+        {"bank_conflicts": 0},
+    ),
+    _rung(
+        "simt_swizzled",
+        "simt_padded",
+        "the same tiles without a pad: sides are XORed with a number made from k",
+        "The XOR moves each store to a bank of its own as the pad did, and takes no memory for it.",
+        tiled.swizzled,
+        _TILE,
+        _DEFAULT,
+        {"bank_conflicts": 0},
+    ),
+    _rung(
+        "simt_warptile",
+        "simt_padded",
+        "block tile, warp tile, thread tile",
+        "A warp on a compact part of the tile reads fewer different elements, and lanes that read the same strip share "
+        "wavefronts.",
+        tiled.warptile,
+        _WARPS,
+        _WARP_DEFAULT,
+        {"bank_conflicts": 0},
+    ),
+    _rung(
+        "simt_pipelined",
+        "simt_warptile",
+        "the next tiles are loaded while this one is multiplied",
+        "A block no longer waits for memory at every tile: the next tile travels through registers or by cp.async, and "
+        "the next step of k is read while this one is multiplied.",
+        tiled.pipelined,
+        {**_WARPS, "stages": (2, 3, 4), "blocks": (1, 2, 3)},
+        {**_WARP_DEFAULT, "stages": 2, "blocks": 2},
+        {"bank_conflicts": 0},
+    ),
+)

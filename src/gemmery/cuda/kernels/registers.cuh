@@ -1,0 +1,89 @@
+// A thread's part of a tile of C, in registers.
+#pragma once
+#include "epilogue.cuh"
+#include "load.cuh"
+
+// Elements of S in one 16-byte access, if COUNT of them can be cut into such.
+template <class S, int COUNT> constexpr int strip() {
+  int most = 16 / int(sizeof(S));
+  while (COUNT % most) most /= 2;
+  return most;
+}
+
+// COUNT sides of step k of a tile: strips of neighbours, each APART sides after the last, the first at `side`.
+template <class Arrangement, int APART, int COUNT, class S>
+__device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side, int k) {
+  constexpr int STRIP = strip<S, COUNT>();
+#pragma unroll
+  for (int s = 0; s < COUNT / STRIP; ++s) {
+    if constexpr (Arrangement::ADJACENT == COL) {
+      auto read = *reinterpret_cast<const Chunk<S, STRIP>*>(tile + Arrangement::at(side + s * APART, k));
+#pragma unroll
+      for (int v = 0; v < STRIP; ++v) x[s * STRIP + v] = read.of[v];
+    } else {
+#pragma unroll
+      for (int v = 0; v < STRIP; ++v) x[s * STRIP + v] = tile[Arrangement::at(side + s * APART + v, k)];
+    }
+  }
+}
+
+template <int TM, int TN, class S>
+__device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN], S (&sums)[TM][TN]) {
+#pragma unroll
+  for (int i = 0; i < TM; ++i) {
+#pragma unroll
+    for (int j = 0; j < TN; ++j) sums[i][j] = multiply_add(a[i], b[j], sums[i][j]);
+  }
+}
+
+// Where the strips of a thread begin when warps take WM x WN each of a tile of BN columns, and lanes strips of it.
+// A lane shares its rows with lane ^ 1 and its columns with lane ^ 2: reads of 16 bytes on which such pairs agree take
+// half the wavefronts.
+template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Seat {
+  static constexpr int DOWN = WM / TM, ACROSS = WN / TN, ROWS_APART = DOWN * TALL, COLUMNS_APART = ACROSS * WIDE;
+  static constexpr bool PAIRED = DOWN > 1 && ACROSS > 1;
+  int row, column;
+
+  __device__ __forceinline__ Seat() {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int y = PAIRED ? lane / 4 / (ACROSS / 2) * 2 + lane / 2 % 2 : lane / ACROSS;
+    int x = PAIRED ? lane / 4 % (ACROSS / 2) * 2 + lane % 2 : lane % ACROSS;
+    row = warp / (BN / WN) * WM + y * TALL;
+    column = warp % (BN / WN) * WN + x * WIDE;
+  }
+};
+
+// Adds the BK outer products of two tiles in shared memory, from the thread's first row and column on.
+template <class TileA, class TileB, int ROWS_APART, int COLUMNS_APART, int BK, int TM, int TN, class S>
+__device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile, int row, int column,
+                                               S (&sums)[TM][TN]) {
+#pragma unroll
+  for (int k = 0; k < BK; ++k) {
+    S a[TM], b[TN];
+    fragment<TileA, ROWS_APART>(a, a_tile, row, k);
+    fragment<TileB, COLUMNS_APART>(b, b_tile, column, k);
+    outer_product(a, b, sums);
+  }
+}
+
+// The sums of a thread into C: rows and columns in strips as above, from (i, j) on, VEC elements of a row at once.
+template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, int TM, int TN, class S, class T, class Out>
+__device__ __forceinline__ void store_registers(const Product<T, Out>& p, int batch, int i, int j,
+                                                const S (&sums)[TM][TN]) {
+  constexpr int TALL = strip<S, TM>(), WIDE = strip<S, TN>(), STEP = VEC < WIDE ? VEC : WIDE;
+#pragma unroll
+  for (int y = 0; y < TM; ++y) {
+    int row = i + y / TALL * ROWS_APART + y % TALL;
+    if (row >= p.m) continue;
+#pragma unroll
+    for (int x = 0; x < TN; x += STEP) {
+      int column = j + x / WIDE * COLUMNS_APART + x % WIDE;
+      if (column >= p.n) continue;
+      Out* c = p.c_at(batch, row, column);
+      Chunk<Out, STEP> out;
+#pragma unroll
+      for (int v = 0; v < STEP; ++v) out.of[v] = finished<EPILOGUE>(p, c + v, row, column + v, sums[y][x + v]);
+      *reinterpret_cast<Chunk<Out, STEP>*>(c) = out;
+    }
+  }
+}

@@ -1,0 +1,72 @@
+// The idea: the loads of later tiles overlap with computing this one. With two stages the next tile waits in registers
+// and is stored while this one is read; with more, cp.async fills a ring of STAGES tiles without registers. In either
+// the fragments of the next step of k are read while this step's are multiplied.
+// Its parent: simt_warptile, where a block waits for memory, then for itself, at every tile.
+#include "registers.cuh"
+
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
+          int WM, int WN, int TM, int TN, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(const Product<T, Out> p) {
+  using S = Sum<T, Out>;
+  using TileA = KMajor<BM, BK, A == ROW ? 4 : 0>;
+  using TileB = KMajor<BN, BK, B == COL ? 4 : 0>;
+  using Place = Seat<BN, WM, WN, TM, TN, strip<S, TM>(), strip<S, TN>()>;
+  constexpr int THREADS = BM / TM * (BN / TN), ROWS_APART = Place::ROWS_APART, COLUMNS_APART = Place::COLUMNS_APART;
+  constexpr int STAGE = TileA::SIZE + TileB::SIZE;
+  constexpr bool ASYNC = STAGES > 2;
+  extern __shared__ unsigned char memory[];
+  S* ring = reinterpret_cast<S*>(memory);
+
+  Tile tile = tile_of_block<BM, BN>(p);
+  auto a_panel = panel_of_a(p, tile);
+  auto b_panel = panel_of_b(p, tile);
+  Load<T, A, A_VEC, BM, BK, THREADS> a_load;
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load;
+  auto begin = [&](int k0, S* stage) {
+    if constexpr (ASYNC) {
+      a_load.template copy<TileA>(a_panel, k0, stage);
+      b_load.template copy<TileB>(b_panel, k0, stage + TileA::SIZE);
+      ptx::cp_async_commit_group();
+    } else {
+      a_load.fetch(a_panel, k0);
+      b_load.fetch(b_panel, k0);
+    }
+  };
+  auto finish = [&](S* stage) {
+    if constexpr (ASYNC) {
+      ptx::cp_async_wait_group<STAGES - 2>();
+    } else {
+      a_load.template put<TileA>(stage);
+      b_load.template put<TileB>(stage + TileA::SIZE);
+    }
+    __syncthreads();
+  };
+
+  constexpr int AHEAD = STAGES - 1;
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) begin(s * BK, ring + s * STAGE);
+  finish(ring);
+  Place at;
+  S a[2][TM], b[2][TN], sums[TM][TN] = {};
+  fragment<TileA, ROWS_APART>(a[0], ring, at.row, 0);
+  fragment<TileB, COLUMNS_APART>(b[0], ring + TileA::SIZE, at.column, 0);
+  int now = 0, last = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+#pragma unroll
+    for (int k = 0; k < BK; ++k) {
+      if (k == BK - 1) {
+        now = now == STAGES - 1 ? 0 : now + 1;
+        finish(ring + now * STAGE);
+      }
+      fragment<TileA, ROWS_APART>(a[(k + 1) % 2], ring + now * STAGE, at.row, (k + 1) % BK);
+      fragment<TileB, COLUMNS_APART>(b[(k + 1) % 2], ring + now * STAGE + TileA::SIZE, at.column, (k + 1) % BK);
+      if (k == 0) {
+        begin(k0 + AHEAD * BK, ring + last * STAGE);
+        last = last == STAGES - 1 ? 0 : last + 1;
+      }
+      outer_product(a[k % 2], b[k % 2], sums);
+    }
+  }
+  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row, tile.col + at.column,
+                                                              sums);
+}

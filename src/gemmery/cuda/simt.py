@@ -70,7 +70,8 @@ def packed(problem: Problem, config: Config) -> Geometry:
 def smem(problem: Problem, config: Config) -> Geometry:
     """A thread for each element of a square tile of C."""
     tile = _positive(config, "tile")
-    return Geometry("simt_smem.cu", instance("simt_smem", problem, tile), tiles(problem, tile, tile), (tile, tile, 1))
+    kernel = instance("simt_smem", problem, tile)
+    return Geometry("simt_smem.cu", kernel, tiles(problem, tile, tile), (tile, tile, 1), tile=(tile, tile))
 
 
 def smem_transposed(problem: Problem, config: Config) -> Geometry:
@@ -79,7 +80,8 @@ def smem_transposed(problem: Problem, config: Config) -> Geometry:
     if tile not in (8, 16, 32):
         raise RefusedError(f"tile={tile}: a tile is made of warps of 4 x 8 elements; use 8, 16 or 32")
     kernel = instance("simt_smem_transposed", problem, tile, bool(config["swizzle"]))
-    return Geometry("simt_smem_transposed.cu", kernel, tiles(problem, tile, tile), (tile * tile, 1, 1))
+    grid = tiles(problem, tile, tile)
+    return Geometry("simt_smem_transposed.cu", kernel, grid, (tile * tile, 1, 1), tile=(tile, tile))
 
 
 def addition(a: View, b: View, c: View) -> Launch:

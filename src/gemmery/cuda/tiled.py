@@ -97,7 +97,8 @@ def _launch(
         *(config[key] for key in keys),
     )
     threads = bm // tm * (bn // tn)
-    return Geometry(f"{name}.cu", kernel, tiles(problem, bm, bn), (threads, 1, 1), shared if stages else 0)
+    dynamic = shared if stages else 0
+    return Geometry(f"{name}.cu", kernel, tiles(problem, bm, bn), (threads, 1, 1), dynamic, tile=(bm, bn))
 
 
 def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tuple[int, int, int]:

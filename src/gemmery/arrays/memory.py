@@ -1,0 +1,86 @@
+"""Memory of an array, and what its shape and strides say of it."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from gemmery import dtypes
+from gemmery.errors import DeviceError
+
+
+class View(NamedTuple):
+    """Memory of an array: where it starts, its shape, its strides in bytes (any sign, 0 for broadcasting).
+
+    A named tuple because a product makes three: 0.3 us each, against 0.9 us for a frozen dataclass.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str  # gemmery's name: "f32"
+    device: str = "cpu"  # or "cuda:0"; "cuda" where the array does not say which
+    stream: int = 0  # handle of the CUDA stream on which its memory may be used without waiting
+    writable: bool = True
+    owner: object = None  # keeps the memory alive
+
+
+def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The strides in bytes of a C-contiguous array."""
+    return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def same(x: View, y: View) -> bool:
+    """True when x and y are the same elements of the same memory."""
+    return x[:4] == y[:4]
+
+
+def overlap(x: View, y: View) -> bool:
+    """True when the memory that x and y span has a byte in common."""
+    x_below, x_above = reach(x.shape, x.strides, x.dtype)
+    y_below, y_above = reach(y.shape, y.strides, y.dtype)
+    return x.pointer + x_below < y.pointer + y_above and y.pointer + y_below < x.pointer + x_above
+
+
+def repeats(x: View) -> bool:
+    """True unless each element of x plainly has memory of its own: no stride within a smaller dimension's span."""
+    return _repeats(x.shape, x.strides, x.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _repeats(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> bool:
+    if 0 in shape:
+        return False
+    span = dtypes.get(dtype).size
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < span:
+            return True
+        span += stride * (length - 1)
+    return False
+
+
+@lru_cache(maxsize=1024)
+def reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """The bytes spanned, from the first element's address on: the lowest, and one past the highest."""
+    if 0 in shape:
+        return 0, 0
+    spans = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + dtypes.get(dtype).size
+
+
+def elsewhere(device: str) -> DeviceError:
+    """The error for memory that nothing here multiplies."""
+    return DeviceError(
+        f"an operand is on the device {device!r}: gemmery multiplies on the CPU and on CUDA devices; "
+        "move the operand first, in PyTorch with x.cpu()"
+    )
+
+
+def alignment(pointer: int, steps: tuple[int, ...]) -> int:
+    """Bytes, 16 at most and a power of two, that an address and all steps from it are multiples of.
+
+    >>> alignment(4096, (400, 1600)), alignment(4096, (12, 4000)), alignment(4098, ())
+    (16, 4, 2)
+    """
+    return math.gcd(16, pointer, *steps)

@@ -18,9 +18,9 @@ OWNERS = {
     "platformdirs": ("config.py",),
     "rich": ("report", "cli.py"),
     "threadpoolctl": ("bench", "lab"),
-    "torch": ("bench/peers.py",),
+    "torch": ("bench/peers.py", "bench/gpu/peers.py"),
     "cuda": ("cuda",),
-    "cupy": ("bench/peers.py",),
+    "cupy": ("bench/gpu/peers.py",),
     "typer": ("cli.py",),
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}

@@ -14,13 +14,28 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gemmery.cpu import jit, target
 from gemmery.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a figure of a GPU depends on; the defaults are those of a run without one."""
+
+    name: str = ""  # "NVIDIA H200"
+    capability: int = 0  # 90 for sm_90
+    sms: int = 0
+    l2: int = 0  # bytes
+    clock_mhz: int = 0  # the highest of its multiprocessors
+    power_w: float = 0.0  # the limit in force; 0 when unknown
+    driver: str = ""
+    cuda: str = ""  # the version that the driver speaks
+    nvrtc: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,7 @@ class Machine:
     llvmlite: str
     blas: str  # what NumPy says it runs
     gemmery: str
+    gpu: Gpu = Gpu()
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,9 @@ class Measurement:
     checked: bool = False
     refused: str = ""  # why it did not run; then the times are 0
     note: str = ""
+    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    unit: str = ""  # whose peak `peak_gflops` is, on a GPU: "CUDA cores", "mma.sync"
+    clock_mhz: int = 0  # of a GPU's multiprocessors while it was timed, the median; 0 when unknown
 
     @property
     def gflops(self) -> float:
@@ -104,7 +123,7 @@ def machine() -> Machine:
     host, cores = target.host(), target.cores()
     model = jit.host_cpu().replace("znver", "amd-zen")
     return Machine(
-        name=re.sub(r"[^a-z0-9.]+", "-", f"{model}-{host.isa}-{cores}c".lower()).strip("-"),
+        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
         cpu=host.cpu,
         isa=host.isa,
         cores=cores,
@@ -118,6 +137,21 @@ def machine() -> Machine:
         blas=peers.blas(),
         gemmery=version("gemmery"),
     )
+
+
+def gpu_machine(ordinal: int = 0) -> Machine:
+    """The fingerprint of this machine for what runs on its GPU, whose name it has: "nvidia-h200".
+
+    Raises DeviceError for a device that is not there.
+    """
+    from gemmery.bench.gpu import state  # loads the CUDA bindings
+
+    gpu = state.describe(ordinal)
+    return replace(machine(), name=_file_safe(gpu.name), gpu=gpu)
+
+
+def _file_safe(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def version(package: str) -> str:
@@ -184,7 +218,7 @@ def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
     for run in sorted(runs, key=lambda run: run.started):
         for m in run.measurements:
             config = tuple(sorted(m.config.items())) if m.suite.startswith("sweep") else ()
-            key = (m.suite, m.kernel, m.m, m.n, m.k, m.dtype, m.out, m.batch, m.threads, m.case, config)
+            key = (m.suite, m.kernel, m.m, m.n, m.k, m.dtype, m.out, m.precision, m.batch, m.threads, m.case, config)
             found[key] = m
     return tuple(found.values())
 
@@ -203,4 +237,7 @@ def _set(measurement: Measurement) -> dict[str, Any]:
 def _build(kind: type[Any], row: dict[str, Any]) -> Any:
     """A record of `kind`; keys of a later version are left out."""
     known = {f.name for f in fields(kind)}
-    return kind(**{key: value for key, value in row.items() if key in known})
+    given = {key: value for key, value in row.items() if key in known}
+    if "gpu" in given:
+        given["gpu"] = _build(Gpu, given["gpu"])
+    return kind(**given)

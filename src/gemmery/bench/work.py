@@ -37,13 +37,14 @@ class Work:
     vector: bool = False
     seed: int = 0
     name: str = ""  # of the comparison that it belongs to
+    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
 
     @property
     def problem(self) -> Problem:
         """The same as dispatch sees it."""
         known = {"row": "row", "col": "col", "strided": "any"}
         a, b = known[self.a_layout], known[self.b_layout]
-        return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b)
+        return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
 
     @property
     def case(self) -> str:
@@ -58,7 +59,7 @@ class Work:
 
     def __str__(self) -> str:
         batch = f"{self.batch} x " if self.batch > 1 else ""
-        types = self.dtype if self.dtype == self.out else f"{self.dtype} -> {self.out}"
+        types = self.precision or (self.dtype if self.dtype == self.out else f"{self.dtype} -> {self.out}")
         return f"{batch}{self.m}x{self.n}x{self.k} {types}{', ' if self.case else ''}{self.case}"
 
 

@@ -113,3 +113,19 @@ def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The whole of the memory that `x` is a view of."""
     return x if x.base is None else x.base
+
+
+class Shared:
+    """A View as `__cuda_array_interface__`, which every library for GPUs reads; bfloat16, which it lacks, as int16."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        stored = "int16" if view.dtype == "bf16" else dtypes.get(view.dtype).numpy
+        self.__cuda_array_interface__ = {
+            "shape": view.shape,
+            "strides": view.strides,
+            "typestr": np.dtype(stored).str,
+            "data": (view.pointer, False),
+            "stream": view.stream,
+            "version": 3,
+        }

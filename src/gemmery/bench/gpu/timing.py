@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from gemmery.bench import timing
 from gemmery.bench.timing import Sample
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Event, Graph, Stream
 
-WARM_CALLS = 3  # the first call loads the kernel, and lets a library choose its own
-LONG_CALL_NS = 200_000  # a call this long hides the next launch, which takes the host 10 us, and needs no graph
+WARM_CALLS = 4
+QUEUED_NS = 200_000  # a call this long hides the launch of the next, which takes the host 10 us, and needs no graph
 GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two launches of it
 MOST_CALLS = 1024  # calls in a graph
 
@@ -22,8 +23,10 @@ Put = Callable[[int], None]
 """Puts one product on the stream; its argument says which of the sets of operands it takes."""
 
 
-def replays(put: Put, stream: Stream, sets: int) -> Sample:
+def replays(put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None) -> Sample:
     """A sampler of the product that `put` puts on `stream`, its operands taken in turn from `sets` sets.
+
+    `look` is called while the device works.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # nanoseconds of 1000 products
@@ -31,27 +34,27 @@ def replays(put: Put, stream: Stream, sets: int) -> Sample:
 
     Raises what `put` raises, and DeviceError when a kernel fails.
     """
-    for index in range(WARM_CALLS):
-        put(index % sets)
-    stream.synchronize()
-    queued = _Queued(put, stream, sets)
+    queued = _Queued(put, stream, sets, look)
+    queued.sample(1, 0)  # loads the kernel, and lets a library choose its own
+    if queued.sample(1, 0) > timing.LONG_CALL_NS:
+        return queued.sample
     each = queued.sample(WARM_CALLS, 1) / WARM_CALLS
-    if each > LONG_CALL_NS:
+    if each > QUEUED_NS:
         return queued.sample
     calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
-    replayed = _Replayed(put, stream, sets, calls)
+    replayed = _Replayed(put, stream, sets, calls, look)
     shorter = GRAPH_NS / max(replayed.sample(calls, 1), 1)
     if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # by its graph a call takes less than by its launch
         calls = sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets)
-        replayed = _Replayed(put, stream, sets, calls)
+        replayed = _Replayed(put, stream, sets, calls, look)
     return replayed.sample
 
 
 class _Queued:
     """Calls put on the stream one by one."""
 
-    def __init__(self, put: Put, stream: Stream, sets: int) -> None:
-        self._put, self._stream, self._sets = put, stream, sets
+    def __init__(self, put: Put, stream: Stream, sets: int, look: Callable[[], None]) -> None:
+        self._put, self._stream, self._sets, self._look = put, stream, sets, look
         self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
         self._next = 0
 
@@ -61,6 +64,7 @@ class _Queued:
         self._start.record(self._stream.handle)
         self._several(inner)
         self._end.record(self._stream.handle)
+        self._look()
         return round(self._end.since(self._start) * 1e9)
 
     def _several(self, count: int) -> None:
@@ -72,8 +76,8 @@ class _Queued:
 class _Replayed:
     """A graph of `calls` calls, a multiple of the sets: one that begins again finds its operands gone from L2."""
 
-    def __init__(self, put: Put, stream: Stream, sets: int, calls: int) -> None:
-        self._stream, self._calls = stream, calls
+    def __init__(self, put: Put, stream: Stream, sets: int, calls: int, look: Callable[[], None]) -> None:
+        self._stream, self._calls, self._look = stream, calls, look
         self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
         self._graph = Graph(stream)
         with driver.on(stream.ordinal), self._graph:
@@ -90,4 +94,5 @@ class _Replayed:
             for _ in range(launches):
                 self._graph.launch()
             self._end.record(self._stream.handle)
+            self._look()
         return round(self._end.since(self._start) * 1e9 * inner / (launches * self._calls))

@@ -1,0 +1,97 @@
+"""What the driver's management library says of a device: its driver, power limit and clocks.
+
+Reference: NVIDIA, NVML API. The library comes with the driver; without it the figures are 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from functools import lru_cache
+
+from gemmery.bench.record import Gpu
+from gemmery.cuda import driver, nvrtc
+
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+
+
+class Monitor:
+    """Reads a device's clock while it works; `missing` says why it cannot, "" when it can."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self._device = ctypes.c_void_p()
+        self._seen: list[int] = []
+        self.missing = "the driver's libnvidia-ml.so.1 is not found"
+        library = _library()
+        if library is not None:
+            named = driver.uuid(ordinal).encode()
+            status = library.nvmlDeviceGetHandleByUUID(named, ctypes.byref(self._device))
+            self.missing = f"NVML does not find {named.decode()} (status {status})" if status else ""
+
+    def look(self) -> None:
+        """Note the clock of this moment."""
+        clock = self._number("nvmlDeviceGetClockInfo", _SM_CLOCK)
+        if clock:
+            self._seen.append(clock)
+
+    def seen(self) -> int:
+        """The median of the clocks noted since the last time it was asked for, in MHz; 0 when there is none."""
+        found = round(statistics.median(self._seen)) if self._seen else 0
+        self._seen.clear()
+        return found
+
+    @property
+    def most_clock(self) -> int:
+        """The highest clock of the multiprocessors, MHz."""
+        return self._number("nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
+
+    @property
+    def power_limit(self) -> float:
+        """Watts that the device may take at present."""
+        return self._number("nvmlDeviceGetEnforcedPowerLimit") / 1e3
+
+    def _number(self, name: str, *options: int) -> int:
+        found = ctypes.c_uint()
+        library = _library()
+        if self.missing or library is None or getattr(library, name)(self._device, *options, ctypes.byref(found)):
+            return 0
+        return found.value
+
+
+@lru_cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library
+
+
+def driver_version() -> str:
+    """The driver's own version, "580.95.05"; "" when NVML is missing."""
+    library, text = _library(), ctypes.create_string_buffer(96)
+    if library is None or library.nvmlSystemGetDriverVersion(text, len(text)):
+        return ""
+    return text.value.decode()
+
+
+def describe(ordinal: int = 0) -> Gpu:
+    """The fingerprint of a device.
+
+    >>> describe().name  # doctest: +SKIP
+    'NVIDIA H200'
+
+    Raises DeviceError for a device that is not there.
+    """
+    found, monitor = driver.device(ordinal), Monitor(ordinal)
+    return Gpu(
+        name=found.name,
+        capability=found.capability,
+        sms=found.sms,
+        l2=found.l2,
+        clock_mhz=monitor.most_clock or round(found.clock * 1e3),
+        power_w=monitor.power_limit,
+        driver=driver_version(),
+        cuda=driver.version(),
+        nvrtc=nvrtc.version(),
+    )

@@ -17,8 +17,8 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.device import LIMITS, STATIC_SHARED, Device, Limits
 from gemmery.errors import DeviceError
 
+_NO_DEVICE = "a CUDA driver is installed, but it finds no device: look at CUDA_VISIBLE_DEVICES"
 _WAYS_OUT = {
-    "CUDA_ERROR_NO_DEVICE": "no CUDA device is visible: look at CUDA_VISIBLE_DEVICES",
     "CUDA_ERROR_OUT_OF_MEMORY": "free arrays on the device, or use smaller ones",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture",
     "CUDA_ERROR_ILLEGAL_ADDRESS": "an operand's memory is not what its shape and strides say; start a new process",
@@ -28,7 +28,7 @@ _WAYS_OUT = {
 def missing() -> str:
     """What CUDA lacks here, in one line; "" when there is a device to run on."""
     try:
-        return "" if count() else "the CUDA driver finds no device"
+        return "" if count() else _NO_DEVICE
     except DeviceError as error:
         return str(error)
 
@@ -37,16 +37,25 @@ def missing() -> str:
 def api() -> Any:
     """The bindings, with the driver initialised.
 
-    Raises DeviceError when the bindings or the driver are not there.
+    Raises DeviceError when the bindings, the driver or a device are not there, or the driver is older than they are.
     """
     try:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceError("CUDA needs its Python bindings: pip install 'gemmery[cuda]'") from error
     try:
-        _check(driver, driver.cuInit(0))
+        status = driver.cuInit(0)
+        if status[0] == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+            raise DeviceError(_NO_DEVICE)
+        _check(driver, status)
+        speaks = int(_check(driver, driver.cuDriverGetVersion()))
     except RuntimeError as error:  # libcuda is not there
         raise DeviceError("no CUDA driver is installed on this machine") from error
+    if speaks // 1000 < driver.CUDA_VERSION // 1000:
+        raise DeviceError(
+            f"the driver speaks CUDA {_dotted(speaks)} and the Python bindings {_dotted(driver.CUDA_VERSION)}: update the "
+            f"driver, or pip install 'cuda-bindings=={speaks // 1000}.*' 'nvidia-cuda-nvrtc=={speaks // 1000}.*'"
+        )
     return driver
 
 
@@ -109,7 +118,10 @@ def device(ordinal: int = 0) -> Device:
 
 def version() -> str:
     """The CUDA version that the driver speaks: "13.0"."""
-    number = int(check(api().cuDriverGetVersion()))
+    return _dotted(int(check(api().cuDriverGetVersion())))
+
+
+def _dotted(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -147,7 +159,7 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
             found = _functions.get(key)
             if found is None:
                 made = nvrtc.code(source, kernel, arch)
-                with on(ordinal):
+                with on(ordinal), _relaxed():
                     module = check(api().cuModuleLoadData(made.cubin))
                     found = check(api().cuModuleGetFunction(module, made.entry.encode()))
                 _functions[key] = found
@@ -156,6 +168,17 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
         with on(ordinal):
             check(api().cuFuncSetAttribute(found, attribute, shared))
     return found
+
+
+@contextmanager
+def _relaxed() -> Iterator[None]:
+    """Let this thread do what a stream capture of its own forbids by default: loading code allocates memory."""
+    mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(api().cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        check(api().cuThreadExchangeStreamCaptureMode(before))
 
 
 class Memory:

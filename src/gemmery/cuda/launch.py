@@ -9,13 +9,74 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import device, driver
+from gemmery.cuda import device, driver, ordered
 from gemmery.cuda.geometry import LARGEST_SIDE, Geometry, refusal
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 
 Config = Mapping[str, int]
 Shape = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
+Step = tuple[int, int, int, int, int, int, int, int]  # a function's handle, grid, block, bytes of shared memory
+
+_POINTERS = struct.Struct("=5Q")  # the fields of product.cuh's Product that change from call to call
+_SCALARS_AT = struct.calcsize("=5Q11q4i")
+
+
+class Ready:
+    """The launches of a rung with all of their argument but pointers and scalars; many threads may call it at once."""
+
+    def __init__(self, steps: list[Step], argument: bytes, ordinal: int, workspace: int, flipped: bool) -> None:
+        self.ordinal = ordinal
+        self.workspace = workspace  # bytes
+        self._steps = steps
+        self._argument = argument
+        self._flipped = flipped
+        self._scalars = struct.Struct("=2d" if len(argument) == _SCALARS_AT + 16 else "=2f")
+        self._context = int(driver.context(ordinal))
+        api = driver.api()
+        self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
+        self._free: list[tuple[Any, Any, int]] = []  # argument buffers of calls that are over
+
+    def __call__(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        stream: int,
+        bias: int = 0,
+        workspace: int = 0,
+        scalars: tuple[float, float] | None = None,
+    ) -> None:
+        """Put the launches on a stream, by the addresses of the operands' first elements."""
+        try:
+            held = self._free.pop()
+        except IndexError:
+            held = self._buffer()
+        memory, _, parameters = held
+        if self._flipped:
+            a, b = b, a
+        _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
+        if scalars is not None:
+            self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
+        if int(self._current()[1]) == self._context:
+            self._run(stream, parameters)
+        else:
+            with driver.on(self.ordinal):
+                self._run(stream, parameters)
+        self._free.append(held)
+
+    def _run(self, stream: int, parameters: int) -> None:
+        launch = self._launch
+        for function, x, y, z, width, height, depth, shared in self._steps:
+            status = launch(function, x, y, z, width, height, depth, shared, stream, parameters, 0)
+            if status[0]:
+                driver.check(status)
+
+    def _buffer(self) -> tuple[Any, Any, int]:
+        """Memory for an argument, the driver's array of pointers to arguments, and that array's address."""
+        memory = ctypes.create_string_buffer(self._argument, len(self._argument))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        return memory, pointers, ctypes.addressof(pointers)
 
 
 class Launch:
@@ -29,14 +90,24 @@ class Launch:
         self.problem = problem.transposed() if self.flipped else problem
         self.geometry = shape(self.problem, config)
         found = device.find(problem.device)
-        reason = _too_large(problem) or refusal(self.geometry, found)
+        reason = too_large(problem) or refusal(self.geometry, found)
         if reason:
             raise RefusedError(reason)
         self._ordinal = found.ordinal
         self._steps = [
-            (driver.function(one.source, one.kernel, self._ordinal, one.shared), one.grid, one.block, one.shared)
+            (
+                int(driver.function(one.source, one.kernel, self._ordinal, one.shared)),
+                *one.grid,
+                *one.block,
+                one.shared,
+            )
             for one in (*self.geometry.before, self.geometry)
         ]
+
+    def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
+        """The launches for operands of these shapes and strides, whatever their addresses."""
+        argument = arguments(self.problem, self.flipped, a, b, c, 1.0, 0.0, bias, 0)
+        return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.flipped)
 
     def __call__(
         self,
@@ -49,17 +120,14 @@ class Launch:
         bias: View | None = None,
         threads: int = 1,
     ) -> None:
-        api, stream = driver.api(), c.stream
-        with driver.on(self._ordinal):
-            size = self.geometry.workspace
-            scratch = driver.check(api.cuMemAllocAsync(size, stream)) if size else 0
-            argument = arguments(self.problem, self.flipped, a, b, c, alpha, beta, bias, int(scratch))
-            held = ctypes.create_string_buffer(argument, len(argument))
-            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
-            for function, grid, block, shared in self._steps:
-                driver.check(api.cuLaunchKernel(function, *grid, *block, shared, stream, ctypes.addressof(pointers), 0))
-            if size:
-                driver.check(api.cuMemFreeAsync(scratch, stream))
+        run, stream = self.ready(a, b, c, bias), c.stream
+        scalars = alpha.real, beta.real
+        scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
+        try:
+            run(a.pointer, b.pointer, c.pointer, stream, bias.pointer if bias is not None else 0, scratch, scalars)
+        finally:
+            if scratch:
+                ordered.free(scratch, stream, self._ordinal)
 
 
 def arguments(
@@ -110,11 +178,12 @@ def builder(shape: Shape) -> Callable[[Problem, Config], Any]:
     return build
 
 
+def too_large(problem: Problem) -> str:
+    """Why kernels cannot count this problem's sides; "" when they can."""
+    side = max(problem.m, problem.n, problem.k, problem.batch)
+    return f"a side of {side}: kernels count to {LARGEST_SIDE:,}; cut the product" if side > LARGEST_SIDE else ""
+
+
 def _strides(view: View) -> tuple[int, ...]:
     size = dtypes.get(view.dtype).size
     return tuple(step // size for step in view.strides)
-
-
-def _too_large(problem: Problem) -> str:
-    side = max(problem.m, problem.n, problem.k, problem.batch)
-    return f"a side of {side}: kernels count to {LARGEST_SIDE:,}; cut the product" if side > LARGEST_SIDE else ""

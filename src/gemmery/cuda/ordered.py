@@ -1,0 +1,71 @@
+"""What is done to memory in the order of a stream: nothing here waits, and a graph may capture all of it.
+
+Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and event management.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from gemmery.cuda import driver
+
+
+def allocate(size: int, stream: int, ordinal: int) -> int:
+    """The address of `size` bytes that work put on the stream from now on may use.
+
+    Raises DeviceError when the device has no room.
+    """
+    with driver.on(ordinal):
+        return int(driver.check(driver.api().cuMemAllocAsync(max(size, 1), stream)))
+
+
+def free(pointer: int, stream: int, ordinal: int) -> None:
+    """Give them back once the work put on the stream so far is done."""
+    with driver.on(ordinal):
+        driver.check(driver.api().cuMemFreeAsync(pointer, stream))
+
+
+def copy(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
+    """Copy bytes from one address to another."""
+    with driver.on(ordinal):
+        driver.check(driver.api().cuMemcpyDtoDAsync(target, source, size, stream))
+
+
+def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> None:
+    """Write one number of type "f32" or "f64"; its bits travel with the commands, not through memory of the host."""
+    words = struct.unpack("<2I", struct.pack("<d", number)) if dtype == "f64" else (_bits(number),)
+    with driver.on(ordinal):
+        for i, word in enumerate(words):
+            driver.check(driver.api().cuMemsetD32Async(pointer + 4 * i, word, 1, stream))
+
+
+def wait(stream: int, other: int, ordinal: int) -> None:
+    """Let `stream` go on only when what was put on `other` so far is done."""
+    api = driver.api()
+    with driver.on(ordinal):
+        event = driver.check(api.cuEventCreate(api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+        try:
+            driver.check(api.cuEventRecord(event, other))
+            driver.check(api.cuStreamWaitEvent(stream, event, 0))
+        finally:
+            api.cuEventDestroy(event)  # the driver keeps it until it has happened
+
+
+def where(pointer: int) -> int:
+    """The ordinal of the device whose memory an address is in.
+
+    Raises DeviceError for an address that is no device's.
+    """
+    api = driver.api()
+    return int(
+        driver.check(api.cuPointerGetAttribute(api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer))
+    )
+
+
+def _bits(number: float) -> int:
+    """A float32's; an infinity where it has nothing as large."""
+    try:
+        found: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    except OverflowError:
+        found = 0x7F800000 if number > 0 else 0xFF800000
+    return found

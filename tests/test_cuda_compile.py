@@ -1,0 +1,197 @@
+"""Every CUDA rung compiles for the architectures it claims, without spills, small enough to run; no GPU is needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gemmery import cache, config
+from gemmery.cuda import nvrtc
+from gemmery.cuda.device import ARCHS, LIMITS, STATIC_SHARED, Device
+from gemmery.cuda.geometry import refusal
+from gemmery.errors import CompileError, RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.problem import Problem
+
+pytest.importorskip("cuda.bindings")
+
+KERNELS = Path(nvrtc.__file__).with_name("kernels")
+DEVICES = {
+    arch: Device(arch, n := int(re.sub(r"\D", "", arch)), 1, LIMITS.get(n, LIMITS[80]), 0, 1, 1) for arch in ARCHS
+}
+FULL = "sm_90a"  # every element type here; on the others one each, so that all types meet all generations
+SHAPES = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_in_a_folder_of_their_own(tmp_path_factory):
+    """An instance is compiled once a run, and never taken from a run before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMERY_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
+def launches(rung, name, arch, **options):
+    """The geometries of a small problem that the rung takes in this element type; none where it refuses the device."""
+    refusals = []
+    for m, n, k in SHAPES:
+        for b_layout in ("row", "col"):
+            problem = Problem(m, n, k, name, name, b_layout=b_layout, **options)
+            reason = rung.refuses(problem)
+            if not reason:
+                try:
+                    geometry = rung.geometry(problem, rung.default)
+                    reason = refusal(geometry, DEVICES[arch])
+                except RefusedError as error:
+                    reason = str(error)
+            if not reason:
+                return [*geometry.before, geometry]
+            refusals.append(reason)
+    assert all(len(reason.split()) > 3 for reason in refusals), refusals
+    return []
+
+
+def check(geometry, arch):
+    """It compiles, spills nothing, and one block of it fits on a multiprocessor."""
+    limits = DEVICES[arch].limits
+    report = nvrtc.code(geometry.source, geometry.kernel, arch).report
+    what = f"{geometry.kernel} for {arch}: {report}"
+    assert report.registers > 0, what
+    assert report.spill_stores == report.spill_loads == 0, what
+    warps = -(-geometry.threads // 32)
+    assert -(-report.registers // 8) * 8 * 32 * warps <= limits.registers_sm, what  # given out by 8 a thread
+    assert report.shared <= STATIC_SHARED, what
+    assert report.shared + geometry.shared <= limits.shared, what
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
+def test_a_rung_compiles(rung, arch):
+    names = rung.dtypes if arch == FULL else rung.dtypes[ARCHS.index(arch) % len(rung.dtypes) :][:1]
+    for name in names:
+        found = launches(rung, name, arch)
+        assert found or arch != FULL, f"{rung.name} takes no problem in {name}"
+        for geometry in found:
+            check(geometry, arch)
+
+
+@pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
+def test_a_rung_compiles_with_all_that_may_happen_to_a_sum(rung):
+    for geometry in launches(rung, rung.dtypes[0], FULL, epilogue="bias+gelu", scaled=True):
+        check(geometry, FULL)
+
+
+@pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
+def test_a_rung_says_what_it_is(rung):
+    assert rung.source == f"cuda/kernels/{launches(rung, rung.dtypes[0], FULL)[-1].source}"
+    assert rung.parent is None or rung.parent in {other.name for other in CUDA}
+    assert rung.parent != rung.name
+    assert rung.idea
+    assert rung.lesson
+    for key, values in rung.space.items():
+        assert rung.default[key] in values, key
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.iterdir()), ids=lambda path: path.name)
+def test_a_kernel_file_opens_with_its_idea_and_needs_no_other_header(path):
+    lines = path.read_text().splitlines()
+    comment = next((at for at, line in enumerate(lines) if not line.startswith("//")), len(lines))
+    assert 1 <= comment <= 12
+    assert not [line for line in lines if re.match(r"\s*#\s*include\s*<", line)]
+    assert path.name == "ptx.cuh" or not [line for line in lines if re.search(r"\basm\b", line)]
+    assert max(map(len, lines)) <= 120
+
+
+def test_every_kernel_file_belongs_to_a_rung():
+    of_rungs = {rung.source.rpartition("/")[2] for rung in CUDA}
+    assert {path.name for path in KERNELS.glob("*.cu")} - of_rungs <= {"simt_add.cu"}
+
+
+SPILLING = """
+template <int N> __global__ void __launch_bounds__(1024) spilling(float* x) {
+  float held[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) held[i] = x[threadIdx.x * N + i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[threadIdx.x * N + i] = held[N - 1 - i];
+}
+"""
+
+
+def test_a_spill_is_seen(monkeypatch):
+    monkeypatch.setattr(nvrtc, "text", lambda source: SPILLING)
+    program = nvrtc.compiled("spilling.cu", "spilling<80>", "sm_80")
+    report = nvrtc.report(program.log, program.entry)
+    assert report.spill_stores > 0
+    assert report.spill_loads > 0
+    assert report.registers == 64
+
+
+def test_what_does_not_compile_says_why(monkeypatch):
+    monkeypatch.setattr(nvrtc, "text", lambda source: "template <int N> __global__ void broken() { undeclared = N; }")
+    with pytest.raises(CompileError, match=r"broken<1> of broken\.cu did not compile for sm_80(.|\n)*undeclared"):
+        nvrtc.compiled("broken.cu", "broken<1>", "sm_80")
+
+
+KERNEL = ("simt_naive.cu", "simt_naive<float, float, 0>", "sm_80")
+
+
+@pytest.fixture
+def compilations(monkeypatch, tmp_path):
+    """The compilations done from now on, with an empty cache."""
+    done = []
+    compiled = nvrtc.compiled
+
+    def counted(*given):
+        done.append(given)
+        return compiled(*given)
+
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(nvrtc, "compiled", counted)
+    return done
+
+
+def test_a_kernel_is_compiled_once(compilations):
+    assert nvrtc.code(*KERNEL) == nvrtc.code(*KERNEL)
+    assert len(compilations) == 1
+
+
+def test_another_instance_or_architecture_is_compiled_anew(compilations):
+    source, kernel, _ = KERNEL
+    assert nvrtc.code(*KERNEL).cubin != nvrtc.code(source, "simt_naive<double, double, 0>", "sm_80").cubin
+    assert nvrtc.code(*KERNEL).cubin != nvrtc.code(source, kernel, "sm_90a").cubin
+    assert len(compilations) == 3
+
+
+def test_a_changed_source_is_compiled_anew(compilations, monkeypatch):
+    before, text = nvrtc.code(*KERNEL), nvrtc.text
+    monkeypatch.setattr(nvrtc, "text", lambda source: text(source).replace("S sum = 0;", "S sum = 1;"))
+    assert nvrtc.code(*KERNEL).cubin != before.cubin
+    assert len(compilations) == 2
+
+
+def test_a_changed_header_is_compiled_anew(compilations, monkeypatch):
+    nvrtc.code(*KERNEL)
+    headers = {**nvrtc.headers(), "epilogue.cuh": nvrtc.headers()["epilogue.cuh"] + "// more\n"}
+    monkeypatch.setattr(nvrtc, "headers", lambda: headers)
+    nvrtc._shared.cache_clear()
+    try:
+        nvrtc.code(*KERNEL)
+    finally:
+        nvrtc._shared.cache_clear()
+    assert len(compilations) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda old: old[:-1], lambda old: old[:100] + b"\0" + old[101:], lambda old: b""])
+def test_a_damaged_entry_is_a_miss(compilations, damage):
+    before = nvrtc.code(*KERNEL)
+    (entry,) = Path(config.cache_dir()).iterdir()
+    damaged = damage(entry.read_bytes())
+    assert damaged != entry.read_bytes()
+    entry.write_bytes(damaged)
+    assert cache.read(config.cache_dir(), entry.name) is None
+    assert nvrtc.code(*KERNEL) == before
+    assert len(compilations) == 2

@@ -9,10 +9,10 @@ NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench test check docs format lock clean
+.PHONY: help setup ladder bench test test-gpu sanitize check docs format lock clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: $(STAMP) ## .venv with every package of requirements.lock and gemmery itself
 
@@ -24,6 +24,13 @@ bench: $(STAMP) ## run the suites of benchmarks/ against the rival libraries
 
 test: $(STAMP) ## all tests
 	@$(PYTHON) -m pytest -n 2 $(ARGS)
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device
+	@$(PYTHON) -m pytest -n 8 -m gpu $(ARGS)
+
+sanitize: $(STAMP) ## every GPU rung under compute-sanitizer's four tools; ARGS names rungs
+	@for tool in memcheck racecheck initcheck synccheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) tests/sanitized.py $(ARGS) || exit 1; done
 
 check: $(STAMP) ## format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check

@@ -1,0 +1,164 @@
+"""Operands on a GPU: random numbers in any layout, between guards that show a stray access."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmery import arrange, dtypes, verify
+from gemmery.arrays import View
+from gemmery.cuda import driver
+from gemmery.errors import RefusedError
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
+from operands import numpy_dtype, random
+
+GUARD = 512  # bytes before and after, all ones: NaN in every floating type, so that a stray read shows in the result
+TF32 = 2.0**14  # float32 units that rounding A and B to 10 bits of fraction may cost: 2 * 2**-11 = 2**14 * 2**-24
+OTHERS = ("padded", "aligned", "odd", "strided", "reversed", "rows reversed", "padded col", "reversed col", "one row")
+
+
+@dataclass
+class Placed:
+    """A batch of matrices on the device, and the image of the memory around them as it was."""
+
+    memory: driver.Memory
+    before: np.ndarray
+    shape: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    offset: int
+    name: str
+
+    def view(self, stream: int = 0) -> View:
+        return View(
+            self.memory.pointer + self.offset, self.shape, self.strides, self.name, "cuda:0", stream, True, self
+        )
+
+    def within(self, image: np.ndarray) -> np.ndarray:
+        """The matrices in an image of the memory."""
+        return np.ndarray(self.shape, numpy_dtype(self.name), image, self.offset, self.strides)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The matrices as they were."""
+        return self.within(self.before)
+
+    def image(self) -> np.ndarray:
+        """The memory as it is."""
+        found = np.empty_like(self.before)
+        self.memory.read(found)
+        return found
+
+    def result(self) -> np.ndarray:
+        """The matrices as they are; AssertionError where a byte that belongs to none of their elements has changed."""
+        image, untouched = self.image(), self.before.copy()
+        values = self.within(image).copy()
+        self.within(untouched)[...] = values
+        assert np.array_equal(image, untouched), "memory around C was written"
+        return values
+
+    def layout(self) -> str:
+        return arrange.layout(*self.shape[1:], *self.strides[1:], dtypes.get(self.name).size)
+
+    def alignment(self) -> int:
+        size = dtypes.get(self.name).size
+        steps = [step for step, length in zip(self.strides, self.shape, strict=True) if length > 1 and step != size]
+        return math.gcd(16, self.memory.pointer + self.offset, *steps)
+
+
+def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool = False, guard: int = GUARD) -> Placed:
+    """`values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first matrix (stride 0)."""
+    batch, rows, columns = values.shape
+    size = values.dtype.itemsize
+    wide = -(-columns * size // 16) * 16 // size
+    row, column = {
+        "row": (columns, 1),
+        "col": (1, rows),
+        "padded": (columns + 3, 1),
+        "aligned": (wide + 16 // size, 1),  # every row starts at a multiple of 16 bytes
+        "odd": (columns, 1),  # the first element does not
+        "strided": (2 * columns + 1, 2),
+        "reversed": (-columns, -1),
+        "rows reversed": (-(columns + 1), 1),
+        "padded col": (1, rows + 5),
+        "reversed col": (-1, -rows),
+        "one row": (0, 1),
+    }[layout]
+    spans = [abs(row) * max(0, rows - 1), abs(column) * max(0, columns - 1)]
+    each = rows * columns if layout in ("row", "col", "odd") else -(-(sum(spans) + 1) * size // 16) * 16 // size
+    steps = (0 if one_for_all else each, row, column)
+    repeats = 0 if one_for_all else max(0, batch - 1)
+    length = repeats * each + sum(spans) + 1 if values.size else 0
+    first = spans[0] * (row < 0) + spans[1] * (column < 0) + (layout == "odd")
+    image = np.full(2 * guard + (length + (layout == "odd")) * size, 0xFF, np.uint8)
+    made = Placed(
+        driver.Memory(image.nbytes),
+        image,
+        values.shape,
+        tuple(step * size for step in steps),
+        guard + first * size,
+        name,
+    )
+    made.within(image)[...] = values[:, :1] if layout == "one row" else values[:1] if one_for_all else values
+    made.memory.write(image)
+    return made
+
+
+def matrices(shape, name, out, layouts=("row", "row", "row"), batch=1, shared=(False, False), guard=GUARD):
+    """A, B and a poisoned C."""
+    m, n, k = shape
+    a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0], guard)
+    b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1], guard)
+    poison = np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
+    return a, b, place(poison, out, layouts[2], guard=guard)
+
+
+def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = False, precision: str = "") -> Problem:
+    batch, m, n = c.shape
+    layouts = (a.layout(), b.layout(), c.layout())
+    alignments = (a.alignment(), b.alignment(), c.alignment())
+    return Problem(m, n, a.shape[2], a.name, c.name, batch, *layouts, epilogue, scaled, "cuda:0", precision, alignments)
+
+
+def built(rung: Rung, case: Problem, config=None):
+    """The rung's kernel for a problem; None where it refuses that in words."""
+    reason = rung.refuses(case) if case.dtype in rung.dtypes else f"{rung.name} does not take {case.dtype}"
+    if not reason:
+        try:
+            return rung.build(case, {**rung.default, **(config or {})})
+        except RefusedError as error:
+            reason = str(error)
+    assert len(reason.split()) > 3, reason
+    return None
+
+
+def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision="", config=None) -> bool:
+    """Multiply and check; False where the rung refuses."""
+    case = problem(a, b, c, epilogue, alpha != 1 or beta != 0, precision)
+    kernel = built(rung, case, config)
+    if kernel is None:
+        return False
+    row = None
+    if bias is not None:
+        row = bias.view()._replace(shape=bias.shape[2:], strides=bias.strides[2:])
+    kernel(a.view(), b.view(), c.view(), alpha=alpha, beta=beta, bias=row)
+    driver.synchronize()
+    found = verify.check(
+        c.result(),
+        a.values,
+        b.values,
+        (lambda k: rung.bound(k) + TF32) if precision == "tf32" else rung.bound,
+        alpha=alpha,
+        beta=beta,
+        c=c.values if beta != 0 else None,
+        bias=None if bias is None else bias.values[0, 0],
+        activation=epilogue.split("+")[-1] if epilogue != "bias" else "",
+        normwise=rung.normwise,
+        most_flops=1e7,
+    )
+    assert found.error_over_bound <= 1, f"{case}: {found}"
+    assert np.array_equal(a.image(), a.before), f"A was written: {case}"
+    assert np.array_equal(b.image(), b.before), f"B was written: {case}"
+    return True

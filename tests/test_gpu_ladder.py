@@ -1,0 +1,236 @@
+"""Every rung of the GPU ladder on every kind of problem: within its bound, no byte beyond C written."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gemmery import dtypes, verify
+from gemmery.arrays import View
+from gemmery.cuda import driver, simt
+from gemmery.errors import RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.problem import Problem
+from gpu_operands import OTHERS, built, matrices, place, problem, run
+from operands import numpy_dtype, random
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
+
+EVERY = [pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in CUDA for name in rung.dtypes]
+RUNGS = [pytest.param(rung, id=rung.name) for rung in CUDA]
+SHAPES = [
+    *[(1, 1, 1), (1, 7, 1), (7, 1, 1), (1, 1, 33), (5, 3, 2), (3, 5, 0), (130, 70, 0), (1, 40, 0)],
+    *[(17, 19, 23), (31, 33, 32), (32, 32, 32), (64, 64, 64), (65, 127, 63), (128, 128, 16), (128, 256, 128)],
+    *[(130, 257, 100), (97, 89, 101), (256, 8, 512), (8, 256, 40), (200, 136, 1000)],
+    *[(1, 260, 129), (1, 256, 128), (260, 1, 129), (1, 1000, 136), (4, 500, 520)],
+]
+LARGER = [(517, 771, 1025), (1024, 1024, 1024), (1, 4099, 4096)]
+FEW = [(1, 1, 1), (5, 7, 3), (32, 24, 40), (67, 131, 70), (1, 131, 72), (131, 1, 72)]
+EDGES = [(67, 131, 70), (8, 40, 24), (1, 131, 72)]  # one of them is for every rung
+WIDER = {"f16": "f32", "bf16": "f32", "f32": "f64"}
+
+
+@pytest.mark.parametrize(("rung", "name"), EVERY)
+def test_shapes(rung, name):
+    taken = [
+        run(rung, *matrices(shape, name, name, ("row", b_layout, "row")))
+        for shape in [*SHAPES, *LARGER]
+        for b_layout in ("row", "col")
+    ]
+    assert any(taken)
+
+
+@pytest.mark.parametrize(("rung", "name"), EVERY)
+def test_layouts(rung, name):
+    either = ("row", "col")
+    layouts = [
+        *itertools.product(either, either, either),
+        *((one, "row", "row") for one in OTHERS),
+        *(("row", one, "row") for one in OTHERS),
+        *(("row", "col", one) for one in OTHERS if one not in ("strided", "reversed", "reversed col", "one row")),
+        ("odd", "odd", "odd"),
+        ("padded col", "reversed col", "rows reversed"),
+    ]
+    taken = [run(rung, *matrices(shape, name, name, three)) for three in layouts for shape in EDGES]
+    assert any(taken)
+
+
+@pytest.mark.parametrize(("rung", "name"), EVERY)
+def test_a_wider_result(rung, name):
+    if name not in WIDER:
+        pytest.skip("nothing is wider")
+    for shape, b_layout in itertools.product(EDGES, ("row", "col")):
+        run(rung, *matrices(shape, name, WIDER[name], ("row", b_layout, "row")))
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_products_of_fewer_bits(rung):
+    for shape, b_layout in itertools.product([*EDGES, (130, 257, 100)], ("row", "col")):
+        run(rung, *matrices(shape, "f32", "f32", ("row", b_layout, "row")), precision="tf32")
+
+
+@pytest.mark.parametrize(("rung", "name"), EVERY)
+def test_batches(rung, name):
+    shared = [(False, False), (True, False), (False, True)]
+    taken = [
+        run(rung, *matrices(shape, name, name, (layout, b_layout, layout), 3, repeated))
+        for shape, b_layout, layout in itertools.product(FEW, ("row", "col"), ("row", "padded"))
+        for repeated in (shared if layout == "row" else shared[:1])
+    ]
+    taken.append(run(rung, *matrices((24, 24, 24), name, name, batch=301)))
+    assert any(taken)
+
+
+@pytest.mark.parametrize(("rung", "name"), EVERY)
+def test_alpha_and_beta(rung, name):
+    for shape, (alpha, beta) in itertools.product(EDGES, [(2.0, 0.0), (1.0, 1.0), (-1.5, 0.375), (0.0, 0.5)]):
+        for layouts in [("row", "row", "row"), ("row", "col", "padded"), ("col", "row", "col")]:
+            a, b, c = matrices(shape, name, name, layouts)
+            if beta != 0:
+                c = place(random(c.shape, name, 3), name, layouts[2])
+            run(rung, a, b, c, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_epilogues(rung):
+    names = ["bias", "relu", "gelu", "silu", "bias+relu", "bias+gelu", "bias+silu"]
+    name = rung.dtypes[0]
+    held = dtypes.get(name).accumulator
+    for shape, epilogue, stored in itertools.product(EDGES, names, ("row", "col")):
+        bias = place(random((1, 1, shape[1]), held, 4), held, "strided") if "bias" in epilogue else None
+        run(rung, *matrices(shape, name, name, ("row", "col", stored)), epilogue=epilogue, bias=bias)
+        run(rung, *matrices(shape, name, name), epilogue=epilogue, bias=bias, alpha=0.5)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_config_of_its_space_gives_the_product(rung):
+    for key, values in rung.space.items():
+        for value, name in itertools.product(values, rung.dtypes[:2]):
+            for shape in EDGES:
+                run(rung, *matrices(shape, name, name, ("row", "col", "row")), config={key: value})
+                run(rung, *matrices(shape, name, name), config={key: value})
+
+
+@pytest.mark.parametrize("planted", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_values_that_are_not_finite(rung, planted):
+    """One of them in A reaches its row of C, and no other."""
+    name = rung.dtypes[0]
+    for m, n, k in EDGES:
+        a, b, c = matrices((m, n, k), name, name, ("row", "col", "row"))
+        a.values[0, m // 2, k // 2] = planted
+        a.memory.write(a.before)
+        run(rung, a, b, c)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_grids_beyond_65535(rung):
+    """In every direction that a kernel may have put in y or z."""
+    name = rung.dtypes[0]
+    for shape, batch in [((65535 * 8 + 9, 3, 2), 1), ((3, 65535 * 8 + 9, 2), 1), ((2, 3, 2), 65535 + 8)]:
+        run(rung, *matrices(shape, name, name, batch=batch))
+    run(rung, *matrices((1, 65535 * 8 + 9, 2), name, name, ("row", "col", "row")))
+
+
+LONG, SIDE = 70_000, 32_768  # 2.29e9 elements: more than 2**31
+PICKED = [0, 1, 2**31 // SIDE - 1, 2**31 // SIDE, 2**31 // SIDE + 1, LONG - 2, LONG - 1]
+
+
+def large(name, shape, layout):
+    """More than 2**31 elements of one small number, and random numbers in the PICKED rows (columns for "col")."""
+    size = dtypes.get(name).size
+    memory = driver.Memory(LONG * SIDE * size)
+    memory.fill(0x3C)
+    lines = random((len(PICKED), SIDE), name, 5)
+    for line, at in zip(lines, PICKED, strict=True):
+        memory.write(np.ascontiguousarray(line), at * SIDE * size)
+    strides = (0, SIDE * size, size) if layout == "row" else (0, size, SIDE * size)
+    return memory, lines, View(memory.pointer, (1, *shape), strides, name, "cuda:0", owner=memory)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_more_than_two_to_the_31_elements_of_a(rung):
+    name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
+    for n in (8, 1):
+        b, c = place(random((1, SIDE, n), name, 2), name), place(np.zeros((1, LONG, n), numpy_dtype(name)), name)
+        case = Problem(LONG, n, SIDE, name, name, 1, "row", b.layout(), c.layout(), device="cuda:0")
+        if (kernel := built(rung, case)) is None:
+            continue
+        _memory, lines, a = large(name, (LONG, SIDE), "row")
+        kernel(a, b.view(), c.view())
+        driver.synchronize()
+        result = c.result()[0]
+        assert verify.check(result[PICKED], lines, b.values[0], rung.bound).ok
+        rest = np.delete(result, PICKED, axis=0)
+        assert np.array_equal(rest, np.broadcast_to(rest[:1], rest.shape))
+        return
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_more_than_two_to_the_31_elements_of_b(rung):
+    name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
+    for m in (8, 1):
+        a, c = place(random((1, m, SIDE), name, 2), name), place(np.zeros((1, m, LONG), numpy_dtype(name)), name)
+        case = Problem(m, LONG, SIDE, name, name, 1, "row", "col", "row", device="cuda:0")
+        if (kernel := built(rung, case)) is None:
+            continue
+        _memory, lines, b = large(name, (SIDE, LONG), "col")
+        kernel(a.view(), b, c.view())
+        driver.synchronize()
+        result = c.result()[0]
+        assert verify.check(np.ascontiguousarray(result[:, PICKED]), a.values[0], lines.T, rung.bound).ok
+        rest = np.delete(result, PICKED, axis=1)
+        assert np.array_equal(rest, np.broadcast_to(rest[:, :1], rest.shape))
+        return
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_more_than_two_to_the_31_elements_of_c(rung):
+    name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
+    size, k = dtypes.get(name).size, 8
+    a, b = place(random((1, LONG, k), name, 1), name), place(random((1, k, SIDE), name, 2), name)
+    kernel = built(rung, Problem(LONG, SIDE, k, name, name, device="cuda:0"))
+    if kernel is None:
+        pytest.skip("the rung takes no such matrix")
+    memory = driver.Memory(LONG * SIDE * size)
+    memory.fill(0xFF)
+    strides = (LONG * SIDE * size, SIDE * size, size)
+    kernel(a.view(), b.view(), View(memory.pointer, (1, LONG, SIDE), strides, name, "cuda:0", owner=memory))
+    driver.synchronize()
+    result = np.empty((len(PICKED), SIDE), numpy_dtype(name))
+    for row, at in zip(result, PICKED, strict=True):
+        memory.read(row, at * SIDE * size)
+    assert verify.check(result, a.values[0][PICKED], b.values[0], rung.bound).ok
+
+
+@pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
+def test_a_sum_of_matrices(name):
+    for m, n, batch in [(1, 1, 1), (5, 7, 3), (64, 64, 1), (67, 131, 2), (1, 100_003, 1), (70_001, 3, 1)]:
+        for layouts in itertools.product(("row", "col", "odd", "reversed", "padded"), repeat=2):
+            a, b = (place(random((batch, m, n), name, at), name, layout) for at, layout in enumerate(layouts))
+            c = place(np.full((batch, m, n), np.nan).astype(numpy_dtype(name)), name, layouts[0])
+            simt.addition(a.view(), b.view(), c.view())(a.view(), b.view(), c.view())
+            driver.synchronize()
+            assert np.array_equal(c.result(), a.values + b.values)
+
+
+def test_a_sum_of_more_than_two_to_the_31_elements():
+    memory, lines, x = large("bf16", (LONG, SIDE), "row")
+    simt.addition(x, x, x)(x, x, x)
+    driver.synchronize()
+    result = np.empty_like(lines)
+    for row, at in zip(result, PICKED, strict=True):
+        memory.read(row, at * SIDE * 2)
+    assert np.array_equal(result, lines + lines)
+
+
+@pytest.mark.parametrize(("name", "config"), [("simt_linear", {"threads": 1025}), ("simt_smem", {"tile": 64})])
+def test_a_launch_that_cannot_run_leaves_c_alone(name, config):
+    rung = next(rung for rung in CUDA if rung.name == name)
+    a, b, c = matrices((40, 40, 40), "f32", "f32")
+    with pytest.raises(RefusedError, match="threads a block"):
+        rung.build(problem(a, b, c), {**rung.default, **config})
+    driver.synchronize()
+    assert np.array_equal(c.image(), c.before)

@@ -1,5 +1,5 @@
 // The idea: a block reads each tile of A and of B once, into shared memory, and every thread of it uses them.
-// Its parent: simt_naive. Two barriers a step: the tiles are full, the tiles are done with. Edges are filled with zeros.
+// Its parent: simt_naive. Two barriers a step: the tiles are full, the tiles are done with. Zeros beyond the edges.
 #include "edges.cuh"
 #include "epilogue.cuh"
 #include "tile.cuh"

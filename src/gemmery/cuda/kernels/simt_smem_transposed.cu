@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(TILE * TILE) simt_smem_transposed(const Produc
     *a_to = a_or_zero<S>(p, tile.batch, tile.row + a_row, from + a_k);
     *b_to = b_or_zero<S>(p, tile.batch, from + b_k, tile.col + b_col);
     __syncthreads();
-#pragma unroll
+#pragma unroll 1  // or the addresses of all chunks take 64 registers a thread, and one block fills a multiprocessor
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       Chunk<S> of_a = a[place<CHUNKS, SWIZZLE>(y, chunk)], of_b = b[place<CHUNKS, SWIZZLE>(x, chunk)];
 #pragma unroll

@@ -21,6 +21,17 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """Operations a clock of one multiprocessor, a multiply-add counting two; 0 where there is no such unit."""
+
+    f32: int
+    f64: int
+    tensor: int  # f16 and bf16 on tensor cores, summed in f32
+    tensor_tf32: int
+    tensor_f64: int
+
+
+@dataclass(frozen=True)
 class Device:
     """One device, present or named."""
 
@@ -32,11 +43,22 @@ class Device:
     clock: float  # GHz, boost
     bandwidth: float  # GB/s of its memory, by the data sheet; 0 when unknown
     ordinal: int = -1  # of the driver, when it is present
+    tensor_share: float = 1.0  # of its architecture's tensor rate: GeForce cards sum in f32 at half of it
 
     @property
     def arch(self) -> str:
         """What its code is compiled for: with the instructions of this architecture alone where there are such."""
         return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
+
+    def peak(self, unit: str) -> float:
+        """GFLOP/s at its clock, of a field of Rates; 0 where it has no such unit.
+
+        >>> KNOWN["h200"].peak("f32")
+        66908.16
+        """
+        share = self.tensor_share if unit in ("tensor", "tensor_tf32") else 1.0
+        rate: int = getattr(RATES[_generation(self.capability)], unit)
+        return rate * share * self.sms * self.clock
 
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory a block may use without asking
@@ -52,6 +74,18 @@ LIMITS = {
     100: Limits(1024, 227 << 10, 228 << 10, 65536, 64, 32),
     120: Limits(1024, 99 << 10, 100 << 10, 65536, 48, 24),
 }
+# CUDA Programming Guide, "Throughput of Native Arithmetic Instructions"; tensor cores, dense, by the white papers and
+# data sheets of the cards that are not GeForce: T4, A100, A40, L40, H100, B200, RTX PRO 6000.
+RATES = {
+    70: Rates(128, 64, 1024, 0, 0),
+    75: Rates(128, 4, 1024, 0, 0),
+    80: Rates(128, 64, 2048, 1024, 128),
+    86: Rates(256, 4, 1024, 512, 4),
+    89: Rates(256, 4, 1024, 512, 4),
+    90: Rates(256, 128, 4096, 2048, 256),
+    100: Rates(256, 128, 8192, 4096, 128),
+    120: Rates(256, 4, 1024, 512, 4),
+}
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
 # Data sheets and architecture white papers of the vendor.
@@ -61,19 +95,19 @@ KNOWN = {
         Device("h200", 90, 132, LIMITS[90], 50 << 20, 1.98, 4800.0),
         Device("h100", 90, 132, LIMITS[90], 50 << 20, 1.98, 3350.0),
         Device("a100", 80, 108, LIMITS[80], 40 << 20, 1.41, 1555.0),
-        Device("rtx3090", 86, 82, LIMITS[86], 6 << 20, 1.695, 936.0),
-        Device("rtx4090", 89, 128, LIMITS[89], 72 << 20, 2.52, 1008.0),
-        Device("rtx5090", 120, 170, LIMITS[120], 96 << 20, 2.407, 1792.0),
+        Device("rtx3090", 86, 82, LIMITS[86], 6 << 20, 1.695, 936.0, tensor_share=0.5),
+        Device("rtx4090", 89, 128, LIMITS[89], 72 << 20, 2.52, 1008.0, tensor_share=0.5),
+        Device("rtx5090", 120, 170, LIMITS[120], 96 << 20, 2.407, 1792.0, tensor_share=0.5),
         Device("b200", 100, 148, LIMITS[100], 126 << 20, 1.965, 8000.0),
-        Device("2080ti", 75, 68, LIMITS[75], 5632 << 10, 1.545, 616.0),
         Device("t4", 75, 40, LIMITS[75], 4 << 20, 1.59, 320.0),
+        Device("2080ti", 75, 68, LIMITS[75], 5632 << 10, 1.545, 616.0, tensor_share=0.5),
     )
 }
 
 
 @lru_cache(maxsize=64)
 def find(name: str) -> Device:
-    """A device by what a View or a Problem calls it ("cuda:0"), or by a name of the table ("a100").
+    """A device by what a View or a Problem calls it ("cuda:0"), or by a name of the table ("a100", "sm_80").
 
     >>> find("a100").arch
     'sm_80'
@@ -84,6 +118,13 @@ def find(name: str) -> Device:
         from gemmery.cuda import driver
 
         return driver.device(int(name.partition(":")[2] or 0))
-    if name not in KNOWN:
-        raise DeviceError(f"device {name!r} is neither present nor known; known: cuda, {', '.join(KNOWN)}")
-    return KNOWN[name]
+    for row in KNOWN.values():
+        if name in (row.name, row.arch, f"sm_{row.capability}"):
+            return row
+    archs = ", ".join(dict.fromkeys(row.arch for row in KNOWN.values()))
+    raise DeviceError(f"device {name!r} is neither present nor known; known: cuda, {', '.join(KNOWN)}, {archs}")
+
+
+def _generation(capability: int) -> int:
+    """The newest row of the tables that a capability is not older than: 87 is near 86, 121 near 120."""
+    return max((row for row in RATES if row <= capability), default=min(RATES))

@@ -104,8 +104,9 @@ def device(ordinal: int = 0) -> Device:
         warps_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // 32,
         blocks_sm=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR") or LIMITS[75].blocks_sm,
     )
+    name = check(driver.cuDeviceGetName(128, handle)).split(b"\0")[0].decode()
     return Device(
-        name=check(driver.cuDeviceGetName(128, handle)).split(b"\0")[0].decode(),
+        name=name,
         capability=capability,
         sms=attribute("MULTIPROCESSOR_COUNT"),
         limits=limits,
@@ -113,6 +114,7 @@ def device(ordinal: int = 0) -> Device:
         clock=attribute("CLOCK_RATE") / 1e6,
         bandwidth=2 * attribute("MEMORY_CLOCK_RATE") * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8e6,
         ordinal=ordinal,
+        tensor_share=0.5 if "GeForce" in name else 1.0,
     )
 
 

@@ -50,9 +50,14 @@ def diff(old: str, new: str) -> Difference:
         raise ArgumentError(f"rung {old!r} is compared with itself: name two, as in simt_naive simt_smem")
     before, after = _facts(first), _facts(second)
     pairs = [Fact(name, before.get(name, ""), after.get(name, "")) for name in dict.fromkeys([*before, *after])]
-    texts = (source(rung).splitlines() for rung in (first, second))
-    names = (f"{rung.name}, {rung.source}" for rung in (first, second))
-    lines = difflib.unified_diff(*texts, *names, n=CONTEXT, lineterm="")
+    lines = difflib.unified_diff(
+        source(first).splitlines(),
+        source(second).splitlines(),
+        f"{first.name}, {first.source}",
+        f"{second.name}, {second.source}",
+        n=CONTEXT,
+        lineterm="",
+    )
     return Difference(old, new, tuple(pair for pair in pairs if pair.old != pair.new), tuple(lines))
 
 

@@ -1,7 +1,8 @@
 """Records -> a live table, Markdown, JSON; SVG figures in `figures`, and one self-contained HTML page in `page`."""
 
 from gemmery.report.diff import show_difference
+from gemmery.report.inspection import show_inspection
 from gemmery.report.terminal import Progressing, findings, show
 from gemmery.report.text import as_json, markdown
 
-__all__ = ["Progressing", "as_json", "findings", "markdown", "show", "show_difference"]
+__all__ = ["Progressing", "as_json", "findings", "markdown", "show", "show_difference", "show_inspection"]

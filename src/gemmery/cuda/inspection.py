@@ -1,0 +1,122 @@
+"""What a launch is made of and what it asks of a device: all that is known before it runs, on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gemmery.cuda import nvrtc, sass
+from gemmery.cuda.device import Device
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.occupancy import Occupancy, occupancy
+from gemmery.cuda.roofline import Roofline, loaded, roofline
+from gemmery.errors import DeviceError
+from gemmery.problem import Problem
+
+_UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
+_TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch, compiled for a device."""
+
+    name: str  # the instance: "simt_smem<float, float, 0, 32>"
+    source: str
+    arch: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int  # a thread
+    spilled: int  # bytes a thread stores and loads because registers ran out
+    stack: int  # bytes of local memory a thread
+    static_shared: int  # bytes a block
+    dynamic_shared: int
+    occupancy: Occupancy
+    counts: dict[str, int]  # instructions by kind; () without SASS
+    loop: dict[str, int]  # those of its main loop
+    ptx_counts: dict[str, int]
+    ptx: str
+    sass: str
+    missing: str  # why there is no SASS, "" when there is
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A rung for one problem on one device."""
+
+    rung: str
+    idea: str
+    problem: Problem
+    config: dict[str, int]
+    device: Device
+    kernels: tuple[Kernel, ...]  # those that prepare, then the product
+    tile: tuple[int, int]  # of C, that uses what a block loads of A and B once
+    unit: str  # what multiplies: a field of device.Rates
+    loads: Roofline  # if every load of A and B went to memory
+    once: Roofline  # if each element moved once
+
+
+def inspected(
+    rung: str, idea: str, problem: Problem, config: Mapping[str, int], geometry: Geometry, device: Device
+) -> Inspection:
+    """Compile every launch of a geometry for a device and say what it uses, fills and asks of memory.
+
+    Raises CompileError, or DeviceError when NVRTC is not installed.
+    """
+    kernels = tuple(_kernel(one, device) for one in (*geometry.before, geometry))
+    last = kernels[-1]
+    tensor = sass.on_tensor_cores(last.counts or last.ptx_counts)
+    unit = (_TENSOR_UNITS if tensor else _UNITS)[problem.dtype]
+    peak = device.peak(unit)
+    return Inspection(
+        rung=rung,
+        idea=idea,
+        problem=problem,
+        config=dict(config),
+        device=device,
+        kernels=kernels,
+        tile=geometry.tile,
+        unit=unit,
+        loads=roofline(problem.flops, loaded(problem, *geometry.tile), peak, device.bandwidth),
+        once=roofline(problem.flops, problem.bytes, peak, device.bandwidth),
+    )
+
+
+def without_code(found: Inspection, ptx: bool = False, machine: bool = False) -> Inspection:
+    """The same without the text of its PTX and its SASS, but for those asked for."""
+    return replace(
+        found,
+        kernels=tuple(
+            replace(one, ptx=one.ptx if ptx else "", sass=one.sass if machine else "") for one in found.kernels
+        ),
+    )
+
+
+def _kernel(geometry: Geometry, device: Device) -> Kernel:
+    made = nvrtc.compiled(geometry.source, geometry.kernel, device.arch)
+    said = nvrtc.report(made.log, made.entry)
+    try:
+        text, missing = sass.disassembled(made.cubin, made.entry), ""
+    except DeviceError as error:
+        text, missing = "", str(error)
+    code = sass.instructions(text)
+    blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
+    return Kernel(
+        name=geometry.kernel,
+        source=geometry.source,
+        arch=device.arch,
+        grid=geometry.grid,
+        block=geometry.block,
+        registers=said.registers,
+        spilled=said.spill_stores + said.spill_loads,
+        stack=said.stack,
+        static_shared=said.shared,
+        dynamic_shared=geometry.shared,
+        occupancy=occupancy(device, geometry.threads, said.registers, said.shared + geometry.shared, blocks),
+        counts=sass.counts(code),
+        loop=sass.counts(sass.main_loop(code)),
+        ptx_counts=sass.ptx_counts(made.ptx),
+        ptx=made.ptx,
+        sass=text,
+        missing=missing,
+    )

@@ -1,0 +1,47 @@
+"""The roofline arithmetic of a kernel: what it asks of memory for what it computes.
+
+Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmery import dtypes
+from gemmery.problem import Problem
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Work, traffic, and what the two limits of a device make of them."""
+
+    flops: float
+    bytes: float
+    peak: float  # GFLOP/s
+    bandwidth: float  # GB/s
+    intensity: float  # operations a byte
+    attainable: float  # GFLOP/s: the bandwidth times the intensity, or the peak when that is less
+    by: str  # "memory" or "compute"
+
+
+def roofline(flops: float, moved: float, peak: float, bandwidth: float) -> Roofline:
+    """What `flops` operations on `moved` bytes can reach under a peak in GFLOP/s and a bandwidth in GB/s.
+
+    >>> roofline(2, 8, peak=346.5, bandwidth=86.4).attainable
+    21.6
+    """
+    intensity = flops / moved if moved else 0.0
+    by_memory = bandwidth * intensity
+    by = "memory" if by_memory < peak else "compute"
+    return Roofline(flops, moved, peak, bandwidth, intensity, min(peak, by_memory), by)
+
+
+def loaded(problem: Problem, bm: int, bn: int) -> float:
+    """Bytes of A and B that blocks of bm x bn elements of C load: A once for each bn columns, B once for each bm rows.
+
+    >>> loaded(Problem(1024, 1024, 1024, "f32", "f32"), 1, 1) / 1024**3
+    8.0
+    """
+    of_a = problem.m * problem.k * -(-problem.n // bn)
+    of_b = problem.k * problem.n * -(-problem.m // bm)
+    return float(problem.batch * (of_a + of_b) * dtypes.get(problem.dtype).size)

@@ -1,0 +1,180 @@
+"""What a compiled kernel consists of: its machine code in words, and counts of instructions by kind.
+
+NVIDIA, "CUDA Binary Utilities": nvdisasm and the instruction sets. Counts are of the code, not of what is executed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from gemmery.errors import DeviceError
+
+MISSING = "SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm, or put the CUDA toolkit's on the PATH"
+_LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?);", re.MULTILINE)
+_SECTION = re.compile(r"^//-+ \.text\.(\S+) -+$", re.MULTILINE)
+_LABEL = re.compile(r"^(\.\w+):", re.MULTILINE)
+_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s[^;{]*;|^\s*(ret|exit);", re.MULTILINE)
+_WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
+_SIZED = ("LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST", "LDGSTS")
+ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL", "BAR", "SYNCS", "SHFL")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: where it lies, what it does, and to what."""
+
+    address: int
+    opcode: str  # "LDG.E.128"
+    operands: str
+    target: int = -1  # where a branch goes, when that is a label
+
+
+def disassembled(cubin: bytes, entry: str) -> str:
+    """The SASS of one kernel in machine code, as nvdisasm writes it.
+
+    Raises DeviceError when there is no nvdisasm, or it does not know the architecture.
+    """
+    tool = _nvdisasm()
+    if not tool:
+        raise DeviceError(MISSING)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DeviceError(f"nvdisasm failed: {done.stderr.strip()}; a newer one knows newer architectures")
+    return section(done.stdout, entry)
+
+
+def section(text: str, entry: str) -> str:
+    """The part of nvdisasm's output that is one kernel's."""
+    starts = [(found.start(), found[1]) for found in _SECTION.finditer(text)] + [(len(text), "")]
+    for (start, name), (end, _) in pairwise(starts):
+        if name == entry:
+            return text[start:end].rstrip() + "\n"
+    raise DeviceError(f"nvdisasm shows no kernel {entry}: {', '.join(name for _, name in starts[:-1])}")
+
+
+def instructions(text: str) -> tuple[Instruction, ...]:
+    """The instructions of one kernel's SASS, in order."""
+    labels = {found[1]: _next_address(text, found.end()) for found in _LABEL.finditer(text)}
+    found = []
+    for line in _LINE.finditer(text):
+        words = line[2].split(None, 1)
+        if words[0].startswith("@"):  # a predicate
+            words = words[1].split(None, 1)
+        operands = words[1].strip() if len(words) > 1 else ""
+        label = re.search(r"`\((\.\w+)\)", operands)
+        target = labels.get(label[1], -1) if label and words[0].startswith("BRA") else -1
+        found.append(Instruction(int(line[1], 16), words[0], operands, target))
+    return tuple(found)
+
+
+def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """The innermost of the loops that multiply and add; of several the one that does most, () when there is none.
+
+    A loop is what lies between a branch back and where it goes.
+    """
+    spans = {(one.target, one.address) for one in code if 0 <= one.target <= one.address}
+    loops = {span: tuple(one for one in code if span[0] <= one.address <= span[1]) for span in sorted(spans)}
+    busy = {span: arithmetic(counts(body)) for span, body in loops.items()}
+    inner = [
+        span
+        for span in loops
+        if busy[span] and not any(busy[other] and other != span and _within(other, span) for other in loops)
+    ]
+    return max((loops[span] for span in inner), key=lambda body: (arithmetic(counts(body)), len(body)), default=())
+
+
+def counts(code: Iterable[Instruction]) -> dict[str, int]:
+    """How many instructions there are of each kind, the kinds that matter first."""
+    found = Counter(kind(one.opcode) for one in code if one.opcode != "NOP")
+    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), -item[1], item[0])))
+
+
+def arithmetic(found: Mapping[str, int]) -> int:
+    """Instructions that multiply and add, of those counted."""
+    return sum(number for name, number in found.items() if _rank(name) < ORDER.index("LDG"))
+
+
+def is_notable(name: str) -> bool:
+    """True for a kind that computes, loads, stores or waits; the others are addresses, loops and moves."""
+    return _rank(name) < len(ORDER)
+
+
+def kind(opcode: str) -> str:
+    """An opcode without what does not set it apart: accesses keep the bits they move a thread, products their shape.
+
+    >>> [kind(name) for name in ("LDG.E.128.CONSTANT", "LDS", "HMMA.16816.F32.BF16", "IMAD.MOV.U32", "LDSM.16.M88.4")]
+    ['LDG.128', 'LDS.32', 'HMMA.16816.F32.BF16', 'IMAD', 'LDSM.4']
+    """
+    base, *rest = opcode.split(".")
+    if base in _SIZED:
+        return f"{base}.{next((_WIDTHS[part] for part in rest if part in _WIDTHS), '32')}"
+    if base == "LDSM":
+        return f"LDSM.{rest[-1]}"
+    return opcode if base.endswith("MMA") else base
+
+
+def bytes_each(found: Mapping[str, int], space: str) -> float:
+    """Bytes that a thread loads from "global" or "shared" memory for each multiply-add on CUDA cores, 0 without any.
+
+    >>> bytes_each({"FFMA": 16, "LDG.32": 32}, "global")
+    8.0
+    """
+    start = {"global": "LDG.", "shared": "LDS."}[space]
+    loaded = sum(
+        int(name.removeprefix(start)) // 8 * number for name, number in found.items() if name.startswith(start)
+    )
+    adds = sum((2 if name.endswith("2") else 1) * number for name, number in found.items() if _rank(name) == 1)
+    return loaded / adds if adds else 0.0
+
+
+def on_tensor_cores(found: Mapping[str, int]) -> bool:
+    """True for a kernel whose products run there, by its counts in SASS or in PTX."""
+    return any(_rank(name) == 0 or name.startswith(("mma.", "wmma.mma", "wgmma.mma", "tcgen05.mma")) for name in found)
+
+
+def ptx_counts(text: str) -> dict[str, int]:
+    """How many PTX instructions there are of each opcode in one kernel's text."""
+    body = re.sub(r"//.*", "", text.partition("\n{")[2])
+    found = Counter(one[1] or one[2] for one in _PTX.finditer(body))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _rank(name: str) -> int:
+    """The place of a kind in ORDER, len(ORDER) for the rest."""
+    base = name.partition(".")[0]
+    if base.endswith("MMA"):
+        return 0
+    if re.fullmatch(r"[FD]FMA2?", base):  # HFMA2 mostly loads constants
+        return 1
+    prefix = "LDS" if base == "LDSM" else base
+    return next((place for place, start in enumerate(ORDER) if place > 1 and prefix.startswith(start)), len(ORDER))
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _next_address(text: str, place: int) -> int:
+    found = _LINE.search(text, place)
+    return int(found[1], 16) if found else -1
+
+
+@lru_cache
+def _nvdisasm() -> str:
+    """Its path: from NVIDIA's wheel, the toolkit of CUDA_HOME, or the PATH; "" without."""
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError:
+        return shutil.which("nvdisasm") or ""
+    return find_nvidia_binary_utility("nvdisasm") or shutil.which("nvdisasm") or ""

@@ -1,0 +1,94 @@
+"""inspect(): what a GPU rung is made of and what it asks of a device, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gemmery.cuda import driver
+from gemmery.cuda.device import Device, find
+from gemmery.cuda.geometry import C_NAMES, refusal
+from gemmery.cuda.inspection import Inspection, inspected
+from gemmery.errors import ArgumentError, RefusedError
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import find as find_rung
+from gemmery.problem import Problem
+
+SIDE = 4096
+LAPTOP = "h200"  # the device that is looked at where there is none
+
+
+def inspect(
+    rung: str,
+    m: int = 0,
+    n: int = 0,
+    k: int = 0,
+    dtype: str = "",
+    config: Mapping[str, int] | None = None,
+    device: str = "",
+) -> Inspection:
+    """Registers, shared memory, occupancy, roofline and code of a rung for C[m, n] = A[m, k] B[k, n].
+
+    `m` and `k` are `n` unless said, which is 4096 unless said; a rung that takes only vectors gets a row for m.
+    `dtype` is the rung's first unless said, "tf32" for f32 by tensor cores. `device` is "cuda", a card ("a100") or
+    an architecture ("sm_80"); unless said the one that is there, else "h200". Nothing runs: no GPU is needed.
+
+    >>> found = inspect("simt_naive", n=1024, device="sm_80")
+    >>> found.kernels[-1].spilled, found.loads.intensity
+    (0, 0.25)
+
+    Raises ArgumentError for a rung of the CPU, an unknown one, or an unknown key of its config; RefusedError where
+    the rung or the device does not take the product.
+    """
+    row = _on_gpu(rung)
+    chosen = _device(device)
+    problem = _problem(row, m, n, k, dtype or row.dtypes[0], chosen)
+    full = {**row.default, **_checked(row, config or {})}
+    reason = row.refuses(problem)
+    geometry = row.geometry(problem, full) if row.geometry and not reason else None
+    reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
+    if reason or geometry is None:
+        raise RefusedError(f"rung {rung}: {reason}")
+    return inspected(row.name, row.idea, problem, full, geometry, chosen)
+
+
+def _on_gpu(name: str) -> Rung:
+    if any(rung.name == name for rung in CPU):
+        known = ", ".join(rung.name for rung in CUDA)
+        raise ArgumentError(
+            f"rung {name!r} runs on the CPU, and `inspect` looks at launches on a GPU; it knows: {known}"
+        )
+    return find_rung(CUDA, name)
+
+
+def _device(name: str) -> Device:
+    if name:
+        return find(name)
+    return find(LAPTOP if driver.missing() else "cuda")
+
+
+def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:
+    for option, side in (("m", m), ("n", n), ("k", k)):
+        if side < 0:
+            raise ArgumentError(f"{option}={side}: a side must be a whole number >= 1")
+    precision = "tf32" if dtype == "tf32" else ""
+    element = "f32" if precision else dtype
+    if element not in C_NAMES or element not in rung.dtypes:
+        raise ArgumentError(f"dtype {dtype!r}: rung {rung.name} is written for {', '.join(rung.dtypes)}")
+    side = n or SIDE
+    where = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
+    square = Problem(m or side, side, k or side, element, element, device=where, precision=precision)
+    if not m and rung.refuses(square):
+        row = Problem(1, side, k or side, element, element, device=where, precision=precision)
+        return square if rung.refuses(row) else row
+    return square
+
+
+def _checked(rung: Rung, config: Mapping[str, int]) -> Mapping[str, int]:
+    known = dict.fromkeys([*rung.space, *rung.default])
+    for key in config:
+        if key not in known:
+            having = f"it has {', '.join(known)}" if known else "it has nothing to set"
+            raise ArgumentError(f"config {key!r}: rung {rung.name} does not know it; {having}")
+    return config

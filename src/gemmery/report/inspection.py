@@ -1,0 +1,206 @@
+"""What a rung is made of and asks of a device, in words: in a terminal and as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemmery import dtypes
+from gemmery.cuda.inspection import Inspection, Kernel
+from gemmery.cuda.roofline import Roofline
+from gemmery.cuda.sass import bytes_each, is_notable
+from gemmery.report import words
+
+UNITS = {
+    "f32": "CUDA cores, f32",
+    "f64": "CUDA cores, f64",
+    "tensor": "tensor cores, half precision",
+    "tensor_tf32": "tensor cores, tf32",
+    "tensor_f64": "tensor cores, f64",
+}
+MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section: facts in two columns, or a table with a head."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def show_inspection(found: Inspection, console: Console, ptx: bool = False, machine: bool = False) -> None:
+    """Print what was found, and the code that was asked for."""
+    console.print(Text(found.rung, style="bold"), Text(found.idea, style="dim"))
+    console.print(Text(_where(found), style="dim"))
+    for part in parts(found):
+        console.print()
+        console.print(Text(part.title, style="bold"))
+        console.print(_table(part))
+        for note in part.notes:
+            console.print(Text(note, style="dim"))
+    for title, text in _codes(found, ptx, machine):
+        console.print()
+        console.print(Text(title, style="bold"))
+        console.print(Text(text), soft_wrap=True)
+
+
+def inspection_page(found: Inspection) -> str:
+    """The same as one HTML page that needs nothing else, with all of the code."""
+    from gemmery.report.page import document
+
+    sections = [
+        f"<section><h2>{html.escape(part.title)}</h2><div class=scroll>{_html(part)}</div>"
+        + "".join(f"<p class=note>{html.escape(note)}</p>" for note in part.notes)
+        + "</section>"
+        for part in parts(found)
+    ]
+    codes = [
+        f"<details><summary>{html.escape(title)}</summary><pre class=code>{html.escape(text)}</pre></details>"
+        for title, text in _codes(found, True, True)
+    ]
+    head = (
+        f"<header><h1>{html.escape(found.rung)}</h1><p class=lead>{html.escape(found.idea)}</p>"
+        f"<p class=faint>{html.escape(_where(found))}</p></header>"
+    )
+    return document(f"{found.rung} on {found.device.name}", head, *sections, "<section>", *codes, "</section>")
+
+
+def parts(found: Inspection) -> tuple[Part, ...]:
+    """The sections: each launch, the roofline, the instructions."""
+    several = len(found.kernels) > 1
+    launches = [
+        Part(f"Launch {place} of {len(found.kernels)}" if several else "Launch", _launch(one, found))
+        for place, one in enumerate(found.kernels, 1)
+    ]
+    return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels))
+
+
+def _where(found: Inspection) -> str:
+    problem, device = found.problem, found.device
+    shape = f"{problem.m} × {problem.n} × {problem.k}, {problem.precision or problem.dtype}"
+    config = "".join(f", {key} {value}" for key, value in found.config.items())
+    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
+    return f"{shape}{config}; {device.name}: {device.arch}, {limits}"
+
+
+def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
+    limits, filled = found.device.limits, one.occupancy
+    blocks = one.grid[0] * one.grid[1] * one.grid[2]
+    threads = one.block[0] * one.block[1] * one.block[2]
+    spills = f"{one.spilled} bytes a thread spilled to memory" if one.spilled else "no spills"
+    stack = f", {one.stack} bytes of local memory" if one.stack else ""
+    held = one.static_shared + one.dynamic_shared
+    shared = (
+        f"{words.size(held)} a block: {one.static_shared:,} bytes static, {one.dynamic_shared:,} dynamic; "
+        f"a block may have {words.size(limits.shared)}"
+    )
+    allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
+    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {words.percent(filled.share)}"
+    waves = f"{words.digits(filled.waves)} of {filled.slots:,} blocks; the last fills {words.percent(filled.tail)}"
+    return (
+        ("kernel", one.name),
+        ("grid", f"{blocks:,} blocks of {_sides(one.block)} = {threads} threads"),
+        ("registers", f"{one.registers} a thread, {spills}{stack}"),
+        ("shared memory", shared if held else "none"),
+        ("occupancy", f"{warps}: {filled.blocks} blocks, limited by {' and '.join(filled.by)}"),
+        ("blocks allowed", f"by {allowed}"),
+        ("waves", f"{waves} of the device, all together {words.percent(filled.filled)}"),
+    )
+
+
+def _roofline(found: Inspection) -> Part:
+    device, loads, once = found.device, found.loads, found.once
+    each = round(loads.peak / device.sms / device.clock)
+    units = f"{device.sms} multiprocessors × {each} operations a clock × {device.clock:.4g} GHz"
+    rows = [
+        ("peak", f"{units} = {words.digits(loads.peak)} GFLOP/s ({UNITS[found.unit]})"),
+        ("as it loads", f"{_loading(found)}: {_reached(loads)}"),
+        ("each element once", f"{_gigabytes(once)}: {_reached(once)}"),
+    ]
+    note = (
+        "As it loads counts every load of A and B as one from memory; caches keep it between that and each element "
+        "once. The clock is the boost clock: power may hold it lower."
+    )
+    return Part("Roofline", tuple(rows), notes=(note,))
+
+
+def _loading(found: Inspection) -> str:
+    size, (bm, bn) = dtypes.get(found.problem.dtype).size, found.tile
+    if (bm, bn) == (1, 1):
+        return f"2 loads for every multiply-add, {2 * size} bytes for 2 operations"
+    return f"A once for each {bn} columns of C, B once for each {bm} rows, {_gigabytes(found.loads)}"
+
+
+def _reached(line: Roofline) -> str:
+    """The arithmetic of one roof in words.
+
+    >>> from gemmery.cuda.roofline import roofline
+    >>> _reached(roofline(2, 8, peak=346.5, bandwidth=86.4))
+    '0.250 operations a byte × 86.4 GB/s = 21.6 GFLOP/s attainable, limited by memory'
+    """
+    product = f"{words.digits(line.intensity)} operations a byte × {words.digits(line.bandwidth)} GB/s"
+    by_memory = words.digits(line.intensity * line.bandwidth)
+    if line.by == "memory":
+        return f"{product} = {by_memory} GFLOP/s attainable, limited by memory"
+    return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
+
+
+def _gigabytes(line: Roofline) -> str:
+    return f"{words.digits(line.bytes / 1e9)} GB for {words.digits(line.flops / 1e9)} GFLOP"
+
+
+def _instructions(one: Kernel, several: bool) -> Part:
+    title = f"Instructions of {one.name.partition('<')[0]}" if several else "Instructions"
+    if one.missing:
+        shown = tuple((name, f"{number:,}") for name, number in list(one.ptx_counts.items())[:MOST_PTX])
+        return Part(f"{title}, PTX", shown, ("opcode", "kernel"), (one.missing,))
+    rows = [
+        (name, f"{number:,}", f"{one.loop.get(name, 0):,}") for name, number in one.counts.items() if is_notable(name)
+    ]
+    others = [sum(number for name, number in x.items() if not is_notable(name)) for x in (one.counts, one.loop)]
+    rows.append(("others", f"{others[0]:,}", f"{others[1]:,}"))
+    return Part(title, tuple(rows), ("kind", "kernel", "main loop"), tuple(_loads(one.loop)))
+
+
+def _loads(loop: Mapping[str, int]) -> Sequence[str]:
+    """What the main loop loads for each multiply-add, where CUDA cores do them."""
+    per = {space: bytes_each(loop, space) for space in ("global", "shared")}
+    stated = [f"{words.digits(each)} bytes of {space} memory" for space, each in per.items() if each]
+    return [f"In the main loop a thread loads {' and '.join(stated)} for each multiply-add."] if stated else []
+
+
+def _codes(found: Inspection, ptx: bool, machine: bool) -> list[tuple[str, str]]:
+    given = []
+    for one in found.kernels:
+        given += [(f"PTX of {one.name}", one.ptx)] if ptx else []
+        given += [(f"SASS of {one.name}", one.sass or one.missing)] if machine else []
+    return given
+
+
+def _sides(block: tuple[int, int, int]) -> str:
+    return " × ".join(str(side) for side in block if side > 1) or "1"
+
+
+def _table(part: Part) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if part.head else None, show_header=bool(part.head), padding=(0, 2, 0, 0))
+    for index in range(len(part.rows[0]) if part.rows else len(part.head)):
+        name = part.head[index] if part.head else ""
+        table.add_column(name, justify="right" if part.head and index else "left", no_wrap=index == 0, overflow="fold")
+    for row in part.rows:
+        table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
+    return table
+
+
+def _html(part: Part) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in part.head)
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
+    return f"<table class={'figures' if head else 'words'}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

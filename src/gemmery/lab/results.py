@@ -34,6 +34,7 @@ def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Me
         flops=problem.flops,
         bytes=problem.bytes,
         case=work.case,
+        precision=work.precision,
         **known,
     )
 

@@ -1,4 +1,4 @@
-"""ladder(): every rung at a few sizes, checked, and timed beside NumPy."""
+"""ladder(): every rung at a few sizes, checked, and timed beside NumPy, on a GPU beside cuBLAS."""
 
 from __future__ import annotations
 
@@ -10,33 +10,60 @@ from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError
 from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.gpu.climb import climb as gpu_climb
+from gemmery.lab.gpu.session import ordinal
 from gemmery.lab.level import Level, is_threaded, suited
 from gemmery.lab.session import Session
 from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
+
+SIZES = (512, 1024, 2048)
+GPU_SIZES = (1024, 2048, 4096)
 
 
 def ladder(
     rungs: Sequence[str] = (),
-    sizes: Sequence[int] = (512, 1024, 2048),
+    sizes: Sequence[int] = (),
     dtype: str = "f32",
     threads: int = 0,
     seconds: float = 5.0,
     on_event: OnEvent = ignore,
+    device: str = "cpu",
 ) -> Run:
     """Climb the ladder: each rung on square matrices, checked against the reference and timed beside NumPy.
 
-    `rungs` are names, () for every one. `threads` is what the threaded rungs may use, 0 for every core; the
-    others run on one. `seconds` is how long one call of a rung may take: a slower one is not run but recorded
-    with the reason in `refused`. `versus` of a measurement holds "numpy" and the rung's parent. A rung outside
-    its error bound has `error` > 1.
+    `rungs` are names, () for every one. `sizes` () takes SIZES, or GPU_SIZES. `threads` is what the threaded rungs
+    may use, 0 for every core; the others run on one. `seconds` is how long one call of a rung may take: a slower
+    one is not run but recorded with the reason in `refused`. `versus` of a measurement holds "numpy" and the rung's
+    parent. A rung outside its error bound has `error` > 1.
+
+    With `device` "cuda" or "cuda:N" it is the GPU's ladder, beside cuBLAS; "tf32" is a dtype there. Rungs that
+    are not written for the dtype are left out unless they are named.
 
     >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown rung, dtype or size below 1.
+    Raises ArgumentError for an unknown rung, dtype or device, or a size below 1, DeviceError for no such device.
     """
-    chosen = tuple(find(CPU, name) for name in rungs) or CPU
-    return climb("ladder", [(rung, {}) for rung in chosen], sizes, dtype, threads, seconds, on_event)
+    gpu, ladder = ordinal(device), registry(device)
+    chosen = tuple(find(ladder, name) for name in rungs) or ladder
+    if gpu is None:
+        return climb("ladder", [(rung, {}) for rung in chosen], sizes or SIZES, dtype, threads, seconds, on_event)
+    like = element(dtype)
+    check_arguments(sizes, like.dtype, seconds)
+    served: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen if rungs or like.dtype in rung.dtypes]
+    return gpu_climb("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event)
+
+
+def registry(device: str) -> tuple[Rung, ...]:
+    """The ladder of a device: "cpu", "cuda" or "cuda:N"."""
+    return CPU if ordinal(device) is None else CUDA
+
+
+def element(dtype: str) -> Work:
+    """A product of one element of a type, which on a GPU may be "tf32": f32 of which 10 bits of fraction are kept."""
+    name = "f32" if dtype == "tf32" else dtype
+    return Work(1, 1, 1, name, name, precision="tf32" if dtype == "tf32" else "")
 
 
 def climb(

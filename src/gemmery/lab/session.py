@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 from gemmery.bench import peers, record, roofline
 from gemmery.bench.peer_worker import PeerProcess
-from gemmery.bench.record import Measurement, Run
+from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.errors import RefusedError
 from gemmery.lab.event import Event, OnEvent
 
@@ -15,11 +16,13 @@ class Session:
     """State of one run; a context manager that ends the rivals' processes.
 
     `store` is a folder: each measurement is appended to its machine's file at once, so that an interrupted run
-    keeps what it has.
+    keeps what it has. `machine` is this one with its CPU unless another is given.
     """
 
-    def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
-        self._machine = record.machine()
+    def __init__(
+        self, total: int, on_event: OnEvent, store: Path | None = None, machine: Machine | None = None
+    ) -> None:
+        self._machine = machine or record.machine()
         self._started = record.now()
         self._done, self._total, self._on_event = 0, total, on_event
         self._store = store
@@ -29,7 +32,7 @@ class Session:
         self._peaks: dict[tuple[str, int], float] = {}
         self._bandwidths: dict[int, float] = {}
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

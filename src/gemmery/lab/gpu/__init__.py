@@ -1,0 +1,1 @@
+"""The commands' measurements on a GPU, beside the vendor's library."""

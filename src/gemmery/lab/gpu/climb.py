@@ -1,0 +1,44 @@
+"""The ladder on a device: every rung at a few sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gemmery.bench.record import Measurement, Run
+from gemmery.bench.work import Work
+from gemmery.lab.event import OnEvent
+from gemmery.lab.gpu.level import GpuLevel, suited
+from gemmery.lab.gpu.session import GpuSession
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung
+
+
+def climb(
+    suite: str,
+    chosen: Sequence[tuple[Rung, Mapping[str, int]]],
+    sizes: Sequence[int],
+    like: Work,
+    device: int,
+    seconds: float,
+    on_event: OnEvent,
+) -> Run:
+    """Each (rung, config) at each size, smallest first, in the element types of `like`.
+
+    Raises DeviceError when there is no device to run on.
+    """
+    with GpuSession(len(chosen) * len(sizes), on_event, device) as session:
+        before: dict[int, Measurement] = {}
+        for n in sorted(sizes):
+            levels: dict[Work, GpuLevel] = {}
+            for index, (rung, config) in enumerate(chosen):
+                work = suited(rung, n, like, session.device)
+                session.begin(f"{rung.name}, {work}")
+                if work not in levels:
+                    levels[work] = GpuLevel(session, suite, work, seconds, CUDA)
+                m = levels[work].measure(rung, config, before.get(index))
+                if not m.refused:
+                    before[index] = m
+                session.end(m)
+            for level in levels.values():
+                session.add(*level.rivals())
+        return session.run

@@ -1,0 +1,164 @@
+"""The rungs at one size on a device: built, checked and timed on the same operands beside cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gemmery.bench import timing
+from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.gpu.timing import Put
+from gemmery.bench.record import Measurement
+from gemmery.bench.timing import Contestant, Ratio, Sample, Timing
+from gemmery.bench.work import Work
+from gemmery.errors import RefusedError
+from gemmery.lab import results
+from gemmery.lab.gpu import check
+from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
+from gemmery.ladder.rung import Rung
+
+PILOT = 512  # the side whose time predicts that of a rung at its first size: it fills a device
+SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
+SLOW_PARENT = 0.05  # seconds of a call from which a parent takes no turn of its own
+
+
+class GpuLevel:
+    """The rungs on one product: they share operands, the rival, and what was measured so far."""
+
+    def __init__(self, session: GpuSession, suite: str, work: Work, seconds: float, ladder: Sequence[Rung]) -> None:
+        self.session, self.suite, self.work, self.seconds = session, suite, work, seconds
+        self._ladder = {rung.name: rung for rung in ladder}
+        self._resident = session.resident(work)
+        self._samples: dict[str, Sample] = {}
+        self._times: dict[str, float] = {}
+        self._rival: Contestant | None = None
+        self._rivals: dict[str, Measurement] = {}
+        self._place_rival()
+
+    def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
+        """One rung: refused, predicted too slow, or checked and timed beside cuBLAS and its parent.
+
+        `before` is what it took for a smaller product.
+        """
+        full = {**rung.default, **config}
+        plain = results.blank(self.suite, rung.name, self.work, 0, config=full)
+        try:
+            put = build(rung, full, self._resident)
+            reason = self._too_slow(rung, full, before)
+        except RefusedError as refused:
+            reason = str(refused)
+        if reason:
+            return replace(plain, refused=reason)
+        error = check.error(self._resident, lambda: put(0), rung.bound)
+        own = self._samples[rung.name] = self.session.sampler(put, len(self._resident.sets))
+        contestants = [Contestant(rung.name, own), *self._others(rung)]
+        self.session.monitor.seen()
+        found = timing.compare(contestants, SHARE)
+        clock = self.session.monitor.seen()
+        self._times[rung.name] = found.timings[rung.name].seconds
+        self._keep_rival(found.timings, clock)
+        versus = self._with_parent(rung, found.versus)
+        done = self.session.timed(plain, found.timings[rung.name], self.work, versus, clock)
+        return replace(done, error=error, checked=True)
+
+    def rivals(self) -> list[Measurement]:
+        """cuBLAS's own record at this size, or why there is none."""
+        return list(self._rivals.values())
+
+    def _place_rival(self) -> None:
+        installed = self.session.peers()
+        if not installed:
+            self._rivals["cublas"] = results.blank(self.suite, "cublas", self.work, 0, refused=NO_RIVAL)
+        for peer in installed:
+            try:
+                placed = peer.place(self._resident)
+                self._rival = Contestant(peer.name, self.session.sampler(placed.put, len(self._resident.sets)))
+            except RefusedError as refused:
+                self._rivals[peer.name] = results.blank(self.suite, peer.name, self.work, 0, refused=str(refused))
+                continue
+            note = f"{peer.runs()}, {placed.note}"
+            self._rivals[peer.name] = results.blank(self.suite, peer.name, self.work, 0, note=note)
+            return
+
+    def _keep_rival(self, timings: Mapping[str, Timing], clock: int) -> None:
+        """The rival's own times, of the comparison in which it was sampled most."""
+        name = self._rival.name if self._rival else ""
+        if name in timings and timings[name].samples > self._rivals[name].samples:
+            self._rivals[name] = self.session.timed(self._rivals[name], timings[name], self.work, clock=clock)
+
+    def _others(self, rung: Rung) -> list[Contestant]:
+        """The rival, and the parent unless it is too slow to take turns."""
+        parent = rung.parent or ""
+        self._meet(parent)
+        quick = parent in self._samples and self._times[parent] < SLOW_PARENT
+        return [
+            *([self._rival] if self._rival else []),
+            *([Contestant(parent, self._samples[parent])] if quick else []),
+        ]
+
+    def _meet(self, parent: str) -> None:
+        """On a product that is not square, a rung may meet a parent that was measured on squares: it is built here."""
+        rung = self._ladder.get(parent)
+        if rung is None or parent in self._samples or self.work.m == self.work.n:
+            return
+        try:
+            put = build(rung, rung.default, self._resident)
+        except RefusedError:
+            return
+        sample = self.session.sampler(put, len(self._resident.sets))
+        self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
+
+    def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
+        """A reason not to run when one call would take longer than the limit, by the rate at a smaller size."""
+        flops = self.work.problem.flops
+        if before is not None:
+            predicted = before.seconds * flops / before.flops
+        else:
+            small = suited(rung, PILOT, self.work, self.session.device)
+            if flops <= small.problem.flops:
+                return ""
+            resident = self.session.resident(small)
+            sample = self.session.sampler(build(rung, config, resident), len(resident.sets))
+            predicted = sample(1, 1) / 1e9 * flops / small.problem.flops
+        if predicted <= self.seconds:
+            return ""
+        return f"would take about {predicted:.2g} s; --seconds raises the limit of {self.seconds:g} s"
+
+    def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
+        """The ratios of a comparison, that to a slow parent from the medians: as little as one pair would say."""
+        parent = rung.parent or ""
+        if parent in versus or parent not in self._times:
+            return versus
+        ratio = self._times[parent] / self._times[rung.name]
+        return {**versus, parent: Ratio(ratio, ratio / 2, 1)}
+
+
+def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
+    """The rung on the operands of `resident`.
+
+    Raises RefusedError with its reason when it does not take them, or the device cannot run it.
+    """
+    problem = resident.problem
+    if problem.dtype not in rung.dtypes:
+        raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {problem.dtype}")
+    reason = rung.refuses(problem)
+    if reason:
+        raise RefusedError(reason)
+    kernel, sets = rung.build(problem, config), resident.sets
+
+    def put(index: int) -> None:
+        one = sets[index]
+        kernel(one.a, one.b, one.c)
+
+    return put
+
+
+def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
+    """The product that shows a rung at size n: two squares; else x W', for a rung that takes vectors; else small
+    squares, for one that has room for no more.
+    """
+    square = replace(like, m=n, n=n, k=n, batch=1, a_layout="row", b_layout="row")
+    for work in (square, replace(square, m=1, b_layout="col")):
+        if not rung.refuses(replace(work.problem, device=device)):
+            return work
+    return square

@@ -1,0 +1,106 @@
+"""One run of a command on a GPU: its stream, its rivals, and the limits of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemmery.bench import record
+from gemmery.bench.gpu import peers, roofline
+from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.gpu.peers import Peer
+from gemmery.bench.gpu.state import Monitor
+from gemmery.bench.gpu.timing import Put, replays
+from gemmery.bench.record import Measurement
+from gemmery.bench.timing import Ratio, Sample, Timing
+from gemmery.bench.work import Work
+from gemmery.cuda import driver
+from gemmery.cuda.driver import Stream
+from gemmery.errors import ArgumentError, DeviceError
+from gemmery.lab import results
+from gemmery.lab.event import OnEvent
+from gemmery.lab.session import Session
+
+ON_CUDA_CORES = ("simt_", "gemv_")  # how rungs begin that leave the tensor cores alone
+NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a kernel could reach: GFLOP/s of the unit it runs on, GB/s of memory read."""
+
+    peak: float
+    unit: str
+    bandwidth: float
+
+
+def ordinal(device: str) -> int | None:
+    """The number of a GPU in "cuda" (0) or "cuda:1"; None for "cpu".
+
+    Raises ArgumentError for any other name.
+    """
+    name, _, number = device.partition(":")
+    if device == "cpu":
+        return None
+    if name != "cuda" or (device != "cuda" and not number.isdecimal()):
+        raise ArgumentError(f"device {device!r} is not known: it is cpu, cuda, or cuda:N for the Nth GPU")
+    return int(number or 0)
+
+
+class GpuSession(Session):
+    """State of one run on a device.
+
+    Raises DeviceError when there is none, in one line that says what is missing.
+    """
+
+    def __init__(self, total: int, on_event: OnEvent, device: int, store: Path | None = None) -> None:
+        reason = driver.missing()
+        if reason:
+            raise DeviceError(f"device cuda:{device}: {reason}")
+        super().__init__(total, on_event, store, record.gpu_machine(device))
+        self.stream = Stream(device)
+        self.monitor = Monitor(device)
+        self._unit_peaks: dict[tuple[str, str], float] = {}
+        self._read: float | None = None
+
+    @property
+    def device(self) -> str:
+        """Its name in a View or a Problem."""
+        return f"cuda:{self.stream.ordinal}"
+
+    def sampler(self, put: Put, sets: int) -> Sample:
+        """A sampler of `put`, the clocks noted while it runs."""
+        return replays(put, self.stream, sets, self.monitor.look)
+
+    def resident(self, work: Work) -> Resident:
+        """The operands of `work` on the device."""
+        return Resident(work, self.stream)
+
+    def peers(self, wanted: Sequence[str] = ()) -> tuple[Peer, ...]:
+        """The rivals of these names that are installed; () is every one."""
+        chosen = [peers.find(name) for name in wanted] or peers.PEERS
+        return tuple(peer for peer in chosen if not peer.missing())
+
+    def kernel_limits(self, kernel: str, work: Work) -> Limits:
+        """The roof over a kernel, measured when it is first asked for."""
+        dtype, unit = roofline.unit(
+            work.precision or work.dtype,
+            not kernel.startswith(ON_CUDA_CORES),
+            driver.device(self.stream.ordinal).capability,
+        )
+        if (dtype, unit) not in self._unit_peaks:
+            self.begin(f"peak of {dtype} on {unit}")
+            self._unit_peaks[dtype, unit] = roofline.peak(dtype, unit, self.stream)
+        if self._read is None:
+            self.begin("bandwidth of the device's memory")
+            self._read = roofline.bandwidth(self.stream).read
+        return Limits(self._unit_peaks[dtype, unit], unit, self._read)
+
+    def timed(
+        self, plain: Measurement, found: Timing, work: Work, versus: Mapping[str, Ratio] | None = None, clock: int = 0
+    ) -> Measurement:
+        """The record with its times, its ratios to others, the limits of its kernel and the clock it ran at."""
+        limits = self.kernel_limits(plain.kernel, work)
+        made = results.timed(plain, found, (limits.peak, limits.bandwidth), versus)
+        return replace(made, unit=limits.unit, clock_mhz=clock)

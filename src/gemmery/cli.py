@@ -24,7 +24,7 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
-    from gemmery.lab import OnEvent
+    from gemmery.lab import Inspection, OnEvent
     from gemmery.ladder.rung import Rung
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -35,8 +35,11 @@ Action = Callable[[], int]  # what a command line asks for: it runs outside the 
 
 option, argument = typer.Option, typer.Argument
 Rungs = Annotated[str, option(metavar="A,B", help="Only these rungs.", show_default="every rung")]
-Sizes = Annotated[str, option(metavar="N,M", help="Sides of the square matrices.")]
-DType = Annotated[str, option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...")]
+Sizes = Annotated[
+    str, option(metavar="N,M", help="Sides of the square matrices.", show_default="512,1024,2048; twice that on a GPU")
+]
+DType = Annotated[str, option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...; tf32 on a GPU.")]
+Device = Annotated[str, option(metavar="NAME", help="cpu, cuda, or cuda:N for the Nth GPU.")]
 Threads = Annotated[int, option(metavar="N", min=0, help="Threads, 0 for every core.")]
 Seconds = Annotated[float, option(metavar="S", help="A rung that takes longer for one product is not run.")]
 Json = Annotated[bool, option("--json", help="Records as JSON on stdout, and nothing else there.")]
@@ -78,28 +81,31 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
       gemmery ladder
       gemmery ladder --sizes 256,1024 --rungs simd_row,packed
       gemmery ladder --dtype f64 --html f64.html
+      gemmery ladder --device cuda --dtype f16
       gemmery ladder --json > ladder.json
       gemmery ladder diff simd_row simd_blocked""",
 )
 def ladder(
     context: typer.Context,
     rungs: Rungs = "",
-    sizes: Sizes = "512,1024,2048",
+    sizes: Sizes = "",
     dtype: DType = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
+    device: Device = "cpu",
     store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action | None:
-    """Run every rung, check it, time it beside NumPy, and show what each idea bought."""
+    """Run every rung, check it, time it beside NumPy or cuBLAS, and show what each idea bought."""
     from gemmery import lab
 
     if context.invoked_subcommand is not None:
         return None
-    measure = partial(lab.ladder, _names(rungs), _numbers("--sizes", sizes), dtype, threads, seconds)
-    return partial(_report, "ladder", measure, json, html, no_html, store)
+    chosen = _numbers("--sizes", sizes)
+    measure = partial(lab.ladder, _names(rungs), chosen, dtype, threads, seconds, device=device)
+    return partial(_report, "ladder", measure, json, html, no_html, store, lab.registry(device))
 
 
 @ladder_app.command(
@@ -175,6 +181,50 @@ def sweep(
 @app.command(
     epilog="""\b
     Examples:
+      gemmery inspect simt_naive
+      gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
+      gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass"""
+)
+def inspect(
+    rung: Annotated[str, argument(metavar="RUNG", help="A rung of the GPU.", show_default=False)],
+    m: Annotated[int, option(metavar="M", min=0, help="Rows of C.", show_default="n")] = 0,
+    n: Annotated[int, option(metavar="N", min=0, help="Columns of C.", show_default="4096")] = 0,
+    k: Annotated[int, option(metavar="K", min=0, help="Columns of A.", show_default="n")] = 0,
+    dtype: Annotated[str, option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="its first")] = "",
+    config: Annotated[str, option(metavar="KEY=V,...", help="Instead of the rung's own.", show_default="its own")] = "",
+    device: Annotated[
+        str, option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
+    ] = "",
+    ptx: Annotated[bool, option("--ptx", help="Show the PTX.")] = False,
+    sass: Annotated[bool, option("--sass", help="Show the machine code.")] = False,
+    json: Json = False,
+    html: Annotated[Path | None, option(metavar="PATH", help="Write a page there, too.", show_default=False)] = None,
+) -> Action:
+    """Say what a GPU rung is made of and what it asks of a device, without running it: no GPU is needed."""
+    from gemmery import lab
+
+    look = partial(lab.inspect, rung, m, n, k, dtype, _settings(config), device)
+    return partial(_inspect, look, ptx, sass, json, html)
+
+
+def _inspect(look: Callable[[], Inspection], ptx: bool, sass: bool, json: bool, html: Path | None) -> int:
+    from gemmery import report
+    from gemmery.cuda.inspection import without_code
+    from gemmery.report.inspection import inspection_page
+
+    found = look()
+    if json:
+        sys.stdout.write(f"{report.as_json(without_code(found, ptx, sass))}\n")
+    else:
+        report.show_inspection(found, _console(), ptx, sass)
+    if html is not None:
+        (sys.stderr if json else sys.stdout).write(f"page: {_write_page(html, inspection_page(found))}\n")
+    return 0
+
+
+@app.command(
+    epilog="""\b
+    Examples:
       gemmery doctor
       gemmery doctor --json"""
 )
@@ -213,23 +263,28 @@ def _report(
     html: Path | None,
     no_html: bool,
     store: Path | None = None,
+    rungs: Sequence[Rung] = (),
 ) -> int:
-    """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound."""
+    """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound.
+
+    `rungs` are those that the records are of, () for the CPU's.
+    """
     from gemmery import report
     from gemmery.bench import record
     from gemmery.ladder.cpu import CPU
 
+    rungs = rungs or CPU
     page = None if no_html or (json and html is None) else _page_writer(name, html)
-    with report.Progressing(CPU, Console(stderr=True)) as shown:
+    with report.Progressing(rungs, Console(stderr=True)) as shown:
         run = measure(lambda event: shown.update(event.what, event.done, event.total, event.measurement))
     if store is not None:
         record.append(record.path(store, run.machine.name), run)
     if json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
-        report.show(run, CPU, _console())
+        report.show(run, rungs, _console())
     if page is not None:
-        path = page(run, CPU)
+        path = page(run, rungs)
         (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
     return _judged(run)
 
@@ -278,6 +333,19 @@ def _console() -> Console:
 def _names(text: str) -> tuple[str, ...]:
     """`a,b` as names; "" is none."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _settings(text: str) -> dict[str, int]:
+    """`bm=128,bk=16` as whole numbers by name."""
+    found = {}
+    for part in _names(text):
+        name, _, number = part.partition("=")
+        if not number.removeprefix("-").isdecimal():
+            raise ArgumentError(
+                f"--config {text}: {part!r} sets no whole number; write them as in --config bm=128,bk=16"
+            )
+        found[name] = int(number)
+    return found
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

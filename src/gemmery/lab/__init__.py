@@ -1,10 +1,26 @@
 """What the commands do, as functions that return records and print nothing."""
 
+from gemmery.cuda.inspection import Inspection
 from gemmery.lab.event import Event, OnEvent
 from gemmery.lab.health import Finding, doctor
-from gemmery.lab.rungs import ladder
+from gemmery.lab.inspection import inspect
+from gemmery.lab.rungs import ladder, registry
 from gemmery.lab.suites import bench
 from gemmery.lab.sweeps import EXPERIMENTS, sweep
 from gemmery.ladder.diff import Difference, diff
 
-__all__ = ["EXPERIMENTS", "Difference", "Event", "Finding", "OnEvent", "bench", "diff", "doctor", "ladder", "sweep"]
+__all__ = [
+    "EXPERIMENTS",
+    "Difference",
+    "Event",
+    "Finding",
+    "Inspection",
+    "OnEvent",
+    "bench",
+    "diff",
+    "doctor",
+    "inspect",
+    "ladder",
+    "registry",
+    "sweep",
+]

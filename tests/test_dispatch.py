@@ -15,7 +15,7 @@ XEON = replace(host(), cpu="Intel(R) Xeon(R)", l2=2 * MIB)
 
 
 def first(problem, target=ZEN):
-    return dispatch._suited(problem, target)[0][0]
+    return dispatch.cpu.suited(problem, target)[0][0]
 
 
 @pytest.mark.parametrize(

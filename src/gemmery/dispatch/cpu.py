@@ -1,47 +1,29 @@
-"""Which rung runs a problem, and why."""
+"""Which rung runs a problem on the CPU, and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator
 
 from gemmery import dtypes
 from gemmery.cpu.build import upright
 from gemmery.cpu.target import SHALLOW, Target, host
-from gemmery.errors import RefusedError
+from gemmery.dispatch.candidate import Candidate
 from gemmery.ladder.cpu import CPU
-from gemmery.ladder.rung import Config, Kernel, Rung
 from gemmery.problem import Problem
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A rung chosen for a problem, built and ready to call."""
-
-    rung: Rung
-    config: Config
-    kernel: Kernel
-    reason: str
-
 
 _RUNGS = {rung.name: rung for rung in CPU}
 
 
-@lru_cache(maxsize=4096)
-def plan(problem: Problem) -> Plan:
-    """The rung that runs this problem: the first that takes it of those that suit it, best first.
+def candidates(problem: Problem) -> Iterator[Candidate]:
+    """The rungs that suit this problem on this machine, best first."""
+    for name, reason in suited(problem, host()):
+        yield Candidate(_RUNGS[name], _RUNGS[name].default, reason)
 
-    Raises RefusedError, with each rung's reason, for a problem that no rung takes.
-    """
-    refusals = []
-    for name, reason in _suited(problem, host()):
-        rung = _RUNGS[name]
-        refusal = "" if problem.dtype in rung.dtypes else f"it does not serve {problem.dtype}"
-        refusal = refusal or rung.refuses(problem)
-        if not refusal:
-            return Plan(rung, rung.default, rung.build(problem, rung.default), reason)
-        refusals.append(f"{name}: {refusal}")
-    raise RefusedError(f"no rung takes {problem}: {'; '.join(refusals)}")
+
+def refusal(problem: Problem, candidate: Candidate) -> str:
+    """Why this rung does not take the problem; "" when it does."""
+    rung = candidate.rung
+    return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not serve {problem.dtype}"
 
 
 # B of this many times L2 or more is not read well where it lies: a tile that runs down k jumps a row a step.
@@ -58,7 +40,7 @@ _STREAMED_ROWS = 160
 _MANY = 8
 
 
-def _suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
+def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Rungs worth asking for a problem, best first, each with the reason in words."""
     p = upright(problem)
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20

@@ -1,0 +1,15 @@
+"""A rung that might run a problem."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gemmery.ladder.rung import Config, Rung
+
+
+class Candidate(NamedTuple):
+    """A rung with a config, and why it suits."""
+
+    rung: Rung
+    config: Config
+    reason: str

@@ -1,0 +1,21 @@
+// The effect: lanes whose addresses fall on one bank wait for each other.
+// Lane l reads element l * STRIDE of WIDTH floats from shared memory, STEPS times, each time 2 elements further on so
+// that no two reads are one; a warp-uniform distance turns all the banks and changes no conflict.
+template <int WIDTH> struct alignas(4 * WIDTH) Element { float of[WIDTH]; };
+
+template <int BLOCK, int WIDTH, int STRIDE, int STEPS>
+__global__ void bank_stride(const float* x, float* y, int n) {
+  constexpr int ELEMENTS = 31 * STRIDE + 32;
+  __shared__ Element<WIDTH> held[ELEMENTS];
+  for (int e = threadIdx.x; e < ELEMENTS; e += BLOCK) held[e] = reinterpret_cast<const Element<WIDTH>*>(x)[e];
+  __syncthreads();
+  float sum = 0;
+#pragma unroll 16
+  for (int step = 0; step < STEPS; ++step) {
+    Element<WIDTH> found = held[threadIdx.x % 32 * STRIDE + 2 * step % 32];
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) sum += found.of[v];
+  }
+  long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
+  if (i < n) y[i] = sum;
+}

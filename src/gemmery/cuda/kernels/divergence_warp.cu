@@ -1,0 +1,14 @@
+// The effect: two warps take one way each, and neither waits for the other.
+// Its parent: divergence_split. The same two ways for the same number of threads, but the border lies between warps.
+#include "ways.cuh"
+
+template <int STEPS>
+__global__ void divergence_warp(const float* x, float* y, int n) {
+  long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  if (threadIdx.x > warpSize - 1) {
+    y[i] = falling<STEPS>(x[i]);
+  } else {
+    y[i] = rising<STEPS>(x[i]);
+  }
+}

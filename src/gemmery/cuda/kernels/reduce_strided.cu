@@ -1,0 +1,14 @@
+// The effect: partners half of what is left apart, so that whole warps retire at every level.
+// Its parent: reduce_adjacent. As many additions, by the first threads of the block instead of every second one.
+template <int BLOCK>
+__global__ void reduce_strided(const float* x, float* y, int n) {
+  __shared__ float sums[BLOCK];
+  long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
+  sums[threadIdx.x] = i < n ? x[i] : 0;
+  __syncthreads();
+  for (int apart = BLOCK / 2; apart > 0; apart /= 2) {
+    if (threadIdx.x < apart) sums[threadIdx.x] += sums[threadIdx.x + apart];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) y[blockIdx.x] = sums[0];
+}

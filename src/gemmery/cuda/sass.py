@@ -42,7 +42,7 @@ def disassembled(cubin: bytes, entry: str) -> str:
 
     Raises DeviceError when there is no nvdisasm, or it does not know the architecture.
     """
-    tool = _nvdisasm()
+    tool = nvdisasm()
     if not tool:
         raise DeviceError(MISSING)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -171,8 +171,8 @@ def _next_address(text: str, place: int) -> int:
 
 
 @lru_cache
-def _nvdisasm() -> str:
-    """Its path: from NVIDIA's wheel, the toolkit of CUDA_HOME, or the PATH; "" without."""
+def nvdisasm() -> str:
+    """The path of nvdisasm: from NVIDIA's wheel, the toolkit of CUDA_HOME, or the PATH; "" without."""
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,19 @@ import numpy as np
 import gemmery
 from gemmery import cache, config
 from gemmery.bench import peers, record
+from gemmery.bench.gpu import peers as gpu_peers
+from gemmery.bench.gpu import state
+from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.work import Work
 from gemmery.cpu import jit, target
 from gemmery.cpu import threads as cpu_threads
+from gemmery.cuda import driver, nvrtc, sass
+from gemmery.errors import GemmeryError
 from gemmery.lab import results
+from gemmery.lab.gpu import check
+from gemmery.lab.gpu.level import build
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
 
 _NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")  # what some kernels use where it is
 _PROBE = "doctor"
@@ -32,12 +43,12 @@ class Finding:
 
 
 def doctor() -> tuple[Finding, ...]:
-    """Look at the CPU, its caches and cores, NumPy's BLAS, the environment and the cache folder.
+    """Look at the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
 
     >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
     ['environment']
     """
-    return tuple(_look(name, examine) for name, examine in _EXAMINED.items())
+    return tuple(_look(name, examine) for name, examine in {**_EXAMINED, **_gpus()}.items())
 
 
 def _look(name: str, examine: Callable[[], Finding]) -> Finding:
@@ -150,8 +161,71 @@ def _product() -> Finding:
     return Finding("", f"right: error {worst:.2g} of its bound")
 
 
+def _cuda() -> Finding:
+    """What compiles kernels for a GPU: that needs none."""
+    try:
+        compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
+    except GemmeryError as error:
+        return Finding("", "not installed", True, f"{error}; the CPU needs none of it")
+    return Finding("", compiler)
+
+
+def _nvdisasm() -> Finding:
+    found = sass.nvdisasm()
+    return Finding("", found) if found else Finding("", "not found", True, sass.MISSING)
+
+
+def _gpus() -> dict[str, Callable[[], Finding]]:
+    """What is looked at of each device, or one line that says what is missing."""
+    missing = driver.missing()
+    if missing:
+        return {"gpu": lambda: Finding("", "none", True, missing)}
+    found: dict[str, Callable[[], Finding]] = {"cuda driver": _driver}
+    for ordinal in range(driver.count()):
+        found[f"cuda:{ordinal}"] = partial(_device, ordinal)
+        found[f"a product on cuda:{ordinal}"] = partial(_product_on, ordinal)
+    return found | {"cublas": _cublas}
+
+
+def _driver() -> Finding:
+    return Finding("", f"{state.driver_version() or 'version unknown'}, speaks CUDA {driver.version()}")
+
+
+def _device(ordinal: int) -> Finding:
+    one, monitor = driver.device(ordinal), state.Monitor(ordinal)
+    clock = monitor.most_clock / 1e3 or one.clock
+    power = f", limited to {monitor.power_limit:.0f} W" if monitor.power_limit else ""
+    value = f"{one.name}: {one.arch}, {one.sms} multiprocessors up to {clock:.2f} GHz{power}, "
+    value += f"{_size(driver.room(ordinal))} of memory free, L2 {_size(one.l2)}"
+    advice = f"clocks and power are not seen: {monitor.missing}" if monitor.missing else ""
+    return Finding("", value, True, advice)
+
+
+def _product_on(ordinal: int) -> Finding:
+    """One small product on a device, compiled or loaded, run and checked."""
+    resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
+    rung = find(CUDA, "simt_smem")
+    put = build(rung, rung.default, resident)
+    worst = check.error(resident, lambda: put(0), rung.bound)
+    if not worst <= 1:
+        return Finding("", f"error {worst:.3g} times its bound", False, "a kernel is wrong on this device: report it")
+    return Finding("", f"right: error {worst:.2g} of its bound")
+
+
+def _cublas() -> Finding:
+    """The libraries that can stand beside the rungs on a GPU."""
+    missing = {peer: peer.missing() for peer in gpu_peers.PEERS}
+    there = [peer.runs() for peer, reason in missing.items() if not reason]
+    if there:
+        return Finding("", "; ".join(there))
+    return Finding("", "none", True, f"{'; '.join(missing.values())}: on a GPU nothing stands beside the rungs")
+
+
 def _size(count: int) -> str:
-    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count / 2**10:.4g} KiB"
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= unit:
+            return f"{count / unit:.4g} {name}"
+    return f"{count / 2**10:.4g} KiB"
 
 
 _EXAMINED: dict[str, Callable[[], Finding]] = {
@@ -170,4 +244,6 @@ _EXAMINED: dict[str, Callable[[], Finding]] = {
     "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
     "ml_dtypes": _package("ml_dtypes", "NumPy has no bfloat16 without it: pip install ml_dtypes"),
     "torch": _package("torch", "a rival fewer in `gemmery bench`; nothing else needs it"),
+    "cuda": _cuda,
+    "nvdisasm": _nvdisasm,
 }

@@ -2,16 +2,20 @@
 // registers, so the tiles can be swizzled, and sm_90 has an instruction of 16 x 8 x 8 with twice the rate of 8 x 8 x 4.
 // Its parent: wmma_f64, which has the small instruction alone, and padded tiles.
 #include "epilogue.cuh"
-#include "load.cuh"
+#include "swizzle.cuh"
 
-// A tile of SIDE by BK, along k in ROW, along the sides in COL. 16 lanes read 4 sides by 4 k at once: the XOR gives each
-// four of neighbours banks of its own.
-template <int SIDE, int BK, Layout LAYOUT> struct Fours {
-  static constexpr int SIZE = SIDE * BK;
-  static constexpr Layout ADJACENT = LAYOUT == COL ? COL : ROW;
-  static __device__ __forceinline__ int at(int side, int k) {
-    if constexpr (ADJACENT == ROW) return (side * BK + k) ^ (side % 4 * 4);
-    return (k * SIDE + side) ^ (k % 4 * 4);
+// A tile of SIDES by BK in 16-byte chunks, with a row for each side where ALONG_K, else for each k. 16 lanes read two
+// chunks of each of four rows at once: the XOR gives every two of them banks of their own.
+template <int SIDES, int BK, bool ALONG_K> struct TileF64 {
+  static constexpr bool K_ADJACENT = ALONG_K;
+  static constexpr int ROWS = ALONG_K ? SIDES : BK, WIDTH = ALONG_K ? BK : SIDES;
+  static constexpr int PER_CHUNK = 2, CHUNKS = WIDTH / 2, BYTES = ROWS * WIDTH * 8;
+  static __device__ __forceinline__ unsigned at(int row, int chunk) {
+    return (row * CHUNKS + (chunk ^ row % 4 * 2)) * 16;
+  }
+  static __device__ __forceinline__ double read(const char* tile, int side, int k) {
+    int row = ALONG_K ? side : k, column = ALONG_K ? k : side;
+    return *reinterpret_cast<const double*>(tile + at(row, column / 2) + column % 2 * 8);
   }
 };
 
@@ -19,17 +23,17 @@ template <int SIDE, int BK, Layout LAYOUT> struct Fours {
 struct FragmentA { double at[4]; };
 struct FragmentB { double at[2]; };
 
-template <class Arrangement> __device__ __forceinline__ FragmentA fragment_a(const double* tile, int row, int k) {
+template <class Tile> __device__ __forceinline__ FragmentA fragment_a(const char* tile, int row, int k) {
   FragmentA a;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a.at[i] = tile[Arrangement::at(row + i % 2 * 8, k + i / 2 * 4)];
+  for (int i = 0; i < 4; ++i) a.at[i] = Tile::read(tile, row + i % 2 * 8, k + i / 2 * 4);
   return a;
 }
 
-template <class Arrangement> __device__ __forceinline__ FragmentB fragment_b(const double* tile, int column, int k) {
+template <class Tile> __device__ __forceinline__ FragmentB fragment_b(const char* tile, int column, int k) {
   FragmentB b;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) b.at[i] = tile[Arrangement::at(column, k + i * 4)];
+  for (int i = 0; i < 2; ++i) b.at[i] = Tile::read(tile, column, k + i * 4);
   return b;
 }
 
@@ -53,32 +57,35 @@ struct Sums {
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
           int WM, int WN, int STAGES, int BLOCKS, bool SM_90>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(const Product<T, Out> p) {
-  constexpr int THREADS = BM / WM * (BN / WN) * 32, LINE = 128, AHEAD = STAGES - 1;
-  using TileA = Fours<BM, BK, A>;
-  using TileB = Fours<BN, BK, transposed(B)>;
-  constexpr int STAGE = TileA::SIZE + TileB::SIZE;
-  extern __shared__ double ring[];
+  constexpr int THREADS = BM / WM * (BN / WN) * 32, AHEAD = STAGES - 1;
+  using TileA = TileF64<BM, BK, A != COL>;
+  using TileB = TileF64<BN, BK, B == COL>;
+  constexpr int STAGE = TileA::BYTES + TileB::BYTES;
+  extern __shared__ __align__(128) char ring[];
 
   Tile tile = tile_of_block<BM, BN>(p);
-  auto a_panel = panel_of_a(p, tile);
-  auto b_panel = panel_of_b(p, tile);
-  auto begin = [&](int k0, double* stage) {
-    Load<T, A, A_VEC, BM, BK, THREADS, LINE>::template copy<TileA>(a_panel, k0, stage);
-    Load<T, transposed(B), B_VEC, BN, BK, THREADS, LINE>::template copy<TileB>(b_panel, k0, stage + TileA::SIZE);
+  TileCopy<T, TileA, A_VEC, false, THREADS> a_copy(panel_of_a(p, tile));
+  TileCopy<T, TileB, B_VEC, false, THREADS> b_copy(panel_of_b(p, tile));
+  auto begin = [&](int stage) {
+    unsigned start = ptx::shared_address(ring) + stage * STAGE;
+    a_copy.start(start);
+    b_copy.start(start + TileA::BYTES);
     ptx::cp_async_commit_group();
+    a_copy.advance(BK);
+    b_copy.advance(BK);
   };
 
   int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   int row = warp / (BN / WN) * WM + g, column = warp % (BN / WN) * WN;
   Sums sums[WM / 16][WN / 8] = {};
 #pragma unroll
-  for (int s = 0; s < AHEAD; ++s) begin(s * BK, ring + s * STAGE);
+  for (int s = 0; s < AHEAD; ++s) begin(s);
   int now = 0, last = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
   for (int k0 = 0; k0 < p.k; k0 += BK) {
     ptx::cp_async_wait_group<AHEAD - 1>();
     __syncthreads();
-    begin(k0 + AHEAD * BK, ring + last * STAGE);
-    const double* stage = ring + now * STAGE;
+    begin(last);
+    const char* stage = ring + now * STAGE;
 #pragma unroll
     for (int k = 0; k < BK; k += 8) {
       FragmentA a[WM / 16];
@@ -86,7 +93,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(cons
 #pragma unroll
       for (int i = 0; i < WM / 16; ++i) a[i] = fragment_a<TileA>(stage, row + 16 * i, k + t);
 #pragma unroll
-      for (int j = 0; j < WN / 8; ++j) b[j] = fragment_b<TileB>(stage + TileA::SIZE, column + 8 * j + g, k + t);
+      for (int j = 0; j < WN / 8; ++j) b[j] = fragment_b<TileB>(stage + TileA::BYTES, column + 8 * j + g, k + t);
 #pragma unroll
       for (int i = 0; i < WM / 16; ++i) {
 #pragma unroll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from gemmery.cuda.geometry import LAYOUTS, Geometry, instance, tiles, vector
@@ -31,11 +32,11 @@ def _by_warps(name: str, problem: Problem, config: Config, stages: int, *paramet
     size = 4 if problem.precision else 2
     _check_tile(bm, bn, bk, wm, wn, 32 // size)
     threads = (bm // wm) * (bn // wn) * WARP
-    vectors = (_elements(problem, 0), _elements(problem, 1), vector(problem, 2))
+    vectors = _elements(problem, 0), _elements(problem, 1), math.gcd(_elements(problem, 2), problem.n)
     layouts = (LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout])
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, *layouts, *vectors, bm, bn, bk, wm, wn, *parameters),
+        instance(name, problem, *layouts, *vectors, _ragged(problem, vectors), bm, bn, bk, wm, wn, *parameters),
         tiles(problem, bm, bn),
         (threads, 1, 1),
         shared=stages * (bm + bn) * bk * size,
@@ -46,9 +47,16 @@ def _by_warps(name: str, problem: Problem, config: Config, stages: int, *paramet
 
 
 def _elements(problem: Problem, operand: int) -> int:
-    """How many elements of A (0) or B (1) one copy takes: one where neighbours are not adjacent."""
-    layout = (problem.a_layout, problem.b_layout)[operand]
+    """How many elements of A (0), B (1) or C (2) one access takes: one where neighbours are not adjacent."""
+    layout = (problem.a_layout, problem.b_layout, problem.c_layout)[operand]
     return 1 if layout == "any" else vector(problem, operand)
+
+
+def _ragged(problem: Problem, vectors: tuple[int, ...]) -> bool:
+    """Whether an access to A or B may begin inside and end outside of it."""
+    a_side = problem.m if problem.a_layout == "col" else problem.k
+    b_side = problem.k if problem.b_layout == "col" else problem.n
+    return a_side % vectors[0] != 0 or b_side % vectors[1] != 0
 
 
 def _check_tile(bm: int, bn: int, bk: int, wm: int, wn: int, group: int) -> None:

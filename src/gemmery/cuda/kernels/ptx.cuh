@@ -49,9 +49,21 @@ template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, c
   }
 }
 
-// The same for all of them, or zeros, and then nothing is read.
+// The same for all of them, or zeros, and then nothing is read: a predicate, where a size takes four instructions more.
+template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, bool inside) {
+  if constexpr (BYTES == 16) {
+    asm volatile("{ .reg .pred out; setp.eq.s32 out, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, out; }" ::"r"(shared),
+                 "l"(global), "r"(int(inside))
+                 : "memory");
+  } else {
+    asm volatile("{ .reg .pred out; setp.eq.s32 out, %3, 0; cp.async.ca.shared.global [%0], [%1], %2, out; }" ::"r"(shared),
+                 "l"(global), "n"(BYTES), "r"(int(inside))
+                 : "memory");
+  }
+}
+
 template <int BYTES> __device__ __forceinline__ void cp_async(void* shared, const void* global, bool inside) {
-  cp_async<BYTES>(shared_address(shared), global, inside ? BYTES : 0);
+  cp_async<BYTES>(shared_address(shared), global, inside);
 }
 
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -87,19 +99,22 @@ __device__ __forceinline__ unsigned ld_shared_b32(unsigned shared) {
 
 // d = a b + d on a 16 x 16 and a 16 x 8 (in tf32 a 16 x 8 and an 8 x 8) matrix, summed in f32. sm_80.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -128,6 +143,73 @@ __device__ __forceinline__ void mma_m16n8k8_f64(double (&c)[4], const double (&a
       "{%0, %1, %2, %3};"
       : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+}
+
+// ---- fragments of a warp: f16 from sm_70 on, the rest from sm_80 on ----
+// The ISA leaves open which lane holds what. Name is a type whose `text` is a part of the instruction's name; strides
+// count elements. TYPES of a product: "m16n16k16.f32.f32".
+
+template <class Operand, class Layout, class Shape, class Type>
+__device__ __forceinline__ void wmma_load(double (&x)[1], unsigned shared, int stride) {
+  asm volatile("wmma.load.%3.sync.aligned.%4.%5.shared.%6 {%0}, [%1], %2;"
+               : "=d"(x[0])
+               : "r"(shared), "r"(stride), "C"(Operand::text), "C"(Layout::text), "C"(Shape::text), "C"(Type::text)
+               : "memory");
+}
+
+template <class Operand, class Layout, class Shape, class Type>
+__device__ __forceinline__ void wmma_load(unsigned (&x)[4], unsigned shared, int stride) {
+  asm volatile("wmma.load.%6.sync.aligned.%7.%8.shared.%9 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared), "r"(stride), "C"(Operand::text), "C"(Layout::text), "C"(Shape::text), "C"(Type::text)
+               : "memory");
+}
+
+template <class Operand, class Layout, class Shape, class Type>
+__device__ __forceinline__ void wmma_load(unsigned (&x)[8], unsigned shared, int stride) {
+  asm volatile("wmma.load.%10.sync.aligned.%11.%12.shared.%13 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8], %9;"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]), "=r"(x[4]), "=r"(x[5]), "=r"(x[6]), "=r"(x[7])
+               : "r"(shared), "r"(stride), "C"(Operand::text), "C"(Layout::text), "C"(Shape::text), "C"(Type::text)
+               : "memory");
+}
+
+template <class LayoutA, class LayoutB, class Types>
+__device__ __forceinline__ void wmma_mma(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
+  asm("wmma.mma.sync.aligned.%4.%5.%6 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(d[0]), "+d"(d[1])
+      : "d"(a[0]), "d"(b[0]), "C"(LayoutA::text), "C"(LayoutB::text), "C"(Types::text));
+}
+
+template <class LayoutA, class LayoutB, class Types>
+__device__ __forceinline__ void wmma_mma(float (&d)[8], const unsigned (&a)[4], const unsigned (&b)[4]) {
+  asm("wmma.mma.sync.aligned.%16.%17.%18 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, {%12, %13, %14, %15}, "
+      "{%0, %1, %2, %3, %4, %5, %6, %7};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "C"(LayoutA::text),
+        "C"(LayoutB::text), "C"(Types::text));
+}
+
+template <class LayoutA, class LayoutB, class Types>
+__device__ __forceinline__ void wmma_mma(float (&d)[8], const unsigned (&a)[8], const unsigned (&b)[8]) {
+  asm("wmma.mma.sync.aligned.%24.%25.%26 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19, %20, %21, %22, %23}, {%0, %1, %2, %3, %4, %5, %6, %7};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(b[0]), "r"(b[1]),
+        "r"(b[2]), "r"(b[3]), "r"(b[4]), "r"(b[5]), "r"(b[6]), "r"(b[7]), "C"(LayoutA::text), "C"(LayoutB::text),
+        "C"(Types::text));
+}
+
+template <class Shape> __device__ __forceinline__ void wmma_store(unsigned shared, const double (&d)[2], int stride) {
+  asm volatile("wmma.store.d.sync.aligned.row.%4.shared.f64 [%0], {%1, %2}, %3;" ::"r"(shared), "d"(d[0]), "d"(d[1]),
+               "r"(stride), "C"(Shape::text)
+               : "memory");
+}
+
+template <class Shape> __device__ __forceinline__ void wmma_store(unsigned shared, const float (&d)[8], int stride) {
+  asm volatile("wmma.store.d.sync.aligned.row.%10.shared.f32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8}, %9;" ::"r"(shared),
+               "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]), "f"(d[4]), "f"(d[5]), "f"(d[6]), "f"(d[7]), "r"(stride),
+               "C"(Shape::text)
+               : "memory");
 }
 
 // ---- no instruction ----

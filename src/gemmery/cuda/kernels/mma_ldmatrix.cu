@@ -1,0 +1,35 @@
+// The idea: mma.sync takes its fragments from shared memory by ldmatrix, 16 bytes a lane, and the tiles lie there so
+// that no bank is met twice: lane l of a warp stores its 16 bytes at column (l % 8) ^ (l / 8), the row's number, and
+// going through k in groups of 32 bytes is stepping by ^1 ^3 ^1 ^3.
+// Its parent: wmma_f16, whose fragments are loaded by rules of the compiler.
+#include "fragments.cuh"
+
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int BM,
+          int BN, int BK, int WM, int WN>
+__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_ldmatrix(const Product<T, Out> p) {
+  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
+  extern __shared__ __align__(128) char tiles[];
+  Tile tile = tile_of_block<BM, BN>(p);
+  typename Block::CopyA a_copy(panel_of_a(p, tile));
+  typename Block::CopyB b_copy(panel_of_b(p, tile));
+  typename Block::FragmentsA a;
+  typename Block::FragmentsB b;
+  WarpSums<T, WM, WN> sums;
+  unsigned start = ptx::shared_address(tiles), a_start = start + a.start(Block::row()),
+           b_start = start + Block::TileA::BYTES + b.start(Block::column());
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+    a_copy.copy(tiles);
+    b_copy.copy(tiles + Block::TileA::BYTES);
+    a_copy.advance(BK);
+    b_copy.advance(BK);
+    __syncthreads();
+#pragma unroll
+    for (int group = 0; group < Block::GROUPS; ++group) {
+      a.read(a_start, group);
+      b.read(b_start, group);
+      sums.multiply(a, b);
+    }
+    __syncthreads();
+  }
+  sums.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column());
+}

@@ -1,0 +1,61 @@
+// The idea: nothing waits. A ring of STAGES tiles is filled by cp.async while older ones are multiplied, and within a
+// tile the fragments of the next group of k are read while those of this one are multiplied: global -> shared,
+// shared -> registers and mma overlap, with one barrier a tile. This is the main loop that CUTLASS runs on Ampere.
+// Its parent: mma_ldmatrix, which does one after the other.
+#include "fragments.cuh"
+
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int BM,
+          int BN, int BK, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const Product<T, Out> p) {
+  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
+  constexpr int GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
+  static_assert(GROUPS % 2 == 0, "the two sets of fragments take turns");
+  extern __shared__ __align__(128) char ring[];
+  unsigned start = ptx::shared_address(ring);
+
+  Tile tile = tile_of_block<BM, BN>(p);
+  typename Block::CopyA a_copy(panel_of_a(p, tile));
+  typename Block::CopyB b_copy(panel_of_b(p, tile));
+  // Part of the next tile; beyond the last one zeros arrive that nobody reads.
+  auto fetch = [&](unsigned stage, int part, int parts) {
+    if constexpr (Block::CopyA::ASYNC) a_copy.start(start + stage, part, parts);
+    if constexpr (Block::CopyB::ASYNC) b_copy.start(start + stage + B_TILE, part, parts);
+    if (part < parts - 1) return;
+    if constexpr (!Block::CopyA::ASYNC) a_copy.copy(ring + stage);
+    if constexpr (!Block::CopyB::ASYNC) b_copy.copy(ring + stage + B_TILE);
+    ptx::cp_async_commit_group();
+    a_copy.advance(BK);
+    b_copy.advance(BK);
+  };
+#pragma unroll
+  for (int stage = 0; stage < STAGES - 1; ++stage) fetch(stage * STAGE, 0, 1);
+
+  typename Block::FragmentsA a[2];
+  typename Block::FragmentsB b[2];
+  WarpSums<T, WM, WN> sums;
+  unsigned a_start = start + a->start(Block::row()), b_start = start + B_TILE + b->start(Block::column());
+  ptx::cp_async_wait_group<STAGES - 2>();
+  __syncthreads();
+  a[0].read(a_start, 0);
+  b[0].read(b_start, 0);
+  unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage that is multiplied, and the one that is filled meanwhile
+#pragma unroll 1
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+    unsigned next = now + STAGE == STAGES * STAGE ? 0 : now + STAGE;
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+      bool last = group == GROUPS - 1;
+      if (last) {  // the next tile has arrived, and every warp has read the last of this one
+        ptx::cp_async_wait_group<STAGES - 2>();
+        __syncthreads();
+      }
+      a[(group + 1) % 2].read(a_start + (last ? next : now), (group + 1) % GROUPS);
+      b[(group + 1) % 2].read(b_start + (last ? next : now), (group + 1) % GROUPS);
+      if (!last) fetch(free, group, GROUPS - 1);
+      sums.multiply(a[group % 2], b[group % 2]);
+    }
+    free = now;
+    now = next;
+  }
+  sums.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column());
+}

@@ -106,7 +106,7 @@ SIMT = (
         build=builder(simt.smem),
         geometry=simt.smem,
         space={"tile": (2, 4, 8, 16, 32)},
-        default={"tile": 32},
+        default={"tile": 16},
         expect={"bank_conflicts": 0},
         lesson="A tile of side 32 is read from memory once for 32 uses, so memory is no longer the wall: shared memory "
         "is, with two loads for every multiply-add. Small tiles leave warps half empty and use each element less.",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -122,6 +123,18 @@ def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = 
     return Problem(m, n, a.shape[2], a.name, c.name, batch, *layouts, epilogue, scaled, "cuda:0", precision, alignments)
 
 
+def needed(rung: Rung, name: str) -> str:
+    """The precision that a problem must allow for the rung to take this element type: "tf32" on tensor cores."""
+    plain = Problem(64, 64, 64, name, name, device="cuda:0")
+    fewer = replace(plain, precision="tf32")
+    return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
+
+
+def allowed(rung: Rung, precision: str) -> Callable[[int], float]:
+    """f(k) of the rung's bound, with what rounding the operands may cost."""
+    return (lambda k: rung.bound(k) + TF32) if precision == "tf32" else rung.bound
+
+
 def built(rung: Rung, case: Problem, config=None):
     """The rung's kernel for a problem; None where it refuses that in words."""
     reason = rung.refuses(case) if case.dtype in rung.dtypes else f"{rung.name} does not take {case.dtype}"
@@ -134,8 +147,9 @@ def built(rung: Rung, case: Problem, config=None):
     return None
 
 
-def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision="", config=None) -> bool:
+def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision=None, config=None) -> bool:
     """Multiply and check; False where the rung refuses."""
+    precision = needed(rung, a.name) if precision is None else precision
     case = problem(a, b, c, epilogue, alpha != 1 or beta != 0, precision)
     kernel = built(rung, case, config)
     if kernel is None:
@@ -149,7 +163,7 @@ def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision
         c.result(),
         a.values,
         b.values,
-        (lambda k: rung.bound(k) + TF32) if precision == "tf32" else rung.bound,
+        allowed(rung, precision),
         alpha=alpha,
         beta=beta,
         c=c.values if beta != 0 else None,

@@ -11,7 +11,7 @@ import sys
 from gemmery import dtypes, verify
 from gemmery.cuda import driver, simt
 from gemmery.ladder.cuda import CUDA
-from gpu_operands import built, matrices, place, problem
+from gpu_operands import allowed, built, matrices, place, problem
 from operands import random
 
 SHAPES = [(37, 45, 41), (64, 40, 24), (1, 67, 43), (1, 72, 64)]
@@ -33,8 +33,7 @@ def touch(rung, name: str, precision: str = "") -> int:
         kernel(a.view(), b.view(), c.view(), alpha=0.5, bias=row)
         driver.synchronize()
         options = {"alpha": 0.5, "bias": bias.values[0, 0], "activation": "relu"}
-        allowed = (lambda k: rung.bound(k) + 2.0**14) if precision else rung.bound
-        found = verify.check(c.result(), a.values, b.values, allowed, **options)
+        found = verify.check(c.result(), a.values, b.values, allowed(rung, precision), **options)
         assert found.ok, f"{rung.name} {name} {shape} {a_layout} {b_layout}: {found}"
         taken += 1
     return taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from gemmery import cache, config
 from gemmery.cuda import nvrtc
-from gemmery.cuda.device import ARCHS, LIMITS, STATIC_SHARED, Device
+from gemmery.cuda.device import ARCHS, KNOWN, STATIC_SHARED
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import CUDA
@@ -18,9 +19,7 @@ from gemmery.problem import Problem
 pytest.importorskip("cuda.bindings")
 
 KERNELS = Path(nvrtc.__file__).with_name("kernels")
-DEVICES = {
-    arch: Device(arch, n := int(re.sub(r"\D", "", arch)), 1, LIMITS.get(n, LIMITS[80]), 0, 1, 1) for arch in ARCHS
-}
+DEVICES = {device.arch: device for device in KNOWN.values()}
 FULL = "sm_90a"  # every element type here; on the others one each, so that all types meet all generations
 SHAPES = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24)]
 
@@ -36,19 +35,21 @@ def kernels_in_a_folder_of_their_own(tmp_path_factory):
 def launches(rung, name, arch, **options):
     """The geometries of a small problem that the rung takes in this element type; none where it refuses the device."""
     refusals = []
-    for m, n, k in SHAPES:
-        for b_layout in ("row", "col"):
-            problem = Problem(m, n, k, name, name, b_layout=b_layout, **options)
-            reason = rung.refuses(problem)
-            if not reason:
-                try:
-                    geometry = rung.geometry(problem, rung.default)
-                    reason = refusal(geometry, DEVICES[arch])
-                except RefusedError as error:
-                    reason = str(error)
-            if not reason:
-                return [*geometry.before, geometry]
-            refusals.append(reason)
+    precisions = ("", "tf32") if name == "f32" else ("",)
+    for (m, n, k), b_layout, precision in itertools.product(SHAPES, ("row", "col"), precisions):
+        problem = Problem(
+            m, n, k, name, name, b_layout=b_layout, device=DEVICES[arch].name, precision=precision, **options
+        )
+        reason = rung.refuses(problem)
+        if not reason:
+            try:
+                geometry = rung.geometry(problem, rung.default)
+                reason = refusal(geometry, DEVICES[arch])
+            except RefusedError as error:
+                reason = str(error)
+        if not reason:
+            return [*geometry.before, geometry]
+        refusals.append(reason)
     assert all(len(reason.split()) > 3 for reason in refusals), refusals
     return []
 

@@ -14,7 +14,7 @@ from gemmery.errors import DeviceError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
-from gpu_operands import built, matrices, place, problem, run
+from gpu_operands import allowed, built, matrices, needed, place, problem, run
 from operands import random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
@@ -27,12 +27,13 @@ def prepared(rung):
     """A kernel of the rung in its first element type, its operands, and the result of a first run."""
     name = rung.dtypes[0]
     for shape in SHAPES:
+        precision = needed(rung, name)
         a, b, c = matrices(shape, name, name, ("row", "col", "row"), guard=0)
-        kernel = built(rung, problem(a, b, c))
+        kernel = built(rung, problem(a, b, c, precision=precision))
         if kernel is not None:
             kernel(a.view(), b.view(), c.view())
             driver.synchronize()
-            assert verify.check(c.result(), a.values, b.values, rung.bound, most_flops=1e7).ok
+            assert verify.check(c.result(), a.values, b.values, allowed(rung, precision), most_flops=1e7).ok
             return kernel, a, b, c, c.image().tobytes()
     raise AssertionError(f"{rung.name} takes none of {SHAPES}")
 
@@ -73,7 +74,7 @@ def test_ten_host_threads_at_once():
             name = rung.dtypes[0]
             for shape in SHAPES:
                 a, b, c = matrices(shape, name, name, ("row", "col", "row"), guard=0)
-                kernel = built(rung, problem(a, b, c))
+                kernel = built(rung, problem(a, b, c, precision=needed(rung, name)))
                 if kernel is not None:
                     kernel(a.view(), b.view(), c.view(stream.handle))
                     stream.synchronize()
@@ -107,7 +108,7 @@ def test_a_graph_does_what_its_calls_did(rung):
     with driver.on(0):
         graph.launch()
     stream.synchronize()
-    assert verify.check(c.result(), other.values, b.values, rung.bound, most_flops=1e7).ok
+    assert verify.check(c.result(), other.values, b.values, allowed(rung, needed(rung, a.name)), most_flops=1e7).ok
 
 
 def works():

@@ -24,14 +24,14 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     if len({m.n for m in ran}) < 2:
         return None
     with axes(460) as on:
-        _lines(on, ran, lambda m: m.gflops, colours(measurements))
-        peaks = {m.threads: m.peak_gflops for m in ran if m.peak_gflops}
+        _lines(on, ran, words.reached, colours(measurements))
+        peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in ran if m.peak_gflops}
         left, right = min(m.n for m in ran), max(m.n for m in ran)
-        for place, (threads, peak) in enumerate(sorted(peaks.items())):
+        for index, (place, peak) in enumerate(sorted(peaks.items(), key=lambda item: item[1])):
             on.plot([left, right], [peak, peak], color=INK, linewidth=1.5)
-            name = f"peak, {words.cores(threads)}" if len(peaks) > 1 else "peak"
-            on.annotate(name, (left, peak), (130 * place, 5), textcoords="offset points", bbox=HALO, zorder=5)
-        on.set_ylim(top=1.5 * max([*peaks.values(), *(m.gflops for m in ran)]))
+            name = f"peak, {place}" if len(peaks) > 1 or ran[0].unit else "peak"
+            on.annotate(name, (left, peak), (130 * index, 5), textcoords="offset points", bbox=HALO, zorder=5)
+        on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
         _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
         svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
@@ -97,22 +97,24 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if suite != "ladder":
         ran = [m for m in ran if m.kernel == OWN]
-    if len({m.dtype for m in ran}) != 1:
+    if len({words.types(m) for m in ran}) != 1:
         return None  # each type has a roof of its own
     intensities = [m.flops / m.bytes for m in ran]
-    roofs = {m.threads: (m.peak_gflops, m.bandwidth_gbs) for m in ran}
-    ridges = [peak / bandwidth for peak, bandwidth in roofs.values()]
+    scale = words.reached(ran[0], 1.0)  # a GPU's rates are shown in TFLOP/s
+    roofs = {words.place(m): (scale * m.peak_gflops, m.bandwidth_gbs) for m in ran}
+    ridges = [peak / bandwidth / scale for peak, bandwidth in roofs.values()]
     left, right = min([*intensities, *ridges]) / 16, max([*intensities, *ridges]) * 8
     with axes(460) as on:
         on.set_xscale("log", base=2)
         on.set_yscale("log")
-        on.set(xlim=(left, right), ylim=(min(m.gflops for m in ran) / 2.5, 3 * max(peak for peak, _ in roofs.values())))
+        lowest, highest = min(words.reached(m) for m in ran), max(peak for peak, _ in roofs.values())
+        on.set(xlim=(left, right), ylim=(lowest / 2.5, 3 * highest))
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _plain(on)
         on.set(xlabel="operations for every byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
-        for threads, (peak, bandwidth) in sorted(roofs.items()):
-            _roof(on, peak, bandwidth, words.cores(threads) if len(roofs) > 1 else "", threads < max(roofs))
+        for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
+            _roof(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
         _points(on, ran, _last(ran) if suite == "ladder" else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
@@ -122,19 +124,20 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 
 
-def _roof(on: Axes, peak: float, bandwidth: float, whose: str, below: bool) -> None:
-    """The slope and the flat part, named along their lines, above them or below."""
+def _roof(on: Axes, peak: float, bandwidth: float, scale: float, whose: str, below: bool) -> None:
+    """The slope and the flat part, named along their lines, above them or below; `scale` shown units are a GFLOP/s."""
     left, right = on.get_xlim()
-    ridge = peak / bandwidth
-    on.plot([left, ridge, right], [left * bandwidth, peak, peak], color=INK, linewidth=1.5, zorder=3)
+    slope = scale * bandwidth
+    ridge = peak / slope
+    on.plot([left, ridge, right], [left * slope, peak, peak], color=INK, linewidth=1.5, zorder=3)
     suffix = f", {whose}" if whose else ""
     away, align = (-6, "top") if below else (5, "bottom")
     on.annotate(f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), textcoords="offset points", va=align)
-    (x0, y0), (x1, y1) = on.transData.transform([(left, left * bandwidth), (ridge, peak)])
+    (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
     middle = left * (ridge / left) ** 0.25
     on.annotate(
         f"memory {words.digits(bandwidth)} GB/s{suffix}",
-        (middle, middle * bandwidth),
+        (middle, middle * slope),
         (-0.6 * away, 0.6 * away),
         textcoords="offset points",
         ha="center",
@@ -155,11 +158,17 @@ def _last(ran: Iterable[Measurement]) -> list[Measurement]:
 def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement], shades: Colours) -> None:
     """A point for each measurement; those of `named` have their names beside them."""
     for m in ran:
-        on.plot(m.flops / m.bytes, m.gflops, "o", color=shades[m.kernel], alpha=1 if m in named or not named else 0.45)
+        on.plot(
+            m.flops / m.bytes,
+            words.reached(m),
+            "o",
+            color=shades[m.kernel],
+            alpha=1 if m in named or not named else 0.45,
+        )
     names = _names(named)
     for x in {m.flops / m.bytes for m in named}:
         column = [m for m in named if m.flops / m.bytes == x]
-        _labels(on, [(names[m.kernel, m.threads], m.gflops, shades[m.kernel]) for m in column], x)
+        _labels(on, [(names[m.kernel, m.threads], words.reached(m), shades[m.kernel]) for m in column], x)
 
 
 def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:

@@ -137,7 +137,7 @@ class Documents:
 
 def _value(m: Measurement, what: str, said: str) -> str:
     known = {
-        "rate": f"{words.digits(m.gflops)} {words.rate(m)}",
+        "rate": f"{words.digits(words.reached(m))} {words.rate(m)}",
         "share": words.percent(words.share(m)),
         "time": words.duration(m.seconds),
     }
@@ -153,7 +153,8 @@ def _taken(run: Run) -> str:
     found = run.machine
     caches = (f"{name} {words.size(held)}" for name, held in words.caches(found))
     rivals = dict.fromkeys(m.note for m in run.measurements if m.kernel in words.RIVALS and m.note)
-    where = ", ".join([found.cpu, found.isa, f"{found.cores} cores", *caches])
+    cores = f"{found.gpu.sms} multiprocessors" if found.gpu.name else f"{found.cores} cores"
+    where = ", ".join([*words.processor(found), cores, *caches])
     return f"*{'; '.join([where, *rivals])}. Measured {words.when(run)}.*"
 
 

@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import OWN, Group, groups, largest, product, speedup, tournaments
+from gemmery.report.sheet import OWN, Group, groups, largest, product, rival, speedup, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 
 ROW = 52  # height of one rung in the bars
@@ -40,13 +40,13 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
 
 
 def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
-    """One bar for each rung of one problem, with the peaks and NumPy as lines across them."""
+    """One bar for each rung of one problem, with the peaks and the rivals as lines across them."""
     by_name = {rung.name: rung for rung in rungs}
     shown = group.rungs
     if not any(m.seconds for m in shown):
         return None
     lines = _limits(group)
-    top = 1.01 * max([rate for rate, *_ in lines] + [m.gflops for m in group.all])
+    top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
     rate = words.rate(group.one)
     with axes(ROW * len(shown) + 110) as on:
         _vertical(on, lines, len(shown), top)
@@ -55,7 +55,9 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             rung = by_name[m.kernel]
             gain = speedup(m, rung.parent, group) if rung.parent else None
             lost = gain is not None and gain[0] < 1 - gain[1]
-            on.barh(place - 0.12, m.gflops, height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0)
+            on.barh(
+                place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
+            )
             _beside(on, place, m, words.times(*gain) if gain else "")
             idea = f"not run: {m.refused}" if m.refused else rung.idea
             on.text(0, place + 0.3, idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
@@ -70,7 +72,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     title = f"Every rung at {words.shape(group.one)}, {words.types(group.one)}"
     caption = (
         f"{rate}: longer is faster. × parent is the gain over the rung that it grew from; a pale bar lost against it. "
-        "The lines are the measured peak of this machine, and NumPy in the same run."
+        f"The lines are the measured peak of this machine, and {words.kernel(rival(group))} in the same run."
     )
     return Plot("ladder", title, caption, svg)
 
@@ -88,21 +90,22 @@ def _beside(on: Axes, place: int, m: Measurement, gain: str) -> None:
     """The figures of a rung in columns right of its bar."""
     if m.refused:
         return
-    for column, text in zip(COLUMNS, (words.digits(m.gflops), words.percent(words.share(m)), gain), strict=True):
+    for column, text in zip(
+        COLUMNS, (words.digits(words.reached(m)), words.percent(words.share(m)), gain), strict=True
+    ):
         on.text(column, place - 0.12, text, transform=on.get_yaxis_transform(), ha="right", va="center_baseline")
 
 
 def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     """Rate, words, colour and dashes of each line across the bars."""
-    peaks = {m.threads: m.peak_gflops for m in group.all if m.peak_gflops}
-    found = [
-        (rate, f"peak, {words.cores(t)}" if len(peaks) > 1 else "peak", INK, "-") for t, rate in sorted(peaks.items())
-    ]
+    peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
+    named = len(peaks) > 1 or group.one.unit
+    found = [(rate, f"peak, {place}" if named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1
     for m in rivals:
         name = words.kernel(m.kernel) + (f", {words.cores(m.threads)}" if several else "")
-        found.append((m.gflops, name, RIVAL, "--"))
+        found.append((words.reached(m), name, RIVAL, "--"))
     return found
 
 
@@ -141,7 +144,7 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
         on.axvline(1, color=INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
-        on.set_yticks(range(len(own)), [product(m) + (f", {words.cores(m.threads)}" if several else "") for m in own])
+        on.set_yticks(range(len(own)), [product(m) + (f", {words.place(m)}" if several else "") for m in own])
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         on.xaxis.set_minor_formatter(NullFormatter())
         on.spines[["left", "bottom"]].set_visible(False)

@@ -6,11 +6,11 @@ import html
 from collections.abc import Sequence
 from importlib.resources import files
 
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import Gpu, Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.figures import figures
-from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, sheets, speedup
+from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, rival, sheets, speedup
 from gemmery.report.svg import Plot, variables
 
 PROTOCOL = """
@@ -27,9 +27,26 @@ Every result is compared with a product in higher precision, element by element.
 as a share of its bound f(k) u |A||B|: 1 or less passes.
 """
 
+PROTOCOL_GPU = """
+All kernels of a problem take turns in one run, so that they meet the same clocks. A time is the median over the
+samples; a sample lasts some milliseconds between two events on the device. Short calls are captured in a graph and
+replayed. The operands are standard normal numbers, and rotate over at least three times the L2 cache: a call finds
+its own in memory, unless they are smaller than a thousandth of that.
+
+A ratio is taken pair by pair within a round, and the median of the ratios is shown. A difference smaller than half
+the interquartile range of the ratios is a tie, marked ~.
+
+The peak of each unit is a loop of independent multiply-adds in registers, the bandwidth a loop of reads, both
+measured in this run. On tensor cores the peak is that of mma.sync; Hopper's wgmma goes beyond it. cuBLAS runs in
+this process, on the same stream, with TF32 off unless the types say tf32, and sums in float32.
+
+Every element of every result is seen to have been written, and a sample of rows and columns is compared with a
+product in higher precision. error/bound is the largest error as a share of its bound f(k) u |A||B|: 1 or less passes.
+"""
+
 LEAD = (
     "Every rung is one kernel for the same matrix product, C = A B, and changes one thing against the rung that it "
-    "grew from. What each change bought on this machine, beside the library that NumPy calls:"
+    "grew from. What each change bought on this machine, beside {}:"
 )
 
 
@@ -38,7 +55,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
-    plots = figures(run, rungs)
+    plots, protocol = figures(run, rungs), PROTOCOL_GPU if run.machine.gpu.name else PROTOCOL
     first = [plot for plot in plots if plot.name == "ladder"] or list(plots[:1])
     body = [
         _head(run),
@@ -47,11 +64,11 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         _section("The measurements", *(_table(sheet) for sheet in sheets(run, rungs))),
         *(_figure(plot) for plot in plots if plot not in first),
         _rungs(run, rungs),
-        _section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in PROTOCOL.strip().split("\n\n"))),
+        _section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in protocol.strip().split("\n\n"))),
         _machine(run.machine),
         f"<footer>gemmery {html.escape(run.machine.gemmery)}, {words.when(run)}</footer>",
     ]
-    return document(f"{words.title(run)} on {run.machine.cpu}", *filter(None, body))
+    return document(f"{words.title(run)} on {words.processor(run.machine)[0]}", *filter(None, body))
 
 
 def document(title: str, *parts: str) -> str:
@@ -67,9 +84,10 @@ def document(title: str, *parts: str) -> str:
 
 
 def _head(run: Run) -> str:
-    where = f"{run.machine.cpu} · {run.machine.isa} · {words.when(run)}"
+    where = " · ".join([*words.processor(run.machine), words.when(run)])
     ladder = any(m.suite == "ladder" for m in run.measurements)
-    lead = f"<p class=lead>{LEAD}</p>" if ladder else ""
+    library = "cuBLAS, the vendor's library" if run.machine.gpu.name else "the library that NumPy calls"
+    lead = f"<p class=lead>{LEAD.format(library)}</p>" if ladder else ""
     return f"<header><h1>{words.title(run)}</h1><p class=faint>{html.escape(where)}</p>{lead}</header>"
 
 
@@ -81,11 +99,12 @@ def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
     if not ran:
         return ""
     best = max(ran, key=lambda m: m.gflops)
-    tiles = [(f"{words.digits(best.gflops)}", f"{words.rate(best)} by {best.kernel}")]
+    tiles = [(f"{words.digits(words.reached(best))}", f"{words.rate(best)} by {best.kernel}")]
     if part := words.share(best):
-        tiles.append((words.percent(part), f"of the measured peak, {words.digits(best.peak_gflops)}"))
-    if over := speedup(best, "numpy", group):
-        tiles.append((words.times(*over), "the speed of NumPy"))
+        peak = words.digits(words.reached(best, best.peak_gflops))
+        tiles.append((words.percent(part), f"of the measured peak, {peak}"))
+    if over := speedup(best, rival(group), group):
+        tiles.append((words.times(*over), f"the speed of {words.kernel(rival(group))}"))
     if best is not ran[0]:
         tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
     shown = "".join(
@@ -158,10 +177,11 @@ def _time(measurement: Measurement) -> str:
 
 def _machine(machine: Machine) -> str:
     facts = [
+        *_gpu(machine.gpu),
         ("CPU", machine.cpu),
         ("Instruction set", machine.isa),
         ("Cores", str(machine.cores)),
-        *((name, words.size(held)) for name, held in words.caches(machine)),
+        *((name, words.size(held)) for name, held in words.caches(machine) if not machine.gpu.name),
         ("System", machine.os),
         ("Python", machine.python),
         ("NumPy", f"{machine.numpy}, {machine.blas}"),
@@ -169,3 +189,18 @@ def _machine(machine: Machine) -> str:
     ]
     shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts if value)
     return _section("The machine", f"<dl class=facts>{shown}</dl>")
+
+
+def _gpu(gpu: Gpu) -> list[tuple[str, str]]:
+    if not gpu.name:
+        return []
+    return [
+        ("GPU", gpu.name),
+        ("Compute capability", f"{gpu.capability / 10:.1f}"),
+        ("Multiprocessors", str(gpu.sms)),
+        ("L2", words.size(gpu.l2)),
+        ("Clock, at most", f"{gpu.clock_mhz} MHz"),
+        ("Power limit", f"{gpu.power_w:g} W" if gpu.power_w else "unknown: NVML is not found"),
+        ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
+        ("NVRTC", gpu.nvrtc),
+    ]

@@ -102,11 +102,11 @@ def _step(rung: Rung, run: Run, found: Sequence[Group]) -> str:
                 over = speedup(m, rung.parent, group) if rung.parent else None
                 gain = f", {words.times(*over)} its parent" if over else ""
                 said.append(f"{_rate(m)} at {words.shape(m)}, {words.types(m)}{gain}")
-    where = f"{run.machine.cpu}, {run.machine.isa}, {run.started[:10]}"
+    where = ", ".join([*words.processor(run.machine), run.started[:10]])
     return f"- Measured on {where}: {'; '.join(said)}." if said else ""
 
 
 def _rate(measurement: Measurement) -> str:
     part = words.share(measurement)
     of_peak = f" ({words.percent(part)} of the peak)" if part is not None else ""
-    return f"{words.digits(measurement.gflops)} {words.rate(measurement)}{of_peak}"
+    return f"{words.digits(words.reached(measurement))} {words.rate(measurement)}{of_peak}"

@@ -12,6 +12,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import words
 
 IDEA = "what it changed"
+MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
 OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, cold cache" is it, too
 
 
@@ -67,7 +68,7 @@ def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[
     order = {rung.name: index for index, rung in enumerate(rungs)}
     found: dict[tuple[object, ...], list[Measurement]] = {}
     for m in measurements:
-        found.setdefault((not is_square(m), m.flops, m.m, m.n, m.k, m.dtype, m.out), []).append(m)
+        found.setdefault((not is_square(m), m.flops, m.m, m.n, m.k, m.dtype, m.out, m.precision), []).append(m)
     return tuple(
         Group(
             tuple(sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])),
@@ -99,6 +100,12 @@ def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, 
     return None
 
 
+def rival(group: Group) -> str:
+    """Who the rungs are compared with: the first rival that ran, else the one that could not."""
+    named = [m.kernel for m in group.rivals if m.seconds] + [m.kernel for m in group.rivals]
+    return named[0] if named else "cublas" if group.one.unit else "numpy"
+
+
 def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     """A run as sheets: one for each problem of the ladder, each sweep, or each suite.
 
@@ -122,7 +129,7 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
             found += [_tournament(case, [m for m in of_suite if m.case == case]) for case in cases]
             rest = [m for m in of_suite if m.case not in cases]
             counts = sorted({m.threads for m in rest})
-            found += [_suite(suite, [m for m in rest if m.threads == count], count) for count in counts]
+            found += [_suite(suite, [m for m in rest if m.threads == count]) for count in counts]
     return tuple(found)
 
 
@@ -133,21 +140,30 @@ def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
-    """Peak and bandwidth as measured in the same run, for each number of threads."""
+    """Peak and bandwidth as measured in the same run, for each number of threads, or each unit of a GPU."""
     stated = []
-    measured = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops}
+    measured = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops and not m.unit}
     for threads in sorted({threads for threads, _ in measured}):
         same = [m for (count, _), m in measured.items() if count == threads]
         peaks = [f"{words.digits(m.peak_gflops)} {words.rate(m)} {m.dtype}" for m in same]
         bandwidth = f"{words.digits(same[0].bandwidth_gbs)} GB/s"
         stated.append(f"{', '.join(peaks)}, {bandwidth} on {words.cores(threads)}")
+    units = {(m.unit, m.precision or m.dtype): m for m in measurements if m.peak_gflops and m.unit}
+    for (unit, dtype), m in units.items():
+        stated.append(f"{words.digits(words.reached(m, m.peak_gflops))} {words.rate(m)} {dtype} on {unit}")
+    if units:
+        stated.append(f"{words.digits(next(iter(units.values())).bandwidth_gbs)} GB/s of memory")
+    if any(unit == MMA and dtype != "f64" for unit, dtype in units):
+        stated.append("Hopper's wgmma, which cuBLAS calls there, goes beyond mma.sync")
     return f"measured limits: {'; '.join(stated)}" if stated else ""
 
 
 def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
-    """One problem: every rung, then NumPy."""
+    """One problem: every rung, then its rival."""
     by_name = {rung.name: rung for rung in rungs}
-    head = ("rung", IDEA, "ms", words.rate(group.one), "% of peak", "× parent", "× NumPy", "error/bound")
+    against, (unit, scale) = rival(group), words.tick(group.one)
+    versus = f"× {words.kernel(against)}"
+    head = ("rung", IDEA, unit, words.rate(group.one), "% of peak", "× parent", versus, "error/bound")
     best = max((m.gflops for m in group.all), default=0.0)
     rows, notes = [], []
     for m in (*group.rungs, *group.rivals):
@@ -163,23 +179,35 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
             (
                 Cell(name, tone="best" if m.gflops == best else ""),
                 idea,
-                Cell(words.digits(m.seconds * 1e3)),
-                Cell(words.digits(m.gflops)),
+                Cell(words.digits(m.seconds * scale)),
+                Cell(words.digits(words.reached(m))),
                 Cell(words.percent(words.share(m)), bar=words.share(m)),
                 Cell(words.times(*(over_parent or (None,)))),
-                Cell(words.times(*(speedup(m, "numpy", group) or (None,)))),
+                Cell(words.times(*(speedup(m, against, group) or (None,)))),
                 error(m),
             )
         )
         notes += [f"{name}: {m.note}"] if rung and m.note else []
+    notes += _unwritten(group, rungs)
     title = f"{words.shape(group.one)}, {words.types(group.one)}"
     return Sheet(title, head, tuple(rows), _notes((*group.rungs, *group.rivals), notes), aside=True)
+
+
+def _unwritten(group: Group, rungs: Sequence[Rung]) -> list[str]:
+    """Which rungs were left out because they are written for other element types."""
+    ran, dtype = {m.kernel for m in group.rungs}, group.one.dtype
+    left = [
+        f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
+    ]
+    return [f"not written for {dtype}: {', '.join(left)}"] if left else []
 
 
 def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     """Problems that are not square, as vectors: by what they read as much as by what they compute."""
     ideas = {rung.name: rung.idea for rung in rungs} | {m.kernel: m.note for group in found for m in group.rivals}
-    head = ("rung", IDEA, "shape", "ms", words.rate(found[0].one), "GB/s", "× NumPy", "error/bound")
+    against, (unit, scale) = rival(found[0]), words.tick(found[0].one)
+    versus = f"× {words.kernel(against)}"
+    head = ("rung", IDEA, "shape", unit, words.rate(found[0].one), "GB/s", versus, "error/bound")
     rows, notes = [], []
     for group in found:
         for m in (*group.rungs, *group.rivals):
@@ -193,10 +221,10 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
                     name,
                     idea,
                     Cell(words.shape(m)),
-                    Cell(words.digits(m.seconds * 1e3)),
-                    Cell(words.digits(m.gflops)),
+                    Cell(words.digits(m.seconds * scale)),
+                    Cell(words.digits(words.reached(m))),
                     Cell(words.digits(m.bytes / m.seconds / 1e9)),
-                    Cell(words.times(*(speedup(m, "numpy", group) or (None,)))),
+                    Cell(words.times(*(speedup(m, against, group) or (None,)))),
                     error(m),
                 )
             )
@@ -244,7 +272,8 @@ def _rate(measurement: Measurement | None, best: float) -> Cell:
         return Cell("")
     if measurement.refused:
         return Cell("not run", tone="faint")
-    return Cell(words.digits(measurement.gflops), tone="best" if measurement.gflops == best else "")
+    text = words.digits(words.reached(measurement))
+    return Cell(text, tone="best" if measurement.gflops == best else "")
 
 
 def working_set(measurement: Measurement) -> int:
@@ -272,7 +301,7 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
                 Cell("not run", tone="faint")
                 if m.refused
                 else Cell(words.digits(m.seconds * 1e3), tone="best" if blocked and m.seconds == best else ""),
-                Cell(words.digits(m.gflops) if m.seconds else ""),
+                Cell(words.digits(words.reached(m)) if m.seconds else ""),
                 Cell(words.percent(words.share(m)), bar=words.share(m)),
             )
         )
@@ -289,27 +318,28 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     problems: dict[str, dict[str, Measurement]] = {}
     for m in measurements:
         problems.setdefault(f"{words.shape(m)}, {words.types(m)}", {})[m.kernel] = m
-    short = all(m.seconds < 1e-4 and m.batch == 1 for m in measurements)
+    vectors = all(1 in (m.m, m.n) for m in measurements)
+    short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
     rows, notes = [], []
     for problem, by_kernel in problems.items():
         ran = [m for m in by_kernel.values() if m.seconds]
         best = min((m.seconds for m in ran), default=0.0)
         cells = [_entry(by_kernel.get(kernel), best, short) for kernel in kernels]
-        peak = words.digits(ran[0].peak_gflops) if ran else ""
+        peak = words.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
         rows.append((Cell(problem), *cells, *([] if short else [Cell(peak)])))
         notes += [
             f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for m in by_kernel.values() if m.refused
         ]
     unit = "time of a call" if short else words.rate(measurements[0])
     head = ("product", *(words.kernel(kernel) for kernel in kernels), *([] if short else ["peak"]))
-    title = f"{case}: {unit}, {words.cores(measurements[0].threads)}"
+    title = f"{case}: {unit}{_on_threads(measurements)}"
     return Sheet(title, head, tuple(rows), tuple(dict.fromkeys(notes)))
 
 
 def _entry(measurement: Measurement | None, best: float, short: bool) -> Cell:
     if measurement is None or measurement.refused:
         return Cell("not run" if measurement else "", tone="faint")
-    text = words.duration(measurement.seconds) if short else words.digits(measurement.gflops)
+    text = words.duration(measurement.seconds) if short else words.digits(words.reached(measurement))
     return Cell(text, tone="best" if measurement.seconds == best else "")
 
 
@@ -318,7 +348,7 @@ def is_own(measurement: Measurement) -> bool:
     return measurement.kernel.startswith(OWN)
 
 
-def _suite(suite: str, measurements: Sequence[Measurement], threads: int) -> Sheet:
+def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
     """A suite on so many threads: gemmery's products with their speed-up over each rival, and who did not run."""
     shown = [m for m in measurements if is_own(m)]
     rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
@@ -333,7 +363,7 @@ def _suite(suite: str, measurements: Sequence[Measurement], threads: int) -> She
             continue
         share = words.share(m)
         speed = (
-            Cell(words.digits(m.gflops)),
+            Cell(words.digits(words.reached(m))),
             Cell(words.percent(share), bar=share),
             Cell(words.digits(m.bytes / m.seconds / 1e9)),
         )
@@ -348,8 +378,13 @@ def _suite(suite: str, measurements: Sequence[Measurement], threads: int) -> She
             )
         )
     notes = [f"{_who(m)} did not run: {m.refused}" for m in measurements if m.refused]
-    title = f"{suite.replace('_', ' ')}, {words.cores(threads)}"
+    title = f"{suite.replace('_', ' ')}{_on_threads(measurements)}"
     return Sheet(title, head, tuple(rows), _notes(shown, notes), aside=True)
+
+
+def _on_threads(measurements: Sequence[Measurement]) -> str:
+    """On how many threads, where that says something: a GPU has none of them."""
+    return "" if any(m.unit for m in measurements) else f", {words.cores(measurements[0].threads)}"
 
 
 def _margin(ratio: float | None, spread: float) -> str:

@@ -166,5 +166,5 @@ def _line(measurement: Measurement) -> str:
     block = f", block {measurement.config['block']}" if "block" in measurement.config else ""
     if measurement.refused:
         return f"{what}{block}: not run, {measurement.refused}"
-    speed = f"{words.digits(measurement.gflops)} {words.rate(measurement)}"
+    speed = f"{words.digits(words.reached(measurement))} {words.rate(measurement)}"
     return f"{what}{block}: {words.duration(measurement.seconds)}, {speed}"

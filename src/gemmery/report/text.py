@@ -15,6 +15,8 @@ from gemmery.report.sheet import Cell, Sheet, sheets
 
 def machine(found: Machine) -> str:
     """One line: what the figures were taken on."""
+    if found.gpu.name:
+        return _gpu(found)
     caches = ", ".join(f"{name} {words.size(held)}" for name, held in words.caches(found))
     software = ", ".join(
         f"{name} {version}"
@@ -27,6 +29,14 @@ def machine(found: Machine) -> str:
         if version
     )
     return f"{found.cpu}, {found.isa}, {found.cores} cores, {caches}; {found.os}; {software}; NumPy runs {found.blas}"
+
+
+def _gpu(found: Machine) -> str:
+    gpu = found.gpu
+    power = f", {gpu.power_w:g} W" if gpu.power_w else ""
+    device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
+    software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {found.python}"
+    return f"{device}, L2 {words.size(gpu.l2)}; {software}" + (f", gemmery {found.gemmery}" if found.gemmery else "")
 
 
 def table(sheet: Sheet) -> str:

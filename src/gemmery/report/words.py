@@ -13,6 +13,8 @@ RIVALS = {
     "mkl": "MKL",
     "blis": "BLIS",
     "gm.matmul on one thread": "one thread",
+    "cublas": "cuBLAS",
+    "cublas_cupy": "cuBLAS by CuPy",
 }
 
 
@@ -75,8 +77,19 @@ def passed(measurement: Measurement) -> bool:
 
 
 def rate(measurement: Measurement) -> str:
-    """GFLOP/s, or Gop/s for integers."""
-    return "Gop/s" if measurement.dtype[0] in "iu" else "GFLOP/s"
+    """GFLOP/s, or Gop/s for integers; TFLOP/s on a GPU."""
+    return "Gop/s" if measurement.dtype[0] in "iu" else "TFLOP/s" if measurement.unit else "GFLOP/s"
+
+
+def reached(measurement: Measurement, gflops: float | None = None) -> float:
+    """What it reached, or `gflops` instead, in the unit that `rate` names."""
+    value = measurement.gflops if gflops is None else gflops
+    return value / 1e3 if measurement.unit else value
+
+
+def tick(measurement: Measurement) -> tuple[str, float]:
+    """The unit in which times of one product are shown, and how many make a second: a GPU is quick."""
+    return ("µs", 1e6) if measurement.unit else ("ms", 1e3)
 
 
 def kernel(name: str) -> str:
@@ -89,8 +102,15 @@ def cores(count: int) -> str:
     return f"{count} thread{'s' if count != 1 else ''}"
 
 
+def place(measurement: Measurement) -> str:
+    """What it ran on: "2 threads", or the unit of a GPU."""
+    return measurement.unit or cores(measurement.threads)
+
+
 def types(measurement: Measurement) -> str:
-    """The element types: "f32", or "i8 → i32" where the result is wider."""
+    """The element types: "f32", "tf32", or "i8 → i32" where the result is wider."""
+    if measurement.precision:
+        return measurement.precision
     return measurement.dtype if measurement.dtype == measurement.out else f"{measurement.dtype} → {measurement.out}"
 
 
@@ -103,7 +123,9 @@ def shape(measurement: Measurement) -> str:
 
 
 def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
-    """The caches whose size is known, the nearest first."""
+    """The caches whose size is known, the nearest first; those of the GPU where that did the work."""
+    if machine.gpu.name:
+        return (("L2", machine.gpu.l2),)
     return tuple((name, held) for name, held in (("L1d", machine.l1d), ("L2", machine.l2), ("L3", machine.l3)) if held)
 
 
@@ -117,6 +139,12 @@ def title(run: Run) -> str:
     if suites == {"sweep_block"}:
         return "Time against the side of a block"
     return "The product beside its rivals"
+
+
+def processor(machine: Machine) -> tuple[str, str]:
+    """What did the work: a CPU and its instructions, or a GPU and the code it runs."""
+    gpu = machine.gpu
+    return (gpu.name, f"sm_{gpu.capability}") if gpu.name else (machine.cpu, machine.isa)
 
 
 def when(run: Run) -> str:

@@ -1,8 +1,19 @@
 """Records -> a live table, Markdown, JSON; SVG figures in `figures`, and one self-contained HTML page in `page`."""
 
 from gemmery.report.diff import show_difference
+from gemmery.report.exhibits import list_exhibits, show_exhibit
 from gemmery.report.inspection import show_inspection
 from gemmery.report.terminal import Progressing, findings, show
 from gemmery.report.text import as_json, markdown
 
-__all__ = ["Progressing", "as_json", "findings", "markdown", "show", "show_difference", "show_inspection"]
+__all__ = [
+    "Progressing",
+    "as_json",
+    "findings",
+    "list_exhibits",
+    "markdown",
+    "show",
+    "show_difference",
+    "show_exhibit",
+    "show_inspection",
+]

@@ -25,8 +25,9 @@ def asked(monkeypatch, tmp_path):
     seen = {}
 
     def answer(name, records_of):
-        def stand_in(*arguments):
-            *seen[name], on_event = arguments
+        def stand_in(*arguments, **named):
+            *given, on_event = arguments
+            seen[name] = [*given, *named.values()]
             run = records_of()
             for done, m in enumerate(run.measurements, 1):
                 on_event(lab.Event(m.kernel, done, len(run.measurements), m))
@@ -51,10 +52,10 @@ def command(*arguments, script="", **more):
 
 def test_ladder_hands_its_options_on(asked):
     assert cli.run(["ladder", "--no-html"]) == 0
-    assert asked["ladder"] == [(), (512, 1024, 2048), "f32", 0, 5.0]
+    assert asked["ladder"] == [(), (), "f32", 0, 5.0, "cpu"]
     line = "ladder --rungs simd_row,packed --sizes 64,128 --dtype f64 --threads 2 --seconds 0.5 --no-html"
     assert cli.run(line.split()) == 0
-    assert asked["ladder"] == [("simd_row", "packed"), (64, 128), "f64", 2, 0.5]
+    assert asked["ladder"] == [("simd_row", "packed"), (64, 128), "f64", 2, 0.5, "cpu"]
 
 
 def test_bench_hands_its_options_on(asked, tmp_path):
@@ -67,9 +68,11 @@ def test_bench_hands_its_options_on(asked, tmp_path):
 
 def test_sweep_hands_its_options_on(asked):
     assert cli.run(["sweep", "block", "--n", "2048", "--no-html"]) == 0
-    assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0]
+    assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0, ""]
     assert cli.run(["sweep", "size", "--sizes", "32,64", "--rungs", "packed", "--no-html"]) == 0
-    assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0]
+    assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0, ""]
+    assert cli.run(["sweep", "threads", "--device", "cuda:1", "--n", "64", "--no-html"]) == 0
+    assert asked["sweep"] == ["threads", (), (64,), "f32", 0, 5.0, "cuda:1"]
 
 
 def test_records_are_stored_where_asked(asked, tmp_path):
@@ -125,7 +128,7 @@ def test_a_page_that_cannot_be_written_is_one_line(asked, tmp_path, capsys):
 def test_a_result_outside_its_bound_fails(monkeypatch, capsys, error):
     run = records.ladder()
     wrong = replace(run.measurements[4], error=error)
-    monkeypatch.setattr(lab, "ladder", lambda *_: replace(run, measurements=(wrong,)))
+    monkeypatch.setattr(lab, "ladder", lambda *_, **__: replace(run, measurements=(wrong,)))
     assert cli.run(["ladder", "--no-html"]) == 1
     assert "gemmery: packed is outside its error bound at n = 512, f32" in capsys.readouterr().err
 
@@ -156,6 +159,16 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("sweep", "EXPERIMENT"),
         ("sweep nosuch", "'nosuch'"),
         ("sweep size --n 64", "--sizes 64"),
+        ("sweep threads --n 64 --sizes 64", "one of them"),
+        ("sweep block --device cuda", "runs on cpu"),
+        ("sweep threads --device cpu", "runs on cuda"),
+        ("sweep tile --rungs simt_naive", "no tile to vary"),
+        ("inspect packed", "it knows: simt_"),
+        ("inspect simt_nosuch", "'simt_nosuch'"),
+        ("inspect simt_smem --config tile", "'tile' sets no whole number"),
+        ("inspect simt_smem --config side=3", "it has tile"),
+        ("inspect simt_smem --dtype i8", "is written for"),
+        ("ladder diff simt_smem simt_smem", "compared with itself"),
         ("bench nosuch --no-store", "nosuch"),
     ],
 )
@@ -169,7 +182,7 @@ def test_bad_usage_is_one_line(line, said, capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("error", "code"), [(ArgumentError("a value"), 2), (CompileError("a\nkernel"), 1)])
 def test_an_error_is_one_line(monkeypatch, capsys, error, code):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(lab, "ladder", fail)
@@ -186,7 +199,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
         cli.run(["doctor"])
 
 
-@pytest.mark.parametrize("name", ["", "ladder", "bench", "sweep", "doctor"])
+@pytest.mark.parametrize("name", ["", "ladder", "ladder diff", "bench", "sweep", "inspect", "doctor"])
 def test_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0
     out = capsys.readouterr().out
@@ -197,12 +210,8 @@ def test_help(name, capsys):
 
 def test_alone_it_shows_what_there_is(capsys):
     assert cli.run([]) == 0
-    assert set(re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)) >= {
-        "ladder",
-        "bench",
-        "sweep",
-        "doctor",
-    }
+    known = {"ladder", "bench", "sweep", "inspect", "doctor"}
+    assert set(re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)) >= known
 
 
 def test_version(capsys):

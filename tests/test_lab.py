@@ -12,7 +12,7 @@ from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import first_call, level, results, rungs, session, suites, sweeps
+from gemmery.lab import first_call, level, results, rungs, session, suites
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 
@@ -49,7 +49,6 @@ def listening():
 def ladder_of(monkeypatch):
     def install(*made):
         monkeypatch.setattr(rungs, "CPU", made)
-        monkeypatch.setattr(sweeps, "CPU", made)
 
     return install
 

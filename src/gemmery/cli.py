@@ -55,10 +55,18 @@ Store = Annotated[Path | None, option(metavar="DIR", help="Keep records there.",
 NoStore = Annotated[bool, option("--no-store", help="Keep no records.")]
 
 Experiment = Annotated[
-    str, argument(metavar="EXPERIMENT", help="size: speed against n. block: time against block side.")
+    str,
+    argument(
+        metavar="EXPERIMENT",
+        help="size, block (CPU); threads, tile, stages, gemv (against N), gemv_k (GPU).",
+        show_default=False,
+    ),
 ]
-Side = Annotated[int | None, option("--n", metavar="N", min=1, help="The one size of `block`.", show_default="2048")]
-SweptSizes = Annotated[str, option(metavar="N,M", help="The sizes of `size`.", show_default="powers of two")]
+Side = Annotated[int | None, option("--n", metavar="N", min=1, help="The one size.", show_default="the experiment's")]
+SweptSizes = Annotated[str, option(metavar="N,M", help="The sizes that are varied.", show_default="the experiment's")]
+SweptOn = Annotated[
+    str, option("--device", metavar="NAME", help="cpu, cuda, or cuda:N.", show_default="the experiment's")
+]
 Version = Annotated[bool, option("--version", is_eager=True, help="Show the version and exit.")]
 
 
@@ -153,7 +161,10 @@ def bench(
     epilog="""\b
     Examples:
       gemmery sweep size --rungs simd_row,packed
-      gemmery sweep block --n 2048"""
+      gemmery sweep block --n 2048
+      gemmery sweep size --device cuda --dtype f16
+      gemmery sweep threads --n 8192
+      gemmery sweep gemv --dtype f16"""
 )
 def sweep(
     experiment: Experiment,
@@ -163,6 +174,7 @@ def sweep(
     dtype: DType = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
+    device: SweptOn = "",
     store: Keep = None,
     json: Json = False,
     html: Html = None,
@@ -170,12 +182,17 @@ def sweep(
 ) -> Action:
     """Vary one quantity, hold the others, and draw the curve with the machine's limits marked."""
     from gemmery import lab
+    from gemmery.ladder.cpu import CPU
+    from gemmery.ladder.cuda import CUDA
 
-    if n is not None and (sizes or experiment != "block"):
-        raise ArgumentError(f"--n {n}: it is the one size of `sweep block`; say --sizes {n} for `sweep size`")
+    if n is not None and sizes:
+        raise ArgumentError(f"--n {n} --sizes {sizes}: say one of them; --n is for an experiment at one size")
+    if n is not None and experiment not in lab.AT_ONE_SIZE:
+        having = ", ".join(lab.AT_ONE_SIZE)
+        raise ArgumentError(f"--n {n}: it is the one size of {having}; say --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else _numbers("--sizes", sizes)
-    measure = partial(lab.sweep, experiment, _names(rungs), chosen, dtype, threads, seconds)
-    return partial(_report, f"sweep-{experiment}", measure, json, html, no_html, store)
+    measure = partial(lab.sweep, experiment, _names(rungs), chosen, dtype, threads, seconds, device=device)
+    return partial(_report, f"sweep-{experiment}", measure, json, html, no_html, store, (*CPU, *CUDA))
 
 
 @app.command(
@@ -220,6 +237,42 @@ def _inspect(look: Callable[[], Inspection], ptx: bool, sass: bool, json: bool, 
     if html is not None:
         (sys.stderr if json else sys.stdout).write(f"page: {_write_page(html, inspection_page(found))}\n")
     return 0
+
+
+@app.command(
+    epilog="""\b
+    Examples:
+      gemmery exhibit
+      gemmery exhibit bank_stride
+      gemmery exhibit reduce_strided --json"""
+)
+def exhibit(
+    name: Annotated[str, argument(metavar="[NAME]", help="An exhibit.", show_default="list them")] = "",
+    device: Annotated[str, option(metavar="NAME", help="The GPU: cuda, or cuda:N.")] = "cuda",
+    seconds: Annotated[float, option(metavar="S", help="Seconds spent on one config.")] = 0.3,
+    store: Keep = None,
+    json: Json = False,
+) -> Action:
+    """Show one effect of the hardware by a kernel of its own: predicted without a GPU, measured with one."""
+    return partial(_exhibit, name, device, seconds, store, json)
+
+
+def _exhibit(name: str, device: str, seconds: float, store: Path | None, json: bool) -> int:
+    from gemmery import lab, report
+    from gemmery.cuda import driver, nvrtc
+    from gemmery.ladder.exhibits import EXHIBITS, find
+
+    if not name:
+        report.list_exhibits(EXHIBITS, _console())
+        return 0
+    shown, missing = find(name), driver.missing()
+    run = None if missing and not json else lab.exhibit(name, device, seconds, store=store)
+    if run is not None and json:
+        sys.stdout.write(f"{report.as_json(run)}\n")
+    else:
+        source = nvrtc.text(Path(shown.source).name)
+        report.show_exhibit(shown, source, lab.predicted(shown), run, missing, _console())
+    return _judged(run) if run is not None else 0
 
 
 @app.command(

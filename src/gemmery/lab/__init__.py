@@ -2,14 +2,16 @@
 
 from gemmery.cuda.inspection import Inspection
 from gemmery.lab.event import Event, OnEvent
+from gemmery.lab.exhibits import exhibit, predicted
 from gemmery.lab.health import Finding, doctor
 from gemmery.lab.inspection import inspect
 from gemmery.lab.rungs import ladder, registry
 from gemmery.lab.suites import bench
-from gemmery.lab.sweeps import EXPERIMENTS, sweep
+from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, sweep
 from gemmery.ladder.diff import Difference, diff
 
 __all__ = [
+    "AT_ONE_SIZE",
     "EXPERIMENTS",
     "Difference",
     "Event",
@@ -19,8 +21,10 @@ __all__ = [
     "bench",
     "diff",
     "doctor",
+    "exhibit",
     "inspect",
     "ladder",
+    "predicted",
     "registry",
     "sweep",
 ]

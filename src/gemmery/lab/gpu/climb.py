@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.work import Work
@@ -21,8 +21,9 @@ def climb(
     device: int,
     seconds: float,
     on_event: OnEvent,
+    shape: Callable[[Rung, int, Work, str], Work] = suited,
 ) -> Run:
-    """Each (rung, config) at each size, smallest first, in the element types of `like`.
+    """Each (rung, config) at each size, smallest first, in the element types of `like`; `shape` makes the product.
 
     Raises DeviceError when there is no device to run on.
     """
@@ -31,7 +32,7 @@ def climb(
         for n in sorted(sizes):
             levels: dict[Work, GpuLevel] = {}
             for index, (rung, config) in enumerate(chosen):
-                work = suited(rung, n, like, session.device)
+                work = shape(rung, n, like, session.device)
                 session.begin(f"{rung.name}, {work}")
                 if work not in levels:
                     levels[work] = GpuLevel(session, suite, work, seconds, CUDA)

@@ -87,7 +87,8 @@ def _rows(problem: Problem, config: Config) -> Geometry:
     if not rows <= team <= LARGEST_TEAM:
         raise RefusedError(f"rows = {rows}, team = {team}: a member stores a row; rows <= team <= {LARGEST_TEAM}")
     threads = max(team, config["threads"] or 128)
-    parameters = (column, split > 1, vec, team, rows, steps, threads)
+    whole = vec > 1 and problem.k % (vec * team * split * steps) == 0
+    parameters = (column, problem.batch > 1, split > 1, vec, whole, team, rows, steps, threads)
     return _launches(problem, "gemv_vectorized", parameters, threads // team * rows, threads, split)
 
 
@@ -100,7 +101,7 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     threads = config["threads"] or 256
     split = config["split"] or 1
     steps = config["steps"] or 4
-    parameters = (column, split > 1, vec, lanes, steps, threads // 32)
+    parameters = (column, problem.batch > 1, split > 1, vec, lanes, steps, threads // 32)
     return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
 
 

@@ -36,14 +36,14 @@ __device__ __forceinline__ void stage(S (&x)[TILE], const Gemv<T>& g, int first)
   __syncthreads();
 }
 
-// VEC elements from the k-th on: in one access when they are ADJACENT and aligned.
-template <int VEC, bool ADJACENT, class T>
-__device__ __forceinline__ Chunk<T, VEC> chunk(const T* from, int k, long long step) {
-  if constexpr (ADJACENT) return *reinterpret_cast<const Chunk<T, VEC>*>(from + k);
-  Chunk<T, VEC> gathered;
-#pragma unroll
-  for (int v = 0; v < VEC; ++v) gathered.of[v] = from[(k + v) * step];
-  return gathered;
+// VEC elements from the k-th on: one of any stride, or several that are adjacent and aligned.
+template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk(const T* from, int k, long long step) {
+  return *reinterpret_cast<const Chunk<T, VEC>*>(from + (VEC > 1 ? k : k * step));
+}
+
+// True when a vector can be read in chunks: of x only the kernel knows.
+template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const T* x, long long step) {
+  return step == 1 && reinterpret_cast<unsigned long long>(x) % sizeof(Chunk<T, VEC>) == 0;
 }
 
 // A result that a part of k adds up to: into C when there is one part, else where gemv_finish finds it.

@@ -34,7 +34,8 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
   }
 }
 
-template <class T, class Out, int EPILOGUE, bool COLUMN, bool PARTIAL, int VEC, int LANES, int STEPS, int WARPS>
+template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int LANES, int STEPS,
+          int WARPS>
 __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;  // results of a block
@@ -42,7 +43,7 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
   int lane = threadIdx.x % LANES, warp = threadIdx.x / 32, block = blockIdx.x * EACH;
   int part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
   if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;
-  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+  for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     S sums[VEC] = {};
     add_columns<VEC, STEPS>(sums, g, block + lane * VEC, part, parts);

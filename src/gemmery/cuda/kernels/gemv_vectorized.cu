@@ -4,20 +4,22 @@
 // gemv_finish adds up. W whose columns are contiguous is the work of gemv_columns.
 #include "gemv.cuh"
 
-// Adds the products of this member's chunks of k; UNIT: x can be read in chunks, too.
-template <int VEC, int STEPS, bool UNIT, int ROWS, class S, class T>
+// Adds the products of this member's chunks of k. With VEC = 1 any strides will do, else W and x are read in chunks.
+// WHOLE: every member has as many chunks, and STEPS divides them.
+template <int VEC, int STEPS, bool WHOLE, int ROWS, class S, class T>
 __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, const T* const (&w)[ROWS], int member,
                                              int team) {
   int chunks = g.k / VEC;
+#pragma unroll 1
   for (int first = member; first < chunks; first += team * STEPS) {
     Chunk<T, VEC> held[STEPS][ROWS] = {}, x[STEPS] = {};
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
       int k = (first + s * team) * VEC;
-      if (s > 0 && first + s * team >= chunks) continue;
+      if (!WHOLE && s > 0 && first + s * team >= chunks) continue;
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk<VEC, (VEC > 1)>(w[r], k, g.w_col);
-      x[s] = chunk<VEC, UNIT>(g.x, k, g.x_step);
+      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk<VEC>(w[r], k, g.w_col);
+      x[s] = chunk<VEC>(g.x, k, g.x_step);
     }
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
@@ -29,10 +31,13 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
       }
     }
   }
-  for (int k = chunks * VEC + member; k < g.k; k += team) {  // less than a chunk is left
-    S factor = widen<S>(g.x[k * g.x_step]);
+  if constexpr (!WHOLE && VEC > 1) {
+#pragma unroll 1
+    for (int k = chunks * VEC + member; k < g.k; k += team) {  // less than a chunk is left
+      S factor = widen<S>(g.x[k]);
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(w[r][k]), factor, sums[r]);
+      for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(w[r][k]), factor, sums[r]);
+    }
   }
 }
 
@@ -58,24 +63,24 @@ template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(
   return mine;
 }
 
-template <class T, class Out, int EPILOGUE, bool COLUMN, bool PARTIAL, int VEC, int TEAM, int ROWS, int STEPS,
-          int THREADS>
+template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, bool WHOLE, int TEAM,
+          int ROWS, int STEPS, int THREADS>
 __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   static_assert(ROWS <= TEAM, "a member stores one row");
   int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
   int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
-  for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
+  for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     const T* w[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all take part in shuffles
     S sums[ROWS] = {};
-    if (VEC == 1 || (g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % (VEC * sizeof(T)) == 0)) {
-      add_products<VEC, STEPS, (VEC > 1)>(sums, g, w, among, team);
+    if (VEC == 1 || is_chunked<VEC>(g.x, g.x_step)) {
+      add_products<VEC, STEPS, WHOLE>(sums, g, w, among, team);
     } else {
-      add_products<VEC, STEPS, false>(sums, g, w, among, team);
+      add_products<1, STEPS, false>(sums, g, w, among, team);
     }
     S sum = sum_of_team<TEAM>(sums, member);
     if (member < ROWS && first + member < g.results) {

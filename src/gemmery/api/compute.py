@@ -53,7 +53,9 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
         made, target = arrays.empty(like, shape, result)
         _compute(x, y, common, result, target, terms)
         return arrays.wrap(like, made)
-    target = _writable(out, shape, result)
+    target = view(out)
+    arrays.together(a=x, b=y, out=target)
+    writable(target, shape, result)
     inputs = [x, y] if terms.old is None or arrays.same(terms.old, target) else [x, y, terms.old]
     if target.dtype == result and not any(arrays.overlap(z, target) for z in inputs):
         _compute(x, y, common, result, target, terms)
@@ -174,9 +176,8 @@ def _zero(x: View, dtype: str, axis: int) -> View:
     return View(_ZEROS.ctypes.data, tuple(shape), (0,) * len(shape), dtype, owner=_ZEROS)
 
 
-def _writable(out: Any, shape: Ints, result: str) -> View:
-    """The memory of `out`, once it is known to take a result of this shape and element type."""
-    target = view(out)
+def writable(target: View, shape: Ints, result: str) -> None:
+    """Raise unless the memory of an `out` takes a result of this shape and element type."""
     if target.shape != shape:
         raise ShapeError(f"out of shape {target.shape} is non-broadcastable: the product has shape {shape}")
     if not can_cast(result, target.dtype, "same_kind"):
@@ -188,4 +189,3 @@ def _writable(out: Any, shape: Ints, result: str) -> View:
         raise LayoutError("out cannot be written in place: it is read-only, in a foreign byte order, or no array")
     if arrays.repeats(target):
         raise LayoutError(f"out of strides {target.strides}: its elements share memory; give an array of its own")
-    return target

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
 from gemmery.api.compute import prepare
-from gemmery.api.options import epilogue, named, thread_count
+from gemmery.api.options import Asked, epilogue, named, no_precision, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -17,6 +17,10 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.target import host
 from gemmery.errors import ShapeError
 from gemmery.problem import Problem
+
+if TYPE_CHECKING:
+    from gemmery.bench.roofline import Bound
+    from gemmery.dispatch import Plan
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,8 @@ class Explanation:
     problem: Problem
     runs: int  # of the kernel; more than one where no single stride walks the batch
     copies: tuple[str, ...]  # what is converted before
-    threads: int
-    peak_gflops: float  # measured on this machine, for these threads and this element type
+    threads: int  # 0 on a CUDA device
+    peak_gflops: float  # measured on this machine, for these threads or this device, and this element type
     bandwidth_gbs: float  # measured read bandwidth of memory
     attainable_gflops: float
     bound: str  # "compute" or "memory"
@@ -55,7 +59,8 @@ class Explanation:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
-        limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.3g} GB/s measured, threads {self.threads}"
+        where = f"threads {self.threads}" if p.device == "cpu" else p.device
+        limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
         lines = [
             f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}",
@@ -77,6 +82,7 @@ def explain(
     bias: Any = None,
     activation: str | None = None,
     threads: int | None = None,
+    precision: str | None = None,
 ) -> Explanation:
     """Which rung and config `matmul(a, b, ...)` would run, why, and what bounds it.
 
@@ -91,6 +97,9 @@ def explain(
     Raises what `matmul` raises, and ShapeError for a product without a multiplication.
     """
     x, y = view(a), view(b)
+    if x.device != "cpu" or y.device != "cpu":
+        return _on_device(x, y, Asked(dtype, bias, activation, threads, precision))
+    no_precision(precision)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
     shape = result_shape(x.shape, y.shape)
@@ -99,11 +108,7 @@ def explain(
     count = thread_count(threads) or cpu_threads.get()
     epilogue_name, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
-    copies = tuple(
-        f"{name} is converted from {dtypes.get(z.dtype).numpy} to {dtypes.get(source).numpy}"
-        for name, z in (("a", x), ("b", y))
-        if z.dtype != source
-    )
+    copies = _copies(x, y, source)
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
     prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
@@ -113,19 +118,51 @@ def explain(
     plan, problem, form = prepared
     peak, bandwidth = _limits(problem.dtype, count)
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
+    return _explanation(plan, problem, len(form.offsets), copies, count, (peak, bandwidth, limit))
+
+
+def _on_device(x: View, y: View, asked: Asked) -> Explanation:
+    """Why a product on a CUDA device runs as it does."""
+    from gemmery.api import device
+    from gemmery.bench.roofline import attainable
+    from gemmery.cuda.device import find
+
+    shape = result_shape(x.shape, y.shape)
+    if 0 in shape or x.shape[-1] == 0:
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply, so nothing to explain")
+    plan, problem, form, _ = device.planned(x, y, asked)
+    tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
+    peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
+    limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
+    copies = _copies(x, y, problem.dtype)
+    return _explanation(plan, problem, len(form.offsets), copies, 0, (peak, bandwidth, limit))
+
+
+def _explanation(
+    plan: Plan, problem: Problem, runs: int, copies: tuple[str, ...], threads: int, limits: tuple[float, float, Bound]
+) -> Explanation:
+    peak, bandwidth, limit = limits
     return Explanation(
         rung=plan.rung.name,
         idea=plan.rung.idea,
         config=dict(plan.config),
         reason=plan.reason,
         problem=problem,
-        runs=len(form.offsets),
+        runs=runs,
         copies=copies,
-        threads=count,
+        threads=threads,
         peak_gflops=peak,
         bandwidth_gbs=bandwidth,
         attainable_gflops=limit.gflops,
         bound=limit.by,
+    )
+
+
+def _copies(x: View, y: View, source: str) -> tuple[str, ...]:
+    return tuple(
+        f"{name} is converted from {dtypes.get(z.dtype).numpy} to {dtypes.get(source).numpy}"
+        for name, z in (("a", x), ("b", y))
+        if z.dtype != source
     )
 
 
@@ -142,3 +179,16 @@ def _limits(dtype: str, threads: int) -> tuple[float, float]:
     from gemmery.bench import roofline
 
     return roofline.peak(dtype, threads), roofline.bandwidth(threads).read
+
+
+@cache
+def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
+    """The same of a device, with its tensor cores or without."""
+    from gemmery.bench.gpu import roofline
+    from gemmery.cuda.device import find
+    from gemmery.cuda.driver import Stream
+
+    found = find(device)
+    stream = Stream(found.ordinal)
+    unit = roofline.unit(dtype, tensor, found.capability)
+    return roofline.peak(*unit, stream), roofline.bandwidth(stream).read

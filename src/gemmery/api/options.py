@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,22 @@ from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+class Asked(NamedTuple):
+    """The options of a product, as they were given."""
+
+    dtype: Any = None
+    bias: Any = None
+    activation: str | None = None
+    threads: int | None = None
+    precision: str | None = None
+    alpha: Any = 1
+    beta: Any = 0
+    old: Any = None  # the C that beta multiplies
+
+
+ASKED_NOTHING = Asked()
 
 
 def named(dtype: Any) -> str:
@@ -83,6 +99,12 @@ def thread_count(threads: Any) -> int | None:
     return threads
 
 
+def no_precision(precision: Any) -> None:
+    """Raise if `precision=` is given for a product on the CPU."""
+    if precision is not None:
+        raise ArgumentError(f"precision={precision!r} is for products on a CUDA device; leave it out on the CPU")
+
+
 def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
     """The epilogue's name in a Problem, and the bias as n contiguous accumulators, or one that is repeated."""
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
@@ -90,19 +112,30 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     parts, row = [], None
     if bias is not None:
         given = view(bias)
-        if given.shape not in ((), (1,), (n,)):
-            raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
-        if not can_cast(given.dtype, result, "same_kind"):
-            have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
-            raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
+        arrays.together(a=x, bias=given)
+        check_bias(given, n, result)
         row = arrays.converted(given, dtypes.get(result).accumulator)
         step = 0 if given.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
         parts.append("bias")
     if activation is not None:
-        if activation not in ACTIVATIONS:
-            raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
-        if dtypes.get(result).kind != "f":
-            raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")
+        check_activation(activation, result)
         parts.append(activation)
     return "+".join(parts), row
+
+
+def check_bias(given: View, n: int, result: str) -> None:
+    """Raise unless this is a bias for n columns of element type `result`."""
+    if given.shape not in ((), (1,), (n,)):
+        raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
+    if not can_cast(given.dtype, result, "same_kind"):
+        have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
+        raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
+
+
+def check_activation(activation: str, result: str) -> None:
+    """Raise unless this is an activation, of a result that has one."""
+    if activation not in ACTIVATIONS:
+        raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
+    if dtypes.get(result).kind != "f":
+        raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")

@@ -17,13 +17,16 @@ array or list:
 | `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which offers both |
 """
 
-from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same
+from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same, together
 from gemmery.arrays.reading import view
-from gemmery.arrays.results import converted, empty, kind, numpy_dtype, scratch, store, wrap
+from gemmery.arrays.results import allocates, assign, astype, converted, empty, kind, numpy_dtype, scratch, store, wrap
 
 __all__ = [
     "View",
     "alignment",
+    "allocates",
+    "assign",
+    "astype",
     "contiguous",
     "converted",
     "empty",
@@ -35,6 +38,7 @@ __all__ = [
     "same",
     "scratch",
     "store",
+    "together",
     "view",
     "wrap",
 ]

@@ -29,6 +29,12 @@ class Tensor(ctypes.Structure):
     )
 
 
+class ManagedTensor(ctypes.Structure):
+    """dlpack.h, DLManagedTensor."""
+
+    _fields_ = (("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
 class ManagedTensorVersioned(ctypes.Structure):
     """dlpack.h, DLManagedTensorVersioned; before version 1 the tensor came first and alone."""
 

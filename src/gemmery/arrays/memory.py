@@ -77,6 +77,17 @@ def elsewhere(device: str) -> DeviceError:
     )
 
 
+def together(**operands: View | None) -> None:
+    """Raise DeviceError unless all operands are on one device."""
+    (first, one), *others = [(name, x) for name, x in operands.items() if x is not None]
+    for name, x in others:
+        if x.device != one.device:
+            raise DeviceError(
+                f"{first} is on {one.device} and {name} on {x.device}: a product takes all from one device; move one: "
+                "x.to(device) in PyTorch, cupy.asarray(x) or x.get() in CuPy"
+            )
+
+
 def alignment(pointer: int, steps: tuple[int, ...]) -> int:
     """Bytes, 16 at most and a power of two, that an address and all steps from it are multiples of.
 

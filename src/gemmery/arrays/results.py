@@ -27,11 +27,24 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
     if torch is not None and isinstance(like, torch.Tensor):
         tensor = torch.empty(shape, dtype=getattr(torch, dtypes.get(dtype).numpy), device=like.device)
         return tensor, view(tensor)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(like, cupy.ndarray):
+        with like.device:
+            made = cupy.empty(shape, numpy_dtype(dtype))
+        return made, view(made)
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's: NumPy has two names for int64, and gives back the one it got
     array = np.empty(shape, own)
     return array, view(array)
+
+
+def allocates(like: object) -> bool:
+    """True when `empty` makes an array on the device of `like`: PyTorch's and CuPy's."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    return (torch is not None and isinstance(like, torch.Tensor)) or (
+        cupy is not None and isinstance(like, cupy.ndarray)
+    )
 
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
@@ -69,6 +82,31 @@ def converted(source: View, dtype: str) -> View:
     """`source` copied to C-contiguous memory of another element type; rounds to nearest, ties to even."""
     values = np.ascontiguousarray(_cast(source, dtype))
     return View(values.ctypes.data, source.shape, values.strides, dtype, owner=values)
+
+
+def astype(obj: Any, dtype: str) -> Any:
+    """An array on a device converted by its own library, in the order of that library's stream.
+
+    Raises DTypeError where there is no such library.
+    """
+    if allocates(obj):
+        if hasattr(obj, "to"):
+            return obj.to(getattr(sys.modules["torch"], dtypes.get(dtype).numpy))
+        with obj.device:
+            return obj.astype(numpy_dtype(dtype))
+    raise DTypeError(
+        f"{type(obj).__name__} is not {dtypes.get(dtype).numpy}, and only PyTorch and CuPy convert here: "
+        "convert it first"
+    )
+
+
+def assign(target: Any, source: Any) -> None:
+    """Copy an array on a device into another of any element type, by the library of both."""
+    if hasattr(target, "copy_"):
+        target.copy_(source)
+    else:
+        with target.device:
+            target[...] = source
 
 
 def store(source: View, target: View) -> None:

@@ -1,0 +1,332 @@
+"""Products on a CUDA device: put on the caller's current stream, without waiting and without a copy to the host.
+
+The stream is the current one of a's library; operands that come with another stream are waited for on it, and their
+streams then wait for the product. Memory that a product needs besides is allocated by the caller's library.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gemmery import arrays, dispatch, dtypes
+from gemmery.api import quick
+from gemmery.api.compute import writable
+from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar
+from gemmery.api.promote import promoted, widened
+from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
+from gemmery.arrays import View, view
+from gemmery.cuda import ordered
+from gemmery.cuda.array import DeviceArray
+from gemmery.cuda.launch import Launch, Ready
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+from gemmery.problem import Problem
+
+_NUMBER = (int, float, np.number)
+SERVED = ("f64", "f32", "f16", "bf16")
+
+
+class Prepared(NamedTuple):
+    """All of a product but its memory."""
+
+    plan: dispatch.Plan
+    problem: Problem
+    form: Arrangement
+    run: Ready
+
+
+class Operands(NamedTuple):
+    """What a product reads, as it reads it."""
+
+    x: View
+    y: View
+    bias: View | None
+    epilogue: str
+    held: list[object]  # keeps converted memory alive until the launch
+
+
+def product(a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
+    """The product of the views x and y of a and b, at least one of which is on a device."""
+    if asked.threads is not None:
+        raise ArgumentError(f"threads={asked.threads!r} counts threads of the CPU, and the operands are on a device")
+    plain = asked is ASKED_NOTHING
+    x, y = _located(x), _located(y)
+    target, old = (None if z is None else _located(view(z)) for z in (out, asked.old))
+    arrays.together(a=x, b=y, out=target, c=old)
+    common, result, asked = _types(x, y, old, asked)
+    shape = result_shape(x.shape, y.shape)
+    if old is not None and old.shape != shape:
+        raise ShapeError(f"c has shape {old.shape}, the product {shape}: they must be equal")
+    if target is not None:
+        writable(target, shape, result)
+    operands = _operands(a, b, x, y, common, result, asked)
+    moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
+    if target is not None and target.dtype == result and not moved:
+        _compute(a, operands, out, target, old, asked)
+        if plain:
+            _remember(a, b, out, operands, target)
+        return out
+    made, fresh = _new(a, shape, result, x)
+    _compute(a, operands, made, fresh, old, asked)
+    if target is not None:
+        _copy(made, fresh, out, target)
+        return out
+    if plain:
+        _remember(a, b, None, operands, fresh)
+    if isinstance(made, DeviceArray) and hasattr(a, "__array_namespace__"):
+        return a.__array_namespace__().from_dlpack(made)
+    return made
+
+
+@lru_cache(maxsize=4096)
+def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, scaled: bool, precision: str) -> Prepared:
+    """The kernel, the form and the launches of a product, kept for all combinations of shapes and strides met.
+
+    The pointers of the views are only what matters of them here: their lowest four bits.
+    """
+    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
+    form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
+    m, n, k = form.m, form.n, form.k
+    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
+    layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
+    low = [math.gcd(z.pointer, *(offset[i] for offset in form.offsets)) for i, z in enumerate((x, y, c))]
+    alignments = tuple(
+        arrays.alignment(low[i], _steps(layouts[i], form.batch, rows, columns, step, each))
+        for i, (rows, columns, step, each) in enumerate(sides)
+    )
+    problem = Problem(
+        m,
+        n,
+        k,
+        x.dtype,
+        c.dtype,
+        form.batch,
+        layouts[0],
+        layouts[1],
+        layouts[2],
+        epilogue=epilogue,
+        scaled=scaled,
+        device=c.device,
+        precision=precision,
+        alignments=(alignments[0], alignments[1], alignments[2]),
+    )
+    plan = dispatch.plan(problem)
+    assert isinstance(plan.kernel, Launch)
+    batch = form.batch
+    bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if c.dtype == "f64" else "f32")
+    run = plan.kernel.ready(
+        View(0, (batch, m, k), form.a, x.dtype),
+        View(0, (batch, k, n), form.b, x.dtype),
+        View(0, (batch, m, n), form.c, c.dtype),
+        bias,
+    )
+    return Prepared(plan, problem, form, run)
+
+
+def planned(x: View, y: View, asked: Asked) -> Prepared:
+    """What `product` would run for a new result, without running it."""
+    x, y = _located(x), _located(y)
+    arrays.together(a=x, b=y)
+    common, result, asked = _types(x, y, None, asked)
+    shape, size = result_shape(x.shape, y.shape), dtypes.get(result).size
+    if asked.activation is not None:
+        check_activation(asked.activation, result)
+    step = None
+    if asked.bias is not None:
+        step = 0 if isinstance(asked.bias, _NUMBER) else max(4, size)
+    x, y = (
+        z
+        if z.dtype == common
+        else z._replace(dtype=common, strides=arrays.contiguous(z.shape, dtypes.get(common).size))
+        for z in (x, y)
+    )
+    target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
+    epilogue = "+".join(part for part in ("bias" if asked.bias is not None else "", asked.activation or "") if part)
+    return prepare(_bare(x), _bare(y), target, step, epilogue, False, asked.precision or "")
+
+
+def prepared(operands: Operands, target: View, asked: Asked) -> Prepared:
+    """`prepare` for these operands."""
+    bias = operands.bias
+    return prepare(
+        _bare(operands.x),
+        _bare(operands.y),
+        _bare(target),
+        None if bias is None else bias.strides[0],
+        operands.epilogue,
+        asked.alpha != 1 or asked.beta != 0,
+        asked.precision or "",
+    )
+
+
+def _bare(z: View) -> View:
+    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
+
+
+def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
+    """The strides of a matrix that bound its alignment: all that are walked, but that of adjacent elements."""
+    along, row, column = strides
+    steps = [along] if batch > 1 else []
+    if rows > 1 and lies != "col" and not (columns == 1 and row == size):
+        steps.append(row)
+    if columns > 1 and lies != "row":
+        steps.append(column)
+    return tuple(steps)
+
+
+def _located(z: View) -> View:
+    """The view with the number of its device; `__cuda_array_interface__` does not say it."""
+    if z.device == "cpu":
+        return z
+    for step, length in zip(z.strides, z.shape, strict=True):
+        if length > 1 and step % dtypes.get(z.dtype).size:
+            size = dtypes.get(z.dtype).size
+            raise LayoutError(
+                f"strides {z.strides} of elements of {size} bytes: on a device they must be multiples of that; copy "
+                "the array first"
+            )
+    return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
+
+
+def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, Asked]:
+    """Element types to which A and B promote and of the result, and the options with scalars as it takes them."""
+    for z in (x, y, old):
+        if z is not None and z.dtype not in SERVED:
+            raise DTypeError(
+                f"{dtypes.get(z.dtype).numpy} on {z.device}: devices multiply float64, float32, float16 and bfloat16; "
+                "convert it, or move it to the CPU, which multiplies every type"
+            )
+    common = promoted(x.dtype, y.dtype)
+    result = common if asked.dtype is None else widened(common, named(asked.dtype))
+    if result not in SERVED:
+        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} on {x.device}: ask for float64 or float32")
+    if old is not None:
+        result = promoted(common, old.dtype)
+    if asked.precision is not None and (asked.precision != "tf32" or (common, result) != ("f32", "f32")):
+        raise ArgumentError(
+            f"precision={asked.precision!r} of {dtypes.get(result).numpy}: it is 'tf32' for products of float32, or "
+            "None"
+        )
+    alpha, beta = scalar("alpha", asked.alpha, result), scalar("beta", asked.beta, result)
+    if beta != 0 and old is None:
+        raise ArgumentError(f"beta={beta} and no c: give the array that beta multiplies, or beta=0")
+    return common, result, asked._replace(alpha=alpha, beta=beta)
+
+
+def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, asked: Asked) -> Operands:
+    """A, B and the bias in the element types that a kernel reads."""
+    held: list[object] = []
+    if asked.alpha == 0:  # BLAS then reads neither A nor B
+        x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
+        y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
+    if x.dtype != common:
+        held.append(arrays.astype(a, common))
+        x = view(held[-1])
+    if y.dtype != common:
+        held.append(arrays.astype(b, common))
+        y = view(held[-1])
+    bias, parts = None, []
+    if asked.bias is not None:
+        bias = _bias(asked.bias, a, x, y, result, held)
+        parts.append("bias")
+    if asked.activation is not None:
+        check_activation(asked.activation, result)
+        parts.append(asked.activation)
+    return Operands(x, y, bias, "+".join(parts), held)
+
+
+def _bias(given: Any, a: Any, x: View, y: View, result: str, held: list[object]) -> View:
+    """n accumulators on the device, or one that is repeated; a number of the host is written there on the stream."""
+    n, wanted = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
+    if isinstance(given, _NUMBER):
+        one, memory = _new(a, (1,), wanted, x)
+        held.append(one)
+        ordered.put(float(given), wanted, memory.pointer, x.stream, _ordinal(x))
+        return memory._replace(shape=(n,), strides=(0,))
+    found = _located(view(given))
+    arrays.together(a=x, bias=found)
+    check_bias(found, n, result)
+    if found.dtype != wanted:
+        held.append(arrays.astype(given, wanted))
+        found = view(held[-1])
+    held.append(given)
+    return found._replace(shape=(n,), strides=(0 if found.shape in ((), (1,)) else found.strides[0],))
+
+
+def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, asked: Asked) -> None:
+    """The product in the memory of `target`, which is out's and has the result's element type."""
+    if 0 in target.shape:
+        return
+    stream, ordinal = operands.x.stream, _ordinal(operands.x)
+    ready = prepared(operands, target, asked)
+    bias = operands.bias
+    others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
+    for other in others:
+        ordered.wait(stream, other, ordinal)
+    held = operands.held
+    x, y = (_beside(a, z, target, stream, held) for z in operands[:2])
+    beside = None if bias is None else _beside(a, bias, target, stream, held)
+    if old is not None and asked.beta != 0 and not arrays.same(old, target):
+        _copy(asked.old, old, out, target)
+    scratch = 0
+    if ready.run.workspace:
+        memory, its_view = _new(a, (ready.run.workspace,), "u8", x)
+        held.append(memory)
+        scratch = its_view.pointer
+    scalars = (asked.alpha.real, asked.beta.real)
+    start = 0 if beside is None else beside.pointer
+    for first, second, third in ready.form.offsets:
+        ready.run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
+    for other in others:
+        ordered.wait(other, stream, ordinal)
+
+
+def _beside(a: Any, source: View, target: View, stream: int, held: list[object]) -> View:
+    """`source`, or a copy of the memory that it spans when that overlaps `target`."""
+    if not arrays.overlap(source, target):
+        return source
+    low, high = arrays.reach(source.shape, source.strides, source.dtype)
+    memory, copy = _new(a, (high - low,), "u8", source)
+    held.append(memory)
+    ordered.copy(source.pointer + low, copy.pointer, high - low, stream, _ordinal(source))
+    return source._replace(pointer=copy.pointer - low)
+
+
+def _copy(source: Any, its_view: View, target: Any, its_target: View) -> None:
+    """Copy an array into another of the same shape."""
+    size = dtypes.get(its_view.dtype).size
+    alike = its_view.dtype == its_target.dtype and its_view.strides == its_target.strides
+    if alike and its_view.strides == arrays.contiguous(its_view.shape, size):
+        count = math.prod(its_view.shape) * size
+        ordered.copy(its_view.pointer, its_target.pointer, count, its_target.stream, _ordinal(its_target))
+        return
+    if type(source) is not type(target) or isinstance(source, DeviceArray):
+        raise LayoutError(
+            f"a {type(source).__name__} of strides {its_view.strides} is copied into a {type(target).__name__} only by "
+            "a library of both: give arrays of one kind, contiguous and of the result's element type"
+        )
+    arrays.assign(target, source)
+
+
+def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
+    """Memory from a's library on the device of x, or from the driver where a has no such library."""
+    if arrays.allocates(a):
+        return arrays.empty(a, shape, dtype)
+    made = DeviceArray(shape, dtype, _ordinal(x), x.stream)
+    return made, made.view
+
+
+def _remember(a: Any, b: Any, out: Any, operands: Operands, target: View) -> None:
+    """Prepare the short way for more products of operands like these."""
+    if operands.held or 0 in target.shape:
+        return
+    ready = prepared(operands, target, ASKED_NOTHING)
+    if len(ready.form.offsets) == 1 and operands.x.stream == operands.y.stream == target.stream:
+        quick.remember(a, b, out, (operands.x, operands.y, target), ready.run)
+
+
+def _ordinal(z: View) -> int:
+    return int(z.device.partition(":")[2])

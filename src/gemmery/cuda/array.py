@@ -1,0 +1,108 @@
+"""What a product gives back to callers whose arrays have no library that could make one."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.arrays import View, contiguous, dlpack
+from gemmery.cuda import ordered
+from gemmery.errors import DTypeError
+
+
+class DeviceArray:
+    """A C-contiguous array on a CUDA device; `cupy.asarray`, `torch.as_tensor` and `from_dlpack` take it as it is.
+
+    `shape`, `dtype` ("float32") and `device` say what it is. It offers `__cuda_array_interface__` (but not in
+    bfloat16, which that has no name for) and `__dlpack__`; both order the reader's stream after the product's. Its
+    memory is given back in the order of the stream it was made on.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, ordinal: int, stream: int) -> None:
+        self.shape = shape
+        self.dtype = dtypes.get(dtype).numpy
+        self.device = f"cuda:{ordinal}"
+        self._name, self._ordinal, self._stream = dtype, ordinal, stream
+        self._pointer = ordered.allocate(math.prod(shape) * dtypes.get(dtype).size, stream, ordinal)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
+
+    def __del__(self) -> None:
+        if pointer := getattr(self, "_pointer", 0):
+            ordered.free(pointer, self._stream, self._ordinal)
+
+    @property
+    def view(self) -> View:
+        """Its memory."""
+        strides = contiguous(self.shape, dtypes.get(self._name).size)
+        return View(self._pointer, self.shape, strides, self._name, self.device, self._stream, True, self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self._name == "bf16":
+            raise DTypeError("__cuda_array_interface__ has no name for bfloat16: use from_dlpack")
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype).str,
+            "data": (self._pointer, False),
+            "strides": None,
+            "stream": self._stream or 1,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._ordinal
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, **_: Any) -> Any:
+        other = 0 if stream in (None, 1) else stream
+        if other != -1 and other != self._stream:
+            ordered.wait(int(other or 0), self._stream, self._ordinal)
+        return _capsule(self, versioned=max_version is not None and max_version[0] >= 1)
+
+
+_exported: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> what it needs alive
+
+
+def _capsule(array: DeviceArray, versioned: bool) -> Any:
+    """A capsule of dlpack.h's managed tensor, which keeps the array alive until its consumer is done."""
+    shape = (ctypes.c_int64 * len(array.shape))(*array.shape)
+    size = dtypes.get(array._name).size
+    strides = (ctypes.c_int64 * len(array.shape))(*(step // size for step in contiguous(array.shape, size)))
+    code = 4 if array._name == "bf16" else 2
+    tensor = dlpack.Tensor(array._pointer, 2, array._ordinal, len(array.shape), code, 8 * size, 1, shape, strides, 0)
+    managed: Any
+    if versioned:
+        managed = dlpack.ManagedTensorVersioned((1, 0), None, ctypes.cast(_deleter, ctypes.c_void_p), 0, tensor)
+    else:
+        managed = dlpack.ManagedTensor(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
+    address = ctypes.addressof(managed)
+    _exported[address] = managed, array, shape, strides
+    return _new_capsule(address, b"dltensor_versioned" if versioned else b"dltensor", _destructor)
+
+
+def _done(address: int) -> None:
+    """The deleter that a consumer calls."""
+    _exported.pop(address, None)
+
+
+def _dropped(capsule: int) -> None:
+    """The end of a capsule; one that was consumed has another name by then."""
+    for name in (b"dltensor", b"dltensor_versioned"):
+        if _is_valid(capsule, name):
+            _exported.pop(_pointer_of(capsule, name), None)
+
+
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_done)
+_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_dropped)
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)

@@ -134,17 +134,27 @@ def test_grids_beyond_65535(rung):
     run(rung, *matrices((1, 65535 * 8 + 9, 2), name, name, ("row", "col", "row")))
 
 
-LONG, SIDE = 70_000, 32_768  # 2.29e9 elements: more than 2**31
-PICKED = [0, 1, 2**31 // SIDE - 1, 2**31 // SIDE, 2**31 // SIDE + 1, LONG - 2, LONG - 1]
+SIDE = 32_768
+
+
+def long(name):
+    """Rows of SIDE elements that make more than 2**32, or more than 2**31 (18 GB) of the widest type."""
+    return 70_000 if name == "f64" else 140_000
+
+
+def picked(name):
+    """The rows to look at: the ends, and where 31 and 32 bits end."""
+    around = [2**bits // SIDE + step for bits in (31, 32) for step in (-1, 0, 1)]
+    return [row for row in (0, 1, *around, long(name) - 2, long(name) - 1) if row < long(name)]
 
 
 def large(name, shape, layout):
-    """More than 2**31 elements of one small number, and random numbers in the PICKED rows (columns for "col")."""
+    """More elements than 31 bits count, of one small number; random ones in the picked rows (columns for "col")."""
     size = dtypes.get(name).size
-    memory = driver.Memory(LONG * SIDE * size)
+    memory = driver.Memory(long(name) * SIDE * size)
     memory.fill(0x3C)
-    lines = random((len(PICKED), SIDE), name, 5)
-    for line, at in zip(lines, PICKED, strict=True):
+    lines = random((len(picked(name)), SIDE), name, 5)
+    for line, at in zip(lines, picked(name), strict=True):
         memory.write(np.ascontiguousarray(line), at * SIDE * size)
     strides = (0, SIDE * size, size) if layout == "row" else (0, size, SIDE * size)
     return memory, lines, View(memory.pointer, (1, *shape), strides, name, "cuda:0", owner=memory)
@@ -154,16 +164,16 @@ def large(name, shape, layout):
 def test_more_than_two_to_the_31_elements_of_a(rung):
     name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
     for n in (8, 1):
-        b, c = place(random((1, SIDE, n), name, 2), name), place(np.zeros((1, LONG, n), numpy_dtype(name)), name)
-        case = Problem(LONG, n, SIDE, name, name, 1, "row", b.layout(), c.layout(), device="cuda:0")
+        b, c = place(random((1, SIDE, n), name, 2), name), place(np.zeros((1, long(name), n), numpy_dtype(name)), name)
+        case = Problem(long(name), n, SIDE, name, name, 1, "row", b.layout(), c.layout(), device="cuda:0")
         if (kernel := built(rung, case)) is None:
             continue
-        _memory, lines, a = large(name, (LONG, SIDE), "row")
+        _memory, lines, a = large(name, (long(name), SIDE), "row")
         kernel(a, b.view(), c.view())
         driver.synchronize()
         result = c.result()[0]
-        assert verify.check(result[PICKED], lines, b.values[0], rung.bound).ok
-        rest = np.delete(result, PICKED, axis=0)
+        assert verify.check(result[picked(name)], lines, b.values[0], rung.bound).ok
+        rest = np.delete(result, picked(name), axis=0)
         assert np.array_equal(rest, np.broadcast_to(rest[:1], rest.shape))
         return
 
@@ -172,16 +182,16 @@ def test_more_than_two_to_the_31_elements_of_a(rung):
 def test_more_than_two_to_the_31_elements_of_b(rung):
     name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
     for m in (8, 1):
-        a, c = place(random((1, m, SIDE), name, 2), name), place(np.zeros((1, m, LONG), numpy_dtype(name)), name)
-        case = Problem(m, LONG, SIDE, name, name, 1, "row", "col", "row", device="cuda:0")
+        a, c = place(random((1, m, SIDE), name, 2), name), place(np.zeros((1, m, long(name)), numpy_dtype(name)), name)
+        case = Problem(m, long(name), SIDE, name, name, 1, "row", "col", "row", device="cuda:0")
         if (kernel := built(rung, case)) is None:
             continue
-        _memory, lines, b = large(name, (SIDE, LONG), "col")
+        _memory, lines, b = large(name, (SIDE, long(name)), "col")
         kernel(a.view(), b, c.view())
         driver.synchronize()
         result = c.result()[0]
-        assert verify.check(np.ascontiguousarray(result[:, PICKED]), a.values[0], lines.T, rung.bound).ok
-        rest = np.delete(result, PICKED, axis=1)
+        assert verify.check(np.ascontiguousarray(result[:, picked(name)]), a.values[0], lines.T, rung.bound).ok
+        rest = np.delete(result, picked(name), axis=1)
         assert np.array_equal(rest, np.broadcast_to(rest[:, :1], rest.shape))
         return
 
@@ -190,19 +200,19 @@ def test_more_than_two_to_the_31_elements_of_b(rung):
 def test_more_than_two_to_the_31_elements_of_c(rung):
     name = min(rung.dtypes, key=lambda name: dtypes.get(name).size)
     size, k = dtypes.get(name).size, 8
-    a, b = place(random((1, LONG, k), name, 1), name), place(random((1, k, SIDE), name, 2), name)
-    kernel = built(rung, Problem(LONG, SIDE, k, name, name, device="cuda:0"))
+    a, b = place(random((1, long(name), k), name, 1), name), place(random((1, k, SIDE), name, 2), name)
+    kernel = built(rung, Problem(long(name), SIDE, k, name, name, device="cuda:0"))
     if kernel is None:
         pytest.skip("the rung takes no such matrix")
-    memory = driver.Memory(LONG * SIDE * size)
+    memory = driver.Memory(long(name) * SIDE * size)
     memory.fill(0xFF)
-    strides = (LONG * SIDE * size, SIDE * size, size)
-    kernel(a.view(), b.view(), View(memory.pointer, (1, LONG, SIDE), strides, name, "cuda:0", owner=memory))
+    strides = (long(name) * SIDE * size, SIDE * size, size)
+    kernel(a.view(), b.view(), View(memory.pointer, (1, long(name), SIDE), strides, name, "cuda:0", owner=memory))
     driver.synchronize()
-    result = np.empty((len(PICKED), SIDE), numpy_dtype(name))
-    for row, at in zip(result, PICKED, strict=True):
+    result = np.empty((len(picked(name)), SIDE), numpy_dtype(name))
+    for row, at in zip(result, picked(name), strict=True):
         memory.read(row, at * SIDE * size)
-    assert verify.check(result, a.values[0][PICKED], b.values[0], rung.bound).ok
+    assert verify.check(result, a.values[0][picked(name)], b.values[0], rung.bound).ok
 
 
 @pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16"])
@@ -217,11 +227,12 @@ def test_a_sum_of_matrices(name):
 
 
 def test_a_sum_of_more_than_two_to_the_31_elements():
-    memory, lines, x = large("bf16", (LONG, SIDE), "row")
+    name = "bf16"
+    memory, lines, x = large(name, (long(name), SIDE), "row")
     simt.addition(x, x, x)(x, x, x)
     driver.synchronize()
     result = np.empty_like(lines)
-    for row, at in zip(result, PICKED, strict=True):
+    for row, at in zip(result, picked(name), strict=True):
         memory.read(row, at * SIDE * 2)
     assert np.array_equal(result, lines + lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -84,6 +85,31 @@ def test_ten_host_threads_at_once():
 
     with ThreadPoolExecutor(10) as pool:
         assert list(pool.map(work, range(10))) == list(range(10))
+
+
+def test_one_launch_used_by_ten_threads():
+    """Arguments of one call do not reach another, however the threads take turns."""
+    kernel, a, b, c, first = prepared(find(CUDA, "simt_naive"))
+    ready = kernel.ready(a.view(), b.view(), c.view())
+
+    def work(number):
+        stream = driver.Stream()
+        results = [replace(c, memory=driver.Memory(c.memory.size)) for _ in range(100)]
+        for result in results:
+            result.memory.fill(0xFF)
+        driver.synchronize()
+        for result in results:
+            ready(a.view().pointer, b.view().pointer, result.view().pointer, stream.handle)
+        stream.synchronize()
+        return {result.image().tobytes() for result in results}
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(10) as pool:
+            assert set().union(*pool.map(work, range(10))) == {first}
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("rung", RUNGS)

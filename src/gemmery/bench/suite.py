@@ -13,9 +13,12 @@ from gemmery import dtypes
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError
 
-KINDS = ("product", "first_call")
-_TOP = {"about", "kind", "threads", "rivals", "product"}
-_PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector"}
+KINDS = ("product", "first_call", "call", "compile")
+DEVICES = ("cpu", "cuda")
+ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
+PRECISIONS = ("", "tf32")
+_TOP = {"about", "kind", "device", "threads", "rivals", "product"}
+_PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Suite:
     threads: tuple[int, ...]
     rivals: tuple[str, ...]  # () for every one that is installed
     rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: what runs it
+    device: str = "cpu"  # or "cuda"
 
 
 def load(path: Path) -> Suite:
@@ -45,6 +49,9 @@ def load(path: Path) -> Suite:
     where = str(path)
     _only(table, _TOP, where)
     kind = _one_of(table.get("kind", "product"), KINDS, f"{where}: kind")
+    device = _one_of(table.get("device", "cpu"), DEVICES, f"{where}: device")
+    if device == "cpu" and kind in ON_A_GPU:
+        raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cuda"')
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")
@@ -57,6 +64,7 @@ def load(path: Path) -> Suite:
         threads=tuple(_sizes(table.get("threads", [1]), f"{where}: threads")),
         rivals=tuple(_texts(table.get("rivals", []), f"{where}: rivals")),
         rungs=_rungs(rows, where),
+        device=device,
     )
 
 
@@ -88,6 +96,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     a = _one_of(row.get("a", "row"), LAYOUTS, f"{where}: a")
     b = _one_of(row.get("b", "row"), LAYOUTS, f"{where}: b")
     name = _text(row.get("name", ""), f"{where}: name")
+    precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
@@ -95,7 +104,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
         raise ArgumentError(f"{where}: vector: B is a vector, so every shape needs n = 1 and batch is 1")
     for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
-        yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name)
+        yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:

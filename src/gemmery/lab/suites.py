@@ -21,6 +21,7 @@ from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
+from gemmery.lab.gpu.session import ordinal
 from gemmery.lab.session import Session
 from gemmery.lab.threads import in_force, on
 from gemmery.lab.tournament import entrant, tournament
@@ -37,26 +38,42 @@ def bench(
     seconds: float = 3.0,
     store: Path | None = None,
     on_event: OnEvent = ignore,
+    device: str = "",
 ) -> Run:
     """Time `gemmery.matmul` and the rivals in turn on every product of the suites.
 
-    `suites` are names of files in benchmarks/ without ".toml", or paths; () is every one. `rivals` limits the
-    rivals to these names ("numpy", "numpy_avx512", "torch", ...). `threads` replaces what the suites say, 0 keeps
-    it. `seconds` is spent on one product by all who run it. `store` is a folder: the records are appended
-    to <store>/<machine>.jsonl as they are taken, so that an interrupted run keeps what it has.
+    `suites` are names of files in benchmarks/ without ".toml", or paths; () is every one of the device. `rivals`
+    limits the rivals to these names ("numpy", "torch", "cublas", ...). `threads` replaces what the suites say, 0
+    keeps it. `seconds` is spent on one product by all who run it. `store` is a folder: the records are appended
+    to <store>/<machine>.jsonl as they are taken, so that an interrupted run keeps what it has. `device` "" is
+    what the suites are for, else the CPU; "cuda:1" runs those of a GPU on the second one.
 
     >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown suite or rival, and for a suite file with a wrong key.
+    Raises ArgumentError for an unknown suite or rival, for a suite file with a wrong key, and for suites of several
+    devices, DeviceError for a device that is not there.
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
     loaded = [suite.load(find(name)) for name in suites or suite_names()]
     if not loaded:
         raise ArgumentError("no suite: benchmarks/ is not here; give the paths of .toml files")
-    for name in (*rivals, *(name for found in loaded for name in found.rivals)):
+    kind = (device or (loaded[0].device if suites else "cpu")).partition(":")[0]
+    if not suites:
+        loaded = [found for found in loaded if found.device == kind]
+    for found in loaded:
+        if found.device != kind:
+            raise ArgumentError(f"suite {found.name!r} is for {found.device}, not {kind}: run those of one device")
+    gpu = ordinal(device or kind)
+    named = {*rivals, *(name for found in loaded for name in found.rivals)}
+    labels = {label for found in loaded for labels in found.rungs.values() for label in labels}
+    if gpu is not None:
+        from gemmery.lab.gpu.suites import bench as gpu_bench
+
+        return gpu_bench(loaded, named, labels, rivals, seconds, gpu, on_event, store)
+    for name in named:
         peers.find(name)
-    for label in (label for found in loaded for labels in found.rungs.values() for label in labels):
+    for label in labels:
         entrant(label)
     rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
     able = [(found, count) for found, count in rounds if count <= target.cores()]

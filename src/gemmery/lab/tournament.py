@@ -36,13 +36,13 @@ class Entrant:
     config: dict[str, int]
 
 
-def entrant(label: str) -> Entrant:
-    """The rung that a suite calls "packed kc=256", or the product as in "gm.matmul threads=1".
+def entrant(label: str, ladder: tuple[Rung, ...] = CPU) -> Entrant:
+    """The rung of a ladder that a suite calls "packed kc=256", or the product as in "gm.matmul threads=1".
 
     Raises ArgumentError for an unknown rung, a key that it does not vary, or a value that is no whole number.
     """
     name, *words = label.split()
-    rung = None if name == PRODUCT else find(CPU, name)
+    rung = None if name == PRODUCT else find(ladder, name)
     known = tuple(rung.space) if rung else ("threads",)
     config = {}
     for word in words:

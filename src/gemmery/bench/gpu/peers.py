@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from gemmery.arrays import View
 from gemmery.bench.gpu.operands import Operands, Resident, Shared
 from gemmery.bench.gpu.timing import Put, replays
 from gemmery.bench.record import version
-from gemmery.bench.timing import Sample
+from gemmery.bench.timing import Sample, products
 from gemmery.errors import ArgumentError, RefusedError
 
 TRIES = 5  # samples by which the quicker of two ways is chosen
@@ -43,6 +45,7 @@ class Peer:
     about: str
     missing: Callable[[], str]  # "" or why it cannot run here
     place: Callable[[Resident], Placed]  # raises RefusedError for a product it does not serve
+    calls: Callable[[Resident], Sample]  # what a call costs the host; raises RefusedError, too
     runs: Callable[[], str]  # what it is, with versions
 
 
@@ -52,11 +55,6 @@ def find(name: str) -> Peer:
         if peer.name == name:
             return peer
     raise ArgumentError(f"rival {name!r} is not known on a GPU; known: {', '.join(peer.name for peer in PEERS)}")
-
-
-def installed() -> Peer | None:
-    """The first way that is there; None when there is none."""
-    return next((peer for peer in PEERS if not peer.missing()), None)
 
 
 def _not_installed(package: str) -> str:
@@ -86,42 +84,107 @@ def _runs_cupy() -> str:
     return f"cuBLAS {number // 10000}.{number // 100 % 100} by CuPy {cupy.__version__}"
 
 
-def _tensor(shared: Shared, ordinal: int) -> Any:
+def _tensor(shared: Shared, device: str) -> Any:
     import torch
 
-    tensor = torch.as_tensor(shared, device=f"cuda:{ordinal}")
+    tensor = torch.as_tensor(shared, device=device)
     return tensor.view(torch.bfloat16) if shared.view.dtype == "bf16" else tensor
+
+
+Sets = Sequence[tuple[Any, ...]]
+"""(a, b, c) as arrays of a library, a set after the other."""
+
+
+def own(resident: Resident, function: Callable[..., object]) -> Put:
+    """Puts `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
+    stream, sets = _callers(resident)
+    return functools.partial(_put, stream, sets, function)
+
+
+def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
+    """A sampler of what the call `function(a, b, out=c)` costs before it returns."""
+    stream, sets = _callers(resident)
+    return _host(stream, function, sets[0], resident)
+
+
+def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
+    """The operands as PyTorch's tensors and its stream in force, or where it is not installed as what has a
+    `__cuda_array_interface__`, which names its stream itself.
+    """
+    if not _without_torch():
+        return _on_torch(resident), _tensors(resident)
+    flat = resident.work.batch == 1
+    views = [(one.a, one.b, one.c) for one in resident.sets]
+    return nullcontext(), [tuple(Shared(_matrix(x) if flat else x) for x in one) for one in views]
+
+
+def _put(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], index: int) -> None:
+    with stream:
+        a, b, c = sets[index]
+        function(a, b, out=c)
+
+
+def _host(
+    stream: AbstractContextManager[Any], function: Callable[..., object], operands: tuple[Any, ...], resident: Resident
+) -> Sample:
+    loop = products(function, *operands)
+
+    def sample(inner: int, warm: int) -> int:
+        with stream:
+            taken = loop(inner, warm)
+        resident.stream.synchronize()
+        return taken
+
+    return sample
+
+
+def _matrix(view: View) -> View:
+    return view._replace(shape=view.shape[1:], strides=view.strides[1:])
+
+
+def _on_torch(resident: Resident) -> AbstractContextManager[Any]:
+    import torch
+
+    handle, device = resident.stream.handle, f"cuda:{resident.stream.ordinal}"
+    stream = torch.cuda.ExternalStream(handle, device=device)  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(stream)
+
+
+def _tensors(resident: Resident) -> Sets:
+    """The operands as tensors; of one product as matrices."""
+    flat = resident.work.batch == 1
+    made = [tuple(_tensor(Shared(x), x.device) for x in (one.a, one.b, one.c)) for one in resident.sets]
+    return [tuple(x[0] for x in one) for one in made] if flat else made
+
+
+def _torch_function(resident: Resident) -> Callable[..., object]:
+    """torch.mm or torch.bmm, with the settings that the types ask for."""
+    import torch
+
+    work = resident.work
+    if work.out != work.dtype:
+        raise RefusedError(f"PyTorch writes no {work.out} from {work.dtype} into memory that is there")
+    settings = torch.backends.cuda.matmul
+    settings.allow_tf32 = work.precision == "tf32"
+    settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
+    return torch.bmm if work.batch > 1 else torch.mm
 
 
 def _place_torch(resident: Resident) -> Placed:
     """torch.mm; of a vector also torch.mv, and then the quicker; bmm of a batch."""
     import torch
 
-    work, ordinal = resident.work, resident.stream.ordinal
-    if work.out != work.dtype:
-        raise RefusedError(f"PyTorch writes no {work.out} from {work.dtype} into memory that is there")
-    stream = torch.cuda.ExternalStream(resident.stream.handle, device=f"cuda:{ordinal}")  # type: ignore[no-untyped-call]
-    sets = [tuple(_tensor(Shared(x), ordinal) for x in (one.a, one.b, one.c)) for one in resident.sets]
-
-    def put(function: Callable[..., object], operands: Sequence[Any], index: int) -> None:
-        settings = torch.backends.cuda.matmul
-        settings.allow_tf32 = work.precision == "tf32"
-        settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
-        with torch.cuda.stream(stream):
-            a, b, c = operands[index]
-            function(a, b, out=c)
-
-    if work.batch > 1:
-        return Placed(functools.partial(put, torch.bmm, sets), "torch.bmm")
-    flat = [tuple(x[0] for x in one) for one in sets]
-    ways = {"torch.mm": functools.partial(put, torch.mm, flat)}
-    if work.m == 1:
-        vectors = [(b.T, a[0], c[0]) for a, b, c in flat]
-        ways["torch.mv"] = functools.partial(put, torch.mv, vectors)
-    elif work.n == 1:
-        vectors = [(a, b[:, 0], c[:, 0]) for a, b, c in flat]
-        ways["torch.mv"] = functools.partial(put, torch.mv, vectors)
+    work, function = resident.work, _torch_function(resident)
+    stream, sets = _on_torch(resident), _tensors(resident)
+    ways = {f"torch.{function.__name__}": functools.partial(_put, stream, sets, function)}
+    if work.batch == 1 and 1 in (work.m, work.n):
+        rows = [(b.T, a[0], c[0]) if work.m == 1 else (a, b[:, 0], c[:, 0]) for a, b, c in sets]
+        ways["torch.mv"] = functools.partial(_put, stream, rows, torch.mv)
     return _quickest(ways, resident)
+
+
+def _torch_calls(resident: Resident) -> Sample:
+    return _host(_on_torch(resident), _torch_function(resident), _tensors(resident)[0], resident)
 
 
 def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
@@ -133,36 +196,43 @@ def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
     return placed[times.index(min(times))]
 
 
-def _place_cupy(resident: Resident) -> Placed:
+def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     import cupy
 
-    work = resident.work
+    work, ordinal = resident.work, resident.stream.ordinal
     if work.dtype == "bf16" or work.out != work.dtype or work.precision:
         raise RefusedError("CuPy multiplies f32, f64 and f16 here, each into its own type, and no TF32")
-    stream = cupy.cuda.ExternalStream(resident.stream.handle, resident.stream.ordinal)
 
     def arrays(one: Operands) -> tuple[Any, ...]:
         made = (cupy.asarray(Shared(x)) for x in (one.a, one.b, one.c))
         return tuple(x[0] if work.batch == 1 else x for x in made)
 
-    with cupy.cuda.Device(resident.stream.ordinal):
-        sets = [arrays(one) for one in resident.sets]
+    with cupy.cuda.Device(ordinal):
+        return cupy.cuda.ExternalStream(resident.stream.handle, ordinal), [arrays(one) for one in resident.sets]
 
-    def put(index: int) -> None:
-        with stream:
-            a, b, c = sets[index]
-            cupy.matmul(a, b, out=c)
 
-    return Placed(put, "cupy.matmul")
+def _place_cupy(resident: Resident) -> Placed:
+    import cupy
+
+    stream, sets = _on_cupy(resident)
+    return Placed(functools.partial(_put, stream, sets, cupy.matmul), "cupy.matmul")
+
+
+def _cupy_calls(resident: Resident) -> Sample:
+    import cupy
+
+    stream, sets = _on_cupy(resident)
+    return _host(stream, cupy.matmul, sets[0], resident)
 
 
 PEERS = (
-    Peer("cublas", "cuBLAS as PyTorch calls it: mm, mv, bmm", _without_torch, _place_torch, _runs_torch),
+    Peer("cublas", "cuBLAS as PyTorch calls it: mm, mv, bmm", _without_torch, _place_torch, _torch_calls, _runs_torch),
     Peer(
         "cublas_cupy",
         "cuBLAS as CuPy calls it: matmul",
         functools.partial(_not_installed, "cupy"),
         _place_cupy,
+        _cupy_calls,
         _runs_cupy,
     ),
 )

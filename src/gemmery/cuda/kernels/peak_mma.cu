@@ -32,7 +32,7 @@ template <class T, int CHAINS> __global__ void peak_mma(double* to, long long st
   typename Registers<T>::sum sums[CHAINS][4] = {}, total = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) a[i] = threadIdx.x % 32 * 0x10001 + i;  // tiny numbers: no sum overflows
-#pragma unroll 1
+#pragma unroll 2
   for (long long step = 0; step < steps; ++step) {
 #pragma unroll
     for (int c = 0; c < CHAINS; ++c) multiply(T(), sums[c], a);

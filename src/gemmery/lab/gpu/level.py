@@ -12,12 +12,12 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Contestant, Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
-from gemmery.lab import results
 from gemmery.lab.gpu import check
 from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.ladder.rung import Rung
 
 PILOT = 512  # the side whose time predicts that of a rung at its first size: it fills a device
+SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
 SLOW_PARENT = 0.05  # seconds of a call from which a parent takes no turn of its own
 
@@ -41,7 +41,7 @@ class GpuLevel:
         `before` is what it took for a smaller product.
         """
         full = {**rung.default, **config}
-        plain = results.blank(self.suite, rung.name, self.work, 0, config=full)
+        plain = self.session.blank(self.suite, rung.name, self.work, config=full)
         try:
             put = build(rung, full, self._resident)
             reason = self._too_slow(rung, full, before)
@@ -68,16 +68,16 @@ class GpuLevel:
     def _place_rival(self) -> None:
         installed = self.session.peers()
         if not installed:
-            self._rivals["cublas"] = results.blank(self.suite, "cublas", self.work, 0, refused=NO_RIVAL)
+            self._rivals["cublas"] = self.session.blank(self.suite, "cublas", self.work, refused=NO_RIVAL)
         for peer in installed:
             try:
                 placed = peer.place(self._resident)
                 self._rival = Contestant(peer.name, self.session.sampler(placed.put, len(self._resident.sets)))
             except RefusedError as refused:
-                self._rivals[peer.name] = results.blank(self.suite, peer.name, self.work, 0, refused=str(refused))
+                self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, refused=str(refused))
                 continue
             note = f"{peer.runs()}, {placed.note}"
-            self._rivals[peer.name] = results.blank(self.suite, peer.name, self.work, 0, note=note)
+            self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, note=note)
             return
 
     def _keep_rival(self, timings: Mapping[str, Timing], clock: int) -> None:
@@ -154,11 +154,8 @@ def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
 
 
 def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
-    """The product that shows a rung at size n: two squares; else x W', for a rung that takes vectors; else small
-    squares, for one that has room for no more.
-    """
-    square = replace(like, m=n, n=n, k=n, batch=1, a_layout="row", b_layout="row")
-    for work in (square, replace(square, m=1, b_layout="col")):
-        if not rung.refuses(replace(work.problem, device=device)):
-            return work
-    return square
+    """The product that shows a rung at size n: two squares, or x W' for a rung that refuses even small squares."""
+    square, small = (replace(like, m=side, n=side, k=side) for side in (n, SMALL))
+    vector = replace(square, m=1, b_layout="col")
+    refuses_squares = rung.refuses(replace(small.problem, device=device))
+    return vector if refuses_squares and not rung.refuses(replace(vector.problem, device=device)) else square

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gemmery.bench import record
 from gemmery.bench.gpu import peers, roofline
@@ -31,7 +32,6 @@ class Limits:
     """What a kernel could reach: GFLOP/s of the unit it runs on, GB/s of memory read."""
 
     peak: float
-    unit: str
     bandwidth: float
 
 
@@ -82,20 +82,25 @@ class GpuSession(Session):
         chosen = [peers.find(name) for name in wanted] or peers.PEERS
         return tuple(peer for peer in chosen if not peer.missing())
 
+    def unit(self, kernel: str, work: Work) -> tuple[str, str]:
+        """The element type and the unit whose peak bounds a kernel."""
+        tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
+        return roofline.unit(work.precision or work.dtype, tensor, capability)
+
+    def blank(self, suite: str, kernel: str, work: Work, **known: Any) -> Measurement:
+        """A record of a kernel without times: what a refusal is stored as."""
+        return results.blank(suite, kernel, work, 0, unit=self.unit(kernel, work)[1], **known)
+
     def kernel_limits(self, kernel: str, work: Work) -> Limits:
         """The roof over a kernel, measured when it is first asked for."""
-        dtype, unit = roofline.unit(
-            work.precision or work.dtype,
-            not kernel.startswith(ON_CUDA_CORES),
-            driver.device(self.stream.ordinal).capability,
-        )
+        dtype, unit = self.unit(kernel, work)
         if (dtype, unit) not in self._unit_peaks:
             self.begin(f"peak of {dtype} on {unit}")
             self._unit_peaks[dtype, unit] = roofline.peak(dtype, unit, self.stream)
         if self._read is None:
             self.begin("bandwidth of the device's memory")
             self._read = roofline.bandwidth(self.stream).read
-        return Limits(self._unit_peaks[dtype, unit], unit, self._read)
+        return Limits(self._unit_peaks[dtype, unit], self._read)
 
     def timed(
         self, plain: Measurement, found: Timing, work: Work, versus: Mapping[str, Ratio] | None = None, clock: int = 0
@@ -103,4 +108,4 @@ class GpuSession(Session):
         """The record with its times, its ratios to others, the limits of its kernel and the clock it ran at."""
         limits = self.kernel_limits(plain.kernel, work)
         made = results.timed(plain, found, (limits.peak, limits.bandwidth), versus)
-        return replace(made, unit=limits.unit, clock_mhz=clock)
+        return replace(made, clock_mhz=clock)

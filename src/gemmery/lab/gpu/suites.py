@@ -1,0 +1,185 @@
+"""Suites on a GPU: the product beside cuBLAS, rungs against each other, and what a call and a compilation cost."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import gemmery
+from gemmery import dispatch
+from gemmery.bench import timing
+from gemmery.bench.gpu import peers
+from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.gpu.peers import Peer
+from gemmery.bench.record import Measurement, Run
+from gemmery.bench.suite import Suite
+from gemmery.bench.timing import Contestant
+from gemmery.bench.work import Work
+from gemmery.cuda import driver, nvrtc
+from gemmery.errors import GemmeryError, RefusedError
+from gemmery.lab.event import OnEvent
+from gemmery.lab.gpu import check
+from gemmery.lab.gpu.level import build
+from gemmery.lab.gpu.session import GpuSession
+from gemmery.lab.tournament import PRODUCT, entrant
+from gemmery.ladder.cuda import CUDA
+
+HOST = f"{PRODUCT}, host"  # what the call costs before it returns, whatever the device does then
+COMPILED = ("cold", "on disk", "in memory")
+COMPILATIONS = 5  # of each kind, by whose median they are known
+
+
+def bench(
+    suites: Sequence[Suite],
+    named: Iterable[str],
+    labels: Iterable[str],
+    wanted: Sequence[str],
+    seconds: float,
+    device: int,
+    on_event: OnEvent,
+    store: Path | None,
+) -> Run:
+    """Run suites on a device; `named` rivals and `labels` of rungs are looked up first, `wanted` rivals take part.
+
+    Raises ArgumentError for a rival or a rung that is not known, DeviceError when there is no such device.
+    """
+    for name in named:
+        peers.find(name)
+    for label in labels:
+        entrant(label, CUDA)
+    with GpuSession(sum(len(found.works) for found in suites), on_event, device, store) as session:
+        for found in suites:
+            run_suite(session, found, wanted, seconds)
+        return session.run
+
+
+def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds: float) -> None:
+    """Every product of a suite, beside those rivals of it that are installed; `seconds` for each."""
+    names = [name for name in found.rivals or [peer.name for peer in peers.PEERS] if not wanted or name in wanted]
+    rivals = [peers.find(name) for name in names]
+    for peer in rivals:
+        if peer.missing():
+            session.add(session.blank(found.name, peer.name, found.works[0], refused=peer.missing()))
+    able = [peer for peer in rivals if not peer.missing()]
+    for work in found.works:
+        session.begin(f"{found.name}: {work}")
+        labels = found.rungs.get(work.name, ())
+        try:
+            if found.kind == "compile":
+                rows = compilations(session, found.name, work, labels)
+            elif found.kind == "call":
+                rows = call(session, found.name, work, able, seconds)
+            else:
+                rows = contest(session, found.name, work, labels or (PRODUCT,), able, seconds)
+        except RefusedError as refused:
+            rows = [session.blank(found.name, PRODUCT, work, refused=str(refused))]
+        session.end(*rows)
+
+
+def contest(
+    session: GpuSession, name: str, work: Work, labels: Sequence[str], rivals: Sequence[Peer], seconds: float
+) -> list[Measurement]:
+    """Records of the product or of the named rungs, and of each rival: all take turns, each of ours is checked first.
+
+    `versus` of a record holds its ratio to every other.
+    """
+    resident = session.resident(work)
+    rows: dict[str, Measurement] = {}
+    contestants = []
+    for label in labels:
+        one = entrant(label, CUDA)
+        rows[label] = session.blank(name, label, work, config=one.config)
+        try:
+            if one.rung is None:
+                put, bound, note = _product(resident)
+            else:
+                put, bound, note = build(one.rung, {**one.rung.default, **one.config}, resident), one.rung.bound, ""
+            error = check.error(resident, functools.partial(put, 0), bound)
+            contestants.append(Contestant(label, session.sampler(put, len(resident.sets))))
+        except GemmeryError as refused:
+            rows[label] = replace(rows[label], refused=str(refused))
+            continue
+        rows[label] = replace(rows[label], error=error, checked=True, note=note)
+    for peer in rivals:
+        try:
+            placed = peer.place(resident)
+            contestants.append(Contestant(peer.name, session.sampler(placed.put, len(resident.sets))))
+            rows[peer.name] = session.blank(name, peer.name, work, note=f"{peer.runs()}, {placed.note}")
+        except RefusedError as refused:
+            rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
+    if contestants:
+        session.monitor.seen()
+        found = timing.compare(contestants, seconds)
+        clock = session.monitor.seen()
+        for label, taken in found.timings.items():
+            ratios = found.ratios(label) if label in labels else None
+            rows[label] = session.timed(rows[label], taken, work, ratios, clock)
+    return list(rows.values())
+
+
+def _product(resident: Resident) -> tuple[Callable[[int], None], Callable[[int], float], str]:
+    """`gemmery.matmul` on the operands, its error bound and the rung that it runs."""
+    precision = resident.work.precision or None
+    rung = dispatch.choice(resident.problem).rung
+    return peers.own(resident, functools.partial(gemmery.matmul, precision=precision)), rung.bound, rung.name
+
+
+def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
+    """What a call costs the caller, the device's work not waited for: the product, and each rival.
+
+    The product must be so small that the device keeps up.
+    """
+    resident = session.resident(work)
+    precision = resident.work.precision or None
+    contestants = [Contestant(HOST, peers.own_calls(resident, functools.partial(gemmery.matmul, precision=precision)))]
+    rows = {HOST: session.blank(name, HOST, work)}
+    for peer in rivals:
+        try:
+            contestants.append(Contestant(peer.name, peer.calls(resident)))
+            rows[peer.name] = session.blank(name, peer.name, work, note=peer.runs())
+        except RefusedError as refused:
+            rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
+    found = timing.compare(contestants, seconds)
+    for label, taken in found.timings.items():
+        rows[label] = session.timed(rows[label], taken, work, found.versus if label == HOST else None)
+    return list(rows.values())
+
+
+def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[str]) -> list[Measurement]:
+    """Seconds until a rung's kernel can be launched: compiled, read from the cache on disk, and found in memory."""
+    resident = session.resident(work)
+    rows = []
+    for label in labels:
+        one = entrant(label, CUDA)
+        try:
+            if one.rung is None or one.rung.geometry is None:
+                raise RefusedError("it has no one kernel: name a rung")
+            build(one.rung, {**one.rung.default, **one.config}, resident)
+            geometry = one.rung.geometry(resident.problem, {**one.rung.default, **one.config})
+        except GemmeryError as refused:
+            rows.append(session.blank(name, label, work, refused=str(refused)))
+            continue
+        arch, ordinal = driver.device(session.stream.ordinal).arch, session.stream.ordinal
+        ways: tuple[Callable[[], object], ...] = (
+            functools.partial(nvrtc.compiled, geometry.source, geometry.kernel, arch),
+            functools.partial(nvrtc.code, geometry.source, geometry.kernel, arch),
+            functools.partial(driver.function, geometry.source, geometry.kernel, ordinal, geometry.shared),
+        )
+        taken = {
+            case: {turn: _seconds(way) for turn in range(COMPILATIONS)}
+            for case, way in zip(COMPILED, ways, strict=True)
+        }
+        found = timing.tally(taken)
+        for case in COMPILED:
+            blank = replace(session.blank(name, label, work), case=case, flops=0, bytes=0)
+            rows.append(session.timed(blank, found.timings[case], work))
+    return rows
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -16,7 +16,8 @@ from typing import Any
 from gemmery import cache, config
 from gemmery.errors import CompileError, DeviceError
 
-OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space")
+# Where there is a driver, NVRTC has a cache of its own, which gives back no log: the report would be all zeros.
+OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
 
 
 @dataclass(frozen=True)

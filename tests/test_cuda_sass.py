@@ -1,0 +1,136 @@
+"""Counting instructions: in recorded machine code, and in what the compiler makes."""
+
+import pytest
+
+from gemmery.cuda import nvrtc, sass
+from gemmery.errors import DeviceError
+
+# Written by nvdisasm for sm_80, cut: a loop without arithmetic inside a loop with it, and constants made by HFMA2.
+RECORDED = """\
+	.target	sm_80
+
+//--------------------- .text._Zother --------------------------
+	.section	.text._Zother,"ax",@progbits
+_Zother:
+.text._Zother:
+        /*0000*/                   EXIT ;
+
+//--------------------- .text._Zkernel --------------------------
+	.section	.text._Zkernel,"ax",@progbits
+_Zkernel:
+.text._Zkernel:
+        /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
+        /*0010*/                   HFMA2.MMA R9, -RZ, RZ, 0, 0 ;
+        /*0020*/              @!P0 BRA `(.L_x_2) ;
+.L_x_1:
+        /*0030*/                   LDG.E.128.CONSTANT R4, [R20.64] ;
+        /*0040*/                   LDG.E R25, [R34.64] ;
+        /*0050*/                   STS.128 [R3], R4 ;
+.L_x_3:
+        /*0060*/                   LDGSTS.E.BYPASS.128 [R3], [R34.64] ;
+        /*0070*/               @P1 BRA `(.L_x_3) ;
+        /*0080*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*0090*/                   LDS.64 R6, [R3] ;
+        /*00a0*/                   LDSM.16.M88.4 R8, [R3] ;
+        /*00b0*/                   FFMA R9, R20, R25, R9 ;
+        /*00c0*/                   FFMA R9, R21, R24, R9 ;
+        /*00d0*/              @!P2 BRA `(.L_x_1) ;
+.L_x_2:
+        /*00e0*/                   STG.E.U16 [R2.64], R9 ;
+        /*00f0*/                   EXIT ;
+.L_x_4:
+        /*0100*/                   BRA `(.L_x_4);
+        /*0110*/                   NOP;
+"""
+
+
+@pytest.fixture
+def code():
+    return sass.instructions(sass.section(RECORDED, "_Zkernel"))
+
+
+def test_each_instruction_is_read(code):
+    assert [one.address for one in code] == list(range(0, 0x120, 16))
+    assert code[3] == sass.Instruction(0x30, "LDG.E.128.CONSTANT", "R4, [R20.64]")
+    assert [one.target for one in code if one.opcode == "BRA"] == [0xE0, 0x60, 0x30, 0x100]
+
+
+def test_kinds_are_counted_those_that_matter_first(code):
+    assert list(sass.counts(code).items()) == [
+        ("FFMA", 2),
+        ("LDG.128", 1),
+        ("LDG.32", 1),
+        ("LDGSTS.128", 1),
+        ("STG.16", 1),
+        ("LDS.64", 1),
+        ("LDSM.4", 1),
+        ("STS.128", 1),
+        ("BAR", 1),
+        ("BRA", 4),
+        ("EXIT", 1),
+        ("HFMA2", 1),
+        ("IMAD", 1),
+    ]
+
+
+def test_the_main_loop_is_the_innermost_that_multiplies(code):
+    loop = sass.main_loop(code)
+    assert (loop[0].address, loop[-1].address) == (0x30, 0xD0)
+    assert sass.main_loop(code[-3:]) == ()
+
+
+def test_of_nested_loops_with_arithmetic_the_inner_is_taken():
+    line = "        /*{:04x}*/                   {} ;\n"
+    text = ".L_a:\n" + line.format(0, "FFMA R0, R0, R0, R0") + line.format(16, "FFMA R0, R0, R0, R0")
+    text += ".L_b:\n" + line.format(32, "DFMA R0, R0, R0, R0") + line.format(48, "@P0 BRA `(.L_b)")
+    text += line.format(64, "@P1 BRA `(.L_a)")
+    assert [one.opcode for one in sass.main_loop(sass.instructions(text))] == ["DFMA", "BRA"]
+
+
+def test_bytes_a_thread_loads_for_a_multiply_add(code):
+    found = sass.counts(sass.main_loop(code))
+    assert sass.bytes_each(found, "global") == (16 + 4) / 2
+    assert sass.bytes_each(found, "shared") == 8 / 2
+    assert sass.bytes_each({"HMMA.16816.F32": 4, "LDG.128": 1}, "global") == 0
+    assert sass.bytes_each({"FFMA2": 8, "LDS.128": 4}, "shared") == 4
+
+
+def test_constants_made_by_hfma2_are_no_tensor_cores(code):
+    assert not sass.on_tensor_cores(sass.counts(code))
+    assert sass.on_tensor_cores({"DMMA.8x8x4": 1})
+    assert sass.on_tensor_cores({"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": 2})
+    assert sass.on_tensor_cores({"HGMMA.64x256x16.F32": 2})
+
+
+def test_a_kernel_that_is_not_there_is_an_error():
+    with pytest.raises(DeviceError, match="_Zother, _Zkernel"):
+        sass.section(RECORDED, "_Znothing")
+
+
+def test_without_nvdisasm_the_way_out_is_said(monkeypatch):
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "")
+    with pytest.raises(DeviceError, match="pip install nvidia-cuda-nvdisasm"):
+        sass.disassembled(b"", "_Zkernel")
+
+
+def test_what_nvdisasm_cannot_read_is_an_error():
+    with pytest.raises(DeviceError, match="nvdisasm failed"):
+        sass.disassembled(b"no machine code", "_Zkernel")
+
+
+def test_ptx_is_counted_by_opcode():
+    text = ".visible .entry k(\n\t.param .b64 p\n)\n{\n\t.reg .b32 %r<3>;\n\tld.param.b64 \t%rd1, [p];\n$L__BB0_1:\n"
+    text += "\t// begin inline asm\n\tfma.rn.f32 %f1, %f2, %f3, %f4;\n\t// end inline asm\n"
+    text += "\t@%p1 bra \t$L__BB0_1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tret;\n}\n"
+    assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "ret": 1}
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_100a", "sm_120a"])
+def test_a_compiled_tile_loads_two_elements_for_each_row_of_it(arch):
+    made = nvrtc.compiled("simt_smem.cu", "simt_smem<double, double, 0, 8>", arch)
+    code = sass.instructions(sass.disassembled(made.cubin, made.entry))
+    found = sass.counts(sass.main_loop(code))
+    assert found["DFMA"] % 8 == 0
+    assert found["LDG.64"] == found["STS.64"] == 2 * found["DFMA"] / 8
+    assert sass.bytes_each(found, "global") == 2
+    assert sass.ptx_counts(made.ptx)["fma.rn.f64"] % 8 == 0

@@ -1,0 +1,161 @@
+"""What products on a CUDA device check and plan before they touch it: operands here only say where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.api import device
+from gemmery.api.options import ASKED_NOTHING, Asked
+from gemmery.arrays import View, contiguous, memory
+from gemmery.cuda import launch
+from gemmery.dispatch import Plan
+from test_arrays_cuda import Capsule, Interface
+
+
+class Matrix(Capsule):
+    """A float32 array on cuda:0."""
+
+    def __init__(self, shape=(4, 4), device=(2, 0), pointer=4096):
+        super().__init__(shape, device, pointer)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (gm.matmul, gm.DeviceError, "a is on cuda:0 and b on cpu"),
+        (lambda a, x: gm.matmul(x, a), gm.DeviceError, "a is on cpu and b on cuda:0"),
+        (lambda a, x: gm.matmul(a, [[1.0] * 4] * 4), gm.DeviceError, "b on cpu"),
+        (lambda a, x: gm.matmul(a, a, out=x), gm.DeviceError, "out on cpu"),
+        (lambda a, x: gm.matmul(x, x, out=a), gm.DeviceError, "a is on cpu and out on cuda:0"),
+        (lambda a, x: gm.matmul(a, Matrix(device=(2, 1))), gm.DeviceError, "a is on cuda:0 and b on cuda:1"),
+        (lambda a, x: gm.matmul(x, x, bias=Matrix((4,))), gm.DeviceError, "bias on cuda:0"),
+        (lambda a, x: gm.matmul(a, a, bias=x[0]), gm.DeviceError, "bias on cpu"),
+        (lambda a, x: gm.gemm(1.0, a, a, 1.0, x), gm.DeviceError, "c on cpu"),
+        (lambda a, x: gm.gemm(1.0, x, x, 1.0, a), gm.DeviceError, "c on cuda:0"),
+        (lambda a, x: gm.gemv(a, x[0]), gm.DeviceError, "b on cpu"),
+        (gm.explain, gm.DeviceError, "b on cpu"),
+        (lambda a, x: gm.matmul(a, a, threads=2), gm.ArgumentError, "threads=2 counts threads of the CPU"),
+        (lambda a, x: gm.matmul(a, a, precision="half"), gm.ArgumentError, "precision='half'.*'tf32'"),
+        (lambda a, x: gm.matmul(x, x, precision="tf32"), gm.ArgumentError, "leave it out on the CPU"),
+        (lambda a, x: gm.gemm(1.0, x, x, precision="tf32"), gm.ArgumentError, "leave it out on the CPU"),
+        (lambda a, x: gm.matmul(a, a, dtype="float64", precision="tf32"), gm.ArgumentError, "products of float32"),
+        (lambda a, x: gm.matmul(a, a, dtype="complex64"), gm.DTypeError, "ask for float64 or float32"),
+        (lambda a, x: gm.matmul(a, a, dtype="float16"), gm.DTypeError, "does not hold every float32"),
+        (lambda a, x: gm.matmul(a, a, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),
+        (lambda a, x: gm.matmul(a, Matrix((3, 4))), gm.ShapeError, "must be equal"),
+        (lambda a, x: gm.matmul(a, a, out=Matrix((4, 5))), gm.ShapeError, "out of shape"),
+        (lambda a, x: gm.matmul(a, a, out=Matrix()), gm.LayoutError, "read-only"),
+        (lambda a, x: gm.matmul(a, a, bias=Matrix((3,))), gm.ShapeError, "bias of shape"),
+        (lambda a, x: gm.gemm(1.0, a, a, 2.0), gm.ArgumentError, "beta=2.0 and no c"),
+        (lambda a, x: gm.gemm("x", a, a), gm.ArgumentError, "not a number"),
+        (lambda a, x: gm.gemm(1.0, a, a, 2.0, Matrix((4, 5))), gm.ShapeError, "c has shape"),
+        (lambda a, x: gm.gemv(a, a), gm.ShapeError, "gemv takes a matrix and a vector"),
+    ],
+)
+def test_refusals_come_before_the_device_is_touched(call, error, words):
+    with pytest.raises(error, match=words):
+        call(Matrix(), np.ones((4, 4), np.float32))
+
+
+def test_types_that_only_the_cpu_multiplies(monkeypatch):
+    monkeypatch.setattr(device.ordered, "where", lambda pointer: 0)
+    whole = Interface((4, 4), "<i4")
+    with pytest.raises(gm.DTypeError, match=r"int32 on cuda:0: devices multiply float64.*the CPU, which"):
+        gm.matmul(whole, whole)
+
+
+def test_strides_between_elements_are_refused(monkeypatch):
+    monkeypatch.setattr(device.ordered, "where", lambda pointer: 0)
+    odd = Interface((4, 4), strides=(18, 4))
+    with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
+        gm.matmul(odd, odd)
+    assert device._located(memory.View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+
+
+@pytest.fixture
+def problems(monkeypatch):
+    """The problems that products ask a plan for, on a device that is only named."""
+    asked = []
+
+    class Built(launch.Launch):
+        def __init__(self):
+            pass
+
+        def ready(self, *views):
+            return views
+
+    def plan(problem):
+        asked.append(problem)
+        return Plan(None, {}, Built(), "")
+
+    monkeypatch.setattr(device.dispatch, "plan", plan)
+    device.prepare.cache_clear()
+    yield asked
+    device.prepare.cache_clear()
+
+
+def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer=4096):
+    size = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}[dtype]
+    return (
+        View(pointer, x_shape, x_strides or contiguous(x_shape, size), dtype, "h200"),
+        View(4096, y_shape, y_strides or contiguous(y_shape, size), dtype, "h200"),
+    )
+
+
+def planned(problems, x, y, asked=ASKED_NOTHING):
+    device.planned(x, y, asked)
+    return problems[-1]
+
+
+def test_a_problem_says_how_its_operands_lie(problems):
+    plain = planned(problems, *views((64, 32), (32, 48)))
+    assert (plain.m, plain.n, plain.k, plain.batch) == (64, 48, 32, 1)
+    assert (plain.a_layout, plain.b_layout, plain.c_layout) == ("row", "row", "row")
+    assert plain.alignments == (16, 16, 16)
+    assert plain.device == "h200"
+    turned = planned(problems, *views((64, 32), (32, 48), x_strides=(4, 256), y_strides=(8, 512)))
+    assert (turned.a_layout, turned.b_layout) == ("col", "any")
+    assert turned.alignments == (16, 8, 16)
+    batch = planned(problems, *views((5, 64, 32), (5, 32, 48)))
+    assert (batch.m, batch.batch) == (64, 5)
+    shared = planned(problems, *views((5, 64, 32), (32, 48)))
+    assert (shared.m, shared.batch) == (320, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "pointer", "bytes_"),
+    [
+        ((64, 33), None, 4096, 4),  # rows of 132 bytes
+        ((64, 34), None, 4096, 8),
+        ((64, 32), None, 4100, 4),
+        ((64, 32), None, 4104, 8),
+        ((64, 33), (4, 256), 4096, 16),  # columns of 256 bytes
+        ((1, 33), None, 4096, 16),
+        ((64, 32), (0, 4), 4096, 16),
+        ((64, 32), (-128, 4), 4096, 16),
+        ((3, 5, 32), (648, 128, 4), 4096, 8),  # the batch's stride counts
+        ((64, 32), (4, 4), 4096, 4),  # rows one element apart
+    ],
+)
+def test_the_alignment_is_that_of_the_pointer_and_the_strides(problems, shape, strides, pointer, bytes_):
+    x, y = views(shape, (*shape[:-2], shape[-1], 48), x_strides=strides, pointer=pointer)
+    assert planned(problems, x, y).alignments[0] == bytes_
+
+
+def test_options_reach_the_problem(problems):
+    x, y = views((8, 8), (8, 8))
+    found = planned(problems, x, y, Asked(bias=2.0, activation="gelu", precision="tf32"))
+    assert (found.epilogue, found.precision, found.scaled) == ("bias+gelu", "tf32", False)
+    wide = planned(problems, *views((8, 8), (8, 8), "f16"), Asked(dtype="float32"))
+    assert (wide.dtype, wide.out) == ("f16", "f32")
+
+
+def test_a_shape_is_planned_once(problems):
+    x, y = views((8, 8), (8, 8))
+    for pointer in (4096, 8192, 65536):
+        device.planned(x._replace(pointer=pointer), y, ASKED_NOTHING)
+    assert len(problems) == 1
+    device.planned(x._replace(pointer=4100), y, ASKED_NOTHING)
+    assert len(problems) == 2

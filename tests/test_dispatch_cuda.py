@@ -1,0 +1,102 @@
+"""Which rung is chosen on a CUDA device, by the problem and by what the device has; no GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from gemmery import dispatch
+from gemmery.cuda import device
+from gemmery.dispatch import cuda
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+DEVICES = ("h200", "a100", "rtx4090", "2080ti")
+NAMES = ("f64", "f32", "f16", "bf16")
+
+
+def chosen(sizes, name, where="h200", **fields):
+    return dispatch.choice(Problem(*sizes, name, fields.pop("out", name), device=where, **fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "rung"),
+    [
+        ("f32", "h200", "simt_pipelined"),
+        ("f64", "h200", "mma_f64"),
+        ("f64", "a100", "mma_f64"),
+        ("f64", "rtx4090", "simt_pipelined"),
+        ("f64", "2080ti", "simt_pipelined"),
+        ("f16", "h200", "mma_pipelined"),
+        ("bf16", "rtx4090", "mma_pipelined"),
+        ("bf16", "2080ti", "simt_pipelined"),
+    ],
+)
+def test_the_unit_follows_the_type_and_the_device(name, where, rung):
+    found = chosen((2048, 2048, 2048), name, where)
+    assert found.rung.name == rung
+    assert len(found.reason.split()) > 4
+
+
+def test_tf32_is_taken_only_when_it_is_allowed():
+    assert chosen((2048, 2048, 2048), "f32", precision="tf32").rung.name == "mma_pipelined"
+    assert chosen((2048, 2048, 2048), "f32", "2080ti", precision="tf32").rung.name == "simt_pipelined"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sizes", [(1, 4096, 512), (4096, 1, 512), (1, 1, 512)])
+def test_vectors_have_their_own_rungs(name, sizes):
+    assert chosen(sizes, name).rung.name == "gemv_vectorized"
+
+
+def test_many_small_products_get_a_small_block_each():
+    found = chosen((8, 8, 8), "f32", batch=1000)
+    assert (found.rung.name, found.config["tile"]) == ("simt_smem", 8)
+    assert chosen((12, 16, 8), "f64", batch=1000).config["tile"] == 16
+    assert chosen((8, 8, 8), "f32", batch=2).rung.name == "simt_pipelined"
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "f16"])
+def test_tiles_shrink_until_every_multiprocessor_has_one(name):
+    sms = device.find("h200").sms
+    areas = []
+    for side in (8192, 2048, 1024, 256):
+        found = chosen((side, side, 64), name)
+        tiles = -(-side // found.config["bm"]) * -(-side // found.config["bn"])
+        areas.append(found.config["bm"] * found.config["bn"])
+        smallest = areas[-1] == min(one["bm"] * one["bn"] for one in cuda._TILES[found.rung.name])
+        assert tiles >= sms or smallest
+    assert areas == sorted(areas, reverse=True)
+    assert areas[0] > areas[-1]
+
+
+@pytest.mark.parametrize("where", DEVICES)
+def test_every_problem_has_a_rung_on_every_device(where):
+    layouts = list(itertools.product(("row", "col", "any"), repeat=3))
+    for name, out in (*zip(NAMES, NAMES, strict=True), ("f16", "f32"), ("bf16", "f32"), ("f32", "f64"), ("f16", "f64")):
+        for sizes in [(1, 1, 1), (5, 7, 0), (100, 101, 7), (1, 4096, 100), (4096, 4096, 4096)]:
+            for a, b, c in layouts:
+                problem = Problem(*sizes, name, out, 3, a, b, c, "bias+gelu", True, where, alignments=(2, 4, 16))
+                found = dispatch.choice(problem)
+                assert cuda.refusal(problem, found) == ""
+
+
+def test_a_result_in_columns_is_the_product_of_the_transposes():
+    rows = Problem(64, 4096, 512, "f16", "f16", device="h200", b_layout="col")
+    assert dispatch.choice(rows.transposed()) == dispatch.choice(rows)
+
+
+def test_rungs_that_refuse_are_passed_over(monkeypatch):
+    everything = {name: replace(rung, refuses=lambda problem: "not today") for name, rung in cuda._RUNGS.items()}
+    monkeypatch.setattr(cuda, "_RUNGS", {**everything, "simt_naive": cuda._RUNGS["simt_naive"]})
+    assert chosen((64, 64, 64), "f16").rung.name == "simt_naive"
+    monkeypatch.setattr(cuda, "_RUNGS", everything)
+    with pytest.raises(RefusedError, match=r"mma_pipelined: not today.*simt_naive: not today"):
+        chosen((64, 64, 64), "f16")
+
+
+def test_too_large_a_side_is_refused_in_words():
+    with pytest.raises(RefusedError, match="simt_naive: a side of 3000000000: kernels count to"):
+        chosen((3_000_000_000, 2, 2), "f32")

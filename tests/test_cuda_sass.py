@@ -121,8 +121,9 @@ def test_what_nvdisasm_cannot_read_is_an_error():
 def test_ptx_is_counted_by_opcode():
     text = ".visible .entry k(\n\t.param .b64 p\n)\n{\n\t.reg .b32 %r<3>;\n\tld.param.b64 \t%rd1, [p];\n$L__BB0_1:\n"
     text += "\t// begin inline asm\n\tfma.rn.f32 %f1, %f2, %f3, %f4;\n\t// end inline asm\n"
+    text += "\tmma.sync.m8n8k4 {%f1,%f2}, {%f3},\n\t{%f4};\n"
     text += "\t@%p1 bra \t$L__BB0_1;\n\tfma.rn.f32 \t%f1, %f2, %f3, %f4;\n\tret;\n}\n"
-    assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "ret": 1}
+    assert sass.ptx_counts(text) == {"fma.rn.f32": 2, "bra": 1, "ld.param.b64": 1, "mma.sync.m8n8k4": 1, "ret": 1}
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_100a", "sm_120a"])

@@ -21,7 +21,7 @@ MISSING = "SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm, or put the CUD
 _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?);", re.MULTILINE)
 _SECTION = re.compile(r"^//-+ \.text\.(\S+) -+$", re.MULTILINE)
 _LABEL = re.compile(r"^(\.\w+):", re.MULTILINE)
-_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s[^;{]*;|^\s*(ret|exit);", re.MULTILINE)
+_PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;", re.MULTILINE)
 _WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
 _SIZED = ("LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST", "LDGSTS")
 ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL", "BAR", "SYNCS", "SHFL")
@@ -146,7 +146,7 @@ def on_tensor_cores(found: Mapping[str, int]) -> bool:
 def ptx_counts(text: str) -> dict[str, int]:
     """How many PTX instructions there are of each opcode in one kernel's text."""
     body = re.sub(r"//.*", "", text.partition("\n{")[2])
-    found = Counter(one[1] or one[2] for one in _PTX.finditer(body))
+    found = Counter(one[1] for one in _PTX.finditer(body))
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 

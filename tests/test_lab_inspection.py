@@ -1,0 +1,153 @@
+"""inspect(): what it says of rungs on named devices, what it refuses, and how it is shown."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from gemmery import cli, lab, report
+from gemmery.cuda import sass
+from gemmery.cuda.device import ARCHS, KNOWN, find
+from gemmery.cuda.inspection import without_code
+from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.report.inspection import inspection_page, parts
+
+
+@pytest.fixture(scope="module")
+def naive():
+    return lab.inspect("simt_naive", n=1024, device="a100")
+
+
+def words(found):
+    """Every fact of an inspection by its name."""
+    return {row[0]: " ".join(row[1:]) for part in parts(found) for row in part.rows}
+
+
+def test_the_naive_rung_is_the_memory_wall(naive):
+    (kernel,) = naive.kernels
+    assert kernel.spilled == kernel.static_shared == kernel.dynamic_shared == 0
+    assert 16 <= kernel.registers <= 64
+    assert kernel.occupancy.blocks == 65536 // 4 // (-(-kernel.registers * 32 // 256) * 256) * 4 // 8
+    assert naive.tile == (1, 1)
+    assert naive.unit == "f32"
+    assert naive.loads.intensity == 0.25
+    assert naive.loads.attainable == 1555 / 4
+    assert naive.once.intensity == pytest.approx(2 * 1024 / 12)
+    assert sass.bytes_each(kernel.loop, "global") == 8
+
+
+def test_the_arithmetic_is_said_in_words(naive):
+    said = words(naive)
+    assert "2 loads for every multiply-add, 8 bytes for 2 operations" in said["as it loads"]
+    assert "0.250 operations a byte × 1,555 GB/s = 389 GFLOP/s attainable" in said["as it loads"]
+    assert "108 multiprocessors × 128 operations a clock × 1.41 GHz = 19,492 GFLOP/s" in said["peak"]
+    assert "limited by" in said["occupancy"]
+
+
+def test_a_tile_divides_what_is_loaded():
+    found = lab.inspect("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
+    assert found.tile == (16, 16)
+    assert found.loads.intensity == 4
+    assert found.kernels[-1].static_shared == 2 * 16 * 16 * 4
+    assert "A once for each 16 columns of C, B once for each 16 rows" in words(found)["as it loads"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_is_looked_at_without_a_gpu(arch):
+    found = lab.inspect("simt_smem", n=512, dtype="f64", device=arch)
+    assert found.kernels[-1].arch == arch
+    assert found.kernels[-1].counts["DFMA"] > 0
+    assert found.unit == "f64"
+
+
+def test_products_on_tensor_cores_have_their_peak():
+    found = lab.inspect("mma_pipelined", n=1024, dtype="bf16", config={"stages": 2}, device="a100")
+    assert found.unit == "tensor"
+    assert found.loads.peak == find("a100").peak("tensor")
+    assert sum(number for name, number in found.kernels[-1].loop.items() if name.startswith("HMMA")) > 0
+
+
+def test_tf32_is_a_dtype():
+    found = lab.inspect("mma_pipelined", n=1024, dtype="tf32", config={"stages": 2}, device="h200")
+    assert (found.problem.dtype, found.problem.precision, found.unit) == ("f32", "tf32", "tensor_tf32")
+
+
+def test_a_rung_of_two_launches_shows_both():
+    found = lab.inspect("simt_packed", n=256, device="h200")
+    assert len(found.kernels) == 2
+    assert [part.title for part in parts(found)][:2] == ["Launch 1 of 2", "Launch 2 of 2"]
+
+
+def test_a_rung_of_vectors_gets_a_row():
+    found = lab.inspect("gemv_warp", n=512, device="h200")
+    assert (found.problem.m, found.problem.n, found.problem.k) == (1, 512, 512)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"rung": "packed"}, ArgumentError, "runs on the CPU.*it knows: simt_"),
+        ({"rung": "nothing"}, ArgumentError, "'nothing' is not in the ladder"),
+        ({"rung": "simt_smem", "dtype": "i8"}, ArgumentError, "is written for f32"),
+        ({"rung": "simt_smem", "config": {"side": 3}}, ArgumentError, "it has tile"),
+        ({"rung": "simt_smem", "n": -1}, ArgumentError, "n=-1"),
+        ({"rung": "simt_smem", "config": {"tile": 33}}, RefusedError, "1089 threads a block: h200 runs at most 1024"),
+        ({"rung": "mma_pipelined", "device": "t4"}, RefusedError, "needs sm_80"),
+        ({"rung": "simt_single_block"}, RefusedError, "at most"),
+        ({"rung": "simt_smem", "device": "z80"}, DeviceError, "neither present nor known"),
+    ],
+)
+def test_what_cannot_be_looked_at_says_why(given, error, said):
+    with pytest.raises(error, match=said):
+        lab.inspect(**{"n": 4096, "device": "h200", **given})
+
+
+def test_without_nvdisasm_ptx_is_counted_and_the_way_out_said(monkeypatch):
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "")
+    found = lab.inspect("simt_smem", n=512, device="h200")
+    kernel = found.kernels[-1]
+    assert kernel.counts == kernel.loop == {}
+    assert kernel.ptx_counts["fma.rn.f32"] > 0
+    shown = io.StringIO()
+    report.show_inspection(found, Console(file=shown, width=100))
+    assert "pip install nvidia-cuda-nvdisasm" in shown.getvalue()
+    assert "fma.rn.f32" in shown.getvalue()
+
+
+def test_tensor_cores_are_known_from_ptx_alone(monkeypatch):
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "")
+    assert lab.inspect("mma_pipelined", n=512, device="h200").unit == "tensor"
+
+
+def test_code_is_shown_when_asked_for(naive, capsys):
+    assert cli.run(["inspect", "simt_naive", "--n", "1024", "--device", "a100", "--ptx", "--sass"]) == 0
+    out = capsys.readouterr().out
+    assert ".visible .entry" in out or ".weak .entry" in out
+    assert "FFMA R" in out
+    assert without_code(naive).kernels[0].ptx == ""
+
+
+def test_json_holds_the_figures_and_the_code_asked_for(capsys):
+    line = "inspect simt_smem --n 512 --device sm_90 --config tile=32 --json"
+    assert cli.run(line.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernels"][0]["occupancy"]["blocks"] == 2
+    assert found["loads"]["intensity"] == 8
+    assert found["kernels"][0]["sass"] == ""
+    assert cli.run([*line.split(), "--sass"]) == 0
+    assert "FFMA" in json.loads(capsys.readouterr().out)["kernels"][0]["sass"]
+
+
+def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
+    text = inspection_page(naive)
+    assert text.startswith("<!doctype html>")
+    assert "simt_naive&lt;float, float, 0&gt;" in text
+    assert "http" not in text.split("</style>")[1]
+    assert cli.run(["inspect", "simt_naive", "--device", "t4", "--html", str(tmp_path / "x.html")]) == 0
+    assert "SASS of" in (tmp_path / "x.html").read_text()
+    assert "page:" in capsys.readouterr().out
+
+
+def test_every_known_card_runs_the_first_rung():
+    assert [lab.inspect("simt_naive", n=256, device=name).device.name for name in KNOWN] == list(KNOWN)

@@ -376,6 +376,14 @@ def test_mixed_devices_and_options_are_refused():
     assert torch.isfinite(gm.matmul(a, b)).all()
 
 
+def test_one_name_for_both_devices():
+    a, b = tensor((40, 30), seed=1), tensor((30, 20), seed=2)
+    assert torch.allclose(gm.matmul(a.cpu(), b.cpu()), a.cpu() @ b.cpu(), rtol=1e-4, atol=1e-5)
+    for _ in range(2):
+        check(gm.matmul(a, b), a, b)
+        assert gm.matmul(a.cpu(), b.cpu()).device.type == "cpu"
+
+
 def test_gradients_are_not_dropped_silently():
     x, y = torch.nn.Parameter(tensor((8, 8))), tensor((8, 8))
     for _ in range(2):

@@ -188,6 +188,24 @@ def test_the_cuda_array_interface():
         gm.matmul(Interface(a.astype("f8")), Interface(b))
 
 
+def test_a_graph_captures_products_of_no_library():
+    stream = driver.Stream()
+    a, b, c = array((64, 48), seed=1), array((48, 32), seed=2), cupy.zeros((64, 32), "f4")
+    x, y, z = (Interface(one, stream=stream.handle) for one in (a, b, c))
+    cupy.cuda.Device().synchronize()
+    with driver.Graph(stream) as graph:
+        gm.matmul(x, y, bias=2.5, out=z)
+        gm.gemm(1.0, z, Interface(b.T, stream=stream.handle), 1.0, x, out=x)
+    for seed in (3, 4):
+        a[...] = array((64, 48), seed=seed)
+        kept = a.copy()
+        cupy.cuda.Device().synchronize()
+        graph.launch()
+        stream.synchronize()
+        check(c, kept, b, bias=2.5)
+        check(a, c, b.T, 1.0, 1.0, kept)
+
+
 def test_streams_of_the_interface_are_waited_for():
     b = array((256, 256), seed=2)
     a, x = array((256, 256), seed=1), cupy.zeros((256, 256), "f4")

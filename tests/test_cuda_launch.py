@@ -1,0 +1,208 @@
+"""Launches prepared once: what each call packs, whose context it uses, what is missing; the driver is a stand-in."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import threading
+from contextlib import contextmanager
+from ctypes import c_char, c_void_p
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from gemmery.arrays import View, contiguous
+from gemmery.cuda import driver, launch, ordered
+from gemmery.errors import DeviceError
+from gemmery.problem import Problem
+
+CONTEXT = 77
+FIELDS = "=5Q11q4i2f"
+
+
+class Driver:
+    """Remembers what was launched, with the argument as it was then."""
+
+    def __init__(self):
+        self.launches, self.context, self.status, self.pushed = [], CONTEXT, 0, 0
+
+    def cuCtxGetCurrent(self):
+        return 0, self.context
+
+    def cuLaunchKernel(self, function, x, y, z, width, height, depth, shared, stream, parameters, extra):
+        at = c_void_p.from_address(parameters).value
+        argument = bytes((c_char * struct.calcsize(FIELDS)).from_address(at))
+        self.launches.append(
+            (function, (x, y, z), (width, height, depth), shared, stream, argument, threading.get_ident())
+        )
+        return (self.status,)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = Driver()
+
+    @contextmanager
+    def on(ordinal):
+        made.pushed += 1
+        yield
+
+    def check(result):
+        if result[0]:
+            raise DeviceError("the driver said no")
+
+    monkeypatch.setattr(driver, "api", lambda: made)
+    monkeypatch.setattr(driver, "context", lambda ordinal: CONTEXT)
+    monkeypatch.setattr(driver, "on", on)
+    monkeypatch.setattr(driver, "check", check)
+    return made
+
+
+def prepared(c_layout="row", steps=1, bias=None):
+    problem = Problem(5, 7, 3, "f32", "f32", c_layout=c_layout)
+    flipped = c_layout == "col"
+    views = [View(0, shape, contiguous(shape, 4), "f32") for shape in ((1, 5, 3), (1, 3, 7), (1, 5, 7))]
+    argument = launch.arguments(problem.transposed() if flipped else problem, flipped, *views, 1.0, 0.0, bias, 0)
+    every = [(100 + i, 2, 3, 4, 32, 1, 1, 512 * i) for i in range(steps)]
+    return launch.Ready(every, argument, 0, 0, flipped)
+
+
+def test_a_call_packs_pointers_and_scalars_and_leaves_the_rest(fake):
+    run = prepared()
+    run(1000, 2000, 3000, 9)
+    run(1001, 2001, 3001, 10, bias=4000, workspace=5000, scalars=(2.0, -0.5))
+    (function, grid, block, shared, stream, first, _), second = fake.launches
+    assert (function, grid, block, shared, stream) == (100, (2, 3, 4), (32, 1, 1), 0, 9)
+    assert second[4] == 10
+    one, two = struct.unpack(FIELDS, first), struct.unpack(FIELDS, second[5])
+    assert one[:5] == (1000, 2000, 3000, 0, 0)
+    assert two[:5] == (1001, 2001, 3001, 4000, 5000)
+    assert one[5:20] == two[5:20]
+    assert one[16:20] == (5, 7, 3, 1)
+    assert (one[-2:], two[-2:]) == ((1.0, 0.0), (2.0, -0.5))
+
+
+def test_columns_in_c_swap_the_operands(fake):
+    prepared("col")(1000, 2000, 3000, 0)
+    fields = struct.unpack(FIELDS, fake.launches[0][5])
+    assert fields[:3] == (2000, 1000, 3000)
+    assert fields[16:20] == (7, 5, 3, 1)
+
+
+def test_every_step_gets_the_same_argument(fake):
+    prepared(steps=3)(1, 2, 3, 4)
+    assert [one[0] for one in fake.launches] == [100, 101, 102]
+    assert [one[3] for one in fake.launches] == [0, 512, 1024]
+    assert len({one[5] for one in fake.launches}) == 1
+
+
+def test_the_devices_context_is_put_in_force_only_where_it_is_not(fake):
+    run = prepared()
+    run(1, 2, 3, 4)
+    assert fake.pushed == 0
+    fake.context = 0
+    run(1, 2, 3, 4)
+    assert fake.pushed == 1
+    assert len(fake.launches) == 2
+
+
+def test_an_error_of_the_driver_is_raised_and_the_launch_can_be_used_again(fake):
+    run = prepared()
+    fake.status = 1
+    with pytest.raises(DeviceError, match="said no"):
+        run(1, 2, 3, 4)
+    fake.status = 0
+    run(5, 6, 7, 8)
+    assert struct.unpack(FIELDS, fake.launches[-1][5])[:3] == (5, 6, 7)
+
+
+def test_threads_do_not_share_an_argument(fake):
+    run, inside, go_on = prepared(), threading.Barrier(2), threading.Event()
+    launched = fake.cuLaunchKernel
+
+    def slowly(*given):
+        if given[8] == 1:  # the first thread waits within its launch while the second makes a whole one
+            inside.wait(5)
+            assert go_on.wait(5)
+        return launched(*given)
+
+    run._launch = slowly
+    thread = threading.Thread(target=run, args=(10, 11, 12, 1))
+    thread.start()
+    inside.wait(5)
+    run(20, 21, 22, 2)
+    go_on.set()
+    thread.join()
+    found = {one[4]: struct.unpack(FIELDS, one[5])[:3] for one in fake.launches}
+    assert found == {1: (10, 11, 12), 2: (20, 21, 22)}
+    assert len(run._free) == 2
+
+
+def test_a_number_is_written_by_its_bits(monkeypatch):
+    words = []
+
+    @contextmanager
+    def on(ordinal):
+        yield
+
+    fill = SimpleNamespace(cuMemsetD32Async=lambda *given: (words.append(given), (0,))[1])
+    monkeypatch.setattr(driver, "api", lambda: fill)
+    monkeypatch.setattr(driver, "check", lambda result: None)
+    monkeypatch.setattr(driver, "on", on)
+    ordered.put(1.5, "f32", 4096, 3, 0)
+    ordered.put(-0.1, "f64", 8192, 3, 0)
+    ordered.put(1e300, "f32", 4096, 3, 0)
+    assert words[0] == (4096, 0x3FC00000, 1, 3)
+    assert [where for where, *_ in words[1:3]] == [8192, 8196]
+    assert struct.unpack("<d", struct.pack("<2I", words[1][1], words[2][1])) == (-0.1,)
+    assert words[3][1] == 0x7F800000
+
+
+def bindings(monkeypatch, **changes):
+    """cuda.bindings.driver as a stand-in; api() and missing() ask it afresh."""
+    status = SimpleNamespace(CUDA_ERROR_NO_DEVICE=100)
+    fake = ModuleType("cuda.bindings.driver")
+    fake.CUresult = status
+    fake.CUDA_VERSION = 13000
+    fake.cuInit = lambda flags: (Status(0),)
+    fake.cuDriverGetVersion = lambda: (Status(0), 13000)
+    fake.cuDeviceGetCount = lambda: (Status(0), 1)
+    fake.cuGetErrorString = lambda status: (0, b"words of the driver")
+    for name, value in changes.items():
+        setattr(fake, name, value)
+    package, parent = ModuleType("cuda.bindings"), ModuleType("cuda")
+    package.driver, parent.bindings = fake, package
+    for name, module in (("cuda", parent), ("cuda.bindings", package), ("cuda.bindings.driver", fake)):
+        monkeypatch.setitem(sys.modules, name, module)
+    driver.api.cache_clear()
+    try:
+        return driver.missing()
+    finally:
+        driver.api.cache_clear()
+
+
+class Status(int):
+    """What the bindings return as a status."""
+
+    @property
+    def value(self):
+        return int(self)
+
+
+def no_library(*_):
+    raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch):
+    assert bindings(monkeypatch) == ""
+    no_device = "a CUDA driver is installed, but it finds no device: look at CUDA_VISIBLE_DEVICES"
+    assert bindings(monkeypatch, cuInit=lambda flags: (Status(100),)) == no_device
+    assert bindings(monkeypatch, cuDeviceGetCount=lambda: (Status(0), 0)) == no_device
+    assert bindings(monkeypatch, cuInit=no_library) == "no CUDA driver is installed on this machine"
+    assert bindings(monkeypatch, cuDriverGetVersion=lambda: (Status(0), 12040)) == (
+        "the driver speaks CUDA 12.4 and the Python bindings 13.0: update the driver, or pip install "
+        "'cuda-bindings==12.*' 'nvidia-cuda-nvrtc==12.*'"
+    )
+    assert "words of the driver" in bindings(monkeypatch, cuInit=lambda flags: (Status(803),))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert driver.missing() == "CUDA needs its Python bindings: pip install 'gemmery[cuda]'"

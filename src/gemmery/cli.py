@@ -67,6 +67,12 @@ SweptSizes = Annotated[str, option(metavar="N,M", help="The sizes that are varie
 SweptOn = Annotated[
     str, option("--device", metavar="NAME", help="cpu, cuda, or cuda:N.", show_default="the experiment's")
 ]
+Workload = Annotated[str, option(metavar="NAME", help="chain: R = A (A + B) on a GPU, in place of suites.")]
+Ns = Annotated[str, option("--n", metavar="N,M", help="The sides of a workload.", show_default="2048,4096")]
+Repeats = Annotated[int, option(metavar="N", help="Steps of a workload.")]
+SuiteDevice = Annotated[
+    str, option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
+]
 Version = Annotated[bool, option("--version", is_eager=True, help="Show the version and exit.")]
 
 
@@ -135,13 +141,20 @@ def diff(
     Examples:
       gemmery bench
       gemmery bench square_f32 skinny --threads 1
-      gemmery bench my_suite.toml --rivals numpy --no-store"""
+      gemmery bench my_suite.toml --rivals numpy --no-store
+      gemmery bench gpu_square gpu_gemv
+      gemmery bench --workload chain --n 4096 --repeats 20"""
 )
 def bench(
     suites: Suites = None,
     rivals: Rivals = "",
     threads: SuiteThreads = 0,
     seconds: Budget = 3.0,
+    device: SuiteDevice = "",
+    workload: Workload = "",
+    n: Ns = "",
+    repeats: Repeats = 10,
+    dtype: DType = "f32",
     store: Store = None,
     no_store: NoStore = False,
     json: Json = False,
@@ -153,7 +166,13 @@ def bench(
     from gemmery.lab.suites import results_folder
 
     folder = None if no_store else store or results_folder()
-    measure = partial(lab.bench, suites or (), _names(rivals), threads, seconds, folder)
+    if workload:
+        if workload != "chain" or suites:
+            raise ArgumentError(f"--workload {workload}: the one there is, chain, runs without suites")
+        sizes = _numbers("--n", n) or (2048, 4096)
+        chain = partial(lab.chain, sizes, repeats, dtype, device or "cuda", seconds, folder)
+        return partial(_report, "chain", chain, json, html, no_html)
+    measure = partial(lab.bench, suites or (), _names(rivals), threads, seconds, folder, device=device)
     return partial(_report, "bench", measure, json, html, no_html)
 
 

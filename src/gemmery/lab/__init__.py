@@ -3,6 +3,7 @@
 from gemmery.cuda.inspection import Inspection
 from gemmery.lab.event import Event, OnEvent
 from gemmery.lab.exhibits import exhibit, predicted
+from gemmery.lab.gpu.chain import chain
 from gemmery.lab.health import Finding, doctor
 from gemmery.lab.inspection import inspect
 from gemmery.lab.rungs import ladder, registry
@@ -19,6 +20,7 @@ __all__ = [
     "Inspection",
     "OnEvent",
     "bench",
+    "chain",
     "diff",
     "doctor",
     "exhibit",

@@ -196,6 +196,24 @@ def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
     return placed[times.index(min(times))]
 
 
+def torch_chain(views: Sequence[View]) -> Put:
+    """Puts one step of R = A (A + B) on their stream, by torch.add and torch.mm: step i of a chain in which A and R
+    change places. `views` are A, B, the sum and R.
+    """
+    import torch
+
+    a, b, total, r = (_tensor(Shared(view), view.device) for view in views)
+    stream = torch.cuda.ExternalStream(views[0].stream, device=views[0].device)  # type: ignore[no-untyped-call]
+
+    def put(step: int) -> None:
+        x, y = (r, a) if step % 2 else (a, r)
+        with torch.cuda.stream(stream):
+            torch.add(x, b, out=total)
+            torch.mm(x, total, out=y)
+
+    return put
+
+
 def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     import cupy
 

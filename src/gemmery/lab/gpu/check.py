@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery import verify
 from gemmery.bench.gpu.operands import Resident
 from gemmery.lab.results import WRONG
 
-SAMPLED = {"f64": 5e7}  # operations of the reference: for f64 it has extended precision, and does 0.3 GFLOP/s
+Array = NDArray[Any]
+SAMPLED = {"float64": 5e7}  # operations of the reference: for f64 it has extended precision, and does 0.3 GFLOP/s
 SAMPLED_WIDE = 2e8  # and by NumPy's own product for what is narrower
 TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24
 
@@ -19,34 +22,36 @@ TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in un
 def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], float]) -> float:
     """The largest |C - reference| over its bound after `run`, which computes the first set of operands.
 
-    C is full of NaN before. All of it must have been written; some rows and columns, the first and the last among
-    them, are compared with the reference. An element outside its bound gives more than 1, an unwritten one WRONG.
+    C is full of NaN before. An element outside its bound gives more than 1, an unwritten one WRONG.
     """
     resident.poison()
     run()
     resident.stream.synchronize()
-    c = resident.result()
+    a, b, _ = resident.host
+    return compared(resident.result(), a, b, bound, resident.work.precision)
+
+
+def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precision: str = "") -> float:
+    """The largest error of C = A B, matrices of a batch each, over its bound.
+
+    All of C must have been written, over NaN whose bits are all ones; some of its rows and columns, the first and the
+    last among them, are compared with the reference.
+    """
     bits = c.view(f"u{c.dtype.itemsize}")
     if (bits == np.iinfo(bits.dtype).max).any():
         return WRONG
-    a, b, _ = resident.host
-    work = resident.work
-    where = sample(c.shape, work.k, SAMPLED.get(work.dtype, SAMPLED_WIDE))
-    batch, rows, columns = np.ix_(*where)
-    loose = (lambda k: bound(k) + TF32) if work.precision == "tf32" else bound
+    batch, rows, columns = sample(c.shape, a.shape[-1], SAMPLED.get(a.dtype.name, SAMPLED_WIDE))
     found = verify.check(
-        c[batch, rows, columns],
-        a[where[0]][:, where[1]],
-        b[where[0]][:, :, where[2]],
-        loose,
+        c[np.ix_(batch, rows, columns)],
+        a[batch][:, rows],
+        b[batch][:, :, columns],
+        (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
         most_flops=math.inf,
     )
     return min(found.error_over_bound, WRONG)
 
 
-def sample(
-    shape: tuple[int, ...], k: int, most: float, seed: int = 0
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], ...]:
+def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[Array, ...]:
     """Indices of matrices, rows and columns whose product takes at most about `most` operations.
 
     >>> [len(some) for some in sample((1, 4096, 4096), 4096, 2e8)]
@@ -60,7 +65,7 @@ def sample(
     columns = min(n, max(1, each // rows))
     draw = np.random.default_rng(seed)
 
-    def some(count: int, wanted: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    def some(count: int, wanted: int) -> Array:
         if wanted >= count:
             return np.arange(count)
         inner = draw.choice(count, wanted, replace=False)

@@ -1,0 +1,178 @@
+"""The workload R = A (A + B), A and R changing places without a copy, again and again on a device, beside cuBLAS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmery import dispatch
+from gemmery.arrays import View
+from gemmery.bench import timing
+from gemmery.bench.gpu import peers
+from gemmery.bench.gpu.timing import Put
+from gemmery.bench.record import Measurement, Run
+from gemmery.bench.timing import Contestant, Sample
+from gemmery.bench.work import Work, numpy_dtype
+from gemmery.cuda import driver, simt
+from gemmery.cuda.driver import Event, Graph, Memory, Stream
+from gemmery.errors import ArgumentError
+from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.gpu import check
+from gemmery.lab.gpu.session import NO_RIVAL, GpuSession, ordinal
+from gemmery.lab.results import WRONG
+
+SUITE, OURS, RIVAL = "chain", "gm.matmul", "cublas"
+SHARE = 1 / 128  # of the sum's variance is A's: then a step changes the size of R by no more than that
+
+
+def chain(
+    sizes: Sequence[int] = (2048, 4096),
+    repeats: int = 10,
+    dtype: str = "f32",
+    device: str = "cuda",
+    seconds: float = 1.0,
+    store: Path | None = None,
+    on_event: OnEvent = ignore,
+) -> Run:
+    """Time `repeats` steps of R = A (A + B) on squares of each size, A and R changing places after each.
+
+    A record's time is that of one step, a sum and a product. All data stay on the device; a chain begins with the
+    same A each time. `seconds` is spent on each size by all who run it; `store` is as in `bench`.
+
+    >>> run = chain([2048], repeats=10)  # doctest: +SKIP
+
+    Raises ArgumentError for a size or a number of steps below 1 and for the CPU, DeviceError when there is no GPU.
+    """
+    gpu = ordinal(device)
+    if gpu is None:
+        raise ArgumentError("workload chain: it runs on a GPU; say --device cuda")
+    for what, number in (*(("size", n) for n in sizes), ("repeats", repeats)):
+        if number < 1:
+            raise ArgumentError(f"workload chain: {what} {number}: it must be a whole number >= 1")
+    if dtype not in ("f64", "f32", "f16", "bf16"):
+        raise ArgumentError(f"workload chain: dtype {dtype!r}: it runs in f64, f32, f16 and bf16")
+    with GpuSession(len(sizes), on_event, gpu, store) as session:
+        for n in sizes:
+            work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
+            session.begin(f"{SUITE}: {work}")
+            session.end(*_measured(session, work, repeats, seconds))
+        return session.run
+
+
+def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> list[Measurement]:
+    operands = Operands(work, session.stream)
+    plan = dispatch.plan(replace(work.problem, device=session.device))
+    put = _own(operands, plan.kernel)
+    error = operands.error(put, plan.rung.bound)
+    cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
+    rows = {OURS: replace(session.blank(SUITE, OURS, work, note=plan.rung.name), error=error, checked=True, **cost)}
+    contestants = [Contestant(OURS, replayed(operands, put, repeats))]
+    peer = peers.find(RIVAL)
+    if peer.missing():
+        rows[RIVAL] = session.blank(SUITE, RIVAL, work, refused=NO_RIVAL)
+    else:
+        contestants.append(Contestant(RIVAL, replayed(operands, peers.torch_chain(operands.views), repeats)))
+        rows[RIVAL] = replace(session.blank(SUITE, RIVAL, work, note=f"{peer.runs()}, torch.add and torch.mm"), **cost)
+    found = timing.compare(contestants, seconds)
+    for name, taken in found.timings.items():
+        rows[name] = session.timed(rows[name], taken, work, found.versus if name == OURS else None)
+    return list(rows.values())
+
+
+class Operands:
+    """A, B, A + B and R on a device, and the A that a chain begins with.
+
+    Of normal numbers R would grow by the power of two in each step; with A small and B's variance just below 1 / n it
+    keeps its size.
+    """
+
+    def __init__(self, work: Work, stream: Stream) -> None:
+        n, self._stream = work.n, stream
+        draw = np.random.default_rng(work.seed)
+        scales = np.sqrt(SHARE / n), np.sqrt((1 - SHARE) / n)
+        self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
+        self._size = self.a.nbytes
+        self._memory = Memory(5 * self._size, stream.ordinal)
+        self._memory.write(self.a, 4 * self._size)
+        self._memory.write(self.b, self._size)
+        driver.synchronize(stream.ordinal)
+        self.views = tuple(self._view(index, work.dtype) for index in range(4))
+
+    @staticmethod
+    def _drawn(draw: np.random.Generator, scale: float, work: Work) -> np.ndarray[Any, Any]:
+        precise = np.float64 if work.dtype == "f64" else np.float32
+        drawn = draw.standard_normal((1, work.n, work.n), precise)
+        return (drawn * precise(scale)).astype(numpy_dtype(work.dtype))
+
+    def _view(self, index: int, dtype: str) -> View:
+        place, device = self._memory.pointer + index * self._size, f"cuda:{self._stream.ordinal}"
+        return View(place, self.a.shape, self.a.strides, dtype, device, self._stream.handle, True, self._memory)
+
+    def begin(self) -> None:
+        """Put A as it was on the stream."""
+        with driver.on(self._stream.ordinal):
+            first = self._memory.pointer + 4 * self._size
+            driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self._stream.handle))
+
+    @property
+    def stream(self) -> Stream:
+        """What everything is put on."""
+        return self._stream
+
+    def error(self, put: Put, bound: Any) -> float:
+        """Error over bound of the first step; WRONG unless the sum is exact to the bit."""
+        self._memory.fill(0xFF, 2 * self._size, 2 * self._size)
+        driver.synchronize(self._stream.ordinal)
+        self.begin()
+        put(0)
+        self._stream.synchronize()
+        total, r = (np.empty(self.a.shape, self.a.dtype) for _ in range(2))
+        self._memory.read(total, 2 * self._size)
+        self._memory.read(r, 3 * self._size)
+        if not np.array_equal(total, self.a + self.b):
+            return WRONG
+        return check.compared(r, self.a, total, bound)
+
+
+def _own(operands: Operands, product: Any) -> Put:
+    a, b, total, r = operands.views
+    adds = {0: simt.addition(a, b, total), 1: simt.addition(r, b, total)}
+
+    def put(step: int) -> None:
+        x, y = (r, a) if step % 2 else (a, r)
+        adds[step % 2](x, b, total)
+        product(x, total, y)
+
+    return put
+
+
+def replayed(operands: Operands, put: Put, repeats: int) -> Sample:
+    """A sampler of chains of `repeats` steps, each from the same A on; a call is one step."""
+    stream, graph = operands.stream, Graph(operands.stream)
+    start, end = Event(stream.ordinal), Event(stream.ordinal)
+    for step in range(2):  # loads the kernels
+        put(step)
+    stream.synchronize()
+    with driver.on(stream.ordinal), graph:
+        for step in range(repeats):
+            put(step)
+
+    def once() -> float:
+        operands.begin()
+        start.record(stream.handle)
+        with driver.on(stream.ordinal):
+            graph.launch()
+        end.record(stream.handle)
+        return end.since(start)
+
+    def sample(inner: int, warm: int) -> int:
+        if warm:
+            once()
+        turns = max(1, round(inner / repeats))
+        return round(sum(once() for _ in range(turns)) * 1e9 * inner / (turns * repeats))
+
+    return sample

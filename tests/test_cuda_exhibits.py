@@ -111,10 +111,10 @@ def test_an_expected_sum_is_the_sum():
 
 def test_an_expected_bank_sum_walks_as_the_kernel_does():
     x = exhibits.numbers(4096)
-    config = {"stride": 3, "width": 8, "steps": 20}
+    config = {"stride": 3, "width": 8, "steps": 48}
     found = find("bank_stride").show.expected(x, config)
     for lane in (0, 7, 31):
-        places = [lane * 3 + 2 * step % 32 for step in range(20)]
+        places = [lane * 3 + 2 * step + turn for turn in (0, 1, 0) for step in range(16)]
         assert found[lane] == found[lane + 32] == sum(x[2 * place] + x[2 * place + 1] for place in places)
 
 
@@ -124,6 +124,7 @@ def test_an_expected_bank_sum_walks_as_the_kernel_does():
         ("reduce_strided", {"threads": 96}, "96 threads"),
         ("reduce_adjacent", {"threads": 16}, "power of two"),
         ("bank_stride", {"stride": 1, "width": 12, "steps": 8}, "width 12"),
+        ("bank_stride", {"stride": 1, "width": 4, "steps": 20}, "multiple of 16"),
         ("copy_coalesced", {"stride": 0, "width": 4}, "stride 0"),
         ("copy_coalesced", {"stride": 5, "width": 4}, "divide"),
     ],

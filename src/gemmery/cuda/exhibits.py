@@ -116,8 +116,6 @@ def _wavefronts(group: Sequence[int | None], width: int) -> int:
 
 # ---- one warp and two ways ----
 
-STEPS = 1024
-
 
 def _ways(name: str, block: int, border: int) -> Show:
     def launch(n: int, config: Config) -> Geometry:
@@ -140,6 +138,8 @@ WHOLE = _ways("divergence_warp", 2 * LANES, LANES - 1)
 
 # ---- a sum by a tree ----
 
+RESIDENT = 132 * 2048  # threads of a large device at once: starting blocks for more would take longer than the trees
+
 
 def _tree(name: str, levels: Callable[[int], list[list[bool]]]) -> Show:
     """`levels` says of a block which threads add at each level."""
@@ -150,7 +150,8 @@ def _tree(name: str, levels: Callable[[int], list[list[bool]]]) -> Show:
             raise RefusedError(
                 f"{block} threads a block: the tree halves them down to a warp; take a power of two >= 32"
             )
-        return Geometry(f"{name}.cu", f"{name}<{block}>", (-(-n // block), 1, 1), (block, 1, 1))
+        blocks = min(-(-n // block), RESIDENT // block)
+        return Geometry(f"{name}.cu", f"{name}<{block}>", (blocks, 1, 1), (block, 1, 1))
 
     def expected(x: Floats, config: Config) -> Floats:
         block = config["threads"]
@@ -167,7 +168,7 @@ def _tree(name: str, levels: Callable[[int], list[list[bool]]]) -> Show:
         }
 
     return Show(
-        1 << 25, launch, lambda n, c: -(-n // c["threads"]), expected, counts, lambda n, c: n - n // c["threads"]
+        1 << 23, launch, lambda n, c: -(-n // c["threads"]), expected, counts, lambda n, c: n - n // c["threads"]
     )
 
 
@@ -201,6 +202,8 @@ BANK_BLOCK = 256
 
 def _bank_launch(n: int, config: Config) -> Geometry:
     _check_width(config)
+    if config["steps"] % 16:
+        raise RefusedError(f"steps {config['steps']}: they are taken 16 at a time; take a multiple of 16")
     kernel = f"bank_stride<{BANK_BLOCK}, {config['width'] // 4}, {config['stride']}, {config['steps']}>"
     return Geometry("bank_stride.cu", kernel, (-(-n // BANK_BLOCK), 1, 1), (BANK_BLOCK, 1, 1))
 
@@ -208,7 +211,7 @@ def _bank_launch(n: int, config: Config) -> Geometry:
 def _bank_expected(x: Floats, config: Config) -> Floats:
     lanes, steps = np.arange(LANES)[:, None], np.arange(config["steps"])[None]
     elements = x[: x.size // 4 * 4].reshape(-1, config["width"] // 4)
-    sums = elements[lanes * config["stride"] + 2 * steps % LANES].sum(axis=(1, 2))
+    sums = elements[lanes * config["stride"] + 2 * (steps % 16) + steps // 16 % 2].sum(axis=(1, 2))
     return np.resize(sums, x.size)
 
 

@@ -1,6 +1,6 @@
 // The effect: lanes whose addresses fall on one bank wait for each other.
-// Lane l reads element l * STRIDE of WIDTH floats from shared memory, STEPS times, each time 2 elements further on so
-// that no two reads are one; a warp-uniform distance turns all the banks and changes no conflict.
+// Lane l reads element l * STRIDE of WIDTH floats from shared memory, STEPS times (a multiple of 16), each time 2
+// elements further on so that no two reads become one: all lanes move alike, which changes no conflict.
 template <int WIDTH> struct alignas(4 * WIDTH) Element { float of[WIDTH]; };
 
 template <int BLOCK, int WIDTH, int STRIDE, int STEPS>
@@ -10,11 +10,14 @@ __global__ void bank_stride(const float* x, float* y, int n) {
   for (int e = threadIdx.x; e < ELEMENTS; e += BLOCK) held[e] = reinterpret_cast<const Element<WIDTH>*>(x)[e];
   __syncthreads();
   float sum = 0;
-#pragma unroll 16
-  for (int step = 0; step < STEPS; ++step) {
-    Element<WIDTH> found = held[threadIdx.x % 32 * STRIDE + 2 * step % 32];
+#pragma unroll 1
+  for (int first = 0; first < STEPS; first += 16) {
+    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or the loads would leave the loop
 #pragma unroll
-    for (int v = 0; v < WIDTH; ++v) sum += found.of[v];
+    for (int step = 0; step < 16; ++step) {
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) sum += from[2 * step].of[v];
+    }
   }
   long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
   if (i < n) y[i] = sum;

@@ -1,15 +1,17 @@
 // The effect: a tree whose partners lie next to each other keeps a few lanes of every warp busy to the last levels.
-// A block adds up BLOCK elements of x into one of y: at each level every second of the threads that are left takes its
-// neighbour's sum.
+// A block adds up BLOCK elements of x into one of y, again and again: at each level every second of the threads that
+// are left takes its neighbour's sum.
 template <int BLOCK>
 __global__ void reduce_adjacent(const float* x, float* y, int n) {
   __shared__ float sums[BLOCK];
-  long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
-  sums[threadIdx.x] = i < n ? x[i] : 0;
-  __syncthreads();
-  for (int apart = 1; apart < BLOCK; apart *= 2) {
-    if (threadIdx.x % (2 * apart) == 0) sums[threadIdx.x] += sums[threadIdx.x + apart];
+  for (int piece = blockIdx.x; piece < (n + BLOCK - 1) / BLOCK; piece += gridDim.x) {
+    long long i = (long long)piece * BLOCK + threadIdx.x;
+    sums[threadIdx.x] = i < n ? x[i] : 0;
     __syncthreads();
+    for (int apart = 1; apart < BLOCK; apart *= 2) {
+      if (threadIdx.x % (2 * apart) == 0) sums[threadIdx.x] += sums[threadIdx.x + apart];
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) y[piece] = sums[0];
   }
-  if (threadIdx.x == 0) y[blockIdx.x] = sums[0];
 }

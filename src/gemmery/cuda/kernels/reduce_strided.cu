@@ -3,12 +3,14 @@
 template <int BLOCK>
 __global__ void reduce_strided(const float* x, float* y, int n) {
   __shared__ float sums[BLOCK];
-  long long i = (long long)blockIdx.x * BLOCK + threadIdx.x;
-  sums[threadIdx.x] = i < n ? x[i] : 0;
-  __syncthreads();
-  for (int apart = BLOCK / 2; apart > 0; apart /= 2) {
-    if (threadIdx.x < apart) sums[threadIdx.x] += sums[threadIdx.x + apart];
+  for (int piece = blockIdx.x; piece < (n + BLOCK - 1) / BLOCK; piece += gridDim.x) {
+    long long i = (long long)piece * BLOCK + threadIdx.x;
+    sums[threadIdx.x] = i < n ? x[i] : 0;
     __syncthreads();
+    for (int apart = BLOCK / 2; apart > 0; apart /= 2) {
+      if (threadIdx.x < apart) sums[threadIdx.x] += sums[threadIdx.x + apart];
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) y[piece] = sums[0];
   }
-  if (threadIdx.x == 0) y[blockIdx.x] = sums[0];
 }

@@ -12,42 +12,78 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 WARP = 32
 THREADS = 1024  # a block
+TILE = ("bm", "bn", "bk", "wm", "wn")
+BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+
+
+def wmma_f64(problem: Problem, config: Config) -> Geometry:
+    """Fragments of 8 x 8 x 4."""
+    return _fragments("wmma_f64", problem, config)
+
+
+def wmma_f16(problem: Problem, config: Config) -> Geometry:
+    """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8."""
+    return _fragments("wmma_f16", problem, config)
 
 
 def mma_f64(problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction that the device has."""
-    bm, bn, bk, wm, wn, stages = (config[key] for key in ("bm", "bn", "bk", "wm", "wn", "stages"))
+    bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
     threads = _threads(config, 16, 8, 16)
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
-    kernel = instance(
-        "mma_f64",
-        problem,
-        LAYOUTS[problem.a_layout],
-        LAYOUTS[problem.b_layout],
-        *_accesses(problem),
-        *(bm, bn, bk, wm, wn, stages, config["blocks"]),
-        find(problem.device).capability >= 90,
-    )
-    shared = stages * (bm + bn) * bk * 8
+    wide = find(problem.device).capability >= 90
     return Geometry(
         "mma_f64.cu",
-        kernel,
+        instance("mma_f64", problem, *_operands(problem), *_tile(config), stages, config["blocks"], wide),
         tiles(problem, bm, bn),
         (threads, 1, 1),
-        shared,
+        shared=stages * (bm + bn) * bk * 8,
         needs=80,
         instructions="mma.sync in f64 and cp.async",
+        tile=(bm, bn),
     )
+
+
+def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
+    """A kernel on the fragments of wmma.cuh, whose shared memory holds two padded tiles of each, then sums for C."""
+    bm, bn, bk, _, wn = _tile(config)
+    size = BYTES[problem.dtype]
+    m, n = (8, 8) if size == 8 else (16, 16)
+    threads = _threads(config, m, n, 16)
+    filled = _padded(bm, bk, size, problem.a_layout != "col") + _padded(bn, bk, size, problem.b_layout != "row")
+    patches = threads // WARP * m * (wn + 4) * max(4, size)
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, *_operands(problem), *_tile(config), config["blocks"]),
+        tiles(problem, bm, bn),
+        (threads, 1, 1),
+        shared=max(2 * filled, patches),
+        needs=75 if problem.dtype == "f16" else 80,
+        instructions="" if problem.dtype == "f16" else f"wmma of {problem.precision or problem.dtype}",
+        tile=(bm, bn),
+    )
+
+
+def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
+    """Bytes of a tile of wmma.cuh: its rows have 16 bytes of padding, or 32."""
+    rows, width = (side, bk) if along_k else (bk, side)
+    return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
+
+
+def _tile(config: Config) -> tuple[int, ...]:
+    return tuple(config[key] for key in TILE)
 
 
 def _threads(config: Config, m: int, n: int, k: int) -> int:
     """Threads of a block: a warp for each wm x wn of bm x bn, by instructions of m x n with steps of k."""
-    bm, bn, bk, wm, wn = (config[key] for key in ("bm", "bn", "bk", "wm", "wn"))
-    if min(bm, bn, bk, wm, wn) < 1 or bm % wm or bn % wn:
-        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile divides the block's; change either")
-    if wm % m or wn % n or bk % k:
-        raise RefusedError(f"wm={wm}, wn={wn}, bk={bk}: they are multiples of {m}, {n} and {k} here; change them")
+    sides = {key: config[key] for key in TILE}
+    for key, least in zip(TILE, (m, n, k, m, n), strict=True):
+        if sides[key] < least or sides[key] & (sides[key] - 1):
+            raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
+    bm, bn, _, wm, wn = sides.values()
+    if wm > bm or wn > bn:
+        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile is within the block's; change either")
     threads = bm // wm * (bn // wn) * WARP
     if threads > THREADS:
         raise RefusedError(
@@ -57,13 +93,16 @@ def _threads(config: Config, m: int, n: int, k: int) -> int:
     return threads
 
 
-def _accesses(problem: Problem) -> tuple[int, int, int]:
-    """Elements of A, B and C that one access takes: they divide the side along memory, so that none crosses an edge."""
+def _operands(problem: Problem) -> tuple[str | int, ...]:
+    """The layouts of A and B, and how many elements of A, B and C one access takes.
+
+    The widths divide the sides along memory, so that no access crosses an edge.
+    """
     sides = {"row": (problem.k, problem.n, problem.n), "col": (problem.m, problem.k, problem.m)}
-    given = []
+    widths = []
     for operand, layout in enumerate((problem.a_layout, problem.b_layout, problem.c_layout)):
         width = vector(problem, operand) if layout != "any" else 1
         while width > 1 and sides[layout][operand] % width:
             width //= 2
-        given.append(width)
-    return given[0], given[1], given[2]
+        widths.append(width)
+    return (LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout], *widths)

@@ -7,24 +7,73 @@ from gemmery.cuda.launch import builder
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
+_SUMMED_IN_F32 = ("f16", "bf16", "f32")
+_SPACE = {
+    "bm": (32, 64, 128, 256),
+    "bn": (32, 64, 128, 256),
+    "bk": (16, 32, 64),
+    "wm": (16, 32, 64),
+    "wn": (16, 32, 64),
+}
 
-def _takes(problem: Problem) -> str:
-    """Every problem of these element types is served."""
+
+def _doubles(problem: Problem) -> str:
+    """Every problem of this element type is served."""
     return ""
 
 
-_TILE = {"bm": (32, 64, 128, 256), "bn": (32, 64, 128, 256), "bk": (16, 32), "wm": (16, 32, 64), "wn": (16, 32, 64)}
+def _halves(problem: Problem) -> str:
+    if problem.dtype == "f32" and problem.precision != "tf32":
+        return "tensor cores round f32 to 10 bits of fraction: allow it with precision='tf32'"
+    if problem.out not in _SUMMED_IN_F32:
+        return f"sums are f32: it writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
+    return ""
+
+
+def _cut_off(k: int) -> float:
+    """f(k) where 4 products and a sum are aligned to the largest of them and each is cut off at its last bit, which is
+    two units of rounding: 5 cuts for 4 products (Fasi, Higham, Mikaitis and Pranesh 2021, section 3).
+    """
+    return 2.5 * k + 2
+
 
 TENSOR: tuple[Rung, ...] = (
+    Rung(
+        name="wmma_f64",
+        idea="a warp multiplies fragments of 8 x 4 and 4 x 8 in one instruction",
+        parent="simt_smem",
+        dtypes=("f64",),
+        refuses=_doubles,
+        build=builder(tensor.wmma_f64),
+        geometry=tensor.wmma_f64,
+        space={**_SPACE, "blocks": (1, 2, 3, 4)},
+        default={"bm": 128, "bn": 64, "bk": 16, "wm": 32, "wn": 32, "blocks": 2},
+        lesson="",
+        source="cuda/kernels/wmma_f64.cu",
+    ),
+    Rung(
+        name="wmma_f16",
+        idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
+        parent="wmma_f64",
+        dtypes=("f16", "bf16", "f32"),
+        refuses=_halves,
+        build=builder(tensor.wmma_f16),
+        bound=_cut_off,
+        geometry=tensor.wmma_f16,
+        space={**_SPACE, "blocks": (1, 2, 3, 4)},
+        default={"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "blocks": 2},
+        lesson="",
+        source="cuda/kernels/wmma_f16.cu",
+    ),
     Rung(
         name="mma_f64",
         idea="mma.sync in double from a swizzled ring of tiles, 16 x 8 x 8 where there is such",
         parent="wmma_f64",
         dtypes=("f64",),
-        refuses=_takes,
+        refuses=_doubles,
         build=builder(tensor.mma_f64),
         geometry=tensor.mma_f64,
-        space={**_TILE, "stages": (2, 3, 4, 5), "blocks": (1, 2, 3, 4)},
+        space={**_SPACE, "stages": (2, 3, 4, 5), "blocks": (1, 2, 3, 4)},
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "stages": 4, "blocks": 1},
         expect={"bank_conflicts": 0},
         lesson="",

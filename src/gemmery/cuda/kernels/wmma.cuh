@@ -1,0 +1,188 @@
+// A warp's part of a product by wmma: fragments of which the instructions alone know what each lane holds.
+#pragma once
+#include "epilogue.cuh"
+#include "load.cuh"
+
+// Parts of the instructions' names.
+struct OperandA { static constexpr const char text[] = "a"; };
+struct OperandB { static constexpr const char text[] = "b"; };
+struct RowMajor { static constexpr const char text[] = "row"; };
+struct ColMajor { static constexpr const char text[] = "col"; };
+template <bool ROWS> struct MajorOf { using Name = RowMajor; };
+template <> struct MajorOf<false> { using Name = ColMajor; };
+
+// A float that was rounded to tf32 when it was made: the tensor cores would cut it off.
+struct Rounded {
+  float value;
+  Rounded() = default;
+  __device__ __forceinline__ Rounded(float x) : value(__uint_as_float(ptx::cvt_rna_tf32_f32(__float_as_uint(x)))) {}
+};
+
+// Elements go into shared memory as they are.
+template <> __device__ __forceinline__ f16 widen<f16>(f16 x) { return x; }
+template <> __device__ __forceinline__ bf16 widen<bf16>(bf16 x) { return x; }
+
+// The one shape that each type uses here, the type in shared memory, and the registers of a fragment.
+template <class T> struct Fragments;
+template <> struct Fragments<double> {
+  using Stored = double; using Registers = double[1]; using Sums = double[2];
+  static constexpr int M = 8, N = 8, K = 4;
+  struct Shape { static constexpr const char text[] = "m8n8k4"; };
+  struct Type { static constexpr const char text[] = "f64"; };
+  struct Types { static constexpr const char text[] = "m8n8k4.f64.f64.f64.f64"; };
+};
+template <> struct Fragments<f16> {
+  using Stored = f16; using Registers = unsigned[8]; using Sums = float[8];
+  static constexpr int M = 16, N = 16, K = 16;
+  struct Shape { static constexpr const char text[] = "m16n16k16"; };
+  struct Type { static constexpr const char text[] = "f16"; };
+  struct Types { static constexpr const char text[] = "m16n16k16.f32.f32"; };
+};
+template <> struct Fragments<bf16> {
+  using Stored = bf16; using Registers = unsigned[4]; using Sums = float[8];
+  static constexpr int M = 16, N = 16, K = 16;
+  struct Shape { static constexpr const char text[] = "m16n16k16"; };
+  struct Type { static constexpr const char text[] = "bf16"; };
+  struct Types { static constexpr const char text[] = "m16n16k16.f32.bf16.bf16.f32"; };
+};
+template <> struct Fragments<tf32> {
+  using Stored = Rounded; using Registers = unsigned[4]; using Sums = float[8];
+  static constexpr int M = 16, N = 16, K = 8;
+  struct Shape { static constexpr const char text[] = "m16n16k8"; };
+  struct Type { static constexpr const char text[] = "tf32"; };
+  struct Types { static constexpr const char text[] = "m16n16k8.f32.tf32.tf32.f32"; };
+};
+
+// A tile of the operand as it lies in memory, with rows padded by 16 or 32 bytes, so that those of a fragment are on
+// banks of their own: 8 rows of 16 bytes, or in double 4 of 32, or in tf32 along the sides 4 of 32.
+template <class S, bool IS_A, int SIDE, int BK, Layout LAYOUT> struct Padded {
+  static constexpr Layout ADJACENT = LAYOUT == COL ? COL : ROW;
+  using Matrix = typename MajorOf<IS_A == (ADJACENT == ROW)>::Name;
+  static constexpr int PAD = (sizeof(S) + (ADJACENT == COL) > 4 ? 32 : 16) / int(sizeof(S));
+  static constexpr int STRIDE = (ADJACENT == COL ? SIDE : BK) + PAD;
+  static constexpr int SIZE = STRIDE * (ADJACENT == COL ? BK : SIDE), SPAN = 1;
+  static __device__ constexpr int apart(int sides, int ks) {
+    return ADJACENT == COL ? ks * STRIDE + sides : sides * STRIDE + ks;
+  }
+  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
+};
+
+// A warp's WM x WN sums as fragments.
+template <class T, int WM, int WN> struct WarpTile {
+  using F = Fragments<T>;
+  using Stored = typename F::Stored;
+  static constexpr int TALL = WM / F::M, WIDE = WN / F::N;
+  static constexpr int PATCH_STRIDE = WN + 4, PATCH = F::M * PATCH_STRIDE;  // elements of shared memory that store needs
+  typename F::Sums sums[TALL][WIDE] = {};
+
+  typename F::Registers a[2][TALL], b[2][WIDE];
+
+  // The fragments at k of rows of a tile of A from `row` on, and of columns of one of B from `column` on.
+  template <class TileA, class TileB>
+  __device__ __forceinline__ void read(const Stored* a_tile, const Stored* b_tile, int row, int column, int k) {
+    int turn = k / F::K % 2;
+#pragma unroll
+    for (int i = 0; i < TALL; ++i) {
+      ptx::wmma_load<OperandA, typename TileA::Matrix, typename F::Shape, typename F::Type>(
+          a[turn][i], ptx::shared_address(a_tile + TileA::at(row + i * F::M, k)), TileA::STRIDE);
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE; ++j) {
+      ptx::wmma_load<OperandB, typename TileB::Matrix, typename F::Shape, typename F::Type>(
+          b[turn][j], ptx::shared_address(b_tile + TileB::at(column + j * F::N, k)), TileB::STRIDE);
+    }
+  }
+
+  // Adds the product of those rows and columns; fragments are read while the ones before are multiplied.
+  template <class TileA, class TileB, int BK>
+  __device__ __forceinline__ void add_product(const Stored* a_tile, const Stored* b_tile, int row, int column) {
+    read<TileA, TileB>(a_tile, b_tile, row, column, 0);
+#pragma unroll
+    for (int k = 0; k < BK; k += F::K) {
+      if (k + F::K < BK) read<TileA, TileB>(a_tile, b_tile, row, column, k + F::K);
+      int turn = k / F::K % 2;
+#pragma unroll
+      for (int i = 0; i < TALL; ++i) {
+#pragma unroll
+        for (int j = 0; j < WIDE; ++j) {
+          ptx::wmma_mma<typename TileA::Matrix, typename TileB::Matrix, typename F::Types>(sums[i][j], a[turn][i],
+                                                                                           b[turn][j]);
+        }
+      }
+    }
+  }
+
+  // Into C from (row, column) on, F::M rows at a time through a patch of shared memory of the warp's own.
+  template <int EPILOGUE, int VEC, class S, class Out>
+  __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column, S* patch) {
+    constexpr int STRIPS = F::M * WN / VEC;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int y = 0; y < TALL; ++y) {
+#pragma unroll
+      for (int x = 0; x < WIDE; ++x) {
+        ptx::wmma_store<typename F::Shape>(ptx::shared_address(patch + x * F::N), sums[y][x], PATCH_STRIDE);
+      }
+      __syncwarp();
+#pragma unroll 4
+      for (int strip = lane; strip < STRIPS; strip += 32) {
+        int within = strip / (WN / VEC), across = strip % (WN / VEC) * VEC;
+        int i = row + y * F::M + within, j = column + across;
+        if (i >= p.m || j >= p.n) continue;
+        Out* c = p.c_at(batch, i, j);
+        Chunk<Out, VEC> out;
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+          out.of[v] = finished<EPILOGUE>(p, c + v, i, j + v, patch[within * PATCH_STRIDE + across + v]);
+        }
+        *reinterpret_cast<Chunk<Out, VEC>*>(c) = out;
+      }
+      __syncwarp();
+    }
+  }
+};
+
+// The kernel that all types share: two tiles of A and of B, of which one is multiplied. The tile after it is in
+// registers meanwhile, and goes to the place of the one before.
+template <int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK, int WM, int WN,
+          class T, class Out>
+__device__ __forceinline__ void multiply_by_fragments(const Product<T, Out>& p) {
+  using Warp = WarpTile<T, WM, WN>;
+  using Stored = typename Warp::Stored;
+  using TileA = Padded<Stored, true, BM, BK, A>;
+  using TileB = Padded<Stored, false, BN, BK, transposed(B)>;
+  constexpr int THREADS = BM / WM * (BN / WN) * 32, LINE = 128;
+  extern __shared__ __align__(128) char memory[];
+
+  Tile tile = tile_of_block<BM, BN>(p);
+  auto a_panel = panel_of_a(p, tile);
+  auto b_panel = panel_of_b(p, tile);
+  Load<T, A, A_VEC, BM, BK, THREADS, LINE> a_load(a_panel);
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS, LINE> b_load(b_panel);
+  auto fetch = [&] {
+    a_load.fetch(a_panel);
+    b_load.fetch(b_panel);
+  };
+  auto put = [&](Stored* tiles) {
+    a_load.template put<TileA>(tiles);
+    b_load.template put<TileB>(tiles + TileA::SIZE);
+    __syncthreads();
+  };
+
+  int warp = threadIdx.x / 32, row = warp / (BN / WN) * WM, column = warp % (BN / WN) * WN;
+  Stored *now = reinterpret_cast<Stored*>(memory), *next = now + TileA::SIZE + TileB::SIZE;
+  Warp part;
+  fetch();
+  put(now);
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+    fetch();
+    part.template add_product<TileA, TileB, BK>(now, now + TileA::SIZE, row, column);
+    put(next);
+    Stored* done = now;
+    now = next;
+    next = done;
+  }
+  using S = Sum<T, Out>;
+  part.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + row, tile.col + column,
+                                       reinterpret_cast<S*>(memory) + warp * Warp::PATCH);
+}

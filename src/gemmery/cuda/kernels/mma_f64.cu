@@ -1,5 +1,6 @@
 // The idea: tensor cores in double by mma.sync, from a ring of tiles that cp.async fills. The fragments are plain
-// registers, so the tiles can be swizzled, and sm_90 has an instruction of 16 x 8 x 8 with twice the rate of 8 x 8 x 4.
+// registers, so tiles can be swizzled, a step's fragments read while the last step's are multiplied, and the instruction
+// chosen: on sm_90 16 x 8 x 4, with twice the rate of 8 x 8 x 4.
 // Its parent: wmma_f64, which has the small instruction alone, and padded tiles.
 #include "epilogue.cuh"
 #include "swizzle.cuh"
@@ -19,45 +20,13 @@ template <int SIDES, int BK, bool ALONG_K> struct TileF64 {
   }
 };
 
-// 16 rows of A by 8 of k: row g and row g + 8 at k = t, then at t + 4, of the lane 4 g + t.
-struct FragmentA { double at[4]; };
-struct FragmentB { double at[2]; };
-
-template <class Tile> __device__ __forceinline__ FragmentA fragment_a(const char* tile, int row, int k) {
-  FragmentA a;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) a.at[i] = Tile::read(tile, row + i % 2 * 8, k + i / 2 * 4);
-  return a;
-}
-
-template <class Tile> __device__ __forceinline__ FragmentB fragment_b(const char* tile, int column, int k) {
-  FragmentB b;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) b.at[i] = Tile::read(tile, column, k + i * 4);
-  return b;
-}
-
-// 16 x 8 sums: columns 2 t and 2 t + 1 of row g, then of row g + 8.
-struct Sums {
-  double at[4];
-
-  template <bool SM_90> __device__ __forceinline__ void add_product(const FragmentA& a, const FragmentB& b) {
-    if constexpr (SM_90) {
-      ptx::mma_m16n8k8_f64(at, a.at, b.at);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        ptx::mma_m8n8k4_f64(at[0], at[1], a.at[2 * k], b.at[k]);
-        ptx::mma_m8n8k4_f64(at[2], at[3], a.at[2 * k + 1], b.at[k]);
-      }
-    }
-  }
-};
+// What a lane reads of a tile for one step of 4 along k: two of 16 rows of A, one of 8 columns of B.
+template <int TALL, int WIDE> struct Fragments { double a[TALL][2], b[WIDE]; };
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
           int WM, int WN, int STAGES, int BLOCKS, bool SM_90>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(const Product<T, Out> p) {
-  constexpr int THREADS = BM / WM * (BN / WN) * 32, AHEAD = STAGES - 1;
+  constexpr int THREADS = BM / WM * (BN / WN) * 32, AHEAD = STAGES - 1, STEPS = BK / 4, TALL = WM / 16, WIDE = WN / 8;
   using TileA = TileF64<BM, BK, A != COL>;
   using TileB = TileF64<BN, BK, B == COL>;
   constexpr int STAGE = TileA::BYTES + TileB::BYTES;
@@ -74,34 +43,53 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(cons
     a_copy.advance(BK);
     b_copy.advance(BK);
   };
+  auto arrive = [] {
+    ptx::cp_async_wait_group<AHEAD - 1>();
+    __syncthreads();
+  };
 
   int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   int row = warp / (BN / WN) * WM + g, column = warp % (BN / WN) * WN;
-  Sums sums[WM / 16][WN / 8] = {};
+  Fragments<TALL, WIDE> read[2];
+  auto fetch = [&](int stage, int step) {
+    const char *a_tile = ring + stage * STAGE, *b_tile = a_tile + TileA::BYTES;
+#pragma unroll
+    for (int i = 0; i < 2 * TALL; ++i) read[step % 2].a[i / 2][i % 2] = TileA::read(a_tile, row + 8 * i, 4 * step + t);
+#pragma unroll
+    for (int j = 0; j < WIDE; ++j) read[step % 2].b[j] = TileB::read(b_tile, column + 8 * j + g, 4 * step + t);
+  };
+
+  double sums[TALL][WIDE][4] = {};  // columns 2 t and 2 t + 1 of row g, then of row g + 8
 #pragma unroll
   for (int s = 0; s < AHEAD; ++s) begin(s);
-  int now = 0, last = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
+  arrive();
+  fetch(0, 0);
+  int now = 0, free = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
   for (int k0 = 0; k0 < p.k; k0 += BK) {
-    ptx::cp_async_wait_group<AHEAD - 1>();
-    __syncthreads();
-    begin(last);
-    const char* stage = ring + now * STAGE;
 #pragma unroll
-    for (int k = 0; k < BK; k += 8) {
-      FragmentA a[WM / 16];
-      FragmentB b[WN / 8];
+    for (int step = 0; step < STEPS; ++step) {
+      if (step == STEPS - 1) {
+        free = now;
+        now = now == AHEAD ? 0 : now + 1;
+        arrive();
+      }
+      fetch(now, (step + 1) % STEPS);
+      if (step == 0) begin(free);
 #pragma unroll
-      for (int i = 0; i < WM / 16; ++i) a[i] = fragment_a<TileA>(stage, row + 16 * i, k + t);
+      for (int i = 0; i < TALL; ++i) {
 #pragma unroll
-      for (int j = 0; j < WN / 8; ++j) b[j] = fragment_b<TileB>(stage + TileA::BYTES, column + 8 * j + g, k + t);
-#pragma unroll
-      for (int i = 0; i < WM / 16; ++i) {
-#pragma unroll
-        for (int j = 0; j < WN / 8; ++j) sums[i][j].template add_product<SM_90>(a[i], b[j]);
+        for (int j = 0; j < WIDE; ++j) {
+          auto& c = sums[i][j];
+          auto& [a, b] = read[step % 2];
+          if constexpr (SM_90) {
+            ptx::mma_m16n8k4_f64(c, a[i], b[j]);
+          } else {
+            ptx::mma_m8n8k4_f64(c[0], c[1], a[i][0], b[j]);
+            ptx::mma_m8n8k4_f64(c[2], c[3], a[i][1], b[j]);
+          }
+        }
       }
     }
-    now = now == AHEAD ? 0 : now + 1;
-    last = last == AHEAD ? 0 : last + 1;
   }
 
 #pragma unroll
@@ -116,7 +104,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(cons
       Chunk<Out, C_VEC> out;
 #pragma unroll
       for (int v = 0; v < C_VEC; ++v) {
-        out.of[v] = finished<EPILOGUE>(p, c + v, i, j + v, sums[y / 2][x / 2].at[y % 2 * 2 + (x + v) % 2]);
+        out.of[v] = finished<EPILOGUE>(p, c + v, i, j + v, sums[y / 2][x / 2][y % 2 * 2 + (x + v) % 2]);
       }
       *reinterpret_cast<Chunk<Out, C_VEC>*>(c) = out;
     }

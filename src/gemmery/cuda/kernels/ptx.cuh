@@ -127,8 +127,8 @@ __device__ __forceinline__ unsigned cvt_rna_tf32_f32(unsigned x) {
 }
 
 // ---- matrix instructions in double ----
-// A lane g * 4 + t of the warp holds of A the rows g (and g + 8), of B the column g, both at k = t (and t + 4), and of
-// the sums the columns 2 t and 2 t + 1 of those rows.
+// Lane g * 4 + t of the warp holds of A row g (and row g + 8) and of B column g, both at k = t, and of the sums columns
+// 2 t and 2 t + 1 of its rows.
 
 // sm_80. Rows x columns x k = 8 x 8 x 4.
 __device__ __forceinline__ void mma_m8n8k4_f64(double& c0, double& c1, double a, double b) {
@@ -137,12 +137,11 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double& c0, double& c1, double a,
       : "d"(a), "d"(b));
 }
 
-// sm_90. a: row g and row g + 8 at the first k, then both at the second; c: the sums of row g, then those of row g + 8.
-__device__ __forceinline__ void mma_m16n8k8_f64(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
+// sm_90. c: the sums of row g, then those of row g + 8.
+__device__ __forceinline__ void mma_m16n8k4_f64(double (&c)[4], const double (&a)[2], double b) {
+  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+      : "d"(a[0]), "d"(a[1]), "d"(b));
 }
 
 // ---- fragments of a warp: f16 from sm_70 on, the rest from sm_80 on ----

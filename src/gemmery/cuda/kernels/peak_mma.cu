@@ -1,7 +1,7 @@
 // The limit of the tensor cores by mma.sync: chains of products in registers. (Hopper's wgmma goes beyond it.)
 #include "types.cuh"
 
-// One product of a warp: sums += a b. Of doubles, a large one where there is such, or four small ones.
+// One product of a warp: sums += a b. Of doubles, one of 16 rows where there is such, or two of 8.
 __device__ __forceinline__ void multiply(f16, float (&sums)[4], const unsigned (&a)[4]) {
   ptx::mma_m16n8k16_f16(sums, a, a[2], a[3]);
 }
@@ -13,14 +13,10 @@ __device__ __forceinline__ void multiply(tf32, float (&sums)[4], const unsigned 
 }
 __device__ __forceinline__ void multiply(double, double (&sums)[4], const double (&a)[4]) {
 #if __CUDA_ARCH__ >= 900
-  ptx::mma_m16n8k8_f64(sums, a, {a[2], a[3]});
+  ptx::mma_m16n8k4_f64(sums, {a[0], a[1]}, a[2]);
 #else
-  double upper[2] = {sums[0], sums[1]}, lower[2] = {sums[2], sums[3]};
-  ptx::mma_m8n8k4_f64(upper, a[0], a[2]);
-  ptx::mma_m8n8k4_f64(lower, a[1], a[2]);
-  ptx::mma_m8n8k4_f64(upper, a[2], a[3]);
-  ptx::mma_m8n8k4_f64(lower, a[3], a[3]);
-  sums[0] = upper[0], sums[1] = upper[1], sums[2] = lower[0], sums[3] = lower[1];
+  ptx::mma_m8n8k4_f64(sums[0], sums[1], a[0], a[2]);
+  ptx::mma_m8n8k4_f64(sums[2], sums[3], a[1], a[2]);
 #endif
 }
 

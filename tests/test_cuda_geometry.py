@@ -115,6 +115,8 @@ def test_how_many_elements_an_access_takes():
     half = Problem(8, 8, 8, "f16", "f32", alignments=(16, 2, 16))
     assert [geometry.vector(half, operand) for operand in range(3)] == [8, 1, 4]
     assert geometry.vector(half, 0, most=4) == 2
+    column = Problem(8, 1, 1, "f16", "f16", b_layout="col")  # A is 8 x 1: 16 bytes of it are 8 rows
+    assert [geometry.vector(column, operand) for operand in range(3)] == [1, 1, 1]
 
 
 FIELDS = ["a", "b", "c", "bias", "workspace"] + [f"{x}_{y}" for x in "abc" for y in ("batch", "row", "col")]

@@ -14,6 +14,8 @@ from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
 from gemmery.report.sheet import OWN, Group, groups, largest, product, rival, speedup, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
+from gemmery.report.sweeps import AXES
+from gemmery.report.swept import sweep_plot
 
 ROW = 52  # height of one rung in the bars
 
@@ -33,6 +35,8 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
             found += [curves(ran, run.machine), seconds(ran)]
         elif suite == "sweep_block":
             found.append(blocks(ran, run.machine))
+        elif suite in AXES:
+            found.append(sweep_plot(ran, run.machine, suite))
         else:
             ran = [m for m in ran if m.case not in tournaments(ran)]
             found += [standing(suite, ran), roofline(ran, suite)]

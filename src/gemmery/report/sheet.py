@@ -112,6 +112,8 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
+    from gemmery.report.sweeps import AXES, swept  # which lays out its sheets in this file's words
+
     found: list[Sheet] = []
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         of_suite = [m for m in run.measurements if m.suite == suite]
@@ -124,6 +126,8 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
             found.append(_sizes(of_suite))
         elif suite == "sweep_block":
             found.append(_blocks(of_suite, run.machine))
+        elif suite in AXES:
+            found.append(swept(of_suite, suite))
         else:
             cases = tournaments(of_suite)
             found += [_tournament(case, [m for m in of_suite if m.case == case]) for case in cases]

@@ -15,6 +15,11 @@ COMMANDS = {
     "ladder": "gemmery ladder --store benchmarks/results",
     "sweep_size": "gemmery sweep size --store benchmarks/results",
     "sweep_block": "gemmery sweep block --store benchmarks/results",
+    "sweep_threads": "gemmery sweep threads --store benchmarks/results",
+    "sweep_tile": "gemmery sweep tile --store benchmarks/results",
+    "sweep_stages": "gemmery sweep stages --store benchmarks/results",
+    "sweep_gemv": "gemmery sweep gemv --dtype f16 --store benchmarks/results",
+    "sweep_gemv_k": "gemmery sweep gemv_k --dtype f16 --store benchmarks/results",
 }  # what stores the records of a suite that is no file; `gemmery bench NAME` those of one that is
 
 

@@ -163,8 +163,9 @@ def _place(measurement: Measurement) -> tuple[object, ...]:
 def _line(measurement: Measurement) -> str:
     """A finished step in one line."""
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
-    block = f", block {measurement.config['block']}" if "block" in measurement.config else ""
+    swept = measurement.suite.startswith("sweep_")
+    config = "".join(f", {key} {value}" for key, value in measurement.config.items()) if swept else ""
     if measurement.refused:
-        return f"{what}{block}: not run, {measurement.refused}"
+        return f"{what}{config}: not run, {measurement.refused}"
     speed = f"{words.digits(words.reached(measurement))} {words.rate(measurement)}"
-    return f"{what}{block}: {words.duration(measurement.seconds)}, {speed}"
+    return f"{what}{config}: {words.duration(measurement.seconds)}, {speed}"

@@ -18,6 +18,17 @@ RIVALS = {
 }
 
 
+SWEEPS = {
+    "sweep_size": "Speed against size",
+    "sweep_block": "Time against the side of a block",
+    "sweep_threads": "Time against threads a block",
+    "sweep_tile": "Time against the side of a tile",
+    "sweep_stages": "Time against tiles in flight",
+    "sweep_gemv": "y = W x against the length of y",
+    "sweep_gemv_k": "y = W x against the length of x",
+}  # what each sweep is called
+
+
 def digits(value: float) -> str:
     """Three significant digits without an exponent.
 
@@ -134,10 +145,8 @@ def title(run: Run) -> str:
     suites = {measurement.suite for measurement in run.measurements}
     if suites == {"ladder"}:
         return "The ladder"
-    if suites == {"sweep_size"}:
-        return "Speed against size"
-    if suites == {"sweep_block"}:
-        return "Time against the side of a block"
+    if len(suites) == 1 and (name := SWEEPS.get(*suites)):
+        return name
     return "The product beside its rivals"
 
 

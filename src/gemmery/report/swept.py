@@ -1,0 +1,143 @@
+"""The figure of a sweep on a GPU: time along what was varied, its limits marked, refusals shown as such."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from textwrap import wrap
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+from gemmery.bench.record import Machine, Measurement
+from gemmery.report import words
+from gemmery.report.curves import LABEL
+from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
+from gemmery.report.sweeps import AXES, Axis, Lines, lines, marks
+
+HEIGHT = 460
+REASON = 44  # characters in a line of a reason
+
+
+def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str) -> Plot | None:
+    """Time against what a sweep varied: a line for each rung and config, and one for cuBLAS."""
+    axis = AXES[suite]
+    ran = [m for m in measurements if m.seconds]
+    values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
+    if len(values) < 2 or not ran:
+        return None
+    with axes(HEIGHT) as on:
+        on.set_xscale("log", base=2)
+        on.set_yscale("log")
+        on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)
+        on.set_xticks(_ticks(values), [f"{value}" for value in _ticks(values)])
+        on.xaxis.set_minor_locator(NullLocator())
+        on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value))))
+        on.yaxis.set_minor_formatter(NullFormatter())
+        on.set(xlabel=axis.label, ylabel="time of one product")
+        on.set_ylim(min(m.seconds for m in ran) / 1.6, 2.6 * max(m.seconds for m in ran))
+        on.grid(False, axis="x")
+        on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
+        along = lines(measurements, axis)
+        shades = _shades(along)
+        _draw(on, along, axis, shades)
+        _limits(on, marks(measurements, axis, machine))
+        _refusals(on, along, axis, shades)
+        svg = render(on, suite, f"time against {axis.label}")
+    caption = (
+        "Both axes are logarithmic; lower is faster. Dashed: the vendor's library in the same run. Dotted: a limit of "
+        "the device. A cross stands for what was refused, with the reason, and has no time."
+    )
+    one = ran[0]
+    shape = words.types(one) if axis.side else f"{words.shape(one)}, {words.types(one)}"
+    return Plot(suite, f"{words.SWEEPS[suite]}, {shape}", caption, svg)
+
+
+def _ticks(values: Sequence[int]) -> list[int]:
+    """Powers of two where there are many values."""
+    return [value for value in values if value & (value - 1) == 0] if len(values) > 8 else list(values)
+
+
+def _shades(along: Lines) -> dict[str, str]:
+    rivals = {name for name, same in along.items() if same[0].kernel in words.RIVALS}
+    ranked = [name for name in along if name not in rivals]
+    return {name: RIVAL if name in rivals else SERIES[ranked.index(name) % len(SERIES)] for name in along}
+
+
+def _draw(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
+    """The lines, named at their right ends; a rival without the key is one level across."""
+    left, right = on.get_xlim()
+    ends = []
+    for name, same in along.items():
+        points = [(axis.of(m), m.seconds) for m in same if m.seconds]
+        if not points:
+            continue
+        rival = same[0].kernel in words.RIVALS
+        if points[0][0] is None:
+            on.axhline(points[0][1], color=RIVAL, linestyle="--", linewidth=1.5)
+            at = (left * (right / left) ** 0.8, points[0][1])
+        else:
+            x, y = zip(*points, strict=True)
+            on.plot(x, y, "--" if rival else "-", marker="o", color=shades[name], zorder=4)
+            at = (x[-1], y[-1])
+        ends.append((name, at, shades[name]))
+    on.figure.canvas.draw()
+    places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
+    scale = on.figure.dpi / 72
+    for (name, at, colour), old, new in zip(ends, places, spread(places, LABEL * scale), strict=True):
+        beside = (10, (new - old) / scale)
+        on.annotate(
+            name, at, beside, textcoords="offset points", color=colour, va="center", size=11, bbox=HALO, zorder=6
+        )
+
+
+def _limits(on: Axes, found: Sequence[tuple[float, str]]) -> None:
+    low, high = on.get_xlim()
+    for place, name in found:
+        if low < place < high:
+            on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
+            on.annotate(
+                name,
+                (place, 0),
+                (-5, 6),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                color=MUTED,
+                ha="right",
+                va="bottom",
+                size=11,
+                bbox=HALO,
+            )
+
+
+def _refusals(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
+    """A cross at the top for each, the first of a line with its reason."""
+    level = 0
+    for name, same in along.items():
+        refused = [m for m in same if m.refused and axis.of(m) is not None]
+        for m in refused:
+            on.plot(
+                [axis.of(m) or 0],
+                [0.95 - 0.11 * level],
+                "x",
+                color=shades[name],
+                markersize=9,
+                markeredgewidth=2,
+                transform=on.get_xaxis_transform(),
+                zorder=6,
+            )
+        if refused:
+            on.annotate(
+                "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]),
+                (axis.of(refused[0]) or 0, 0.95 - 0.11 * level),
+                (-10, 0),
+                xycoords=on.get_xaxis_transform(),
+                textcoords="offset points",
+                color=INK,
+                ha="right",
+                va="center",
+                size=10,
+                bbox=HALO,
+                zorder=5,
+            )
+            level += 1

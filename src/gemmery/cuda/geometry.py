@@ -68,7 +68,7 @@ def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int, int]:
 def vector(problem: Problem, operand: int, most: int = 16) -> int:
     """Elements of A (0), B (1) or C (2) that one access of at most `most` bytes may take, by how they are aligned.
 
-    One where a row (a column of a "col" matrix) has one element: the stride from it to the next may be of any alignment.
+    One where a row (a column of a "col" matrix) has one element: the stride to the next may be of any alignment.
     """
     size = 8 if (name := (problem.out if operand == 2 else problem.dtype)) == "f64" else 4 if name == "f32" else 2
     rows, columns = ((problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n))[operand]

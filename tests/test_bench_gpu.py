@@ -1,0 +1,217 @@
+"""Timing on a GPU without one: how calls are captured and repeated, what bounds a kernel, how operands lie."""
+
+import itertools
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from gemmery.arrays import View
+from gemmery.bench.gpu import operands, peers, roofline, timing
+from gemmery.bench.timing import Contestant, compare
+from gemmery.cuda import nvrtc
+from gemmery.cuda.device import ARCHS
+from gemmery.errors import ArgumentError
+
+
+class Device:
+    """A stream on which a product takes `seconds`, and a launch from the host at least `host` seconds."""
+
+    def __init__(self, monkeypatch, seconds, host=1e-5):
+        self.seconds, self.host = seconds, host
+        self.now = 0.0
+        self.captured = None  # the products of the graph that is being made
+        self.put_calls, self.graphs = [], []
+        self.ordinal, self.handle = 0, 7
+        monkeypatch.setattr(timing, "Event", lambda ordinal: Event(self))
+        monkeypatch.setattr(timing, "Graph", lambda stream: Graph(self))
+        monkeypatch.setattr(timing.driver, "on", lambda ordinal: nullcontext())
+
+    def put(self, index):
+        if self.captured is not None:
+            self.captured.append(index)
+            return
+        self.put_calls.append(index)
+        self.now += max(self.seconds, self.host)
+
+
+class Event:
+    def __init__(self, device):
+        self.device, self.at = device, None
+
+    def record(self, stream):
+        assert stream == self.device.handle
+        self.at = self.device.now
+
+    def since(self, earlier):
+        return self.at - earlier.at
+
+
+class Graph:
+    def __init__(self, device):
+        self.device, self.calls, self.launches = device, [], 0
+        device.graphs.append(self)
+
+    def __enter__(self):
+        self.device.captured = self.calls
+
+    def __exit__(self, *_):
+        self.device.captured = None
+
+    def launch(self):
+        self.launches += 1
+        self.device.now += self.device.seconds * len(self.calls)
+
+
+def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
+    device = Device(monkeypatch, seconds=2e-6, host=1e-5)
+    sample = timing.replays(device.put, device, sets=3)
+    assert sample(1000, 1) == pytest.approx(2e6, rel=1e-6)
+    assert device.graphs[-1].launches >= 1
+
+
+@pytest.mark.parametrize("sets", [1, 3, 64, 700, 1024])
+def test_a_graph_takes_every_set_in_turn_and_begins_again_with_the_first(monkeypatch, sets):
+    device = Device(monkeypatch, seconds=2e-6)
+    timing.replays(device.put, device, sets)
+    calls = device.graphs[-1].calls
+    assert calls == list(itertools.islice(itertools.cycle(range(sets)), len(calls)))
+    assert len(calls) % sets == 0
+    assert sets <= len(calls) <= timing.MOST_CALLS
+
+
+def test_a_graph_lasts_long_enough_to_hide_its_launch(monkeypatch):
+    device = Device(monkeypatch, seconds=2e-6, host=1e-5)
+    timing.replays(device.put, device, sets=1)
+    assert 2e-6 * len(device.graphs[-1].calls) >= 0.9e-3
+
+
+def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monkeypatch):
+    device = Device(monkeypatch, seconds=1e-3)
+    sample = timing.replays(device.put, device, sets=4)
+    assert device.graphs == []
+    assert sample(10, 2) == pytest.approx(10e6)
+    assert device.put_calls == [index % 4 for index in range(len(device.put_calls))]
+
+
+def test_a_call_of_seconds_is_not_warmed_up_again_and_again(monkeypatch):
+    device = Device(monkeypatch, seconds=0.5)
+    timing.replays(device.put, device, sets=4)
+    assert len(device.put_calls) == 2
+
+
+def test_the_clock_is_looked_at_once_a_sample(monkeypatch):
+    device, looks = Device(monkeypatch, seconds=2e-6), []
+    sample = timing.replays(device.put, device, 1, lambda: looks.append(device.now))
+    before = len(looks)
+    sample(5000, 1)
+    assert len(looks) == before + 1
+
+
+def test_contestants_on_a_device_are_compared_by_the_one_protocol(monkeypatch):
+    quick, slow = Device(monkeypatch, 2e-6), Device(monkeypatch, 6e-6)
+    entered = []
+    for name, device in (("a", quick), ("b", slow)):
+        monkeypatch.setattr(timing, "Event", lambda _, device=device: Event(device))
+        monkeypatch.setattr(timing, "Graph", lambda _, device=device: Graph(device))
+        entered.append(Contestant(name, timing.replays(device.put, device, 1)))
+    assert compare(entered, seconds=0.5).versus["b"].median == pytest.approx(3.0)
+
+
+def view(pointer, shape, strides, dtype="f32"):
+    return View(pointer, shape, strides, dtype)
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (view(4096, (1, 8, 8), (256, 32, 4)), 16),
+        (view(4100, (1, 8, 8), (256, 32, 4)), 4),
+        (view(4096, (1, 8, 7), (196, 28, 4)), 4),
+        (view(4096, (1, 8, 6), (192, 24, 4)), 8),
+        (view(4096, (2, 1, 5), (20, 20, 4)), 4),
+        (view(4096, (1, 1, 5), (20, 20, 4)), 16),  # strides of one row and one matrix are never taken
+        (view(4096, (1, 8, 8), (128, 2, 16), "f16"), 16),  # by columns
+        (view(4096, (3, 8, 8), (0, 32, 4)), 16),
+    ],
+)
+def test_alignment_is_that_of_the_pointer_and_of_every_stride_that_is_taken(one, expected):
+    assert operands.alignment(one) == expected
+
+
+def test_what_is_shared_says_its_stream_and_its_bytes():
+    described = operands.Shared(View(4096, (2, 3), (12, 4), "f32", "cuda:0", 77)).__cuda_array_interface__
+    assert described["stream"] == 77
+    assert (described["data"], described["typestr"], described["strides"]) == ((4096, False), "<f4", (12, 4))
+    assert operands.Shared(View(4096, (2,), (2,), "bf16")).__cuda_array_interface__["typestr"] == "<i2"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tensor", "capability", "expected"),
+    [
+        ("f32", False, 90, ("f32", "CUDA cores")),
+        ("f32", True, 90, ("f32", "CUDA cores")),  # float32 that stays float32 has no tensor cores
+        ("tf32", True, 90, ("tf32", "mma.sync")),
+        ("tf32", False, 90, ("f32", "CUDA cores")),
+        ("bf16", True, 80, ("bf16", "mma.sync")),
+        ("f16", True, 75, ("f32", "CUDA cores")),
+        ("f16", False, 90, ("f32", "CUDA cores")),
+        ("f64", True, 90, ("f64", "mma.sync")),
+        ("f64", False, 90, ("f64", "CUDA cores")),
+    ],
+)
+def test_the_unit_that_bounds_a_product(dtype, tensor, capability, expected):
+    assert roofline.unit(dtype, tensor, capability) == expected
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_loops_behind_the_peaks_compile_without_spills(arch):
+    for row in roofline.UNITS.values():
+        if int(arch[3:].rstrip("a")) >= row.needs:
+            assert nvrtc.code(row.source, row.kernel, arch).report.spill_stores == 0
+    for copy in ("true", "false"):
+        assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {roofline.DEPTH}>", arch).report.spill_stores == 0
+
+
+def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
+    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in roofline.UNITS.items()}
+    for (dtype, unit), row in roofline.UNITS.items():
+        text = ptx[dtype, unit]
+        if unit == roofline.CUDA_CORES:
+            each, of = 2, text.count(f"fma.rn.{dtype}")
+        else:
+            each = {"f16": 4096, "bf16": 4096, "tf32": 2048, "f64": 1024}[dtype] // 32
+            of = text.count("mma.sync.aligned")
+        # The loop is unrolled, and what is left over has a copy of its own.
+        assert of % (row.operations // each) == 0
+        assert of
+
+
+def test_a_peak_of_no_unit_is_an_error_that_lists_them():
+    with pytest.raises(ArgumentError, match=r"f64 on mma\.sync"):
+        roofline.peak("i8", "CUDA cores", None)
+
+
+def test_rivals_are_found_by_name():
+    assert [peer.name for peer in peers.PEERS] == ["cublas", "cublas_cupy"]
+    with pytest.raises(ArgumentError, match="known: cublas, cublas_cupy"):
+        peers.find("cublasss")
+
+
+def test_what_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    assert peers.find("cublas").missing() == "torch is not installed"
+    assert peers.find("cublas_cupy").missing() == "cupy is not installed"
+
+
+def test_a_pytorch_without_cuda_is_no_rival():
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this one has CUDA")
+    assert "without CUDA" in peers.find("cublas").missing()
+
+
+def test_numpy_integer_views_see_what_was_never_written():
+    """The poison is what all-ones bits are in every floating type: NaN."""
+    for name in ("float16", "float32", "float64"):
+        assert np.isnan(np.full(4, 0xFF, np.uint8).repeat(2).view(name)).all()

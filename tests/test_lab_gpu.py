@@ -1,0 +1,319 @@
+"""What the commands do on a GPU, on a made-up device: NumPy computes, and times are what a rung's name says."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import records
+from gemmery import lab
+from gemmery.bench.gpu.operands import Operands
+from gemmery.bench.gpu.peers import Peer, Placed
+from gemmery.bench.work import Work, operands
+from gemmery.cuda import driver
+from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.lab.gpu import check, climb, level, suites
+from gemmery.lab.gpu.session import NO_RIVAL, GpuSession, Limits, ordinal
+from gemmery.lab.results import WRONG
+from gemmery.lab.session import Session
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung
+
+RATE = 1e9  # operations a second of the slowest rung
+
+
+class Resident:
+    """Operands where NumPy finds them."""
+
+    def __init__(self, work):
+        self.work, self.problem = work, replace(work.problem, device="cuda:0")
+        self.host = tuple(x if x.ndim == 3 else x[None] for x in operands(work))
+        self.sets = (Operands(*self.host), Operands(*(x.copy() for x in self.host)))
+        self.stream = self
+
+    def synchronize(self):
+        """Nothing is under way."""
+
+    def poison(self):
+        self.host[2].view(np.uint8).fill(0xFF)
+
+    def result(self):
+        return self.host[2]
+
+
+class Monitor:
+    def seen(self):
+        return 1755
+
+
+class MadeUp(GpuSession):
+    """A session whose device is NumPy, and on which a product takes as long as its rung was told to."""
+
+    def __init__(self, total=1, on_event=lambda event: None, device=0, store=None, rivals=()):
+        Session.__init__(self, total, on_event, store, records.MACHINE)
+        self.monitor, self.device_number, self.rivals, self.samplers = Monitor(), device, rivals, 0
+
+    device = "cuda:0"
+
+    def resident(self, work):
+        return Resident(work)
+
+    def sampler(self, put, sets):
+        self.samplers += 1
+        each = put.nanoseconds
+        return lambda inner, warm: round(each * inner)
+
+    def peers(self, wanted=()):
+        return self.rivals
+
+    def unit(self, kernel, work):
+        return work.dtype, "CUDA cores"
+
+    def kernel_limits(self, kernel, work):
+        return Limits(60000.0, 4400.0)
+
+
+@dataclass
+class Put:
+    """One product by NumPy, and how long it is said to take."""
+
+    kernel: object
+    sets: object
+    nanoseconds: float
+
+    def __call__(self, index):
+        one = self.sets[index]
+        self.kernel(one.a, one.b, one.c)
+
+
+def rung(name, parent=None, speed=1.0, dtypes=("f32",), refuses=lambda problem: "", product=np.matmul):
+    made = Rung(name, f"the idea of {name}", parent, dtypes, refuses, build=lambda problem, config: product)
+    SPEEDS[name] = speed
+    return made
+
+
+SPEEDS = {}
+
+
+@pytest.fixture(autouse=True)
+def numpy_for_a_device(monkeypatch):
+    real = level.build
+
+    def build(one, config, resident):
+        put = real(one, config, resident)
+        del put
+        return Put(one.build(resident.problem, config), resident.sets, nanoseconds(one.name, resident.work))
+
+    monkeypatch.setattr(level, "build", build)
+    monkeypatch.setattr(suites, "build", build)
+
+
+def nanoseconds(name, work):
+    return work.problem.flops / (RATE * SPEEDS[name]) * 1e9
+
+
+def rival(speed=8.0, serves=("f32", "f64")):
+    SPEEDS["cublas"] = speed
+
+    def place(resident):
+        if resident.work.dtype not in serves:
+            raise RefusedError(f"no product of {resident.work.dtype}")
+        put = Put(functools.partial(np.matmul), resident.sets, nanoseconds("cublas", resident.work))
+        return Placed(put, "torch.mm")
+
+    return Peer("cublas", "", lambda: "", place, lambda resident: None, lambda: "cuBLAS 99")
+
+
+WORK = Work(64, 64, 64, "f32", "f32")
+
+
+def measured(*rungs, work=WORK, rivals=None, seconds=5.0):
+    session = MadeUp(rivals=(rival(),) if rivals is None else rivals)
+    found = level.GpuLevel(session, "ladder", work, seconds, rungs)
+    own = [found.measure(one, {}, None) for one in rungs]
+    return own, found.rivals()
+
+
+def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
+    (slow, quick), (cublas,) = measured(rung("simt_a"), rung("simt_b", "simt_a", speed=4.0))
+    assert slow.seconds == pytest.approx(WORK.problem.flops / RATE, rel=1e-3)
+    assert quick.versus == pytest.approx({"cublas": 0.5, "simt_a": 4.0}, rel=1e-3)
+    assert quick.checked
+    assert 0 < quick.error <= 1
+    assert (quick.unit, quick.peak_gflops, quick.bandwidth_gbs, quick.clock_mhz) == (
+        "CUDA cores",
+        60000.0,
+        4400.0,
+        1755,
+    )
+    assert cublas.seconds == pytest.approx(slow.seconds / 8, rel=1e-3)
+    assert cublas.note == "cuBLAS 99, torch.mm"
+
+
+def test_a_wrong_product_is_recorded_as_one():
+    def off(a, b, c):
+        np.matmul(a, b, out=c)
+        c[..., -1, -1] += 1
+
+    (m,), _ = measured(rung("simt_off", product=off))
+    assert m.error > 1
+
+
+def test_an_element_that_is_not_written_is_found_wherever_it_is():
+    def lazy(a, b, c):
+        held = c[0, 31, 17]
+        np.matmul(a, b, out=c)
+        c[0, 31, 17] = held
+
+    (m,), _ = measured(rung("simt_lazy", product=lazy), work=replace(WORK, m=600, n=600))
+    assert m.error == WRONG
+
+
+def test_refusals_are_recorded_with_their_reasons():
+    (types, shape), _ = measured(
+        rung("mma_halves", dtypes=("f16",)), rung("simt_small", refuses=lambda problem: f"n = {problem.n}: too large")
+    )
+    assert types.refused == "it is written for f16, not f32"
+    assert shape.refused == "n = 64: too large"
+    assert not types.seconds
+    assert types.unit == "CUDA cores"
+
+
+def test_without_a_library_the_column_says_what_to_install():
+    (m,), (cublas,) = measured(rung("simt_a"), rivals=())
+    assert m.seconds
+    assert m.versus == {}
+    assert cublas.refused == NO_RIVAL
+
+
+def test_a_type_that_the_library_lacks_is_said_and_the_rungs_run():
+    (m,), (cublas,) = measured(rung("simt_a"), rivals=(rival(serves=("f64",)),))
+    assert m.seconds
+    assert cublas.refused == "no product of f32"
+
+
+def test_a_rung_is_not_run_when_its_time_at_a_smaller_size_says_that_it_is_too_slow():
+    session = MadeUp(rivals=(rival(),))
+    slow = rung("simt_slow")
+    before = level.GpuLevel(session, "ladder", WORK, 1.0, (slow,)).measure(slow, {}, None)
+    work = replace(WORK, m=1024, n=1024, k=1024)
+    m = level.GpuLevel(session, "ladder", work, 1.0, (slow,)).measure(slow, {}, before)
+    assert m.refused == "would take about 2.1 s; --seconds raises the limit of 1 s"
+
+
+def test_the_first_size_is_predicted_by_a_smaller_one():
+    work = replace(WORK, m=1024, n=1024, k=1024)
+    (m,), _ = measured(rung("simt_slow"), work=work, seconds=1.0)
+    assert "would take about 2.1 s" in m.refused
+
+
+@pytest.mark.parametrize("name", [one.name for one in CUDA])
+def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
+    one = next(other for other in CUDA if other.name == name)
+    like = Work(1, 1, 1, one.dtypes[0], one.dtypes[0], precision="tf32" if one.dtypes[0] == "f32" else "")
+    work = level.suited(one, 512, like, "cuda:0")
+    if name.startswith("gemv_"):
+        assert (work.m, work.n, work.k, work.b_layout) == (1, 512, 512, "col")
+    else:
+        assert (work.m, work.n, work.k) == (512, 512, 512)
+    assert bool(one.refuses(work.problem)) == (name == "simt_single_block")
+
+
+def test_a_ladder_climbs_each_size_and_ends_it_with_its_rival(monkeypatch):
+    monkeypatch.setattr(climb, "GpuSession", functools.partial(MadeUp, rivals=(rival(),)))
+    rungs = [(rung("simt_a"), {}), (rung("simt_b", "simt_a", 2.0), {})]
+    events = []
+    run = climb.climb("ladder", rungs, (32, 16), WORK, 0, 5.0, events.append)
+    assert [(m.kernel, m.n) for m in run.measurements] == [
+        (kernel, n) for n in (16, 32) for kernel in ("simt_a", "simt_b", "cublas")
+    ]
+    assert max(event.done for event in events) == 4
+
+
+def test_rungs_of_a_suite_take_turns_with_each_other_and_the_rivals(monkeypatch):
+    rungs = (rung("simt_a"), rung("simt_b", "simt_a", 2.0), rung("mma_c", dtypes=("f16",)))
+    monkeypatch.setattr(suites, "CUDA", rungs)
+    found = suites.contest(MadeUp(), "mine", WORK, ("simt_a", "simt_b", "mma_c"), (rival(),), 0.1)
+    by_kernel = {m.kernel: m for m in found}
+    assert by_kernel["simt_b"].versus == pytest.approx({"simt_a": 2.0, "cublas": 0.25}, rel=1e-3)
+    assert by_kernel["simt_a"].versus == pytest.approx({"simt_b": 0.5, "cublas": 0.125}, rel=1e-3)
+    assert by_kernel["cublas"].versus == {}
+    assert by_kernel["mma_c"].refused == "it is written for f16, not f32"
+
+
+@pytest.mark.parametrize("shape", [(1, 700, 900), (1, 1, 5000), (1, 5000, 1), (300, 64, 64), (1, 3, 2)])
+def test_a_sample_holds_the_first_and_the_last_and_no_more_than_asked_for(shape):
+    found = check.sample(shape, 1000, 1e6)
+    for some, count in zip(found, shape, strict=True):
+        assert len(set(some)) == len(some)
+        assert some[-1] < count
+        if len(some) > 1:
+            assert (some[0], some[-1]) == (0, count - 1)
+    assert 2 * 1000 * np.prod([len(some) for some in found]) <= 1.1e6 or min(map(len, found[1:])) <= 2
+
+
+def test_a_small_product_is_compared_whole():
+    assert [len(some) for some in check.sample((3, 20, 30), 40, 1e9)] == [3, 20, 30]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", None), ("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
+def test_a_device_is_named_as_in_a_view(device, expected):
+    assert ordinal(device) == expected
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cpu:0", ""])
+def test_another_name_is_an_error_that_says_which_there_are(device):
+    with pytest.raises(ArgumentError, match="it is cpu, cuda, or cuda:N"):
+        ordinal(device)
+
+
+without_a_gpu = pytest.mark.skipif(not driver.missing(), reason="there is a GPU")
+
+
+@without_a_gpu
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: lab.ladder(device="cuda"),
+        lab.chain,
+        lambda: lab.bench(["gpu_square"]),
+        lambda: lab.bench(device="cuda:1"),
+    ],
+)
+def test_without_a_device_one_line_says_what_is_missing(ask):
+    with pytest.raises(DeviceError) as error:
+        ask()
+    assert driver.missing() in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "words"),
+    [
+        (lambda: lab.ladder(["packed"], device="cuda"), "rung 'packed' is not in the ladder; known: simt_"),
+        (lambda: lab.ladder(["simt_naive"]), "rung 'simt_naive' is not in the ladder; known: scalar_"),
+        (lambda: lab.ladder(device="cuda", dtype="f12"), "dtype 'f12'"),
+        (lambda: lab.ladder(device="cuda", sizes=[0]), "size 0"),
+        (lambda: lab.ladder(dtype="tf32"), "dtype 'tf32'"),
+        (lambda: lab.bench(["gpu_square", "square_f32"]), "suite 'square_f32' is for cpu, not cuda"),
+        (lambda: lab.bench(["gpu_square"], ["numpy"]), "rival 'numpy' is not known on a GPU; known: cublas"),
+        (lambda: lab.bench(["square_f32"], device="cuda"), "suite 'square_f32' is for cpu, not cuda"),
+        (lambda: lab.chain(device="cpu"), "say --device cuda"),
+        (lambda: lab.chain([0]), "size 0"),
+        (lambda: lab.chain(repeats=0), "repeats 0"),
+        (lambda: lab.chain(dtype="i8"), "dtype 'i8'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_device_is_asked_for(ask, words):
+    with pytest.raises(ArgumentError) as error:
+        ask()
+    assert words in str(error.value)
+
+
+def test_without_names_the_suites_of_the_cpu_are_run(monkeypatch):
+    ran = []
+    monkeypatch.setattr("gemmery.lab.suites.run_suite", lambda session, found, *more: ran.append(found.name))
+    lab.bench(seconds=1.0)
+    assert "square_f32" in ran
+    assert not any(name.startswith("gpu_") for name in ran)

@@ -30,7 +30,7 @@ def _halves(problem: Problem) -> str:
     return ""
 
 
-def _cut_off(k: int) -> float:
+def cut_off(k: int) -> float:
     """f(k) where 4 products and a sum are aligned to the largest of them and each is cut off at its last bit, which is
     two units of rounding: 5 cuts for 4 products (Fasi, Higham, Mikaitis and Pranesh 2021, section 3).
     """
@@ -58,7 +58,7 @@ TENSOR: tuple[Rung, ...] = (
         dtypes=("f16", "bf16", "f32"),
         refuses=_halves,
         build=builder(tensor.wmma_f16),
-        bound=_cut_off,
+        bound=cut_off,
         geometry=tensor.wmma_f16,
         space={**_SPACE, "blocks": (1, 2, 3, 4)},
         default={"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "blocks": 2},

@@ -61,9 +61,9 @@ def test_ladder_hands_its_options_on(asked):
 def test_bench_hands_its_options_on(asked, tmp_path):
     line = f"bench square_f32 own.toml --rivals numpy,torch --threads 1 --seconds 2 --store {tmp_path} --no-html"
     assert cli.run(line.split()) == 0
-    assert asked["bench"] == [["square_f32", "own.toml"], ("numpy", "torch"), 1, 2.0, tmp_path]
+    assert asked["bench"] == [["square_f32", "own.toml"], ("numpy", "torch"), 1, 2.0, tmp_path, ""]
     assert cli.run(["bench", "--no-store", "--no-html"]) == 0
-    assert asked["bench"] == [(), (), 0, 3.0, None]
+    assert asked["bench"] == [(), (), 0, 3.0, None, ""]
 
 
 def test_sweep_hands_its_options_on(asked):

@@ -214,11 +214,11 @@ def _product_on(ordinal: int) -> Finding:
 
 def _cublas() -> Finding:
     """The libraries that can stand beside the rungs on a GPU."""
-    missing = {peer: peer.missing() for peer in gpu_peers.PEERS}
-    there = [peer.runs() for peer, reason in missing.items() if not reason]
+    reasons = [peer.missing() for peer in gpu_peers.PEERS]
+    there = [peer.runs() for peer, reason in zip(gpu_peers.PEERS, reasons, strict=True) if not reason]
     if there:
         return Finding("", "; ".join(there))
-    return Finding("", "none", True, f"{'; '.join(missing.values())}: on a GPU nothing stands beside the rungs")
+    return Finding("", "none", True, f"{'; '.join(reasons)}: on a GPU nothing stands beside the rungs")
 
 
 def _size(count: int) -> str:

@@ -1,0 +1,103 @@
+"""What doctor says of CUDA: with nothing installed, without a device, and on made-up ones."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gemmery import lab
+from gemmery.cuda import driver, nvrtc, sass
+from gemmery.cuda.device import find
+from gemmery.errors import DeviceError
+from gemmery.lab import health
+
+MISSING = "no CUDA driver is installed on this machine"
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """The findings by name; what has nothing to do with CUDA is left out."""
+    monkeypatch.setattr(health, "_EXAMINED", {"cuda": health._cuda, "nvdisasm": health._nvdisasm})
+
+    def look():
+        return {finding.name: finding for finding in lab.doctor()}
+
+    return look
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Two devices, of which nothing can be run."""
+    monkeypatch.setattr(driver, "missing", lambda: "")
+    monkeypatch.setattr(driver, "count", lambda: 2)
+    monkeypatch.setattr(driver, "version", lambda: "13.0")
+    monkeypatch.setattr(driver, "device", lambda ordinal: find("h200" if ordinal == 0 else "a100"))
+    monkeypatch.setattr(driver, "room", lambda ordinal: 139 << 30)
+    monkeypatch.setattr(health.state, "driver_version", lambda: "580.95.05")
+    monkeypatch.setattr(
+        health.state, "Monitor", lambda ordinal: SimpleNamespace(most_clock=1980, power_limit=700.0, missing="")
+    )
+
+
+def test_without_a_device_nothing_is_wrong_and_one_line_says_what_is_missing(looked, monkeypatch):
+    monkeypatch.setattr(driver, "missing", lambda: MISSING)
+    found = looked()
+    assert [one for one in found.values() if not one.ok] == []
+    assert (found["gpu"].value, found["gpu"].advice) == ("none", MISSING)
+    assert set(found) == {"cuda", "nvdisasm", "gpu"}
+
+
+def test_the_compiler_is_named_with_its_version(looked):
+    assert looked()["cuda"].value.startswith(f"NVRTC {nvrtc.version()}, cuda-bindings ")
+
+
+def test_without_the_compiler_nothing_is_wrong_either(looked, monkeypatch):
+    def fail():
+        raise DeviceError("CUDA kernels need NVRTC: pip install 'gemmery[cuda]'")
+
+    monkeypatch.setattr(nvrtc, "version", fail)
+    monkeypatch.setattr(sass, "nvdisasm", lambda: "")
+    found = looked()
+    assert found["cuda"].ok
+    assert "pip install 'gemmery[cuda]'" in found["cuda"].advice
+    assert "pip install nvidia-cuda-nvdisasm" in found["nvdisasm"].advice
+
+
+def test_each_device_is_described(looked, devices):
+    found = looked()
+    assert found["cuda driver"].value == "580.95.05, speaks CUDA 13.0"
+    assert found["cuda:0"].value == (
+        "h200: sm_90a, 132 multiprocessors up to 1.98 GHz, limited to 700 W, 139 GiB of memory free, L2 50 MiB"
+    )
+    assert found["cuda:1"].value.startswith("a100: sm_80, 108 multiprocessors")
+
+
+def test_a_product_that_fails_or_is_wrong_is_a_finding(looked, devices, monkeypatch):
+    monkeypatch.setattr(health, "Resident", lambda work, stream: work)
+    monkeypatch.setattr(driver, "Stream", lambda ordinal: ordinal)
+    monkeypatch.setattr(health, "build", lambda rung, config, resident: lambda index: None)
+    errors = iter([0.5, float("nan")])
+    monkeypatch.setattr(health.check, "error", lambda resident, run, bound: next(errors))
+    found = looked()
+    assert found["a product on cuda:0"].ok
+    assert not found["a product on cuda:1"].ok
+    assert "report it" in found["a product on cuda:1"].advice
+    monkeypatch.setattr(health, "Resident", None)
+    assert not looked()["a product on cuda:0"].ok
+
+
+def test_the_vendors_library_is_named_or_why_it_is_not_there(looked, devices, monkeypatch):
+    there = SimpleNamespace(missing=lambda: "", runs=lambda: "cuBLAS 13.1 by PyTorch 2.11")
+    absent = SimpleNamespace(missing=lambda: "cupy is not installed", runs=None)
+    monkeypatch.setattr(health.gpu_peers, "PEERS", (there, absent))
+    assert looked()["cublas"].value == "cuBLAS 13.1 by PyTorch 2.11"
+    monkeypatch.setattr(health.gpu_peers, "PEERS", (absent,))
+    assert "cupy is not installed" in looked()["cublas"].advice
+    assert looked()["cublas"].ok
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())
+def test_on_a_device_a_product_is_right():
+    found = {finding.name: finding for finding in lab.doctor()}
+    assert found["cuda:0"].value.startswith(driver.device(0).name)
+    assert found["a product on cuda:0"].value.startswith("right")

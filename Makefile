@@ -28,9 +28,11 @@ test: $(STAMP) ## all tests
 test-gpu: $(STAMP) ## the tests that need a CUDA device
 	@$(PYTHON) -m pytest -n 8 -m gpu $(ARGS)
 
-sanitize: $(STAMP) ## every GPU rung under compute-sanitizer's four tools; ARGS names rungs
+sanitize: $(STAMP) ## every GPU rung under the tools of compute-sanitizer
 	@for tool in memcheck racecheck initcheck synccheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) tests/sanitized.py $(ARGS) || exit 1; done
+	  echo "$$tool"; \
+	  $(PYTHON) tests/sanitized.py --names | xargs -n 1 -P 8 compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(PYTHON) tests/sanitized.py || exit 1; done
 
 check: $(STAMP) ## format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check

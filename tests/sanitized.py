@@ -1,59 +1,83 @@
-"""Every rung of the GPU ladder once on small ragged shapes, for compute-sanitizer (see the Makefile).
+"""Rungs of the GPU ladder on a few small ragged problems, for compute-sanitizer: `make sanitize`.
 
 Operands have no guards: the sanitizer knows where each allocation ends. What C holds before is not initialised.
+
+    python tests/sanitized.py --names      the rungs, one a line
+    python tests/sanitized.py RUNG ...     run them
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 
 from gemmery import dtypes, verify
 from gemmery.cuda import driver, simt
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
 from gpu_operands import allowed, built, matrices, place, problem
 from operands import random
 
-SHAPES = [(37, 45, 41), (64, 40, 24), (1, 67, 43), (1, 72, 64)]
-LAYOUTS = [("row", "row"), ("row", "col"), ("odd", "padded col")]
+CASES = [
+    ((37, 45, 41), ("row", "row")),
+    ((37, 45, 41), ("odd", "padded col")),
+    ((64, 40, 24), ("row", "row")),
+    ((136, 72, 200), ("row", "col")),
+    ((20, 24, 41), ("strided", "reversed")),
+    ((1, 67, 43), ("row", "col")),
+    ((1, 72, 64), ("row", "col")),
+]
 
 
-def touch(rung, name: str, precision: str = "") -> int:
+def touch(rung, name: str, precision: str = "", finished: bool = False) -> int:
     """How many problems the rung took; AssertionError where a result is wrong."""
     taken = 0
-    for shape, (a_layout, b_layout) in itertools.product(SHAPES, LAYOUTS):
-        a, b, c = matrices(shape, name, name, (a_layout, b_layout, "row"), guard=0)
+    for shape, layouts in CASES:
+        a, b, c = matrices(shape, name, name, (*layouts, "row"), batch=2, guard=0)
         c.memory = driver.Memory(c.memory.size)  # not initialised
-        held = dtypes.get(name).accumulator
-        bias = place(random((1, 1, shape[1]), held, 4), held, guard=0)
-        kernel = built(rung, problem(a, b, c, "bias+relu", True, precision))
+        kernel = built(rung, problem(a, b, c, "bias+relu" if finished else "", finished, precision))
         if kernel is None:
             continue
-        row = bias.view()._replace(shape=bias.shape[2:], strides=bias.strides[2:])
-        kernel(a.view(), b.view(), c.view(), alpha=0.5, bias=row)
+        options, row = {}, None
+        if finished:
+            held = dtypes.get(name).accumulator
+            bias = place(random((1, 1, shape[1]), held, 4), held, guard=0)
+            row = bias.view()._replace(shape=bias.shape[2:], strides=bias.strides[2:])
+            options = {"alpha": 0.5, "bias": bias.values[0, 0], "activation": "relu"}
+        kernel(a.view(), b.view(), c.view(), alpha=options.get("alpha", 1.0), bias=row)
         driver.synchronize()
-        options = {"alpha": 0.5, "bias": bias.values[0, 0], "activation": "relu"}
         found = verify.check(c.result(), a.values, b.values, allowed(rung, precision), **options)
-        assert found.ok, f"{rung.name} {name} {shape} {a_layout} {b_layout}: {found}"
+        assert found.ok, f"{rung.name} {name} {shape} {layouts}: {found}"
         taken += 1
     return taken
 
 
-def main() -> int:
-    wanted = sys.argv[1:]
-    for rung in CUDA:
-        if not wanted or rung.name in wanted:
-            counts = {name: touch(rung, name) for name in rung.dtypes}
-            counts["tf32"] = touch(rung, "f32", "tf32") if "f32" in rung.dtypes else 0
-            print(rung.name, counts, flush=True)  # noqa: T201
-            assert any(counts.values()), f"{rung.name} took nothing"
+def products(rung) -> int:
+    """Each element type, and one with all that may happen to a sum."""
+    taken = sum(touch(rung, name) for name in rung.dtypes)
+    if "f32" in rung.dtypes:
+        taken += touch(rung, "f32", "tf32")
+    return taken + touch(rung, rung.dtypes[0], finished=True)
+
+
+def sums() -> int:
+    """C = A + B in some layouts."""
     for layout in ("row", "odd", "col"):
         x, y = (place(random((2, 37, 45), "f16", seed), "f16", layout, guard=0) for seed in (8, 9))
         simt.addition(x.view(), y.view(), y.view())(x.view(), y.view(), y.view())
         driver.synchronize()
         assert (y.result() == x.values + y.values).all()
-    return 0
+    return 3
+
+
+def main(names: list[str]) -> None:
+    if names == ["--names"]:
+        print("simt_add", *(rung.name for rung in CUDA), sep="\n")  # noqa: T201
+        return
+    for name in names:
+        taken = sums() if name == "simt_add" else products(find(CUDA, name))
+        assert taken, f"{name} took nothing"
+        print(f"{name}: {taken} problems", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

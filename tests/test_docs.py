@@ -113,9 +113,10 @@ def test_nothing_points_outside_or_is_left_undone(name):
 
 def test_what_is_generated_is_up_to_date():
     from gemmery.ladder.cpu import CPU
+    from gemmery.ladder.cuda import CUDA
     from gemmery.report.documents import FIGURES, Documents, documents
 
-    filler = Documents(ROOT, CPU)
+    filler = Documents(ROOT, CPU, CUDA)
     stale = [str(path) for path in documents(ROOT) if filler.fill(path) != path.read_text()]
     stale += [str(path) for path, svg in filler.written.items() if not path.exists() or path.read_text() != svg]
     stale += [str(path) for path in (ROOT / FIGURES).glob("*") if path not in filler.written]

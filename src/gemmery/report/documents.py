@@ -3,7 +3,7 @@
 | marker | what follows it, up to the marker `<!-- end -->` |
 | --- | --- |
 | `<!-- ladder: dtype=f32 -->` | every rung: what it is, teaches, refuses, and what it gave |
-| `<!-- rungs -->` | every rung in a table |
+| `<!-- rungs -->` | every rung in a table; `<!-- rungs: gpu -->` and `<!-- ladder: gpu -->` are of the GPU's ladder |
 | `<!-- overview: SUITE ... -->` | a row for each suite: the ratios to the fastest rival, and where gemmery is slower |
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
 | `<!-- figure: SUITE PLOT -->` | a figure, written to docs/figures/ |
@@ -42,8 +42,8 @@ FIGURES = Path("docs", "figures")
 class Documents:
     """Fills documents from the records of one checkout; `written` collects the files of its figures."""
 
-    def __init__(self, root: Path, rungs: Sequence[Rung]) -> None:
-        self.root, self.rungs = root, rungs
+    def __init__(self, root: Path, rungs: Sequence[Rung], gpu_rungs: Sequence[Rung] = ()) -> None:
+        self.root, self.rungs, self.gpu_rungs = root, rungs, gpu_rungs
         self.written: dict[Path, str] = {}
         self._stored = Stored(root)
         self._made: dict[str, Callable[[Path, str], str]] = {
@@ -73,11 +73,23 @@ class Documents:
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
     def _ladder(self, path: Path, said: str) -> str:
-        return ladder(self.rungs, self._stored.newest(query(f"ladder {said}")), self.root, path.parent)
+        asked = query(f"ladder {said}")
+        rungs, gpu = self._asked(asked.others)
+        runs = [run for run in self._stored.newest(asked) if bool(run.machine.gpu.name) == gpu]
+        return ladder(rungs, runs, self.root, path.parent)
 
-    def _rungs(self, _: Path, __: str) -> str:
+    def _asked(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
+        """The rungs that a marker is about, and whether they are those of the GPU."""
+        gpu = "gpu" in others
+        return (self.gpu_rungs if gpu else self.rungs), gpu
+
+    def _of(self, run: Run) -> Sequence[Rung]:
+        """The rungs that a run's records may be of."""
+        return self.gpu_rungs if run.machine.gpu.name else self.rungs
+
+    def _rungs(self, _: Path, said: str) -> str:
         lines = ["| rung | grew from | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
-        for rung in self.rungs:
+        for rung in self._asked(said.split())[0]:
             parent = f"`{rung.parent}`" if rung.parent else ""
             idea = rung.idea.replace("|", "\\|").replace("*", "\\*")
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
@@ -102,7 +114,7 @@ class Documents:
             return missing(asked)
         parts = []
         for run in runs:
-            made = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self.rungs)]
+            made = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self._of(run))]
             parts += [f"{_taken(run)}\n", *made]
         return "\n".join(parts)
 
@@ -111,7 +123,7 @@ class Documents:
         runs = self._stored.newest(asked)
         parts = []
         for run in runs:
-            plots = {plot.name: plot for plot in figures(run, self.rungs)}
+            plots = {plot.name: plot for plot in figures(run, self._of(run))}
             if not plots.keys() >= set(asked.others):
                 raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
             for plot in [plots[name] for name in asked.others] or plots.values():
@@ -170,8 +182,9 @@ def documents(root: Path) -> tuple[Path, ...]:
 def main(root: Path) -> None:
     """Write every document and figure of the checkout at `root` anew, and remove figures that none shows."""
     from gemmery.ladder.cpu import CPU
+    from gemmery.ladder.cuda import CUDA
 
-    filler = Documents(root, CPU)
+    filler = Documents(root, CPU, CUDA)
     for path in documents(root):
         path.write_text(filler.fill(path), encoding="utf-8")
     for path in (root / FIGURES).glob("*.svg"):

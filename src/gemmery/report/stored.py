@@ -20,6 +20,7 @@ COMMANDS = {
     "sweep_stages": "gemmery sweep stages --store benchmarks/results",
     "sweep_gemv": "gemmery sweep gemv --dtype f16 --store benchmarks/results",
     "sweep_gemv_k": "gemmery sweep gemv_k --dtype f16 --store benchmarks/results",
+    "chain": "gemmery bench --workload chain --store benchmarks/results",
 }  # what stores the records of a suite that is no file; `gemmery bench NAME` those of one that is
 
 

@@ -16,8 +16,8 @@ CUDA_CORES, TENSOR_CORES = "CUDA cores", "mma.sync"
 SAMPLES = 10
 BLOCKS, THREADS = 4, 256  # blocks of a multiprocessor: with eight warps a scheduler no latency shows
 STEPS = 20_000  # some milliseconds
-CHAINS = 8  # sums of a thread on CUDA cores
-PRODUCTS = 4  # sums of a warp on tensor cores
+CHAINS = 16  # sums of a thread on CUDA cores
+PRODUCTS = 8  # sums of a warp on tensor cores
 READ = 1 << 30  # bytes: far more than any L2 holds
 DEPTH = 4
 

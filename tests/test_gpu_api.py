@@ -148,6 +148,24 @@ def test_gemm_and_gemv(name):
     check(gm.gemv(b.T, x, alpha=-1.0), b.T, x, -1.0)
 
 
+def test_scalars_change_from_call_to_call():
+    a, b, c = tensor((40, 30), seed=1), tensor((30, 50), seed=2), tensor((40, 50), seed=3)
+    for alpha, beta in [(0.0, 2.0), (2.0, 0.5), (1.0, 0.0), (-1.0, 0.0), (1.0, 1.0), (2, 3), (0.0, 0.0), (1e-3, -1e3)]:
+        for _ in range(2):
+            out = c.clone()
+            assert gm.gemm(alpha, a, b, beta, out, out=out) is out
+            check(out, a, b, alpha, beta, c)
+    check(gm.gemm(2.5, a, b), a, b, 2.5)
+    check(gm.gemm(-2.5, a, b), a, b, -2.5)
+    assert torch.isinf(gm.gemm(1e300, a, b)).any()
+    y = tensor((40,), seed=4)
+    for alpha in (2.0, 3.0):
+        out = y.clone()
+        check(gm.gemv(a, b[:, 0], out, alpha=alpha, beta=0.5, out=out), a, b[:, 0], alpha, 0.5, y)
+        with pytest.raises(gm.ShapeError, match="gemm takes matrices"):
+            gm.gemm(alpha, a, b[:, 0], 0.5, out, out=out)
+
+
 def test_wider_results_and_mixed_types():
     for narrow in ("float16", "bfloat16"):
         a, b = tensor((60, 2000), narrow, 1), tensor((2000, 70), narrow, 2)

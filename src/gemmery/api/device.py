@@ -48,11 +48,11 @@ class Operands(NamedTuple):
     held: list[object]  # keeps converted memory alive until the launch
 
 
-def product(a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
-    """The product of the views x and y of a and b, at least one of which is on a device."""
+def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
+    """The product of the views x and y of a and b, at least one of which is on a device, for the function `name`."""
     if asked.threads is not None:
         raise ArgumentError(f"threads={asked.threads!r} counts threads of the CPU, and the operands are on a device")
-    plain = asked is ASKED_NOTHING
+    short = asked is ASKED_NOTHING or (name != "matmul" and asked.precision is None and asked.old is out)
     x, y = _located(x), _located(y)
     target, old = (None if z is None else _located(view(z)) for z in (out, asked.old))
     arrays.together(a=x, b=y, out=target, c=old)
@@ -66,16 +66,16 @@ def product(a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     if target is not None and target.dtype == result and not moved:
         _compute(a, operands, out, target, old, asked)
-        if plain:
-            _remember(a, b, out, operands, target)
+        if short:
+            _remember(name, a, b, out, operands, target, asked)
         return out
     made, fresh = _new(a, shape, result, x)
     _compute(a, operands, made, fresh, old, asked)
     if target is not None:
         _copy(made, fresh, out, target)
         return out
-    if plain:
-        _remember(a, b, None, operands, fresh)
+    if short:
+        _remember(name, a, b, None, operands, fresh, asked)
     if isinstance(made, DeviceArray) and hasattr(a, "__array_namespace__"):
         return a.__array_namespace__().from_dlpack(made)
     return made
@@ -319,13 +319,14 @@ def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
     return made, made.view
 
 
-def _remember(a: Any, b: Any, out: Any, operands: Operands, target: View) -> None:
+def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, asked: Asked) -> None:
     """Prepare the short way for more products of operands like these."""
-    if operands.held or 0 in target.shape:
+    scaled = asked.alpha != 1 or asked.beta != 0
+    if operands.held or 0 in target.shape or asked.alpha == 0 or scaled == (name == "matmul"):
         return
-    ready = prepared(operands, target, ASKED_NOTHING)
+    ready = prepared(operands, target, asked)
     if len(ready.form.offsets) == 1 and operands.x.stream == operands.y.stream == target.stream:
-        quick.remember(a, b, out, (operands.x, operands.y, target), ready.run)
+        quick.remember(a, b, out, name, (operands.x, operands.y, target), ready.run)
 
 
 def _ordinal(z: View) -> int:

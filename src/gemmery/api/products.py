@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmery import arrays, config
+from gemmery.api import quick
 from gemmery.api.compute import PLAIN, Terms, product
 from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
-from gemmery.api.quick import WAYS
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
@@ -88,9 +88,9 @@ def _matmul(
 ) -> Any:
     """matmul for products that the compiled entry has not met."""
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    way = WAYS.get(type(a))
+    way = quick.WAYS.get(type(a))
     if way is not None and plain:
-        done = way(a, b, out)
+        done = way(a, b, out, "matmul", None)
         if done is not None:
             return done
     x, y = view(a), view(b)
@@ -98,7 +98,7 @@ def _matmul(
         from gemmery.api import device
 
         asked = ASKED_NOTHING if plain else Asked(dtype, bias, activation, threads, precision)
-        return device.product(a, b, x, y, out, asked)
+        return device.product("matmul", a, b, x, y, out, asked)
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
@@ -152,10 +152,14 @@ def gemm(
 
     Raises what `matmul` raises, and ArgumentError for an alpha or beta that the element type cannot hold.
     """
+    if c is out and threads is None and precision is None:
+        done = quick.scaled(a, b, out, "gemm", alpha, beta)
+        if done is not None:
+            return done
     x, y = view(a), view(b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: gemm takes matrices; gm.gemv and gm.matmul take vectors")
-    return _scaled(alpha, a, b, x, y, beta, c, out, threads, precision)
+    return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
 
 
 def gemv(
@@ -179,12 +183,16 @@ def gemv(
 
     Raises what `gemm` raises.
     """
+    if y is out and threads is None and precision is None:
+        done = quick.scaled(a, x, out, "gemv", alpha, beta)
+        if done is not None:
+            return done
     matrix, vector = view(a), view(x)
     if len(matrix.shape) != 2 or len(vector.shape) != 1:
         raise ShapeError(
             f"shapes {matrix.shape} and {vector.shape}: gemv takes a matrix and a vector; gm.matmul takes batches"
         )
-    return _scaled(alpha, a, x, matrix, vector, beta, y, out, threads, precision)
+    return _scaled("gemv", alpha, a, x, matrix, vector, beta, y, out, threads, precision)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -204,6 +212,7 @@ def get_num_threads() -> int:
 
 
 def _scaled(
+    name: str,
     alpha: complex,
     a: Any,
     b: Any,
@@ -220,7 +229,7 @@ def _scaled(
         from gemmery.api import device
 
         asked = Asked(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-        return device.product(a, b, x, y, out, asked)
+        return device.product(name, a, b, x, y, out, asked)
     no_precision(precision)
     common = result = promoted(x.dtype, y.dtype)
     old = None if c is None else view(c)

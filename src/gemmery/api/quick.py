@@ -16,7 +16,8 @@ from gemmery.arrays import View
 if TYPE_CHECKING:
     from gemmery.cuda.launch import Ready
 
-Way = Callable[[Any, Any, Any], Any]  # matmul(a, b, out), or None for what was not met before
+# (a, b, out, the function's name, alpha and beta or None) -> the result, or None for what was not met before.
+Way = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 WAYS: dict[type, Way] = {}  # by the type of a
 _MOST = 4096  # products kept for each library
 
@@ -33,8 +34,8 @@ class Met(NamedTuple):
     b_high: int
 
 
-def remember(a: Any, b: Any, out: Any, views: tuple[View, View, View], run: Ready) -> None:
-    """Take the short way for arrays like these, if their library has one."""
+def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], run: Ready) -> None:
+    """Take the short way for arrays like these, if their library has one; `name` is the function's that was called."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     x, y, target = views
     met = Met(run, target.shape, run.workspace, *_apart(x, target), *_apart(y, target))
@@ -43,14 +44,27 @@ def remember(a: Any, b: Any, out: Any, views: tuple[View, View, View], run: Read
             if torch.Tensor not in WAYS:
                 way = _torch_way(torch)
                 WAYS.update(dict.fromkeys(_tensors(torch), way))
-            _keep(_TENSORS, _tensor_key(a, b, out, x.pointer, y.pointer, target.pointer), met)
+            _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
         WAYS.setdefault(cupy.ndarray, _cupy_way(cupy))
-        _keep(_ARRAYS, _array_key(a, b, out, x.pointer, y.pointer, target.pointer), met)
+        _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
 
 
 _TENSORS: dict[tuple[Any, ...], Met] = {}
 _ARRAYS: dict[tuple[Any, ...], Met] = {}
+
+
+def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
+    """alpha a b + beta out the short way, for numbers that float32 holds; None for the others, and what was not met."""
+    way = WAYS.get(type(a))
+    if way is None or type(alpha) is not float or type(beta) is not float:
+        return None
+    if 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (alpha != 1 or beta != 0) and (out is not None or beta == 0):
+        return way(a, b, out, name, (alpha, beta))
+    return None
+
+
+_LARGE = 1e38
 
 
 def _keep(products: dict[tuple[Any, ...], Met], key: tuple[Any, ...], met: Met) -> None:
@@ -74,9 +88,9 @@ def _tensors(torch: Any) -> tuple[type, ...]:
     return torch.Tensor, torch.nn.Parameter
 
 
-def _tensor_key(a: Any, b: Any, out: Any, p: int, q: int, r: int) -> tuple[Any, ...]:
+def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
     bits = _low_bits(p, q, r)
-    key = a.get_device(), b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits
+    key = name, a.get_device(), b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits
     return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
 
 
@@ -89,14 +103,14 @@ def _torch_way(torch: Any) -> Way:
     )
     products = _TENSORS
 
-    def way(a: Any, b: Any, out: Any) -> Any:
+    def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if not a.is_cuda or type(b) not in tensors:
             return None
         p, q, ordinal = a.data_ptr(), b.data_ptr(), a.get_device()
         bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
         if out is None:
             met = products.get(
-                (ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
+                (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
             )
             if met is None or (recording() and (a.requires_grad or b.requires_grad)) or a.is_neg() or b.is_neg():
                 return None
@@ -108,6 +122,7 @@ def _torch_way(torch: Any) -> Way:
             made, r = out, out.data_ptr()
             met = products.get(
                 (
+                    name,
                     ordinal,
                     b.get_device(),
                     a.dtype,
@@ -135,17 +150,17 @@ def _torch_way(torch: Any) -> Way:
                 return None
         if met.workspace:
             scratch = a.new_empty((met.workspace,), dtype=byte)
-            met.run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr())
+            met.run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
         else:
-            met.run(p, q, r, stream_of(ordinal))
+            met.run(p, q, r, stream_of(ordinal), 0, 0, scalars)
         return made
 
     return way
 
 
-def _array_key(a: Any, b: Any, out: Any, p: int, q: int, r: int) -> tuple[Any, ...]:
+def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
     bits = _low_bits(p, q, r)
-    key = a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
+    key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
     return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
 
 
@@ -153,13 +168,13 @@ def _cupy_way(cupy: Any) -> Way:
     stream, current, ndarray, byte = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray, "u1"
     products = _ARRAYS
 
-    def way(a: Any, b: Any, out: Any) -> Any:
+    def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if type(b) is not ndarray:
             return None
         p, q = a.data.ptr, b.data.ptr
         made = out
         if out is None:
-            met = products.get(_array_key(a, b, None, p, q, 0))
+            met = products.get(_array_key(a, b, None, name, p, q, 0))
             if met is None or a.device.id != current():
                 return None
             made = ndarray(met.shape, a.dtype)
@@ -168,16 +183,16 @@ def _cupy_way(cupy: Any) -> Way:
             if type(out) is not ndarray:
                 return None
             r = out.data.ptr
-            met = products.get(_array_key(a, b, out, p, q, r))
+            met = products.get(_array_key(a, b, out, name, p, q, r))
             if met is None or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
                 return None
         if met.workspace:
             if a.device.id != current():
                 return None
             scratch = ndarray((met.workspace,), byte)
-            met.run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr)
+            met.run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr, scalars)
         else:
-            met.run(p, q, r, stream(a.device.id).ptr)
+            met.run(p, q, r, stream(a.device.id).ptr, 0, 0, scalars)
         return made
 
     return way

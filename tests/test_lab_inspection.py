@@ -11,6 +11,7 @@ from gemmery.cuda import sass
 from gemmery.cuda.device import ARCHS, KNOWN, find
 from gemmery.cuda.inspection import without_code
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.ladder.cuda import CUDA
 from gemmery.report.inspection import inspection_page, parts
 
 
@@ -51,6 +52,16 @@ def test_a_tile_divides_what_is_loaded():
     assert found.loads.intensity == 4
     assert found.kernels[-1].static_shared == 2 * 16 * 16 * 4
     assert "A once for each 16 columns of C, B once for each 16 rows" in words(found)["as it loads"]
+
+
+def test_every_rung_with_a_tile_in_its_config_says_so():
+    for rung in CUDA:
+        if "bm" not in rung.default:
+            continue
+        found = lab.inspect(rung.name, n=512, device="h200")
+        asked = found.config["bm"], found.config["bn"]  # 0 leaves it to the rung
+        assert min(found.tile) > 1, rung.name
+        assert asked in ((0, 0), found.tile), rung.name
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -159,3 +162,14 @@ def test_a_shape_is_planned_once(problems):
     assert len(problems) == 1
     device.planned(x._replace(pointer=4100), y, ASKED_NOTHING)
     assert len(problems) == 2
+
+
+def test_a_product_on_the_cpu_loads_nothing_for_devices():
+    code = (
+        "import sys, numpy as np, gemmery as gm\n"
+        "x = np.eye(3, dtype='f4')\n"
+        "gm.matmul(x, x); gm.gemm(2.0, x, x, 1.0, x); gm.matmul(x, x, bias=1.0)\n"
+        "print(*(name for name in sys.modules if name.startswith(('gemmery.cuda', 'gemmery.ladder.cuda', 'cuda'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == []

@@ -126,6 +126,7 @@ def test_threads_do_not_share_an_argument(fake):
             assert go_on.wait(5)
         return launched(*given)
 
+    run(1, 2, 3, 0)
     run._launch = slowly
     thread = threading.Thread(target=run, args=(10, 11, 12, 1))
     thread.start()
@@ -134,7 +135,7 @@ def test_threads_do_not_share_an_argument(fake):
     go_on.set()
     thread.join()
     found = {one[4]: struct.unpack(FIELDS, one[5])[:3] for one in fake.launches}
-    assert found == {1: (10, 11, 12), 2: (20, 21, 22)}
+    assert found == {0: (1, 2, 3), 1: (10, 11, 12), 2: (20, 21, 22)}
     assert len(run._free) == 2
 
 

@@ -86,6 +86,8 @@ def test_every_problem_has_a_rung_on_every_device(where):
 def test_a_result_in_columns_is_the_product_of_the_transposes():
     rows = Problem(64, 4096, 512, "f16", "f16", device="h200", b_layout="col")
     assert dispatch.choice(rows.transposed()) == dispatch.choice(rows)
+    wide = replace(rows, m=128, n=25600)  # as tall as it is wide, it would get larger tiles
+    assert dispatch.choice(wide.transposed()) == dispatch.choice(wide) != dispatch.choice(replace(wide, m=25600, n=128))
 
 
 def test_rungs_that_refuse_are_passed_over(monkeypatch):

@@ -10,6 +10,7 @@ import records
 from gemmery import lab
 from gemmery.bench.gpu.operands import Operands
 from gemmery.bench.gpu.peers import Peer, Placed
+from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
@@ -71,7 +72,7 @@ class MadeUp(GpuSession):
         return work.dtype, "CUDA cores"
 
     def kernel_limits(self, kernel, work):
-        return Limits(60000.0, 4400.0)
+        return Limits(60000.0, Bandwidth(4400.0, 4000.0))
 
 
 @dataclass
@@ -141,12 +142,8 @@ def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
     assert quick.versus == pytest.approx({"cublas": 0.5, "simt_a": 4.0}, rel=1e-3)
     assert quick.checked
     assert 0 < quick.error <= 1
-    assert (quick.unit, quick.peak_gflops, quick.bandwidth_gbs, quick.clock_mhz) == (
-        "CUDA cores",
-        60000.0,
-        4400.0,
-        1755,
-    )
+    assert (quick.unit, quick.peak_gflops, quick.bandwidth_gbs, quick.copy_gbs) == ("CUDA cores", 6e4, 4400.0, 4000.0)
+    assert quick.clock_mhz == 1755
     assert cublas.seconds == pytest.approx(slow.seconds / 8, rel=1e-3)
     assert cublas.note == "cuBLAS 99, torch.mm"
 

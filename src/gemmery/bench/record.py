@@ -31,6 +31,7 @@ class Gpu:
     capability: int = 0  # 90 for sm_90
     sms: int = 0
     l2: int = 0  # bytes
+    copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # the highest of its multiprocessors
     power_w: float = 0.0  # the limit in force; 0 when unknown
     driver: str = ""
@@ -89,6 +90,7 @@ class Measurement:
     note: str = ""
     precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
     unit: str = ""  # whose peak `peak_gflops` is, on a GPU: "CUDA cores", "mma.sync"
+    copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # of a GPU's multiprocessors while it was timed, the median; 0 when unknown
 
     @property

@@ -146,17 +146,21 @@ def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
 def limits(measurements: Iterable[Measurement]) -> str:
     """Peak and bandwidth as measured in the same run, for each number of threads, or each unit of a GPU."""
     stated = []
+    measurements = tuple(measurements)
     measured = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops and not m.unit}
     for threads in sorted({threads for threads, _ in measured}):
         same = [m for (count, _), m in measured.items() if count == threads]
         peaks = [f"{words.digits(m.peak_gflops)} {words.rate(m)} {m.dtype}" for m in same]
         bandwidth = f"{words.digits(same[0].bandwidth_gbs)} GB/s"
         stated.append(f"{', '.join(peaks)}, {bandwidth} on {words.cores(threads)}")
-    units = {(m.unit, m.precision or m.dtype): m for m in measurements if m.peak_gflops and m.unit}
+    on_gpu = [m for m in measurements if m.peak_gflops and m.unit]
+    units = {(m.unit, m.precision or m.dtype): m for m in on_gpu}
     for (unit, dtype), m in units.items():
         stated.append(f"{words.digits(words.reached(m, m.peak_gflops))} {words.rate(m)} {dtype} on {unit}")
-    if units:
-        stated.append(f"{words.digits(next(iter(units.values())).bandwidth_gbs)} GB/s of memory")
+    if on_gpu:
+        one, clocks = on_gpu[0], sorted({m.clock_mhz for m in on_gpu if m.clock_mhz})
+        stated.append(f"memory {words.digits(one.bandwidth_gbs)} GB/s read, {words.digits(one.copy_gbs)} copied")
+        stated += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         stated.append("Hopper's wgmma, which cuBLAS calls there, goes beyond mma.sync")
     return f"measured limits: {'; '.join(stated)}" if stated else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from gemmery.bench.record import Machine, Measurement, Run
 
@@ -106,6 +107,11 @@ def tick(measurement: Measurement) -> tuple[str, float]:
 def kernel(name: str) -> str:
     """A rival by the name it is known by, a rung by its own."""
     return RIVALS.get(name) or name.removeprefix("gm.matmul, ")
+
+
+def between(values: Sequence[int]) -> str:
+    """One number, or the least and the most: "1980", "1755 to 1980"."""
+    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
 def cores(count: int) -> str:

@@ -14,6 +14,7 @@ from gemmery.bench.gpu.peers import Peer
 from gemmery.bench.gpu.state import Monitor
 from gemmery.bench.gpu.timing import Put, replays
 from gemmery.bench.record import Measurement
+from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.timing import Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
@@ -29,10 +30,10 @@ NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel could reach: GFLOP/s of the unit it runs on, GB/s of memory read."""
+    """What a kernel could reach: GFLOP/s of the unit it runs on, GB/s of memory."""
 
     peak: float
-    bandwidth: float
+    bandwidth: Bandwidth
 
 
 def ordinal(device: str) -> int | None:
@@ -62,7 +63,7 @@ class GpuSession(Session):
         self.stream = Stream(device)
         self.monitor = Monitor(device)
         self._unit_peaks: dict[tuple[str, str], float] = {}
-        self._read: float | None = None
+        self._bandwidth: Bandwidth | None = None
 
     @property
     def device(self) -> str:
@@ -97,15 +98,15 @@ class GpuSession(Session):
         if (dtype, unit) not in self._unit_peaks:
             self.begin(f"peak of {dtype} on {unit}")
             self._unit_peaks[dtype, unit] = roofline.peak(dtype, unit, self.stream)
-        if self._read is None:
+        if self._bandwidth is None:
             self.begin("bandwidth of the device's memory")
-            self._read = roofline.bandwidth(self.stream).read
-        return Limits(self._unit_peaks[dtype, unit], self._read)
+            self._bandwidth = roofline.bandwidth(self.stream)
+        return Limits(self._unit_peaks[dtype, unit], self._bandwidth)
 
     def timed(
         self, plain: Measurement, found: Timing, work: Work, versus: Mapping[str, Ratio] | None = None, clock: int = 0
     ) -> Measurement:
         """The record with its times, its ratios to others, the limits of its kernel and the clock it ran at."""
         limits = self.kernel_limits(plain.kernel, work)
-        made = results.timed(plain, found, (limits.peak, limits.bandwidth), versus)
-        return replace(made, clock_mhz=clock)
+        made = results.timed(plain, found, (limits.peak, limits.bandwidth.read), versus)
+        return replace(made, copy_gbs=limits.bandwidth.copy, clock_mhz=clock)

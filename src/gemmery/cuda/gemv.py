@@ -55,6 +55,7 @@ def _grid(problem: Problem, each: int, threads: int) -> tuple[tuple[int, int, in
 
 FILLING = 1 << 17  # threads that keep every multiprocessor of a large device busy with loads
 LARGEST_TEAM = 1024  # threads of one block
+MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 
 
 def vectorized(problem: Problem, config: Config) -> Geometry:
@@ -75,21 +76,30 @@ def _by_columns(problem: Problem) -> bool:
 
 
 def _rows(problem: Problem, config: Config) -> Geometry:
-    column = is_column(problem)
-    along = (problem.a_layout, "row") if column else (problem.b_layout, "col")
-    vec = vector(problem, 0 if column else 1) if along[0] == along[1] else 1
-    chunks = max(1, problem.k // vec)
-    rows_in_all = results(problem) * problem.batch
+    vec, rows_in_all = _chunk(problem), results(problem) * problem.batch
+    chunks, split = max(1, problem.k // vec), config["split"] or 1
     team = config["team"] or _team(chunks, rows_in_all)
-    split = config["split"] or 1
     rows = config["rows"] or _rows_of_team(team, rows_in_all)
-    steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), max(1, 8 // rows))
+    steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), max(1, MOST_CHUNKS // rows))
     if not rows <= team <= LARGEST_TEAM:
         raise RefusedError(f"rows = {rows}, team = {team}: a member stores a row; rows <= team <= {LARGEST_TEAM}")
+    if rows * steps > MOST_CHUNKS:
+        raise RefusedError(f"rows = {rows}, steps = {steps}: at most {MOST_CHUNKS} chunks fit a thread's registers")
     threads = max(team, config["threads"] or 128)
-    whole = vec > 1 and problem.k % (vec * team * split * steps) == 0
-    parameters = (column, problem.batch > 1, split > 1, vec, whole, team, rows, steps, threads)
+    parameters = (split > 1, vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
     return _launches(problem, "gemv_vectorized", parameters, threads // team * rows, threads, split)
+
+
+def _chunk(problem: Problem) -> int:
+    """Elements of a row of W, and of x, that one access takes; the kernel looks at an x that is a column."""
+    if is_column(problem):
+        return vector(problem, 0) if problem.a_layout == "row" else 1
+    return min(vector(problem, 0), vector(problem, 1)) if problem.a_layout == "row" and problem.b_layout == "col" else 1
+
+
+def _cover(k: int, step: int, vec: int) -> str:
+    """The Cover of gemv_vectorized.cu: whether steps of so many elements end where k does, and whether one is all."""
+    return "PARTS" if vec == 1 or k % step else "ONCE" if k == step else "WHOLE"
 
 
 def _columns(problem: Problem, config: Config) -> Geometry:
@@ -101,7 +111,7 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     threads = config["threads"] or 256
     split = config["split"] or 1
     steps = config["steps"] or 4
-    parameters = (column, problem.batch > 1, split > 1, vec, lanes, steps, threads // 32)
+    parameters = (split > 1, vec, lanes, steps, threads // 32)
     return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
 
 
@@ -110,7 +120,7 @@ def _launches(
 ) -> Geometry:
     """The kernel, and the one that adds up the parts of k when there are several."""
     blocks, block = _grid(problem, each, threads)
-    kernel = instance(name, problem, *parameters)
+    kernel = instance(name, problem, is_column(problem), problem.batch > 1, *parameters)
     if split == 1:
         return Geometry(f"{name}.cu", kernel, blocks, block)
     lanes = min(32, split)

@@ -80,9 +80,9 @@ GEMV: tuple[Rung, ...] = (
         geometry=gemv.vectorized,
         space={
             "team": (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-            "rows": (0, 1, 2, 4, 8),
+            "rows": (0, 1, 2, 4),
             "steps": (0, 1, 2, 4, 8),
-            "threads": (0, 32, 64, 128, 256, 512, 1024),
+            "threads": (0, 64, 128, 256, 512),
             "split": (0, 1, 2, 4, 8, 16, 32, 64),
         },
         default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0},

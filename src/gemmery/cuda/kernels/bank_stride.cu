@@ -12,7 +12,7 @@ __global__ void bank_stride(const float* x, float* y, int n) {
   float sum = 0;
 #pragma unroll 1
   for (int first = 0; first < STEPS; first += 16) {
-    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or the loads would leave the loop
+    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or the loads leave the loop
 #pragma unroll
     for (int step = 0; step < 16; ++step) {
 #pragma unroll

@@ -41,9 +41,19 @@ template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk(const
   return *reinterpret_cast<const Chunk<T, VEC>*>(from + (VEC > 1 ? k : k * step));
 }
 
-// True when a vector can be read in chunks: of x only the kernel knows.
-template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const T* x, long long step) {
-  return step == 1 && reinterpret_cast<unsigned long long>(x) % sizeof(Chunk<T, VEC>) == 0;
+// The same of W, which is read once: whole accesses pass by L1, which takes 1.84 us instead of 1.96 for N = 1024,
+// K = 128 on an H200.
+template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk_of_w(const T* from, int k, long long step) {
+  if constexpr (VEC > 1 && sizeof(Chunk<T, VEC>) == 16) {
+    return ptx::ld_global_nc_no_allocate(reinterpret_cast<const Chunk<T, VEC>*>(from + k));
+  } else {
+    return chunk<VEC>(from, k, step);
+  }
+}
+
+// True when x can be read in chunks.
+template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const Gemv<T>& g) {
+  return g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % sizeof(Chunk<T, VEC>) == 0;
 }
 
 // A result that a part of k adds up to: into C when there is one part, else where gemv_finish finds it.

@@ -1,5 +1,5 @@
 // The idea: one thread for each result of y = W x.
-// Its parent: simt_naive, where a product with one row or one column leaves 31 of 32 lanes, or most blocks, without work.
+// Its parent: simt_naive, where a product with one row or one column leaves 31 of 32 lanes, or most blocks, idle.
 // Neighbouring lanes read different rows of W: with rows along memory each load of a warp touches 32 sectors.
 #include "gemv.cuh"
 

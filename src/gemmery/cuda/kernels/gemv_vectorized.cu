@@ -4,22 +4,24 @@
 // gemv_finish adds up. W whose columns are contiguous is the work of gemv_columns.
 #include "gemv.cuh"
 
+// The chunks of k: some members have fewer than others, all have a multiple of STEPS, all have STEPS.
+enum Cover { PARTS, WHOLE, ONCE };
+
 // Adds the products of this member's chunks of k. With VEC = 1 any strides will do, else W and x are read in chunks.
-// WHOLE: every member has as many chunks, and STEPS divides them.
-template <int VEC, int STEPS, bool WHOLE, int ROWS, class S, class T>
+template <int VEC, int STEPS, int COVER, int ROWS, class S, class T>
 __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, const T* const (&w)[ROWS], int member,
                                              int team) {
-  int chunks = g.k / VEC;
+  int chunks = g.k / VEC, first = member;
 #pragma unroll 1
-  for (int first = member; first < chunks; first += team * STEPS) {
+  while (COVER == ONCE || first < chunks) {
     Chunk<T, VEC> held[STEPS][ROWS] = {}, x[STEPS] = {};
+    long long in_w = VEC > 1 ? first * VEC : first * g.w_col, in_x = VEC > 1 ? first * VEC : first * g.x_step;
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      int k = (first + s * team) * VEC;
-      if (!WHOLE && s > 0 && first + s * team >= chunks) continue;
+      if (COVER == PARTS && s > 0 && first + s * team >= chunks) continue;
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk<VEC>(w[r], k, g.w_col);
-      x[s] = chunk<VEC>(g.x, k, g.x_step);
+      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk_of_w<VEC>(w[r] + in_w, s * team * VEC, g.w_col);
+      x[s] = chunk<VEC>(g.x + in_x, s * team * VEC, g.x_step);
     }
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
@@ -30,8 +32,10 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
         for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(held[s][r].of[v]), factor, sums[r]);
       }
     }
+    if (COVER == ONCE) break;
+    first += team * STEPS;
   }
-  if constexpr (!WHOLE && VEC > 1) {
+  if constexpr (COVER == PARTS && VEC > 1) {
 #pragma unroll 1
     for (int k = chunks * VEC + member; k < g.k; k += team) {  // less than a chunk is left
       S factor = widen<S>(g.x[k]);
@@ -63,7 +67,7 @@ template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(
   return mine;
 }
 
-template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, bool WHOLE, int TEAM,
+template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int COVER, int TEAM,
           int ROWS, int STEPS, int THREADS>
 __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
   using S = Sum<T, Out>;
@@ -77,10 +81,10 @@ __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out>
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all take part in shuffles
     S sums[ROWS] = {};
-    if (VEC == 1 || is_chunked<VEC>(g.x, g.x_step)) {
-      add_products<VEC, STEPS, WHOLE>(sums, g, w, among, team);
+    if (!COLUMN || VEC == 1 || is_chunked<VEC>(g)) {  // of a row x the host knows: VEC suits it
+      add_products<VEC, STEPS, COVER>(sums, g, w, among, team);
     } else {
-      add_products<1, STEPS, false>(sums, g, w, among, team);
+      add_products<1, STEPS, PARTS>(sums, g, w, among, team);
     }
     S sum = sum_of_team<TEAM>(sums, member);
     if (member < ROWS && first + member < g.results) {

@@ -216,4 +216,18 @@ template <class Shape> __device__ __forceinline__ void wmma_store(unsigned share
 // After it the compiler knows nothing of what memory holds: what it keeps in registers is written before, read after.
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
+// ---- loads of what is used once ----
+
+// 16 bytes that nothing writes meanwhile, past L1. sm_70.
+template <class X> __device__ __forceinline__ X ld_global_nc_no_allocate(const X* from) {
+  static_assert(sizeof(X) == 16, "one access");
+  unsigned words[4];
+  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(from));
+  X x;
+  memcpy(&x, words, sizeof x);
+  return x;
+}
+
 }  // namespace ptx

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gemmery.bench import record
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import Gpu, Machine, Measurement, Run
 from gemmery.errors import ArgumentError
 
 MACHINE = Machine(
@@ -40,6 +40,32 @@ def test_what_is_appended_is_read_back(tmp_path):
     )
     record.append(file, run(full, measurement(refused="too slow", seconds=0.0)))
     assert record.read(file) == (run(full, measurement(refused="too slow", seconds=0.0)),)
+
+
+def test_a_gpu_is_part_of_its_machine(tmp_path):
+    file = tmp_path / "a.jsonl"
+    gpu = Gpu("A GPU", 90, 132, 50 << 20, 1980, 700.0, "580.1", "13.0", "13.5")
+    timed = measurement(unit="CUDA cores", precision="tf32", copy_gbs=4.0, clock_mhz=1755)
+    wanted = Run(dataclasses.replace(MACHINE, gpu=gpu), "run", (timed,))
+    record.append(file, wanted)
+    assert record.read(file) == (wanted,)
+
+
+def test_a_machine_that_was_written_before_there_were_gpus_is_read(tmp_path):
+    file = tmp_path / "a.jsonl"
+    record.append(file, run(measurement()))
+    old = json.loads(file.read_text().splitlines()[0])
+    del old["machine"]["gpu"]
+    file.write_text("\n".join([json.dumps(old), *file.read_text().splitlines()[1:]]))
+    assert record.read(file) == (run(measurement()),)
+    assert record.read(file)[0].machine.gpu.name == ""
+
+
+def test_a_gpu_of_a_later_version_is_read_without_what_is_not_known(tmp_path):
+    file = tmp_path / "a.jsonl"
+    record.append(file, Run(dataclasses.replace(MACHINE, gpu=Gpu("A GPU")), "run", ()))
+    file.write_text(file.read_text().replace('"sms": 0', '"sms": 0, "fans": 4'))
+    assert record.read(file)[0].machine.gpu == Gpu("A GPU")
 
 
 def test_measurements_of_one_run_arrive_one_by_one_and_the_machine_once(tmp_path):

@@ -46,9 +46,17 @@ def test_rungs_run_the_products_of_their_name(tmp_path):
     assert [work.case for work in found.works] == ["which", ""]
 
 
+def test_products_on_a_gpu_may_be_in_tf32(tmp_path):
+    text = "device = 'cuda'\n[[product]]\nsquare = [7]\nprecision = 'tf32'\n[[product]]\nsquare = [7]"
+    found = suite.load(written(tmp_path, text))
+    assert found.device == "cuda"
+    assert [str(work) for work in found.works] == ["7x7x7 tf32", "7x7x7 f32"]
+    assert [work.problem.precision for work in found.works] == ["tf32", ""]
+
+
 def test_defaults(tmp_path):
     found = suite.load(written(tmp_path, "[[product]]\nsquare = [7]"))
-    assert (found.kind, found.threads, found.rivals) == ("product", (1,), ())
+    assert (found.kind, found.threads, found.rivals, found.device) == ("product", (1,), (), "cpu")
     assert found.works == (Work(7, 7, 7, "f32", "f32"),)
 
 
@@ -77,6 +85,11 @@ def test_defaults(tmp_path):
         ("[[product]]\nsquare = [4]\nbatch = 1", "batch"),
         ("[[product]]\nsquare = [4]\n[[product]]\nsquare = [-1]", "product 2"),
         ("kind = 'gpu'\n[[product]]\nsquare = [4]", "'gpu'"),
+        ("device = 'gpu'\n[[product]]\nsquare = [4]", "device = 'gpu'"),
+        ("kind = 'call'\n[[product]]\nsquare = [4]", "it is for suites with device"),
+        ("[[product]]\nsquare = [4]\nprecision = 'tf32'", "it is for suites with device"),
+        ("device = 'cuda'\n[[product]]\nsquare = [4]\nprecision = 'tf16'", "'tf16'"),
+        ("device = 'cuda'\n[[product]]\nsquare = [4]\ndtype = ['f64']\nprecision = 'tf32'", "f32 alone"),
         ("threads = 2\n[[product]]\nsquare = [4]", "threads"),
         ("rivals = 'numpy'\n[[product]]\nsquare = [4]", "rivals"),
         ("rivals = [1]\n[[product]]\nsquare = [4]", "rivals"),

@@ -55,6 +55,9 @@ def load(path: Path) -> Suite:
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")
+    for index, row in enumerate(rows):
+        if device == "cpu" and "precision" in row:
+            raise ArgumentError(f'{where}: product {index + 1}: precision: it is for suites with device = "cuda"')
     works = tuple(work for index, row in enumerate(rows) for work in _works(row, f"{where}: product {index + 1}"))
     return Suite(
         name=path.stem,
@@ -97,6 +100,8 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     b = _one_of(row.get("b", "row"), LAYOUTS, f"{where}: b")
     name = _text(row.get("name", ""), f"{where}: name")
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
+    if precision and types != ["f32"]:
+        raise ArgumentError(f"{where}: precision = {precision!r}: it is of products of f32 alone")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")

@@ -14,6 +14,12 @@ WARP = 32
 THREADS = 1024  # a block
 TILE = ("bm", "bn", "bk", "wm", "wn")
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+MMA_F64 = ("bm", "bn", "bk", "wm", "wn", "stages", "blocks")
+TILES_F64 = (  # values of MMA_F64, and how near a full device comes to its speed with the first of them (on an H200)
+    ((128, 128, 16, 64, 32, 3, 1), 1.0),
+    ((64, 64, 16, 32, 32, 3, 3), 0.94),
+    ((32, 64, 32, 16, 32, 3, 3), 0.8),
+)
 
 
 def wmma_f64(problem: Problem, config: Config) -> Geometry:
@@ -28,6 +34,7 @@ def wmma_f16(problem: Problem, config: Config) -> Geometry:
 
 def mma_f64(problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction that the device has."""
+    config = {key: config[key] or value for key, value in zip(MMA_F64, _tile_f64(problem), strict=True)}
     bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
     threads = _threads(config, 16, 8, 16)
     if stages < 2:
@@ -45,12 +52,22 @@ def mma_f64(problem: Problem, config: Config) -> Geometry:
     )
 
 
+def _tile_f64(problem: Problem) -> tuple[int, ...]:
+    """The tile with which the busiest multiprocessor is done first."""
+
+    def longest(row: tuple[tuple[int, ...], float]) -> float:
+        (bm, bn, *_), speed = row
+        return -(-tiles(problem, bm, bn)[0] // find(problem.device).sms) * bm * bn / speed
+
+    return min(TILES_F64, key=longest)[0]
+
+
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
     """A kernel on the fragments of wmma.cuh, whose shared memory holds two padded tiles of each, then sums for C."""
     bm, bn, bk, _, wn = _tile(config)
     size = BYTES[problem.dtype]
-    m, n = (8, 8) if size == 8 else (16, 16)
-    threads = _threads(config, m, n, 16)
+    m, n, k = (8, 8, 4) if size == 8 else (16, 16, 32 // size)
+    threads = _threads(config, m, n, 2 * k)
     filled = _padded(bm, bk, size, problem.a_layout != "col") + _padded(bn, bk, size, problem.b_layout != "row")
     patches = threads // WARP * m * (wn + 4) * max(4, size)
     return Geometry(
@@ -76,7 +93,7 @@ def _tile(config: Config) -> tuple[int, ...]:
 
 
 def _threads(config: Config, m: int, n: int, k: int) -> int:
-    """Threads of a block: a warp for each wm x wn of bm x bn, by instructions of m x n with steps of k."""
+    """Threads of a block: a warp for each wm x wn of bm x bn, by instructions of m x n, with k at least this."""
     sides = {key: config[key] for key in TILE}
     for key, least in zip(TILE, (m, n, k, m, n), strict=True):
         if sides[key] < least or sides[key] & (sides[key] - 1):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery import arrange, dtypes
-from gemmery.arrays import View
+from gemmery.arrays import View, alignment
 from gemmery.cuda.device import GRID
 from gemmery.cuda.geometry import Geometry, instance, tiles, vector
 from gemmery.cuda.launch import Launch
@@ -132,6 +131,6 @@ def _positive(config: Config, key: str) -> int:
 
 
 def _alignment(view: View, size: int) -> int:
-    """Bytes, 16 at most, that the pointer and every stride but that of adjacent elements are multiples of."""
-    steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and step != size]
-    return math.gcd(16, view.pointer, *steps)
+    """Bytes that the pointer and every stride but that of adjacent elements are multiples of."""
+    walked = zip(view.strides, view.shape, strict=True)
+    return alignment(view.pointer, tuple(step for step, length in walked if length > 1 and step != size))

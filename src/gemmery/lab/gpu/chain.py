@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from gemmery import dispatch
 from gemmery.arrays import View
 from gemmery.bench import timing
 from gemmery.bench.gpu import peers
+from gemmery.bench.gpu.operands import ALIGNMENT, alignment
 from gemmery.bench.gpu.timing import Put
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Contestant, Sample
@@ -24,6 +25,7 @@ from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu import check
 from gemmery.lab.gpu.session import NO_RIVAL, GpuSession, ordinal
 from gemmery.lab.results import WRONG
+from gemmery.ladder.rung import Rung
 
 SUITE, OURS, RIVAL = "chain", "gm.matmul", "cublas"
 SHARE = 1 / 128  # of the sum's variance is A's: then a step changes the size of R by no more than that
@@ -65,11 +67,10 @@ def chain(
 
 def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> list[Measurement]:
     operands = Operands(work, session.stream)
-    plan = dispatch.plan(replace(work.problem, device=session.device))
-    put = _own(operands, plan.kernel)
-    error = operands.error(put, plan.rung.bound)
+    put, rung = own(operands, session.device, work)
+    error = operands.error(put, rung.bound)
     cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
-    rows = {OURS: replace(session.blank(SUITE, OURS, work, note=plan.rung.name), error=error, checked=True, **cost)}
+    rows = {OURS: replace(session.blank(SUITE, OURS, work, note=rung.name), error=error, checked=True, **cost)}
     contestants = [Contestant(OURS, replayed(operands, put, repeats))]
     peer = peers.find(RIVAL)
     if peer.missing():
@@ -91,11 +92,11 @@ class Operands:
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
-        n, self._stream = work.n, stream
+        n, self.stream = work.n, stream
         draw = np.random.default_rng(work.seed)
         scales = np.sqrt(SHARE / n), np.sqrt((1 - SHARE) / n)
         self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
-        self._size = self.a.nbytes
+        self._size = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
         self._memory = Memory(5 * self._size, stream.ordinal)
         self._memory.write(self.a, 4 * self._size)
         self._memory.write(self.b, self._size)
@@ -109,45 +110,47 @@ class Operands:
         return (drawn * precise(scale)).astype(numpy_dtype(work.dtype))
 
     def _view(self, index: int, dtype: str) -> View:
-        place, device = self._memory.pointer + index * self._size, f"cuda:{self._stream.ordinal}"
-        return View(place, self.a.shape, self.a.strides, dtype, device, self._stream.handle, True, self._memory)
+        place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"
+        return View(place, self.a.shape, self.a.strides, dtype, device, self.stream.handle, True, self._memory)
+
+    def read(self, array: np.ndarray[Any, Any], index: int) -> None:
+        """Copy one of the views back."""
+        self._memory.read(array, index * self._size)
 
     def begin(self) -> None:
         """Put A as it was on the stream."""
-        with driver.on(self._stream.ordinal):
+        with driver.on(self.stream.ordinal):
             first = self._memory.pointer + 4 * self._size
-            driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self._stream.handle))
+            driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self.stream.handle))
 
-    @property
-    def stream(self) -> Stream:
-        """What everything is put on."""
-        return self._stream
-
-    def error(self, put: Put, bound: Any) -> float:
+    def error(self, put: Put, bound: Callable[[int], float]) -> float:
         """Error over bound of the first step; WRONG unless the sum is exact to the bit."""
         self._memory.fill(0xFF, 2 * self._size, 2 * self._size)
-        driver.synchronize(self._stream.ordinal)
+        driver.synchronize(self.stream.ordinal)
         self.begin()
         put(0)
-        self._stream.synchronize()
+        self.stream.synchronize()
         total, r = (np.empty(self.a.shape, self.a.dtype) for _ in range(2))
-        self._memory.read(total, 2 * self._size)
-        self._memory.read(r, 3 * self._size)
+        self.read(total, 2)
+        self.read(r, 3)
         if not np.array_equal(total, self.a + self.b):
             return WRONG
         return check.compared(r, self.a, total, bound)
 
 
-def _own(operands: Operands, product: Any) -> Put:
+def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
+    """gemmery's sum and product as steps of the chain, and the rung that multiplies."""
+    aligned = alignment(operands.views[0])  # the four lie alike
+    plan = dispatch.plan(replace(work.problem, device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
-    adds = {0: simt.addition(a, b, total), 1: simt.addition(r, b, total)}
+    sums = simt.addition(a, b, total), simt.addition(r, b, total)
 
     def put(step: int) -> None:
         x, y = (r, a) if step % 2 else (a, r)
-        adds[step % 2](x, b, total)
-        product(x, total, y)
+        sums[step % 2](x, b, total)
+        plan.kernel(x, total, y)
 
-    return put
+    return put, plan.rung
 
 
 def replayed(operands: Operands, put: Put, repeats: int) -> Sample:

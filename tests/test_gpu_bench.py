@@ -1,0 +1,178 @@
+"""What is timed on a GPU computes what it should: values, counts and words, never a speed."""
+
+import numpy as np
+import pytest
+
+from gemmery import lab, verify
+from gemmery.bench.gpu import operands, peers, roofline, state
+from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.gpu.timing import replays
+from gemmery.bench.work import Work
+from gemmery.cuda import driver
+from gemmery.lab.gpu import chain as chains
+from gemmery.lab.gpu import suites
+from gemmery.lab.gpu.check import TF32, compared
+from gemmery.lab.gpu.level import build
+from gemmery.lab.gpu.session import GpuSession
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.report import words
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return driver.Stream(0)
+
+
+def result(resident, index):
+    """The C of one of the sets."""
+    c = np.empty(resident.host[2].shape, resident.host[2].dtype)
+    memory = resident.sets[index].c.owner
+    memory.read(c, resident.sets[index].c.pointer - memory.pointer)
+    return c
+
+
+@pytest.mark.parametrize("layout", ["row", "col", "strided"])
+def test_every_set_holds_the_operands_and_together_they_overflow_l2(stream, layout):
+    work = Work(300, 200, 100, "f32", "f32", a_layout=layout, b_layout=layout)
+    resident = Resident(work, stream)
+    assert resident.bytes >= operands.L2_TIMES * driver.device(0).l2 or len(resident.sets) == operands.MOST_SETS
+    kernel = build(find(CUDA, "simt_naive"), {"threads": 256}, resident)
+    for index in (0, len(resident.sets) - 1):
+        kernel(index)
+        stream.synchronize()
+        assert verify.check(result(resident, index), resident.host[0], resident.host[1]).ok
+
+
+def test_what_is_replayed_computes_every_set(stream):
+    resident = Resident(Work(256, 256, 256, "f32", "f32"), stream)
+    sample = replays(build(find(CUDA, "simt_smem"), {"tile": 16}, resident), stream, len(resident.sets))
+    resident.poison()
+    assert sample(2 * len(resident.sets), 0) > 0
+    stream.synchronize()
+    for index in {0, 1, len(resident.sets) // 2, len(resident.sets) - 1}:
+        assert compared(result(resident, index), *resident.host[:2], float) <= 1
+
+
+@pytest.mark.parametrize("peer", peers.PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work(96, 80, 16, "f32", "f32"),  # so shallow that TF32 would be outside the bound
+        Work(96, 80, 16, "f32", "f32", b_layout="col"),
+        Work(96, 80, 16, "f32", "f32", batch=3),
+        Work(1, 300, 16, "f32", "f32", b_layout="col"),
+        Work(300, 1, 16, "f32", "f32"),
+        Work(96, 80, 64, "f64", "f64"),
+        Work(96, 80, 64, "f16", "f16"),
+        Work(96, 80, 64, "bf16", "bf16"),
+        Work(96, 80, 64, "f32", "f32", precision="tf32"),
+    ],
+    ids=str,
+)
+def test_a_rival_computes_the_product_that_it_is_timed_with(stream, peer, work):
+    if peer.missing():
+        pytest.skip(peer.missing())
+    if peer.name == "cublas_cupy" and (work.dtype == "bf16" or work.precision):
+        pytest.skip("CuPy has no such product")
+    resident = Resident(work, stream)
+    resident.poison()
+    placed = peer.place(resident)
+    placed.put(0)
+    stream.synchronize()
+    bound = (lambda k: k + TF32) if work.precision else float
+    assert verify.check(resident.result(), *resident.host[:2], bound).ok
+
+
+def test_tf32_is_what_the_bound_tells_apart(stream):
+    """Else the test above could not see that a rival rounds."""
+    peer = peers.find("cublas")
+    if peer.missing():
+        pytest.skip(peer.missing())
+    resident = Resident(Work(96, 80, 16, "f32", "f32", precision="tf32"), stream)
+    peer.place(resident).put(0)
+    stream.synchronize()
+    assert not verify.check(resident.result(), *resident.host[:2], float).ok
+
+
+def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
+    for (dtype, unit), row in roofline.UNITS.items():
+        if driver.device(0).capability >= row.needs:
+            assert roofline.peak(dtype, unit, stream) > 0
+    found = roofline.bandwidth(stream)
+    assert found.read > 0
+    assert found.copy > 0
+    gpu, monitor = state.describe(0), state.Monitor(0)
+    assert gpu.name
+    assert gpu.sms > 0
+    if not monitor.missing:
+        assert gpu.driver
+        assert gpu.power_w > 0
+        monitor.look()
+        assert 0 < monitor.seen() <= gpu.clock_mhz
+        assert monitor.seen() == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "tf32"])
+def test_the_whole_ladder_is_checked_at_a_small_size(dtype):
+    run = lab.ladder(sizes=[48], dtype=dtype, device="cuda")
+    assert run.machine.gpu.name
+    for m in run.measurements:
+        assert words.passed(m), m
+        assert bool(m.seconds) != bool(m.refused), m
+    own = [m for m in run.measurements if m.kernel not in words.RIVALS]
+    assert all(m.checked for m in own if not m.refused)
+    assert len([m for m in own if not m.refused]) >= 10
+
+
+def test_a_chain_is_right_and_stays_finite(stream):
+    work = Work(201, 201, 201, "f32", "f32")  # no row but the first is aligned
+    held = chains.Operands(work, stream)
+    run = lab.chain([201], repeats=9, seconds=0.05)
+    ours = run.measurements[0]
+    assert ours.kernel == "gm.matmul"
+    assert 0 < ours.error <= 1
+    put = chains.own(held, "cuda:0", work)[0]
+    held.begin()
+    for step in range(20):
+        put(step)
+    stream.synchronize()
+    r = np.empty_like(held.a)
+    held.read(r, 0)  # after an even number of steps the result lies where A was
+    assert np.isfinite(r).all()
+    assert 0.1 < np.abs(r).mean() / np.abs(held.a).mean() < 10
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work(130, 120, 110, "f32", "f32"),
+        Work(130, 120, 110, "f64", "f64"),
+        Work(130, 120, 110, "bf16", "bf16"),
+        Work(130, 120, 110, "f32", "f32", precision="tf32"),
+        Work(1, 1000, 128, "f16", "f16", b_layout="col"),
+        Work(16, 16, 16, "f32", "f32", batch=50),
+    ],
+    ids=str,
+)
+def test_the_product_of_a_suite_is_checked(work):
+    able = [peer for peer in peers.PEERS if not peer.missing()]
+    with GpuSession(1, lambda event: None, 0) as session:
+        ours, *rivals = suites.contest(session, "mine", work, ("gm.matmul",), able, 0.05)
+    assert ours.checked
+    assert 0 < ours.error <= 1
+    assert ours.note
+    assert set(ours.versus) == {m.kernel for m in rivals if not m.refused}
+
+
+def test_calls_and_compilations_are_counted():
+    able = [peer for peer in peers.PEERS if not peer.missing()]
+    with GpuSession(1, lambda event: None, 0) as session:
+        call = suites.call(session, "mine", Work(64, 64, 64, "f32", "f32"), able, 0.05)
+        made = suites.compilations(session, "mine", Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64"))
+    assert all(m.seconds > 0 for m in call)
+    assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in suites.COMPILED]
+    assert made[-1].kernel == "mma_f64"
+    assert made[-1].refused

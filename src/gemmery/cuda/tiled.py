@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery import dtypes
+from gemmery.cuda import device
 from gemmery.cuda.device import STATIC_SHARED
 from gemmery.cuda.geometry import LAYOUTS, Geometry, instance, tiles, vector
 from gemmery.errors import RefusedError
@@ -14,6 +15,7 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 WARP = 32
 THREADS = 1024  # a block
+REGISTERS = 65536  # a multiprocessor
 PAD = 4  # elements that follow each step of k in the tile of an operand that lies along k
 
 
@@ -45,7 +47,7 @@ def warptile(problem: Problem, config: Config) -> Geometry:
 
 def pipelined(problem: Problem, config: Config) -> Geometry:
     """The same with `stages` tiles in shared memory: filled through registers when there are two, else by cp.async."""
-    config = {**config, **_chosen(problem, config)}
+    config = chosen(problem, config)
     _check_warps(config)
     stages = config["stages"]
     if stages < 2:
@@ -55,7 +57,7 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
         problem,
         config,
         *_accesses(problem, config, transposing=stages == 2),
-        keys=(*WARPS, "stages", "blocks"),
+        keys=(*WARPS, "stages"),
         pad=PAD,
         stages=stages,
     )
@@ -66,6 +68,21 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
     return replace(made, needs=80, instructions="cp.async")
 
 
+# Tiles for sums of 4 and 8 bytes: bm, bn, bk, wm, wn, tm, tn, stages, and the share in percent of the largest's speed
+# that one of these reaches when the device is full.
+TILES = {
+    4: (
+        (128, 256, 16, 32, 128, 16, 8, 3, 100),
+        (128, 128, 8, 64, 32, 8, 8, 3, 95),
+        (64, 64, 16, 32, 32, 8, 4, 3, 75),
+        (32, 32, 16, 32, 16, 4, 4, 3, 45),
+    ),
+    8: (
+        (64, 128, 8, 32, 64, 8, 8, 3, 100),
+        (64, 64, 8, 32, 32, 8, 4, 3, 85),
+        (32, 32, 16, 32, 16, 4, 4, 3, 60),
+    ),
+}
 TILE = ("bm", "bn", "bk", "tm", "tn")
 WARPS = ("bm", "bn", "bk", "wm", "wn", "tm", "tn")
 
@@ -82,7 +99,7 @@ def _launch(
     _check_tile(config)
     bm, bn, bk, tm, tn = (config[key] for key in TILE)
     sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
-    shared = max(1, stages) * bk * sides * (8 if problem.out == "f64" else 4)
+    shared = max(1, stages) * bk * sides * _word(problem)
     if not stages and shared > STATIC_SHARED:
         raise RefusedError(
             f"bm={bm}, bn={bn}, bk={bk}: the tiles take {shared} bytes of shared memory, this kernel has "
@@ -95,10 +112,42 @@ def _launch(
         LAYOUTS[problem.b_layout],
         *accesses,
         *(config[key] for key in keys),
+        config["blocks"] or _blocks(problem, config, 2 if stages else 1),
     )
     threads = bm // tm * (bn // tn)
     dynamic = shared if stages else 0
     return Geometry(f"{name}.cu", kernel, tiles(problem, bm, bn), (threads, 1, 1), dynamic, tile=(bm, bn))
+
+
+def chosen(problem: Problem, config: Config) -> Config:
+    """The config with what it leaves open (0): the tile of TILES that should take least time, and its stages."""
+    at = device.find(problem.device if problem.device != "cpu" else "h200")
+    *best, _ = min(TILES[_word(problem)], key=lambda tile: _time(problem, tile, at.sms))
+    tile = dict(zip((*WARPS, "stages"), best, strict=True))
+    if at.capability < 80 or dtypes.get(problem.dtype).size < 4:
+        tile["stages"] = 2
+    return {**config, **{key: config[key] or value for key, value in tile.items()}}
+
+
+def _time(problem: Problem, tile: tuple[int, ...], sms: int) -> float:
+    """Elements of C that the busiest multiprocessor computes, weighed by the tile's speed."""
+    bm, bn, *_, speed = tile
+    grid, _, _ = tiles(problem, bm, bn)
+    return -(-grid // sms) * bm * bn / speed
+
+
+def _blocks(problem: Problem, config: Config, fragments: int) -> int:
+    """Blocks of a multiprocessor that registers are kept for: a thread holds its sums and `fragments` of A and B."""
+    tm, tn = config["tm"], config["tn"]
+    held = (tm * tn + fragments * (tm + tn)) * (_word(problem) // 4)
+    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
+    threads = config["bm"] // tm * (config["bn"] // tn)
+    return max(1, REGISTERS // (threads * (held + indices)))
+
+
+def _word(problem: Problem) -> int:
+    """Bytes of a sum."""
+    return 8 if problem.out == "f64" else 4
 
 
 def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tuple[int, int, int]:
@@ -124,22 +173,20 @@ def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tup
     return given[0], given[1], given[2]
 
 
-def _chosen(problem: Problem, config: Config) -> Config:
-    """What the config leaves open (0)."""
-    return {}
-
-
 def _check_tile(config: Config) -> None:
     bm, bn, bk, tm, tn = (config[key] for key in TILE)
-    if min(bm, bn, bk, tm, tn) < 1 or bm % tm or bn % tn:
-        raise RefusedError(f"tm={tm}, tn={tn} of bm={bm}, bn={bn}: a thread's tile divides the block's; change either")
-    if bk < 2 or bk & (bk - 1):
-        raise RefusedError(f"bk={bk}: a tile has 2, 4, 8, ... steps of k; use a power of two")
-    threads = bm // tm * (bn // tn)
-    if threads % WARP or threads > THREADS:
+    for key in TILE:
+        if config[key] < 1 or config[key] & (config[key] - 1):
+            raise RefusedError(f"{key}={config[key]}: threads share a tile evenly; use a power of two")
+    if bk < 2 or bm < tm or bn < tn:
         raise RefusedError(
-            f"bm={bm}, bn={bn}, tm={tm}, tn={tn}: {threads} threads; a block has whole warps of {WARP} and at most "
-            f"{THREADS} threads; change the thread's tile"
+            f"bm={bm}, bn={bn}, bk={bk} for tm={tm}, tn={tn}: a block's tile is its threads' by 2 or more"
+        )
+    threads = bm // tm * (bn // tn)
+    if threads < WARP or threads > THREADS:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, tm={tm}, tn={tn}: {threads} threads; a block has {WARP} to {THREADS}; change the "
+            "thread's tile"
         )
 
 

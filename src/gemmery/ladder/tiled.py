@@ -10,9 +10,16 @@ from gemmery.cuda.launch import builder
 from gemmery.ladder.rung import Config, Rung
 from gemmery.problem import Problem
 
-_TILE = {"bm": (32, 64, 128, 256), "bn": (32, 64, 128, 256), "bk": (8, 16, 32), "tm": (4, 8, 16), "tn": (4, 8, 16)}
+_TILE = {
+    "bm": (32, 64, 128, 256),
+    "bn": (32, 64, 128, 256),
+    "bk": (8, 16, 32),
+    "tm": (4, 8, 16),
+    "tn": (4, 8, 16),
+    "blocks": (0, 1, 2, 3, 4),  # that a multiprocessor has registers for; 0: as many as the tile leaves room for
+}
 _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
-_DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8}
+_DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
 _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
 
 
@@ -52,8 +59,8 @@ TILED: tuple[Rung, ...] = (
         "simt_threadtile",
         "simt_smem",
         "each thread computes tm x tn elements from tiles in shared memory",
-        "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared memory is "
-        "read tm tn / (tm + tn) times less often than by one thread an element.",
+        "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared memory "
+        "is read tm tn / (tm + tn) times less often than by one thread an element.",
         tiled.threadtile,
         _TILE,
         _DEFAULT,
@@ -62,8 +69,8 @@ TILED: tuple[Rung, ...] = (
         "simt_vectorized",
         "simt_threadtile",
         "16-byte loads, by threads placed along the memory",
-        "Fewer and wider requests move the same bytes. A width is used only where it divides both the alignment and the "
-        "side, so no load crosses an edge.",
+        "Fewer and wider requests move the same bytes. A width is used only where it divides both the alignment and "
+        "the side, so no load crosses an edge.",
         tiled.vectorized,
         _TILE,
         _DEFAULT,
@@ -107,8 +114,8 @@ TILED: tuple[Rung, ...] = (
         "A block no longer waits for memory at every tile: the next tile travels through registers or by cp.async, and "
         "the next step of k is read while this one is multiplied.",
         tiled.pipelined,
-        {**_WARPS, "stages": (2, 3, 4), "blocks": (1, 2, 3)},
-        {**_WARP_DEFAULT, "stages": 2, "blocks": 2},
+        {**_WARPS, "stages": (2, 3, 4)},
+        dict.fromkeys((*_WARP_DEFAULT, "stages"), 0),
         {"bank_conflicts": 0},
     ),
 )

@@ -23,96 +23,121 @@ template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_b(con
 
 __device__ constexpr Layout transposed(Layout layout) { return layout == ROW ? COL : layout == COL ? ROW : ANY; }
 
-// Where element (side, k) of a tile lies in shared memory, and which of its neighbours are adjacent there.
+// Where element (side, k) of a tile lies in shared memory, which of its neighbours are adjacent there, and how far
+// apart elements are whose sides differ by multiples of SPAN.
 template <int SIDE, int BK> struct SideMajor {
-  static constexpr int SIZE = SIDE * BK;
+  static constexpr int SIZE = SIDE * BK, SPAN = 1;
   static constexpr Layout ADJACENT = ROW;
-  static __device__ __forceinline__ int at(int side, int k) { return side * BK + k; }
+  static __device__ constexpr int apart(int sides, int ks) { return sides * BK + ks; }
+  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
 template <int SIDE, int BK, int PAD = 0> struct KMajor {
-  static constexpr int SIZE = (SIDE + PAD) * BK;
+  static constexpr int SIZE = (SIDE + PAD) * BK, SPAN = 1;
   static constexpr Layout ADJACENT = COL;
-  static __device__ __forceinline__ int at(int side, int k) { return k * (SIDE + PAD) + side; }
+  static __device__ constexpr int apart(int sides, int ks) { return ks * (SIDE + PAD) + sides; }
+  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
-// How the threads of a block share the loading of a tile of SIDE by BK. Lanes follow the memory: along k in ROW, and
-// there in pieces of LINE bytes (one sector, so that the other lanes are on other sides); along the sides otherwise.
-// Every chunk lies wholly inside the operand or wholly outside: the host's VEC divides the side it runs along.
+// How the threads of a block share the loading of a tile of SIDE by BK, tile after tile along k. Lanes follow the
+// memory: along k in ROW, there in pieces of LINE bytes (a sector, so that other lanes are on other sides), and along
+// the sides otherwise. Every chunk lies wholly inside the operand or wholly outside: the host's VEC divides the side it
+// runs along. A thread's further chunks lie at constant distances from its first: down the sides, then along k.
 template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LINE = 32> struct Load {
-  static constexpr int CHUNKS = SIDE * BK / VEC, EACH = (CHUNKS + THREADS - 1) / THREADS;
-  static constexpr int SECTOR = LINE / (VEC * int(sizeof(T))), ROW_CHUNKS = BK / VEC;
-  static constexpr int PIECE = SECTOR < 1 ? 1 : ROW_CHUNKS % SECTOR ? ROW_CHUNKS : SECTOR;  // chunks of a side together
-
   static constexpr Layout LIES = LAYOUT;
-  static constexpr int WIDTH = VEC;
+  static constexpr int WIDTH = VEC, SECTOR = LINE / (VEC * int(sizeof(T))), LONGEST = BK / VEC;
+  static constexpr int PIECE = LAYOUT != ROW || SECTOR < 1 ? 1 : LONGEST < SECTOR ? LONGEST : SECTOR;
+  static constexpr int TALL = LAYOUT == ROW ? 1 : VEC, DEEP = LAYOUT == ROW ? VEC * PIECE : 1;  // of a chunk, a piece
+  static constexpr int LAYER = SIDE / TALL * PIECE, CHUNKS = SIDE * BK / VEC;  // a layer has one piece of each side
+  static constexpr int EACH = (CHUNKS + THREADS - 1) / THREADS, AGAIN = LAYER > THREADS ? LAYER / THREADS : 1;
+  static constexpr int LAYERS = LAYER > THREADS ? 1 : THREADS / LAYER;
+  static_assert(LAYER % THREADS == 0 || THREADS % LAYER == 0, "threads and sides do not fit");
 
   Chunk<T, VEC> held[EACH];
+  const T* next;  // this thread's first chunk of the next tile
+  int sides, depth;  // how much of the operand there is from that chunk on
 
-  static __device__ __forceinline__ int side_of(int chunk) {
-    if constexpr (LAYOUT == ROW) return chunk / PIECE % SIDE;
-    return chunk % (SIDE / VEC) * VEC;
+  __device__ __forceinline__ explicit Load(const Panel<T>& panel) {
+    sides = panel.sides - side();
+    depth = panel.depth - k();
+    next = panel.origin + offset(panel, side(), k());
   }
-  static __device__ __forceinline__ int k_of(int chunk) {
-    if constexpr (LAYOUT == ROW) return (chunk / (PIECE * SIDE) * PIECE + chunk % PIECE) * VEC;
-    return chunk / (SIDE / VEC);
+  static __device__ __forceinline__ int side() { return threadIdx.x % LAYER / PIECE * TALL; }
+  static __device__ __forceinline__ int k() {
+    return threadIdx.x / LAYER * DEEP + (LAYOUT == ROW ? threadIdx.x % PIECE * VEC : 0);
   }
-  static __device__ __forceinline__ const T* address(const Panel<T>& panel, int side, int k) {
-    return panel.origin + (LAYOUT == COL ? side : side * panel.side_step) + (LAYOUT == ROW ? k : k * panel.k_step);
+  static constexpr __device__ int side_of(int e) { return e % AGAIN * (THREADS / PIECE * TALL); }
+  static constexpr __device__ int k_of(int e) { return e / AGAIN * LAYERS * DEEP; }
+  static __device__ __forceinline__ long long offset(const Panel<T>& panel, int side, int k) {
+    return (LAYOUT == COL ? side : side * panel.side_step) + (LAYOUT == ROW ? k : k * panel.k_step);
+  }
+  static __device__ __forceinline__ bool has(int e) {
+    return EACH * THREADS == CHUNKS || e + 1 < EACH || threadIdx.x + e * THREADS < CHUNKS;
+  }
+  __device__ __forceinline__ bool inside(int e) const { return side_of(e) < sides && k_of(e) < depth && has(e); }
+  __device__ __forceinline__ void advance(const Panel<T>& panel) {
+    next += LAYOUT == ROW ? BK : BK * panel.k_step;
+    depth -= BK;
   }
 
-  // The chunks of this thread from the tile that begins at k0, zeros outside of the operand.
-  __device__ __forceinline__ void fetch(const Panel<T>& panel, int k0) {
+  // The chunks of this thread from the next tile, zeros outside of the operand.
+  __device__ __forceinline__ void fetch(const Panel<T>& panel) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      int chunk = threadIdx.x + e * THREADS, side = side_of(chunk), k = k0 + k_of(chunk);
-      bool inside = side < panel.sides && k < panel.depth && (CHUNKS % THREADS == 0 || chunk < CHUNKS);
       held[e] = Chunk<T, VEC>{};
-      if (inside) held[e] = *reinterpret_cast<const Chunk<T, VEC>*>(address(panel, side, k));
+      const T* from = next + offset(panel, side_of(e), k_of(e));
+      if (inside(e)) held[e] = *reinterpret_cast<const Chunk<T, VEC>*>(from);
     }
+    advance(panel);
   }
 
   // The same chunks straight into shared memory, without passing through registers.
-  template <class Arrangement> static __device__ __forceinline__ void copy(const Panel<T>& panel, int k0, T* tile) {
+  template <class Arrangement> __device__ __forceinline__ void copy(const Panel<T>& panel, T* tile) {
     static_assert(VEC == 1 || Arrangement::ADJACENT == LAYOUT, "cp.async does not transpose");
+    T* to = first<Arrangement>(tile);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      int chunk = threadIdx.x + e * THREADS, side = side_of(chunk), k = k_of(chunk);
-      if (CHUNKS % THREADS != 0 && chunk >= CHUNKS) break;
-      bool inside = side < panel.sides && k0 + k < panel.depth;
-      const T* from = inside ? address(panel, side, k0 + k) : panel.origin;
-      ptx::cp_async<VEC * int(sizeof(T))>(tile + Arrangement::at(side, k), from, inside);
+      if (!has(e)) break;
+      const T* from = next + offset(panel, side_of(e), k_of(e));
+      ptx::cp_async<VEC * int(sizeof(T))>(to + Arrangement::apart(side_of(e), k_of(e)), from, inside(e));
     }
+    advance(panel);
   }
 
   // Into shared memory: whole chunks where neighbours stay neighbours, else element by element.
   template <class Arrangement, class S> __device__ __forceinline__ void put(S* tile) const {
+    S* to = first<Arrangement>(tile);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      int chunk = threadIdx.x + e * THREADS, side = side_of(chunk), k = k_of(chunk);
-      if (CHUNKS % THREADS != 0 && chunk >= CHUNKS) break;
+      if (!has(e)) break;
       Chunk<S, VEC> wide;
 #pragma unroll
       for (int v = 0; v < VEC; ++v) wide.of[v] = widen<S>(held[e].of[v]);
       if constexpr (Arrangement::ADJACENT == LAYOUT) {
-        *reinterpret_cast<Chunk<S, VEC>*>(tile + Arrangement::at(side, k)) = wide;
+        *reinterpret_cast<Chunk<S, VEC>*>(to + Arrangement::apart(side_of(e), k_of(e))) = wide;
       } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
-          tile[LAYOUT == ROW ? Arrangement::at(side, k + v) : Arrangement::at(side + v, k)] = wide.of[v];
+          bool along = LAYOUT == ROW;
+          to[Arrangement::apart(side_of(e) + (along ? 0 : v), k_of(e) + (along ? v : 0))] = wide.of[v];
         }
       }
     }
   }
+  template <class Arrangement, class S> static __device__ __forceinline__ S* first(S* tile) {
+    static_assert(AGAIN == 1 || side_of(1) % Arrangement::SPAN == 0, "chunks break the XOR");
+    return tile + Arrangement::at(side(), k());
+  }
 };
 
-// KMajor without a pad, for what lies along k in memory: the XOR sends the chunks that one PIECE takes of k to different
-// parts of the banks. It keeps strips of 16 bytes whole.
+// KMajor without a pad, for what lies along k in memory: the XOR sends the chunks that one PIECE takes of k to
+// different parts of the banks. It keeps strips of 16 bytes whole.
 template <class S, int SIDE, int BK, class Loaded> struct Swizzled {
   static constexpr int SIZE = SIDE * BK, BANKS = 128 / int(sizeof(S)), STRIP = 16 / int(sizeof(S));
   static constexpr Layout ADJACENT = COL;
   static constexpr int SPAN = SIDE % BANKS ? SIDE & -SIDE : BANKS;
   static constexpr int PART = BANKS / Loaded::PIECE > STRIP ? BANKS / Loaded::PIECE : STRIP;
+  static __device__ constexpr int apart(int sides, int ks) { return ks * SIDE + sides; }
   static __device__ __forceinline__ int at(int side, int k) {
     if constexpr (Loaded::LIES != ROW) return k * SIDE + side;
     return k * SIDE + (side ^ k / Loaded::WIDTH % Loaded::PIECE * PART % SPAN);

@@ -17,7 +17,9 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
 #pragma unroll
   for (int s = 0; s < COUNT / STRIP; ++s) {
     if constexpr (Arrangement::ADJACENT == COL) {
-      auto read = *reinterpret_cast<const Chunk<S, STRIP>*>(tile + Arrangement::at(side + s * APART, k));
+      constexpr bool EVEN = APART % Arrangement::SPAN == 0;
+      const S* from = EVEN ? tile + Arrangement::at(side, k) + s * APART : tile + Arrangement::at(side + s * APART, k);
+      auto read = *reinterpret_cast<const Chunk<S, STRIP>*>(from);
 #pragma unroll
       for (int v = 0; v < STRIP; ++v) x[s * STRIP + v] = read.of[v];
     } else {
@@ -27,12 +29,17 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   }
 }
 
+// Columns are walked two together, across one row and back over the next, and every other pair from the bottom up: then
+// each multiply-add shares a factor with the one before, which the register file's reuse cache still holds. Doubles,
+// which fill both register banks, do better column by column.
 template <int TM, int TN, class S>
 __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN], S (&sums)[TM][TN]) {
+  constexpr int PAIR = sizeof(S) == 8 || TN % 2 ? 1 : 2;
 #pragma unroll
-  for (int i = 0; i < TM; ++i) {
-#pragma unroll
-    for (int j = 0; j < TN; ++j) sums[i][j] = multiply_add(a[i], b[j], sums[i][j]);
+  for (int step = 0; step < TM * TN; ++step) {
+    int pair = step / (PAIR * TM), down = step / PAIR % TM;
+    int i = pair % 2 ? TM - 1 - down : down, j = pair * PAIR + (step + down) % PAIR;
+    sums[i][j] = multiply_add(a[i], b[j], sums[i][j]);
   }
 }
 
@@ -57,7 +64,7 @@ template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Sea
 template <class TileA, class TileB, int ROWS_APART, int COLUMNS_APART, int BK, int TM, int TN, class S>
 __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile, int row, int column,
                                                S (&sums)[TM][TN]) {
-#pragma unroll
+#pragma unroll 2  // more would keep more fragments in registers than two blocks of 256 threads have
   for (int k = 0; k < BK; ++k) {
     S a[TM], b[TN];
     fragment<TileA, ROWS_APART>(a, a_tile, row, k);

@@ -20,16 +20,16 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(co
   Tile tile = tile_of_block<BM, BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  Load<T, A, A_VEC, BM, BK, THREADS> a_load;
-  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load;
-  auto begin = [&](int k0, S* stage) {
+  Load<T, A, A_VEC, BM, BK, THREADS> a_load(a_panel);
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load(b_panel);
+  auto begin = [&](S* stage) {
     if constexpr (ASYNC) {
-      a_load.template copy<TileA>(a_panel, k0, stage);
-      b_load.template copy<TileB>(b_panel, k0, stage + TileA::SIZE);
+      a_load.template copy<TileA>(a_panel, stage);
+      b_load.template copy<TileB>(b_panel, stage + TileA::SIZE);
       ptx::cp_async_commit_group();
     } else {
-      a_load.fetch(a_panel, k0);
-      b_load.fetch(b_panel, k0);
+      a_load.fetch(a_panel);
+      b_load.fetch(b_panel);
     }
   };
   auto finish = [&](S* stage) {
@@ -42,27 +42,30 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(co
     __syncthreads();
   };
 
-  constexpr int AHEAD = STAGES - 1;
 #pragma unroll
-  for (int s = 0; s < AHEAD; ++s) begin(s * BK, ring + s * STAGE);
+  for (int s = 0; s < STAGES - 1; ++s) begin(ring + s * STAGE);
   finish(ring);
   Place at;
+  const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the tile it reads
   S a[2][TM], b[2][TN], sums[TM][TN] = {};
-  fragment<TileA, ROWS_APART>(a[0], ring, at.row, 0);
-  fragment<TileB, COLUMNS_APART>(b[0], ring + TileA::SIZE, at.column, 0);
-  int now = 0, last = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
+  fragment<TileA, ROWS_APART>(a[0], a_tile, 0, 0);
+  fragment<TileB, COLUMNS_APART>(b[0], b_tile, 0, 0);
+  int now = 0, free = STAGES - 1;  // stages of the ring: the one that is read, and the one to be filled
   for (int k0 = 0; k0 < p.k; k0 += BK) {
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
       if (k == BK - 1) {
-        now = now == STAGES - 1 ? 0 : now + 1;
+        int step = now == STAGES - 1 ? 1 - STAGES : 1;
+        now += step;
+        a_tile += step * STAGE;
+        b_tile += step * STAGE;
         finish(ring + now * STAGE);
       }
-      fragment<TileA, ROWS_APART>(a[(k + 1) % 2], ring + now * STAGE, at.row, (k + 1) % BK);
-      fragment<TileB, COLUMNS_APART>(b[(k + 1) % 2], ring + now * STAGE + TileA::SIZE, at.column, (k + 1) % BK);
+      fragment<TileA, ROWS_APART>(a[(k + 1) % 2], a_tile, 0, (k + 1) % BK);
+      fragment<TileB, COLUMNS_APART>(b[(k + 1) % 2], b_tile, 0, (k + 1) % BK);
       if (k == 0) {
-        begin(k0 + AHEAD * BK, ring + last * STAGE);
-        last = last == STAGES - 1 ? 0 : last + 1;
+        begin(ring + free * STAGE);
+        free = free == STAGES - 1 ? 0 : free + 1;
       }
       outer_product(a[k % 2], b[k % 2], sums);
     }

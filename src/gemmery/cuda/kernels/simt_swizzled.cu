@@ -4,8 +4,8 @@
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int TM, int TN>
-__global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_swizzled(const Product<T, Out> p) {
+          int TM, int TN, int BLOCKS>
+__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_swizzled(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   using TileA = Swizzled<S, BM, BK, Load<T, A, A_VEC, BM, BK, 1>>;
   using TileB = Swizzled<S, BN, BK, Load<T, transposed(B), B_VEC, BN, BK, 1>>;
@@ -16,13 +16,13 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_swizzled(const Produ
   Tile tile = tile_of_block<BM, BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  Load<T, A, A_VEC, BM, BK, THREADS> a_load;
-  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load;
+  Load<T, A, A_VEC, BM, BK, THREADS> a_load(a_panel);
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load(b_panel);
   int row = threadIdx.x / ACROSS * TALL, column = threadIdx.x % ACROSS * WIDE;
   S sums[TM][TN] = {};
   for (int k0 = 0; k0 < p.k; k0 += BK) {
-    a_load.fetch(a_panel, k0);
-    b_load.fetch(b_panel, k0);
+    a_load.fetch(a_panel);
+    b_load.fetch(b_panel);
     a_load.template put<TileA>(a_tile);
     b_load.template put<TileB>(b_tile);
     __syncthreads();

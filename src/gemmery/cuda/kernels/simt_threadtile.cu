@@ -3,9 +3,8 @@
 // TM x TN multiply-adds: registers are the next level of memory, and the fastest.
 #include "registers.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int BM, int BN, int BK, int TM,
-          int TN>
-__global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_threadtile(const Product<T, Out> p) {
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int BM, int BN, int BK, int TM, int TN, int BLOCKS>
+__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_threadtile(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   using TileA = SideMajor<BM, BK>;
   using TileB = KMajor<BN, BK>;
@@ -15,13 +14,13 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_threadtile(const Pro
   Tile tile = tile_of_block<BM, BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  Load<T, A, 1, BM, BK, THREADS> a_load;
-  Load<T, transposed(B), 1, BN, BK, THREADS> b_load;
+  Load<T, A, 1, BM, BK, THREADS> a_load(a_panel);
+  Load<T, transposed(B), 1, BN, BK, THREADS> b_load(b_panel);
   int row = threadIdx.x / ACROSS * TM, column = threadIdx.x % ACROSS * TN;
   S sums[TM][TN] = {};
   for (int k0 = 0; k0 < p.k; k0 += BK) {
-    a_load.fetch(a_panel, k0);
-    b_load.fetch(b_panel, k0);
+    a_load.fetch(a_panel);
+    b_load.fetch(b_panel);
     a_load.template put<TileA>(a_tile);
     b_load.template put<TileB>(b_tile);
     __syncthreads();

@@ -1,11 +1,11 @@
-// The idea: three levels, block tile -> warp tile -> thread tile. The lanes of a warp sit close together, so that a warp
-// reads WM + WN elements of shared memory a step of k, and pairs of lanes that read the same share a wavefront.
+// The idea: three levels, block tile -> warp tile -> thread tile. The lanes of a warp sit close together, so that a
+// warp reads WM + WN elements of shared memory a step of k, and pairs of lanes that read the same share a wavefront.
 // Its parent: simt_padded, where a warp spans the whole width of the block's tile.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int WM, int WN, int TM, int TN>
-__global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_warptile(const Product<T, Out> p) {
+          int WM, int WN, int TM, int TN, int BLOCKS>
+__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_warptile(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   using TileA = KMajor<BM, BK, A == ROW ? 4 : 0>;
   using TileB = KMajor<BN, BK, B == COL ? 4 : 0>;
@@ -16,18 +16,19 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_warptile(const Produ
   Tile tile = tile_of_block<BM, BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  Load<T, A, A_VEC, BM, BK, THREADS> a_load;
-  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load;
+  Load<T, A, A_VEC, BM, BK, THREADS> a_load(a_panel);
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load(b_panel);
   Place at;
   S sums[TM][TN] = {};
   for (int k0 = 0; k0 < p.k; k0 += BK) {
-    a_load.fetch(a_panel, k0);
-    b_load.fetch(b_panel, k0);
+    a_load.fetch(a_panel);
+    b_load.fetch(b_panel);
     a_load.template put<TileA>(a_tile);
     b_load.template put<TileB>(b_tile);
     __syncthreads();
     multiply_tiles<TileA, TileB, ROWS_APART, COLUMNS_APART, BK>(a_tile, b_tile, at.row, at.column, sums);
     __syncthreads();
   }
-  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row, tile.col + at.column, sums);
+  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row, tile.col + at.column,
+                                                              sums);
 }

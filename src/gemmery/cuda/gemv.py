@@ -53,9 +53,10 @@ def _grid(problem: Problem, each: int, threads: int) -> tuple[tuple[int, int, in
     return (-(-results(problem) // each), min(problem.batch, GRID[1]), 1), (threads, 1, 1)
 
 
-FILLING = 1 << 17  # threads that keep every multiprocessor of a large device busy with loads
 LARGEST_TEAM = 1024  # threads of one block
 MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
+MOST_SPLIT = 64  # blocks that share k
+BLOCKS = 128  # that keep a large device busy
 
 
 def vectorized(problem: Problem, config: Config) -> Geometry:
@@ -77,15 +78,16 @@ def _by_columns(problem: Problem) -> bool:
 
 def _rows(problem: Problem, config: Config) -> Geometry:
     vec, rows_in_all = _chunk(problem), results(problem) * problem.batch
-    chunks, split = max(1, problem.k // vec), config["split"] or 1
+    chunks = max(1, problem.k // vec)
     team = config["team"] or _team(chunks, rows_in_all)
-    rows = config["rows"] or _rows_of_team(team, rows_in_all)
-    steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), max(1, MOST_CHUNKS // rows))
+    split = config["split"] or _split(chunks // (4 * team), rows_in_all)
+    rows = config["rows"] or 1
+    steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), 2)
     if not rows <= team <= LARGEST_TEAM:
         raise RefusedError(f"rows = {rows}, team = {team}: a member stores a row; rows <= team <= {LARGEST_TEAM}")
     if rows * steps > MOST_CHUNKS:
         raise RefusedError(f"rows = {rows}, steps = {steps}: at most {MOST_CHUNKS} chunks fit a thread's registers")
-    threads = max(team, config["threads"] or 128)
+    threads = max(team, config["threads"] or (128 if rows_in_all * team < 1 << 14 else 256))
     parameters = (split > 1, vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
     return _launches(problem, "gemv_vectorized", parameters, threads // team * rows, threads, split)
 
@@ -103,16 +105,33 @@ def _cover(k: int, step: int, vec: int) -> str:
 
 
 def _columns(problem: Problem, config: Config) -> Geometry:
-    column = is_column(problem)
-    vec = vector(problem, 0 if column else 1)
-    lanes = config["team"] or min(32, _power_above(-(-results(problem) // vec)))
+    vec, in_all = vector(problem, 0 if is_column(problem) else 1), results(problem) * problem.batch
+    lanes = config["team"] or _lanes(problem, vec, in_all)
     if lanes > 32:
         raise RefusedError(f"team = {lanes}: along contiguous columns a team is part of a warp; take at most 32")
-    threads = config["threads"] or 256
-    split = config["split"] or 1
-    steps = config["steps"] or 4
+    steps = config["steps"] or 2
+    threads = config["threads"] or max(64, min(1024, _power_above(problem.k) * lanes // steps))
+    blocks = -(-in_all // (lanes * vec))
+    split = config["split"] or _split(problem.k * lanes // (8 * threads), blocks)
     parameters = (split > 1, vec, lanes, steps, threads // 32)
     return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
+
+
+def _lanes(problem: Problem, vec: int, in_all: int) -> int:
+    """Lanes along a row of W's columns: from 64 bytes, a whole line where k is short, to 256 while blocks suffice."""
+    size = {"f64": 8, "f32": 4}.get(problem.dtype, 2)
+    lanes = min(32, (64 if problem.k > 512 else 128) // (vec * size))
+    while lanes < 32 and lanes * vec * size < 256 and in_all >= 2 * lanes * vec * BLOCKS:
+        lanes *= 2
+    return lanes
+
+
+def _split(most: int, blocks: int) -> int:
+    """Blocks that share k where there are few: another launch adds up, so each has to have plenty to do."""
+    split = 1
+    while split < MOST_SPLIT and 2 * split <= most and 2 * split * blocks <= BLOCKS:
+        split *= 2
+    return split
 
 
 def _launches(
@@ -135,18 +154,11 @@ def _launches(
 
 
 def _team(chunks: int, rows_in_all: int) -> int:
-    """Threads a row: a warp where the row is long, several where the rows are too few to fill the device."""
-    team = min(32, _power_above(chunks))
-    while team < 512 and team < chunks and 2 * team * rows_in_all <= FILLING:
-        team *= 2
-    return team
-
-
-def _rows_of_team(team: int, rows_in_all: int) -> int:
-    rows = 1
-    while rows < 4 and 2 * rows <= team and rows_in_all * team >= 2 * rows * FILLING:
-        rows *= 2
-    return rows
+    """Threads a row: two chunks each, in whole lines of memory, up to 256; more where rows are few."""
+    most = 256
+    while most < LARGEST_TEAM and 2 * most * rows_in_all <= BLOCKS * LARGEST_TEAM:
+        most *= 2
+    return min(most, _power_above(chunks), max(8, _power_above(-(-chunks // 2))))
 
 
 def _power_above(number: int) -> int:

@@ -3,10 +3,10 @@
 // Its parent: gemv_vectorized. Sums meet by shuffles, then in shared memory, then (PARTIAL) in gemv_finish.
 #include "gemv.cuh"
 
-template <int VEC, int STEPS, class S, class T>
+// Adds VEC results from r on, over this part of k; WHOLE: all of them exist.
+template <int VEC, int STEPS, bool WHOLE, class S, class T>
 __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, int r, int part, int parts) {
-  bool whole = r + VEC <= g.results;
-  const T* w = g.w + r;
+#pragma unroll 1
   for (int first = part; first < g.k; first += parts * STEPS) {
     Chunk<T, VEC> held[STEPS] = {};
     T x[STEPS] = {};
@@ -14,16 +14,16 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
     for (int s = 0; s < STEPS; ++s) {
       int k = first + s * parts;
       if (s > 0 && k >= g.k) continue;
-      x[s] = g.x[k * g.x_step];
-      const T* row = w + k * g.w_col;
-      if (whole) {
-        held[s] = *reinterpret_cast<const Chunk<T, VEC>*>(row);
+      const T* w = g.w + k * g.w_col + r;
+      if constexpr (WHOLE) {
+        held[s] = chunk_of_w<VEC>(w, 0, 0);
       } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
-          if (r + v < g.results) held[s].of[v] = row[v];
+          if (r + v < g.results) held[s].of[v] = w[v];
         }
       }
+      x[s] = g.x[k * g.x_step];
     }
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
@@ -46,7 +46,12 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     S sums[VEC] = {};
-    add_columns<VEC, STEPS>(sums, g, block + lane * VEC, part, parts);
+    int r = block + lane * VEC;
+    if (r + VEC <= g.results) {
+      add_columns<VEC, STEPS, true>(sums, g, r, part, parts);
+    } else {
+      add_columns<VEC, 1, false>(sums, g, r, part, parts);
+    }
     __syncthreads();  // those of the batch before are read
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
@@ -55,11 +60,11 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
       if (threadIdx.x % 32 < LANES) of_warp[warp][lane * VEC + v] = sums[v];
     }
     __syncthreads();
-    for (int r = threadIdx.x; r < EACH && block + r < g.results; r += 32 * WARPS) {
+    for (int e = threadIdx.x; e < EACH && block + e < g.results; e += 32 * WARPS) {
       S sum = 0;
 #pragma unroll
-      for (int i = 0; i < WARPS; ++i) sum += of_warp[i][r];
-      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + r, sum);
+      for (int i = 0; i < WARPS; ++i) sum += of_warp[i][e];
+      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, block + e, sum);
     }
   }
 }

@@ -154,6 +154,15 @@ def test_a_table_has_a_row_for_each_value_and_no_time_for_a_refusal():
     assert rows[9][2] == next(row[2].text for row in sheet.rows if row[2].tone == "best")
 
 
+def test_refusals_of_one_reason_are_said_once():
+    run = of_threads()
+    more = replace(run.measurements[10], config={"threads": 4096}, refused=NO_BLOCK.replace("2048", "4096"))
+    other = replace(more, config={"threads": 8192}, refused="no such thing")
+    (sheet,) = sheets(replace(run, measurements=(*run.measurements, more, other)), ())
+    assert f"simt_linear at 2048, 4096: {NO_BLOCK}" in sheet.notes
+    assert "simt_linear at 8192: no such thing" in sheet.notes
+
+
 def test_variants_are_told_apart_by_what_differs():
     (sheet,) = sheets(of_vectors(), ())
     assert sheet.head == ("µs", "1", "64", "4096")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmery import dtypes
 from gemmery.bench.record import Machine, Measurement
 from gemmery.report import words
-from gemmery.report.sheet import Cell, Sheet, limits
+from gemmery.report.sheet import Cell, Sheet, error, limits
 
 BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
 
@@ -67,13 +68,14 @@ def _by_key(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
     ran = [m for m in measurements if m.seconds]
     best = {m.kernel: min(x.seconds for x in ran if x.kernel == m.kernel) for m in ran}
     rate = words.rate(measurements[0])
-    rows, notes = [], []
+    rows: list[tuple[Cell, ...]] = []
+    notes: list[str] = []
     for name, along in lines(measurements, axis).items():
+        notes += _refusals(name, along, axis)
         for m in along:
             value = axis.of(m)
             shown = "" if value is None else str(value)
             if m.refused:
-                notes.append(f"{name}{f' at {shown}' if shown else ''}: {m.refused}")
                 rows.append((Cell(name), Cell(shown), Cell("refused", tone="faint"), *[Cell("")] * 4))
                 continue
             ratio = next(((r, m.spread.get(rival, 0.0)) for rival, r in m.versus.items() if rival in words.RIVALS), ())
@@ -85,7 +87,7 @@ def _by_key(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
                     Cell(words.digits(words.reached(m))),
                     Cell(words.percent(words.share(m)), bar=words.share(m)),
                     Cell(words.times(*(ratio or (None,)))),
-                    Cell(f"{m.error:.2g}" if m.checked else "", tone="" if words.passed(m) else "bad"),
+                    error(m),
                 )
             )
     head = ("rung", axis.label, "ms", rate, "% of peak", "× cuBLAS", "error/bound")
@@ -104,7 +106,7 @@ def _by_side(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
     for name, along in lines(measurements, axis).items():
         by_value = {axis.of(m): m for m in along}
         rows.append((Cell(name), *(_microseconds(by_value.get(value), best[value]) for value in values)))
-        notes += [f"{name} at {axis.of(m)}: {m.refused}" for m in along if m.refused]
+        notes += _refusals(name, along, axis)
     head = ("µs", *(str(value) for value in values))
     held = f"K = {measurements[0].k}" if axis.name == "n" else f"N = {measurements[0].n}"
     return Sheet(
@@ -113,6 +115,17 @@ def _by_side(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
         tuple(rows),
         _notes(ran, notes),
     )
+
+
+def _refusals(name: str, along: Sequence[Measurement], axis: Axis) -> list[str]:
+    """Why a line was not run: each reason once, with the values that share it but for its numbers."""
+    reasons: dict[str, list[Measurement]] = {}
+    for m in along:
+        if m.refused:
+            reasons.setdefault(re.sub(r"\d+", "", m.refused), []).append(m)
+    values = {reason: [str(v) for m in same if (v := axis.of(m)) is not None] for reason, same in reasons.items()}
+    where = {reason: f" at {', '.join(at)}" if at else "" for reason, at in values.items()}
+    return [f"{name}{where[reason]}: {same[0].refused}" for reason, same in reasons.items()]
 
 
 def _microseconds(m: Measurement | None, best: float) -> Cell:

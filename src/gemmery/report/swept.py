@@ -16,7 +16,7 @@ from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, rend
 from gemmery.report.sweeps import AXES, Axis, Lines, lines, marks
 
 HEIGHT = 460
-REASON = 44  # characters in a line of a reason
+REASON = 36  # characters in a line of a reason
 
 
 def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str) -> Plot | None:
@@ -111,7 +111,7 @@ def _limits(on: Axes, found: Sequence[tuple[float, str]]) -> None:
 
 
 def _refusals(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
-    """A cross at the top for each, the first of a line with its reason."""
+    """A cross at the top for each; right of the last of a line, the reason of its first."""
     level = 0
     for name, same in along.items():
         refused = [m for m in same if m.refused and axis.of(m) is not None]
@@ -129,12 +129,11 @@ def _refusals(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> Non
         if refused:
             on.annotate(
                 "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]),
-                (axis.of(refused[0]) or 0, 0.95 - 0.11 * level),
-                (-10, 0),
+                (axis.of(refused[-1]) or 0, 0.95 - 0.11 * level),
+                (10, 0),
                 xycoords=on.get_xaxis_transform(),
                 textcoords="offset points",
                 color=INK,
-                ha="right",
                 va="center",
                 size=10,
                 bbox=HALO,

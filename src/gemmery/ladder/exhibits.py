@@ -81,7 +81,8 @@ EXHIBITS = (
         idea="a sum by a tree, partners half of what is left apart",
         lesson=(
             "The first half of the threads adds, then the first quarter: whole warps retire at every level, and only "
-            "the last five levels leave a warp partly idle."
+            "the last five levels leave a warp partly idle. How much that saves depends on what else a level costs: "
+            "compare the two times, and then the one by shuffles, which has no barrier at each level."
         ),
         source="cuda/kernels/reduce_strided.cu",
         show=exhibits.STRIDED,

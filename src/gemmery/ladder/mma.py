@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmery.cuda import mma
 from gemmery.cuda.launch import builder
 from gemmery.ladder.rung import Rung
+from gemmery.ladder.tensor import cut_off
 from gemmery.problem import Problem
 
 _SUMMED_IN_F32 = ("f16", "bf16", "f32")
@@ -18,7 +19,8 @@ def _takes(problem: Problem) -> str:
     return ""
 
 
-_SPACE = {"bm": (64, 128, 256), "bn": (64, 128, 256), "bk": (32, 64), "wm": (32, 64), "wn": (32, 64)}
+_TILES = {"bm": (64, 128, 256), "bn": (32, 64, 128, 256), "bk": (32, 64), "wm": (32, 64), "wn": (16, 32, 64)}
+_BY_SIZE = dict.fromkeys((*mma.SIDES, "stages"), 0)
 
 MMA = (
     Rung(
@@ -27,11 +29,18 @@ MMA = (
         parent="wmma_f16",
         dtypes=("f16", "bf16", "f32"),
         refuses=_takes,
+        bound=cut_off,
         build=builder(mma.ldmatrix),
         geometry=mma.ldmatrix,
-        space=_SPACE,
+        space=_TILES,
         default={"bm": 128, "bn": 128, "bk": 64, "wm": 64, "wn": 64},
         expect={"bank_conflicts": 0},
+        lesson=(
+            "ldmatrix gives a warp four 8 x 8 matrices, each from eight rows of 16 bytes at addresses of its "
+            "choice. Rows that lie 128 bytes apart would meet the same banks eight times; storing chunk c of row "
+            "r at c ^ r % 8 spreads them, and copying into the tile stays free of conflicts too. But a tile is "
+            "loaded, waited for and multiplied one after the other."
+        ),
         source="cuda/kernels/mma_ldmatrix.cu",
     ),
     Rung(
@@ -40,11 +49,18 @@ MMA = (
         parent="mma_ldmatrix",
         dtypes=("f16", "bf16", "f32"),
         refuses=_takes,
+        bound=cut_off,
         build=builder(mma.pipelined),
         geometry=mma.pipelined,
-        space={**_SPACE, "stages": (2, 3, 4, 5)},
-        default={"bm": 128, "bn": 256, "bk": 64, "wm": 64, "wn": 64, "stages": 4},
+        space={**{key: (0, *values) for key, values in _TILES.items()}, "stages": (0, 2, 3, 4, 5, 6)},
+        default=_BY_SIZE,
         expect={"bank_conflicts": 0},
+        lesson=(
+            "Three copies are on their way while a fourth tile is multiplied, and the fragments of the next 32 "
+            "bytes of k are read while those of this one are used, so that the tensor cores hardly wait. What is "
+            "left is the rate of mma.sync itself, about two thirds of what wgmma does on Hopper. Operands whose "
+            "rows do not begin on 16 bytes are packed first: one pass over them costs little beside k passes."
+        ),
         source="cuda/kernels/mma_pipelined.cu",
     ),
 )

@@ -27,7 +27,10 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_ldmatrix(const P
     for (int group = 0; group < Block::GROUPS; ++group) {
       a.read(a_start, group);
       b.read(b_start, group);
-      sums.multiply(a, b);
+      a.round();
+      b.round();
+#pragma unroll
+      for (int part = 0; part < sums.PARTS; ++part) sums.multiply_rows(part, a, b);
     }
     __syncthreads();
   }

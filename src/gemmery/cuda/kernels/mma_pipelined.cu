@@ -3,9 +3,24 @@
 // shared -> registers and mma overlap, with one barrier a tile. This is the main loop that CUTLASS runs on Ampere.
 // Its parent: mma_ldmatrix, which does one after the other.
 #include "fragments.cuh"
+#include "packed.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int BM,
-          int BN, int BK, int WM, int WN, int STAGES>
+// The first launch, where there are operands to be packed: the blocks of A and of B of each matrix.
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int PACKED>
+__global__ void __launch_bounds__(256) mma_pipelined_pack(const Product<T, Out> p) {
+  unsigned of_a = PACKED & 1 ? pack_blocks<A != COL, T>(p.m, p.k) : 0;
+  unsigned of_b = PACKED & 2 ? pack_blocks<B == COL, T>(p.n, p.k) : 0;
+  unsigned index = blockIdx.x % (of_a + of_b);
+  Tile whole = {int(blockIdx.x / (of_a + of_b)), 0, 0};
+  if (index < of_a) {
+    pack<A != COL>(panel_of_a(p, whole), a_panel<A, PACKED>(p, whole), index);
+  } else {
+    pack<B == COL>(panel_of_b(p, whole), b_panel<A, B, PACKED>(p, whole), index - of_a);
+  }
+}
+
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int PACKED,
+          int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const Product<T, Out> p) {
   using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
   constexpr int GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
@@ -14,15 +29,13 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   unsigned start = ptx::shared_address(ring);
 
   Tile tile = tile_of_block<BM, BN>(p);
-  typename Block::CopyA a_copy(panel_of_a(p, tile));
-  typename Block::CopyB b_copy(panel_of_b(p, tile));
+  typename Block::CopyA a_copy(a_panel<A, PACKED>(p, tile));
+  typename Block::CopyB b_copy(b_panel<A, B, PACKED>(p, tile));
   // Part of the next tile; beyond the last one zeros arrive that nobody reads.
   auto fetch = [&](unsigned stage, int part, int parts) {
-    if constexpr (Block::CopyA::ASYNC) a_copy.start(start + stage, part, parts);
-    if constexpr (Block::CopyB::ASYNC) b_copy.start(start + stage + B_TILE, part, parts);
+    a_copy.start(start + stage, part, parts);
+    b_copy.start(start + stage + B_TILE, part, parts);
     if (part < parts - 1) return;
-    if constexpr (!Block::CopyA::ASYNC) a_copy.copy(ring + stage);
-    if constexpr (!Block::CopyB::ASYNC) b_copy.copy(ring + stage + B_TILE);
     ptx::cp_async_commit_group();
     a_copy.advance(BK);
     b_copy.advance(BK);
@@ -38,6 +51,8 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   __syncthreads();
   a[0].read(a_start, 0);
   b[0].read(b_start, 0);
+  a[0].round();
+  b[0].round();
   unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage that is multiplied, and the one that is filled meanwhile
 #pragma unroll 1
   for (int k0 = 0; k0 < p.k; k0 += BK) {
@@ -52,7 +67,12 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
       a[(group + 1) % 2].read(a_start + (last ? next : now), (group + 1) % GROUPS);
       b[(group + 1) % 2].read(b_start + (last ? next : now), (group + 1) % GROUPS);
       if (!last) fetch(free, group, GROUPS - 1);
-      sums.multiply(a[group % 2], b[group % 2]);
+#pragma unroll
+      for (int part = 0; part < sums.PARTS; ++part) {
+        sums.multiply_rows(part, a[group % 2], b[group % 2]);
+        a[(group + 1) % 2].round(part, sums.PARTS);
+        b[(group + 1) % 2].round(part, sums.PARTS);
+      }
     }
     free = now;
     now = next;

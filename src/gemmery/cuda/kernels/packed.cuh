@@ -1,0 +1,57 @@
+// Operands that cannot be copied 16 bytes at a time are first copied to rows that can, in scratch memory: bit 0 of PACKED
+// stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a multiple of 16 bytes.
+#pragma once
+#include "load.cuh"
+
+template <class T> __device__ __forceinline__ long long packed_row(int elements) {
+  constexpr int VEC = 16 / int(sizeof(T));
+  return (elements + VEC - 1LL) / VEC * VEC;
+}
+
+// An operand as it lies in scratch memory from `begin` on, from side `first` of matrix `batch` on.
+template <bool K_ADJACENT, class T>
+__device__ __forceinline__ Panel<T> packed_panel(const T* begin, int batch, int sides, int depth, int first) {
+  long long row = packed_row<T>(K_ADJACENT ? depth : sides), step = K_ADJACENT ? row : 1;
+  const T* matrix = begin + batch * row * (K_ADJACENT ? sides : depth);
+  return {matrix + first * step, step, K_ADJACENT ? 1 : row, sides - first, depth};
+}
+
+template <Layout A, int PACKED, class T, class Out>
+__device__ __forceinline__ Panel<T> a_panel(const Product<T, Out>& p, Tile tile) {
+  if constexpr (!(PACKED & 1)) return panel_of_a(p, tile);
+  return packed_panel<A != COL>(static_cast<const T*>(p.workspace), tile.batch, p.m, p.k, tile.row);
+}
+
+template <Layout A, Layout B, int PACKED, class T, class Out>
+__device__ __forceinline__ Panel<T> b_panel(const Product<T, Out>& p, Tile tile) {
+  if constexpr (!(PACKED & 2)) return panel_of_b(p, tile);
+  const T* begin = static_cast<const T*>(p.workspace);
+  if constexpr (PACKED & 1) begin += p.batch * packed_row<T>(A != COL ? p.k : p.m) * (A != COL ? p.m : p.k);
+  return packed_panel<B == COL>(begin, tile.batch, p.n, p.k, tile.col);
+}
+
+// Blocks of 32 rows by 32 pieces of 16 bytes that a matrix has.
+template <bool K_ADJACENT, class T> __device__ __forceinline__ unsigned pack_blocks(int sides, int depth) {
+  unsigned columns = (K_ADJACENT ? depth : sides) + 512 / int(sizeof(T)) - 1;
+  return ((K_ADJACENT ? sides : depth) + 31) / 32 * (columns / (512 / int(sizeof(T))));
+}
+
+// Copies block `index` of a matrix; the threads of a warp follow a row.
+template <bool K_ADJACENT, class T>
+__device__ __forceinline__ void pack(const Panel<T>& from, const Panel<T>& to, unsigned index) {
+  constexpr int VEC = 16 / int(sizeof(T));
+  int rows = K_ADJACENT ? from.sides : from.depth, columns = K_ADJACENT ? from.depth : from.sides;
+  long long row_step = K_ADJACENT ? from.side_step : from.k_step, step = K_ADJACENT ? from.k_step : from.side_step;
+  unsigned across = (columns + 32 * VEC - 1) / (32 * VEC);
+  int column = (index % across * 32 + threadIdx.x % 32) * VEC, first = index / across * 32;
+  if (column >= columns) return;
+  for (int row = first + threadIdx.x / 32; row < min(rows, first + 32); row += blockDim.x / 32) {
+    Chunk<T, VEC> piece = {};
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+      if (column + v < columns) piece.of[v] = from.origin[row * row_step + (column + v) * step];
+    }
+    T* place = const_cast<T*>(to.origin) + row * (K_ADJACENT ? to.side_step : to.k_step) + column;
+    *reinterpret_cast<Chunk<T, VEC>*>(place) = piece;
+  }
+}

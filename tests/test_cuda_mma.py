@@ -1,0 +1,138 @@
+"""How the kernels by mma.sync are launched: tiles by size and device, packing, refusals; no GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gemmery.cuda import mma
+from gemmery.cuda.device import KNOWN
+from gemmery.cuda.geometry import refusal
+from gemmery.errors import RefusedError
+from gemmery.ladder.mma import MMA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+
+LDMATRIX, PIPELINED = find(MMA, "mma_ldmatrix"), find(MMA, "mma_pipelined")
+AMPERE_ON = [device for device in KNOWN.values() if device.capability >= 80]
+
+
+def square(n, **options):
+    return Problem(n, n, n, "f16", "f16", **{"device": "h200", **options})
+
+
+def parameters(geometry):
+    """The template's arguments after the types and the epilogue."""
+    return geometry.kernel.partition("<")[2].rstrip(">").split(", ")[3:]
+
+
+@pytest.mark.parametrize("device", AMPERE_ON, ids=lambda device: device.name)
+@pytest.mark.parametrize("n", [1, 100, 512, 1024, 2048, 4096, 8192])
+def test_a_ring_fits_every_device(device, n):
+    geometry = mma.pipelined(square(n, device=device.name), PIPELINED.default)
+    assert refusal(geometry, device) == ""
+    assert int(parameters(geometry)[-1]) >= 3  # stages
+
+
+def test_turing_is_refused_with_the_instruction():
+    geometry = mma.pipelined(square(512), PIPELINED.default)
+    assert "sm_80 (mma.m16n8k16 and cp.async)" in refusal(geometry, KNOWN["t4"])
+
+
+@pytest.mark.parametrize(("n", "tile"), [(512, (64, 32)), (1024, (64, 128)), (2048, (256, 128)), (8192, (256, 128))])
+def test_the_tile_follows_the_size(n, tile):
+    config = mma.chosen(square(n), PIPELINED.default)
+    assert (config["bm"], config["bn"]) == tile
+
+
+def test_what_a_config_says_is_kept():
+    config = mma.chosen(square(2048), {**PIPELINED.default, "bn": 256, "stages": 3})
+    assert (config["bn"], config["stages"]) == (256, 3)
+    given = {"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "stages": 5}
+    assert mma.chosen(square(64), given) == given
+    assert mma.pipelined(square(64), given).shared == 5 * (128 + 128) * 32 * 2
+
+
+def test_aligned_operands_are_not_packed():
+    for a_layout, b_layout in itertools.product(("row", "col"), repeat=2):
+        for alignment in (4, 8, 16):
+            problem = square(40, a_layout=a_layout, b_layout=b_layout, alignments=(alignment,) * 3)
+            geometry = mma.pipelined(problem, PIPELINED.default)
+            assert geometry.before == ()
+            assert geometry.workspace == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "packed"),
+    [
+        ({"alignments": (2, 16, 16)}, 33 * 56, 1),  # A: m rows of k
+        ({"alignments": (16, 2, 16)}, 50 * 24, 2),  # B: k rows of n
+        ({"alignments": (2, 2, 2)}, 33 * 56 + 50 * 24, 3),
+        ({"a_layout": "any"}, 33 * 56, 1),
+        ({"a_layout": "col", "alignments": (2, 16, 16)}, 50 * 40, 1),  # k rows of m
+        ({"b_layout": "col", "alignments": (16, 2, 16)}, 17 * 56, 2),  # n rows of k
+    ],
+)
+def test_scratch_memory_holds_rows_of_whole_16_bytes(options, rows, packed):
+    problem = Problem(33, 17, 50, "f16", "f32", batch=3, device="h200", **options)
+    geometry = mma.pipelined(problem, PIPELINED.default)
+    assert geometry.workspace == 3 * rows * 2
+    (before,) = geometry.before
+    assert before.kernel.endswith(f", {packed}>")
+    assert before.grid[0] % 3 == 0
+    assert parameters(geometry)[6] == str(packed)
+
+
+def test_nothing_is_packed_of_an_empty_sum():
+    geometry = mma.pipelined(Problem(5, 5, 0, "f16", "f16", device="h200", alignments=(2, 2, 2)), PIPELINED.default)
+    assert geometry.before == ()
+    assert geometry.workspace == 0
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "layouts", "ragged"),
+    [
+        (33, 40, 64, ("row", "row"), False),  # A runs along k, B along n
+        (40, 33, 64, ("row", "row"), True),
+        (40, 40, 65, ("row", "row"), True),
+        (40, 40, 65, ("col", "row"), False),
+        (33, 40, 64, ("col", "row"), True),
+        (40, 33, 64, ("row", "col"), False),
+    ],
+)
+def test_pieces_are_cut_where_a_row_ends_within_16_bytes(m, n, k, layouts, ragged):
+    problem = Problem(m, n, k, "bf16", "bf16", a_layout=layouts[0], b_layout=layouts[1], device="h200")
+    for make, rung in ((mma.pipelined, PIPELINED), (mma.ldmatrix, LDMATRIX)):
+        assert parameters(make(problem, rung.default))[5] == str(int(ragged))
+
+
+@pytest.mark.parametrize(
+    ("n", "c_layout", "elements"), [(40, "row", 8), (36, "row", 4), (35, "row", 1), (40, "any", 1)]
+)
+def test_an_access_to_c_divides_its_rows(n, c_layout, elements):
+    problem = Problem(8, n, 8, "f16", "f16", c_layout=c_layout, device="h200")
+    assert parameters(mma.pipelined(problem, PIPELINED.default))[4] == str(elements)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"bm": 96}, "bm=96: a side of a swizzled tile is a power of two"),
+        ({"wn": 8}, "wn=8: a side of a swizzled tile is a power of two from 16 on"),
+        ({"bm": 64, "wm": 128}, "bm=64, .*wm=128.*warps of it at most its size"),
+        ({"bk": 16}, "bk=16.* two groups of 16"),
+        ({"stages": 1}, "stages=1: a ring has 2 to 8 tiles"),
+        ({"stages": 9}, "stages=9: a ring has 2 to 8 tiles"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(config, words):
+    with pytest.raises(RefusedError, match=words):
+        mma.pipelined(square(2048), {**PIPELINED.default, **config})
+
+
+def test_f32_needs_leave_to_lose_bits():
+    problem = Problem(64, 64, 64, "f32", "f32", device="h200")
+    assert "precision='tf32'" in PIPELINED.refuses(problem)
+    assert PIPELINED.refuses(Problem(64, 64, 64, "f32", "f32", device="h200", precision="tf32")) == ""
+    assert "not f64" in PIPELINED.refuses(Problem(64, 64, 64, "f16", "f64", device="h200"))

@@ -21,6 +21,8 @@ _TILE = {
 _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
 _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
+_PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
+_PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # by the size of the product
 
 
 def _takes(problem: Problem) -> str:
@@ -114,8 +116,8 @@ TILED: tuple[Rung, ...] = (
         "A block no longer waits for memory at every tile: the next tile travels through registers or by cp.async, and "
         "the next step of k is read while this one is multiplied.",
         tiled.pipelined,
-        {**_WARPS, "stages": (2, 3, 4)},
-        dict.fromkeys((*_WARP_DEFAULT, "stages"), 0),
+        _PIPELINE,
+        _PIPELINE_DEFAULT,
         {"bank_conflicts": 0},
     ),
 )

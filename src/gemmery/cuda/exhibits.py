@@ -50,16 +50,15 @@ def put(show: Show, config: Config, x: int, y: int, ordinal: int) -> Callable[[i
     geometry = show.launch(show.n, config)
     function = driver.function(geometry.source, geometry.kernel, ordinal)
     given = (ctypes.c_void_p(x), ctypes.c_void_p(y), ctypes.c_int(show.n))
-    pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
 
     def launch(stream: int) -> None:
+        pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
         with driver.on(ordinal):
             launched = driver.api().cuLaunchKernel(
                 function, *geometry.grid, *geometry.block, 0, stream, ctypes.addressof(pointers), 0
             )
             driver.check(launched)
 
-    launch.given = given  # type: ignore[attr-defined]  # what the pointers point to
     return launch
 
 

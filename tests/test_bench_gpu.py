@@ -94,6 +94,13 @@ def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monke
     assert device.put_calls == [index % 4 for index in range(len(device.put_calls))]
 
 
+def test_what_no_graph_can_hold_is_put_on_the_stream_call_by_call(monkeypatch):
+    device = Device(monkeypatch, seconds=2e-6, host=1e-5)
+    sample = timing.replays(device.put, device, 1, captured=False)
+    assert device.graphs == []
+    assert sample(100, 0) == pytest.approx(100 * 10_000)
+
+
 def test_a_call_of_seconds_is_not_warmed_up_again_and_again(monkeypatch):
     device = Device(monkeypatch, seconds=0.5)
     timing.replays(device.put, device, sets=4)

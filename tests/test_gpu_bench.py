@@ -159,8 +159,8 @@ def test_a_chain_is_right_and_stays_finite(stream):
 )
 def test_the_product_of_a_suite_is_checked(work):
     able = [peer for peer in peers.PEERS if not peer.missing()]
-    with GpuSession(1, lambda event: None, 0) as session:
-        ours, *rivals = suites.contest(session, "mine", work, ("gm.matmul",), able, 0.05)
+    session = GpuSession(1, lambda event: None, 0)
+    ours, *rivals = suites.contest(session, "mine", work, ("gm.matmul",), able, 0.05)
     assert ours.checked
     assert 0 < ours.error <= 1
     assert ours.note
@@ -169,9 +169,9 @@ def test_the_product_of_a_suite_is_checked(work):
 
 def test_calls_and_compilations_are_counted():
     able = [peer for peer in peers.PEERS if not peer.missing()]
-    with GpuSession(1, lambda event: None, 0) as session:
-        call = suites.call(session, "mine", Work(64, 64, 64, "f32", "f32"), able, 0.05)
-        made = suites.compilations(session, "mine", Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64"))
+    session = GpuSession(1, lambda event: None, 0)
+    call = suites.call(session, "mine", Work(64, 64, 64, "f32", "f32"), able, 0.05)
+    made = suites.compilations(session, "mine", Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64"))
     assert all(m.seconds > 0 for m in call)
     assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in suites.COMPILED]
     assert made[-1].kernel == "mma_f64"

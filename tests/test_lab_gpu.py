@@ -52,7 +52,7 @@ class MadeUp(GpuSession):
     """A session whose device is NumPy, and on which a product takes as long as its rung was told to."""
 
     def __init__(self, total=1, on_event=lambda event: None, device=0, store=None, rivals=()):
-        Session.__init__(self, total, on_event, store, records.MACHINE)
+        Session.__init__(self, total, on_event, records.MACHINE, store)
         self.monitor, self.device_number, self.rivals, self.samplers = Monitor(), device, rivals, 0
 
     device = "cuda:0"
@@ -64,6 +64,9 @@ class MadeUp(GpuSession):
         self.samplers += 1
         each = put.nanoseconds
         return lambda inner, warm: round(each * inner)
+
+    def rival(self, placed, resident):
+        return self.sampler(placed.put, len(resident.sets))
 
     def peers(self, wanted=()):
         return self.rivals

@@ -15,7 +15,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
 from gemmery.lab import results
-from gemmery.lab.session import Session
+from gemmery.lab.session import CpuSession
 
 COLD, WARM = "gm.matmul, cold cache", "gm.matmul, warm cache"
 ROUNDS = 9
@@ -34,7 +34,7 @@ _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 
 
 def first_call(
-    session: Session, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
+    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
     """Records of a first product: cold cache, warm cache and, when it is among the rivals, NumPy's own.
 

@@ -16,7 +16,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Comparison, Contestant, Ratio, Timing
 from gemmery.bench.work import Work, operands
 from gemmery.lab import results
-from gemmery.lab.session import Session
+from gemmery.lab.session import CpuSession
 from gemmery.ladder.rung import Kernel, Rung
 
 PILOT = 128  # the side whose time predicts that of a rung at its first size
@@ -44,7 +44,7 @@ class Level:
     """The rungs at one size: they share operands, NumPy's processes, and what was measured so far."""
 
     def __init__(
-        self, session: Session, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
+        self, session: CpuSession, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
     ) -> None:
         self.session, self.suite, self.work = session, suite, work
         self.threads, self.seconds = threads, seconds

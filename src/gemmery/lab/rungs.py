@@ -13,7 +13,7 @@ from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.climb import climb as gpu_climb
 from gemmery.lab.gpu.session import ordinal
 from gemmery.lab.level import Level, is_threaded, suited
-from gemmery.lab.session import Session
+from gemmery.lab.session import CpuSession
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
@@ -78,7 +78,7 @@ def climb(
     """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
     check_arguments(sizes, dtype, seconds)
     threads = threads or cpu_threads.get()
-    with Session(len(chosen) * len(sizes), on_event) as session:
+    with CpuSession(len(chosen) * len(sizes), on_event) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
         before: dict[int, Measurement] = {}

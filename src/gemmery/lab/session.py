@@ -1,4 +1,4 @@
-"""One run of a command: its records, its progress, the rivals it started and the limits it measured."""
+"""One run of a command: its records and its progress; on the CPU the rivals it started and the limits it measured."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ from gemmery.lab.event import Event, OnEvent
 
 
 class Session:
-    """State of one run; a context manager that ends the rivals' processes.
+    """The records of one run, on `machine`; a context manager, for what some runs start.
 
     `store` is a folder: each measurement is appended to its machine's file at once, so that an interrupted run
-    keeps what it has. `machine` is this one with its CPU unless another is given.
+    keeps what it has.
     """
 
-    def __init__(
-        self, total: int, on_event: OnEvent, store: Path | None = None, machine: Machine | None = None
-    ) -> None:
-        self._machine = machine or record.machine()
+    def __init__(self, total: int, on_event: OnEvent, machine: Machine, store: Path | None = None) -> None:
+        self._machine = machine
         self._started = record.now()
         self._done, self._total, self._on_event = 0, total, on_event
         self._store = store
         self._records: list[Measurement] = []
-        self._processes: dict[tuple[str, int], PeerProcess] = {}
-        self._refusals: dict[tuple[str, int], str] = {}
-        self._peaks: dict[tuple[str, int], float] = {}
-        self._bandwidths: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.close()
+        """Nothing was started that must end."""
 
     @property
     def run(self) -> Run:
@@ -60,6 +53,21 @@ class Session:
             record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
         for m in measurements:
             self._on_event(Event(m.kernel, self._done, self._total, m))
+
+
+class CpuSession(Session):
+    """One run on this machine's CPU; a context manager that ends the rivals' processes."""
+
+    def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
+        super().__init__(total, on_event, record.machine(), store)
+        self._processes: dict[tuple[str, int], PeerProcess] = {}
+        self._refusals: dict[tuple[str, int], str] = {}
+        self._peaks: dict[tuple[str, int], float] = {}
+        self._bandwidths: dict[int, float] = {}
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.close()
 
     def rival(self, name: str, threads: int) -> PeerProcess:
         """The rival's process with that many threads, started when it is first asked for.

@@ -22,7 +22,7 @@ from gemmery.lab import results
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
 from gemmery.lab.gpu.session import ordinal
-from gemmery.lab.session import Session
+from gemmery.lab.session import CpuSession
 from gemmery.lab.threads import in_force, on
 from gemmery.lab.tournament import entrant, tournament
 
@@ -77,7 +77,7 @@ def bench(
         entrant(label)
     rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
     able = [(found, count) for found, count in rounds if count <= target.cores()]
-    with Session(sum(len(found.works) for found, _ in able), on_event, store) as session:
+    with CpuSession(sum(len(found.works) for found, _ in able), on_event, store) as session:
         for found, count in rounds:
             if (found, count) in able:
                 run_suite(session, found, count, rivals, seconds)
@@ -87,7 +87,7 @@ def bench(
         return session.run
 
 
-def run_suite(session: Session, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
+def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
     """Every product of a suite with that many threads; a rival that cannot run here is recorded once."""
     processes = []
     for name in found.rivals or [peer.name for peer in peers.PEERS]:
@@ -129,7 +129,7 @@ def find(name: str) -> Path:
 
 
 def contest(
-    session: Session, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
+    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
     """Records of gemmery and of each rival on one product, checked once and timed in turn."""
     limits = session.limits(work.dtype, threads)

@@ -19,7 +19,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.level import Ready, refusal
-from gemmery.lab.session import Session
+from gemmery.lab.session import CpuSession
 from gemmery.lab.threads import in_force, on
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
@@ -54,7 +54,7 @@ def entrant(label: str, ladder: tuple[Rung, ...] = CPU) -> Entrant:
 
 
 def tournament(
-    session: Session,
+    session: CpuSession,
     name: str,
     work: Work,
     labels: Sequence[str],

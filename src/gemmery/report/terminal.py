@@ -167,5 +167,5 @@ def _line(measurement: Measurement) -> str:
     config = "".join(f", {key} {value}" for key, value in measurement.config.items()) if swept else ""
     if measurement.refused:
         return f"{what}{config}: not run, {measurement.refused}"
-    speed = f"{words.digits(words.reached(measurement))} {words.rate(measurement)}"
-    return f"{what}{config}: {words.duration(measurement.seconds)}, {speed}"
+    speed = f", {words.digits(words.reached(measurement))} {words.rate(measurement)}" if measurement.flops else ""
+    return f"{what}{config}: {words.duration(measurement.seconds)}{speed}"

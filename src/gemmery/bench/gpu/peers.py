@@ -31,10 +31,11 @@ class Placed:
 
     put: Put
     note: str
+    captured: bool = True  # in a graph; else the host's own time shows in short calls
 
-    def sample(self, resident: Resident) -> Sample:
-        """A sampler of it, by replayed graphs."""
-        return replays(self.put, resident.stream, len(resident.sets))
+    def sample(self, resident: Resident, look: Callable[[], None] = lambda: None) -> Sample:
+        """A sampler of it; `look` is called while the device works."""
+        return replays(self.put, resident.stream, len(resident.sets), look, self.captured)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ def torch_chain(views: Sequence[View]) -> Put:
     """
     import torch
 
-    a, b, total, r = (_tensor(Shared(view), view.device) for view in views)
+    a, b, total, r = (_tensor(Shared(view), view.device)[0] for view in views)
     stream = torch.cuda.ExternalStream(views[0].stream, device=views[0].device)  # type: ignore[no-untyped-call]
 
     def put(step: int) -> None:
@@ -233,7 +234,8 @@ def _place_cupy(resident: Resident) -> Placed:
     import cupy
 
     stream, sets = _on_cupy(resident)
-    return Placed(functools.partial(_put, stream, sets, cupy.matmul), "cupy.matmul")
+    note = "cupy.matmul, which no graph can hold: short calls take what the host needs"
+    return Placed(functools.partial(_put, stream, sets, cupy.matmul), note, captured=False)
 
 
 def _cupy_calls(resident: Resident) -> Sample:

@@ -23,10 +23,13 @@ Put = Callable[[int], None]
 """Puts one product on the stream; its argument says which of the sets of operands it takes."""
 
 
-def replays(put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None) -> Sample:
+def replays(
+    put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None, captured: bool = True
+) -> Sample:
     """A sampler of the product that `put` puts on `stream`, its operands taken in turn from `sets` sets.
 
-    `look` is called while the device works.
+    `look` is called while the device works. A `put` that cannot be `captured` in a graph is put on the stream call by
+    call: a short one then takes as long as the host needs for it.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # nanoseconds of 1000 products
@@ -36,7 +39,7 @@ def replays(put: Put, stream: Stream, sets: int, look: Callable[[], None] = lamb
     """
     queued = _Queued(put, stream, sets, look)
     queued.sample(1, 0)  # loads the kernel, and lets a library choose its own
-    if queued.sample(1, 0) > timing.LONG_CALL_NS:
+    if queued.sample(1, 0) > timing.LONG_CALL_NS or not captured:
         return queued.sample
     each = queued.sample(WARM_CALLS, 1) / WARM_CALLS
     if each > QUEUED_NS:

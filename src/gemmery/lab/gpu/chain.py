@@ -57,12 +57,12 @@ def chain(
             raise ArgumentError(f"workload chain: {what} {number}: it must be a whole number >= 1")
     if dtype not in ("f64", "f32", "f16", "bf16"):
         raise ArgumentError(f"workload chain: dtype {dtype!r}: it runs in f64, f32, f16 and bf16")
-    with GpuSession(len(sizes), on_event, gpu, store) as session:
-        for n in sizes:
-            work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
-            session.begin(f"{SUITE}: {work}")
-            session.end(*_measured(session, work, repeats, seconds))
-        return session.run
+    session = GpuSession(len(sizes), on_event, gpu, store)
+    for n in sizes:
+        work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
+        session.begin(f"{SUITE}: {work}")
+        session.end(*_measured(session, work, repeats, seconds))
+    return session.run
 
 
 def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> list[Measurement]:

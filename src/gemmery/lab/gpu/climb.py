@@ -27,19 +27,19 @@ def climb(
 
     Raises DeviceError when there is no device to run on.
     """
-    with GpuSession(len(chosen) * len(sizes), on_event, device) as session:
-        before: dict[int, Measurement] = {}
-        for n in sorted(sizes):
-            levels: dict[Work, GpuLevel] = {}
-            for index, (rung, config) in enumerate(chosen):
-                work = shape(rung, n, like, session.device)
-                session.begin(f"{rung.name}, {work}")
-                if work not in levels:
-                    levels[work] = GpuLevel(session, suite, work, seconds, CUDA)
-                m = levels[work].measure(rung, config, before.get(index))
-                if not m.refused:
-                    before[index] = m
-                session.end(m)
-            for level in levels.values():
-                session.add(*level.rivals())
-        return session.run
+    session = GpuSession(len(chosen) * len(sizes), on_event, device)
+    before: dict[int, Measurement] = {}
+    for n in sorted(sizes):
+        levels: dict[Work, GpuLevel] = {}
+        for index, (rung, config) in enumerate(chosen):
+            work = shape(rung, n, like, session.device)
+            session.begin(f"{rung.name}, {work}")
+            if work not in levels:
+                levels[work] = GpuLevel(session, suite, work, seconds, CUDA)
+            m = levels[work].measure(rung, config, before.get(index))
+            if not m.refused:
+                before[index] = m
+            session.end(m)
+        for level in levels.values():
+            session.add(*level.rivals())
+    return session.run

@@ -72,7 +72,7 @@ class GpuLevel:
         for peer in installed:
             try:
                 placed = peer.place(self._resident)
-                self._rival = Contestant(peer.name, self.session.sampler(placed.put, len(self._resident.sets)))
+                self._rival = Contestant(peer.name, self.session.rival(placed, self._resident))
             except RefusedError as refused:
                 self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, refused=str(refused))
                 continue

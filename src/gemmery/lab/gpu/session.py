@@ -10,7 +10,7 @@ from typing import Any
 from gemmery.bench import record
 from gemmery.bench.gpu import peers, roofline
 from gemmery.bench.gpu.operands import Resident
-from gemmery.bench.gpu.peers import Peer
+from gemmery.bench.gpu.peers import Peer, Placed
 from gemmery.bench.gpu.state import Monitor
 from gemmery.bench.gpu.timing import Put, replays
 from gemmery.bench.record import Measurement
@@ -59,7 +59,7 @@ class GpuSession(Session):
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{device}: {reason}")
-        super().__init__(total, on_event, store, record.gpu_machine(device))
+        super().__init__(total, on_event, record.gpu_machine(device), store)
         self.stream = Stream(device)
         self.monitor = Monitor(device)
         self._unit_peaks: dict[tuple[str, str], float] = {}
@@ -77,6 +77,10 @@ class GpuSession(Session):
     def resident(self, work: Work) -> Resident:
         """The operands of `work` on the device."""
         return Resident(work, self.stream)
+
+    def rival(self, placed: Placed, resident: Resident) -> Sample:
+        """A sampler of a rival's product, the clocks noted while it runs."""
+        return placed.sample(resident, self.monitor.look)
 
     def peers(self, wanted: Sequence[str] = ()) -> tuple[Peer, ...]:
         """The rivals of these names that are installed; () is every one."""

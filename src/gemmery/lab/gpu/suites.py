@@ -19,6 +19,8 @@ from gemmery.bench.suite import Suite
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvrtc
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.nvrtc import Code, Program
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab.event import OnEvent
 from gemmery.lab.gpu import check
@@ -50,10 +52,10 @@ def bench(
         peers.find(name)
     for label in labels:
         entrant(label, CUDA)
-    with GpuSession(sum(len(found.works) for found in suites), on_event, device, store) as session:
-        for found in suites:
-            run_suite(session, found, wanted, seconds)
-        return session.run
+    session = GpuSession(sum(len(found.works) for found in suites), on_event, device, store)
+    for found in suites:
+        run_suite(session, found, wanted, seconds)
+    return session.run
 
 
 def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds: float) -> None:
@@ -106,7 +108,7 @@ def contest(
     for peer in rivals:
         try:
             placed = peer.place(resident)
-            contestants.append(Contestant(peer.name, session.sampler(placed.put, len(resident.sets))))
+            contestants.append(Contestant(peer.name, session.rival(placed, resident)))
             rows[peer.name] = session.blank(name, peer.name, work, note=f"{peer.runs()}, {placed.note}")
         except RefusedError as refused:
             rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
@@ -142,6 +144,8 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
             rows[peer.name] = session.blank(name, peer.name, work, note=peer.runs())
         except RefusedError as refused:
             rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
+    for contestant in contestants:
+        contestant.sample(1, 0)  # compiles, and lets a library choose its kernel
     found = timing.compare(contestants, seconds)
     for label, taken in found.timings.items():
         rows[label] = session.timed(rows[label], taken, work, found.versus if label == HOST else None)
@@ -162,12 +166,7 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
         except GemmeryError as refused:
             rows.append(session.blank(name, label, work, refused=str(refused)))
             continue
-        arch, ordinal = driver.device(session.stream.ordinal).arch, session.stream.ordinal
-        ways: tuple[Callable[[], object], ...] = (
-            functools.partial(nvrtc.compiled, geometry.source, geometry.kernel, arch),
-            functools.partial(nvrtc.code, geometry.source, geometry.kernel, arch),
-            functools.partial(driver.function, geometry.source, geometry.kernel, ordinal, geometry.shared),
-        )
+        ways = _ways(geometry, session.stream.ordinal)
         taken = {
             case: {turn: _seconds(way) for turn in range(COMPILATIONS)}
             for case, way in zip(COMPILED, ways, strict=True)
@@ -177,6 +176,25 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
             blank = replace(session.blank(name, label, work), case=case, flops=0, bytes=0)
             rows.append(session.timed(blank, found.timings[case], work))
     return rows
+
+
+def _ways(geometry: Geometry, ordinal: int) -> tuple[Callable[[], object], ...]:
+    """A kernel made ready in each of the ways of COMPILED."""
+    arch = driver.device(ordinal).arch
+    return (
+        lambda: _load(nvrtc.compiled(geometry.source, geometry.kernel, arch), ordinal),
+        lambda: _load(nvrtc.code(geometry.source, geometry.kernel, arch), ordinal),
+        lambda: driver.function(geometry.source, geometry.kernel, ordinal, geometry.shared),
+    )
+
+
+def _load(made: Program | Code, ordinal: int) -> None:
+    """Load machine code as `driver.function` does, and give it back."""
+    api = driver.api()
+    with driver.on(ordinal):
+        module = driver.check(api.cuModuleLoadData(made.cubin))
+        driver.check(api.cuModuleGetFunction(module, made.entry.encode()))
+        driver.check(api.cuModuleUnload(module))
 
 
 def _seconds(function: Callable[[], object]) -> float:

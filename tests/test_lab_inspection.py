@@ -88,6 +88,7 @@ def test_a_rung_of_two_launches_shows_both():
     found = lab.inspect("simt_packed", n=256, device="h200")
     assert len(found.kernels) == 2
     assert [part.title for part in parts(found)][:2] == ["Launch 1 of 2", "Launch 2 of 2"]
+    assert words(found)["scratch memory"] == "512 KiB"
 
 
 def test_a_rung_of_vectors_gets_a_row():

@@ -32,7 +32,7 @@ class Kernel:
     static_shared: int  # bytes a block
     dynamic_shared: int
     occupancy: Occupancy
-    counts: dict[str, int]  # instructions by kind; () without SASS
+    counts: dict[str, int]  # instructions by kind; {} without SASS
     loop: dict[str, int]  # those of its main loop
     ptx_counts: dict[str, int]
     ptx: str
@@ -51,6 +51,7 @@ class Inspection:
     device: Device
     kernels: tuple[Kernel, ...]  # those that prepare, then the product
     tile: tuple[int, int]  # of C, that uses what a block loads of A and B once
+    workspace: int  # bytes of scratch memory, for all launches
     unit: str  # what multiplies: a field of device.Rates
     loads: Roofline  # if every load of A and B went to memory
     once: Roofline  # if each element moved once
@@ -76,6 +77,7 @@ def inspected(
         device=device,
         kernels=kernels,
         tile=geometry.tile,
+        workspace=geometry.workspace,
         unit=unit,
         loads=roofline(problem.flops, loaded(problem, *geometry.tile), peak, device.bandwidth),
         once=roofline(problem.flops, problem.bytes, peak, device.bandwidth),

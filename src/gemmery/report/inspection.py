@@ -111,6 +111,7 @@ def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
         ("grid", f"{blocks:,} blocks of {_sides(one.block)} = {threads} threads"),
         ("registers", f"{one.registers} a thread, {spills}{stack}"),
         ("shared memory", shared if held else "none"),
+        *([("scratch memory", words.size(found.workspace))] if found.workspace and one is found.kernels[-1] else []),
         ("occupancy", f"{warps}: {filled.blocks} blocks, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", f"{waves} of the device, all together {words.percent(filled.filled)}"),

@@ -10,30 +10,10 @@ from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung import Config
 from gemmery.problem import Problem
 
 _RUNGS = {rung.name: rung for rung in CUDA}
 
-# Tiles of C a block computes, from those that reuse most to those that leave no multiprocessor without work.
-_TILES: dict[str, tuple[Config, ...]] = {
-    "mma_pipelined": (
-        {"bm": 128, "bn": 256, "wm": 64, "wn": 64, "stages": 4},
-        {"bm": 128, "bn": 128, "wm": 64, "wn": 64, "stages": 3},
-        {"bm": 64, "bn": 64, "wm": 32, "wn": 32, "stages": 4},
-    ),
-    "mma_f64": (
-        {"bm": 128, "bn": 128, "wm": 64, "wn": 32, "stages": 4},
-        {"bm": 64, "bn": 64, "wm": 32, "wn": 32, "stages": 4},
-        {"bm": 32, "bn": 32, "wm": 16, "wn": 16, "stages": 4},
-    ),
-    "simt_pipelined": (
-        {"bm": 128, "bn": 128, "wm": 64, "wn": 32, "tm": 8, "tn": 8},
-        {"bm": 64, "bn": 64, "wm": 32, "wn": 32, "tm": 8, "tn": 4},
-        {"bm": 32, "bn": 32, "wm": 16, "wn": 32, "tm": 4, "tn": 4},
-    ),
-}
-_FAST_F64 = (80, 90, 100)  # capabilities whose tensor cores multiply in double faster than their CUDA cores
 _MANY = 8  # products of a batch from which each may have less than a multiprocessor
 _SMALL = 16  # sides of C up to which such a product fits one small block
 
@@ -42,10 +22,8 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     """The rungs that suit this problem on its device, best first; the last take every problem."""
     p, found = _upright(problem), device.find(problem.device)
     for name, reason in suited(p, found):
-        if name not in _RUNGS:
-            continue
-        for config in _configs(name, p, found):
-            yield Candidate(_RUNGS[name], {**_RUNGS[name].default, **config}, reason)
+        rung = _RUNGS[name]
+        yield Candidate(rung, {**rung.default, "tile": _tile(p)} if name == "simt_smem" else rung.default, reason)
 
 
 def refusal(problem: Problem, candidate: Candidate) -> str:
@@ -76,8 +54,9 @@ def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
         choices.append(("mma_pipelined", f"{what}: tensor cores, fed by a ring of tiles in shared memory"))
         if found.capability < 80 and p.dtype == "f16":
             choices.append(("wmma_f16", f"tensor cores of sm_{found.capability} multiply f16"))
-    if p.dtype == "f64" and found.capability in _FAST_F64:
-        choices.append(("mma_f64", f"tensor cores of sm_{found.capability} multiply in double, twice as fast"))
+    faster = found.peak("tensor_f64") / found.peak("f64")
+    if p.dtype == "f64" and faster > 1:
+        choices.append(("mma_f64", f"tensor cores multiply in double {faster:g} times as fast as CUDA cores"))
     exact = f"{p.dtype} on CUDA cores: tiles in registers, the next loaded while this one is multiplied"
     choices.append(("simt_pipelined", exact))
     choices.append(("simt_smem", "no faster rung takes it; this one takes every layout"))
@@ -85,17 +64,9 @@ def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
     return choices
 
 
-def _configs(name: str, p: Problem, found: Device) -> list[Config]:
-    """The largest tile that gives every multiprocessor one, then smaller ones, then larger ones."""
-    if name == "simt_smem":
-        side = max(p.m, p.n)
-        return [{"tile": 8 if side <= 8 else 16 if side <= 16 else 32}]
-    tiles = _TILES.get(name)
-    if not tiles:
-        return [{}]
-    full = [i for i, one in enumerate(tiles) if geometry.tiles(p, one["bm"], one["bn"])[0] >= found.sms]
-    first = full[0] if full else len(tiles) - 1
-    return [*tiles[first:], *reversed(tiles[:first])]
+def _tile(p: Problem) -> int:
+    """The least side of a block that takes one product whole, and otherwise the largest."""
+    return next((tile for tile in (8, 16) if max(p.m, p.n) <= tile), 32)
 
 
 def _upright(problem: Problem) -> Problem:

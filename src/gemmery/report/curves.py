@@ -11,7 +11,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gemmery.bench.record import Machine, Measurement
 from gemmery.report import words
-from gemmery.report.sheet import OWN, is_square, side
+from gemmery.report.sheet import is_square, side
+from gemmery.report.suites import OWN
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
 
 LABEL = 15  # height of one line of labels

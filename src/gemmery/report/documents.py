@@ -30,8 +30,9 @@ from gemmery.report import words
 from gemmery.report.figures import figures
 from gemmery.report.overview import overview
 from gemmery.report.rungs import ladder
-from gemmery.report.sheet import is_own, sheets
+from gemmery.report.sheet import sheets
 from gemmery.report.stored import Query, Stored, missing, query
+from gemmery.report.suites import is_own
 from gemmery.report.svg import standalone
 from gemmery.report.text import table
 

@@ -12,7 +12,8 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds
-from gemmery.report.sheet import OWN, Group, groups, largest, product, rival, speedup, tournaments
+from gemmery.report.sheet import Group, groups, largest, rival, speedup
+from gemmery.report.suites import OWN, product, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 from gemmery.report.sweeps import AXES
 from gemmery.report.swept import sweep_plot

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from gemmery.bench.record import Measurement, Run
 from gemmery.report import words
-from gemmery.report.sheet import OWN, Cell, Sheet, product, standing, tournaments
+from gemmery.report.sheet import Cell, Sheet
+from gemmery.report.suites import OWN, product, standing, tournaments
 
 HEAD = ("what is multiplied", "products", "least", "median", "most", "% of peak", "slower than the fastest rival")
 

@@ -13,7 +13,6 @@ from gemmery.report import words
 
 IDEA = "what it changed"
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
-OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, cold cache" is it, too
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,8 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
-    from gemmery.report.sweeps import AXES, swept  # which lays out its sheets in this file's words
+    from gemmery.report.suites import of_a_suite  # which lay out their sheets in this file's words
+    from gemmery.report.sweeps import AXES, swept
 
     found: list[Sheet] = []
     for suite in dict.fromkeys(m.suite for m in run.measurements):
@@ -129,18 +129,8 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
         elif suite in AXES:
             found.append(swept(of_suite, suite))
         else:
-            cases = tournaments(of_suite)
-            found += [_tournament(case, [m for m in of_suite if m.case == case]) for case in cases]
-            rest = [m for m in of_suite if m.case not in cases]
-            counts = sorted({m.threads for m in rest})
-            found += [_suite(suite, [m for m in rest if m.threads == count]) for count in counts]
+            found += of_a_suite(suite, of_suite)
     return tuple(found)
-
-
-def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
-    """The cases of a suite in which rungs took turns, in the order met."""
-    cases = (m.case for m in measurements if m.case and not is_own(m) and m.kernel not in words.RIVALS)
-    return tuple(dict.fromkeys(cases))
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
@@ -198,7 +188,7 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
         notes += [f"{name}: {m.note}"] if rung and m.note else []
     notes += _unwritten(group, rungs)
     title = f"{words.shape(group.one)}, {words.types(group.one)}"
-    return Sheet(title, head, tuple(rows), _notes((*group.rungs, *group.rivals), notes), aside=True)
+    return Sheet(title, head, tuple(rows), notes_below((*group.rungs, *group.rivals), notes), aside=True)
 
 
 def _unwritten(group: Group, rungs: Sequence[Rung]) -> list[str]:
@@ -237,10 +227,12 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
                 )
             )
     measured = [m for group in found for m in group.all]
-    return Sheet(f"Other shapes, {words.types(found[0].one)}", head, tuple(rows), _notes(measured, notes), aside=True)
+    return Sheet(
+        f"Other shapes, {words.types(found[0].one)}", head, tuple(rows), notes_below(measured, notes), aside=True
+    )
 
 
-def _notes(measurements: Iterable[Measurement], notes: Iterable[str]) -> tuple[str, ...]:
+def notes_below(measurements: Iterable[Measurement], notes: Iterable[str]) -> tuple[str, ...]:
     """The limits measured beside them, then each note once."""
     return tuple(filter(None, dict.fromkeys([limits(measurements), *notes])))
 
@@ -272,7 +264,7 @@ def _sizes(measurements: Sequence[Measurement]) -> Sheet:
     notes = [f"{m.kernel} at n = {m.n} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.rate(one)} against n, {words.types(one)}"
     head = ("n", *(words.kernel(kernel) for kernel in kernels))
-    return Sheet(title, head, tuple(rows), _notes(measurements, notes))
+    return Sheet(title, head, tuple(rows), notes_below(measurements, notes))
 
 
 def _rate(measurement: Measurement | None, best: float) -> Cell:
@@ -317,106 +309,4 @@ def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     head = ("block", "three blocks", "fit in", "ms", words.rate(one), "% of peak")
     notes = [f"block {m.config.get('block', '')} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.shape(one)}, {words.types(one)}"
-    return Sheet(title, head, tuple(rows), _notes(measurements, notes))
-
-
-def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
-    """Rungs against each other: a row for each product, a column for each of them; times where one is short."""
-    kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
-    problems: dict[str, dict[str, Measurement]] = {}
-    for m in measurements:
-        problems.setdefault(f"{words.shape(m)}, {words.types(m)}", {})[m.kernel] = m
-    vectors = all(1 in (m.m, m.n) for m in measurements)
-    short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
-    rows, notes = [], []
-    for problem, by_kernel in problems.items():
-        ran = [m for m in by_kernel.values() if m.seconds]
-        best = min((m.seconds for m in ran), default=0.0)
-        cells = [_entry(by_kernel.get(kernel), best, short) for kernel in kernels]
-        peak = words.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
-        rows.append((Cell(problem), *cells, *([] if short else [Cell(peak)])))
-        notes += [
-            f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for m in by_kernel.values() if m.refused
-        ]
-    unit = "time of a call" if short else words.rate(measurements[0])
-    head = ("product", *(words.kernel(kernel) for kernel in kernels), *([] if short else ["peak"]))
-    title = f"{case}: {unit}{_on_threads(measurements)}"
-    return Sheet(title, head, tuple(rows), tuple(dict.fromkeys(notes)))
-
-
-def _entry(measurement: Measurement | None, best: float, short: bool) -> Cell:
-    if measurement is None or measurement.refused:
-        return Cell("not run" if measurement else "", tone="faint")
-    text = words.duration(measurement.seconds) if short else words.digits(words.reached(measurement))
-    return Cell(text, tone="best" if measurement.seconds == best else "")
-
-
-def is_own(measurement: Measurement) -> bool:
-    """True for gemmery's product, False for a rival's."""
-    return measurement.kernel.startswith(OWN)
-
-
-def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
-    """A suite on so many threads: gemmery's products with their speed-up over each rival, and who did not run."""
-    shown = [m for m in measurements if is_own(m)]
-    rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
-    timed_only = all(m.kernel != OWN for m in shown)  # a first call says nothing about a rate
-    rates = () if timed_only else (_rate_of(shown), "% of peak", "GB/s")
-    head = ("product", "rung", "time", *rates, *(f"× {words.kernel(rival)}" for rival in rivals))
-    rows = []
-    for m in shown:
-        work = Cell(product(m))
-        if m.refused:
-            rows.append((work, Cell(""), Cell("not run", tone="faint"), *[Cell("")] * (len(head) - 3)))
-            continue
-        share = words.share(m)
-        speed = (
-            Cell(words.digits(words.reached(m))),
-            Cell(words.percent(share), bar=share),
-            Cell(words.digits(m.bytes / m.seconds / 1e9)),
-        )
-        ratios = [(m.versus.get(rival), m.spread.get(rival, 0.0)) for rival in rivals]
-        rows.append(
-            (
-                work,
-                Cell(m.note, tone="faint"),
-                Cell(words.duration(m.seconds)),
-                *(() if timed_only else speed),
-                *(Cell(words.times(*pair), tone=standing(*pair), margin=_margin(*pair)) for pair in ratios),
-            )
-        )
-    notes = [f"{_who(m)} did not run: {m.refused}" for m in measurements if m.refused]
-    title = f"{suite.replace('_', ' ')}{_on_threads(measurements)}"
-    return Sheet(title, head, tuple(rows), _notes(shown, notes), aside=True)
-
-
-def _on_threads(measurements: Sequence[Measurement]) -> str:
-    """On how many threads, where that says something: a GPU has none of them."""
-    return "" if any(m.unit for m in measurements) else f", {words.cores(measurements[0].threads)}"
-
-
-def _margin(ratio: float | None, spread: float) -> str:
-    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and spread else ""
-
-
-def _rate_of(measurements: Sequence[Measurement]) -> str:
-    """GFLOP/s, or Gop/s where integers are among them."""
-    rates = {words.rate(m) for m in measurements}
-    return rates.pop() if len(rates) == 1 else "Gop/s"
-
-
-def _who(measurement: Measurement) -> str:
-    return product(measurement) if is_own(measurement) else words.kernel(measurement.kernel)
-
-
-def product(measurement: Measurement) -> str:
-    """What is multiplied, and how, in a suite: "8 × 1024 × 1024, f32, allocating"."""
-    how = measurement.kernel.removeprefix(OWN).removeprefix(", ")
-    return ", ".join(filter(None, [words.shape(measurement), words.types(measurement), measurement.case, how]))
-
-
-def standing(ratio: float | None, spread: float) -> str:
-    """The tone of a ratio: a loss beyond the spread is shown as one."""
-    if ratio is None:
-        return ""
-    return "bad" if ratio < 1 - spread else "best" if ratio > 1 + spread else ""
+    return Sheet(title, head, tuple(rows), notes_below(measurements, notes))

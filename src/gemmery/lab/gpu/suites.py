@@ -22,6 +22,7 @@ from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.nvrtc import Code, Program
 from gemmery.errors import GemmeryError, RefusedError
+from gemmery.lab import results
 from gemmery.lab.event import OnEvent
 from gemmery.lab.gpu import check
 from gemmery.lab.gpu.level import build
@@ -158,13 +159,14 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
     rows = []
     for label in labels:
         one = entrant(label, CUDA)
+        blank = replace(session.blank(name, label, work), case="", flops=0, bytes=0)
         try:
             if one.rung is None or one.rung.geometry is None:
                 raise RefusedError("it has no one kernel: name a rung")
             build(one.rung, {**one.rung.default, **one.config}, resident)
             geometry = one.rung.geometry(resident.problem, {**one.rung.default, **one.config})
         except GemmeryError as refused:
-            rows.append(session.blank(name, label, work, refused=str(refused)))
+            rows.append(replace(blank, refused=str(refused)))
             continue
         ways = _ways(geometry, session.stream.ordinal)
         taken = {
@@ -172,9 +174,7 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
             for case, way in zip(COMPILED, ways, strict=True)
         }
         found = timing.tally(taken)
-        for case in COMPILED:
-            blank = replace(session.blank(name, label, work), case=case, flops=0, bytes=0)
-            rows.append(session.timed(blank, found.timings[case], work))
+        rows += [results.timed(replace(blank, case=case), found.timings[case], (0.0, 0.0)) for case in COMPILED]
     return rows
 
 

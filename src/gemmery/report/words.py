@@ -153,6 +153,8 @@ def title(run: Run) -> str:
         return "The ladder"
     if len(suites) == 1 and (name := SWEEPS.get(*suites)):
         return name
+    if suites == {"chain"}:
+        return "The chain R = A (A + B)"
     return "The product beside its rivals"
 
 

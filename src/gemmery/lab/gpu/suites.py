@@ -149,7 +149,7 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
         contestant.sample(1, 0)  # compiles, and lets a library choose its kernel
     found = timing.compare(contestants, seconds)
     for label, taken in found.timings.items():
-        rows[label] = session.timed(rows[label], taken, work, found.versus if label == HOST else None)
+        rows[label] = results.timed(rows[label], taken, (0.0, 0.0), found.versus if label == HOST else None)
     return list(rows.values())
 
 

@@ -53,7 +53,7 @@ def test_vectors_have_their_own_rungs(name, sizes):
 def test_many_small_products_get_a_small_block_each():
     found = chosen((8, 8, 8), "f32", batch=1000)
     assert (found.rung.name, found.config["tile"]) == ("simt_smem", 8)
-    assert chosen((12, 16, 8), "f64", batch=1000).config["tile"] == 16
+    assert chosen((12, 16, 8), "f32", batch=1000).rung.name == "simt_pipelined"
     assert chosen((8, 8, 8), "f32", batch=2).rung.name == "simt_pipelined"
 
 

@@ -38,12 +38,12 @@ def exhibit(
     """
     shown = find(name)
     gpu = ordinal(device)
-    with GpuSession(len(shown.configs()), on_event, 0 if gpu is None else gpu, store) as session:
-        stage = _Stage(session, shown)
-        for config in shown.configs():
-            session.begin(f"{name}, {words(config)}")
-            session.end(stage.measure(config, seconds))
-        return session.run
+    session = GpuSession(len(shown.configs()), on_event, 0 if gpu is None else gpu, store)
+    stage = _Stage(session, shown)
+    for config in shown.configs():
+        session.begin(f"{name}, {words(config)}")
+        session.end(stage.measure(config, seconds))
+    return session.run
 
 
 def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:

@@ -29,16 +29,18 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   }
 }
 
-// Columns are walked two together, across one row and back over the next, and every other pair from the bottom up: then
-// each multiply-add shares a factor with the one before, which the register file's reuse cache still holds. Doubles,
-// which fill both register banks, do better column by column.
+// Rows are walked two together, down one column and up the next, and every other pair of them from right to left: then
+// each multiply-add shares a factor with the one before, which the register file's reuse cache still holds. A tall tile
+// is walked likewise by columns, and doubles, which fill both register banks, one column at a time.
 template <int TM, int TN, class S>
 __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN], S (&sums)[TM][TN]) {
-  constexpr int PAIR = sizeof(S) == 8 || TN % 2 ? 1 : 2;
+  constexpr bool DOWN = TM > TN || sizeof(S) == 8;
+  constexpr int ALONG = DOWN ? TM : TN, ACROSS = DOWN ? TN : TM, LINES = sizeof(S) == 8 || ACROSS % 2 ? 1 : 2;
 #pragma unroll
   for (int step = 0; step < TM * TN; ++step) {
-    int pair = step / (PAIR * TM), down = step / PAIR % TM;
-    int i = pair % 2 ? TM - 1 - down : down, j = pair * PAIR + (step + down) % PAIR;
+    int band = step / (LINES * ALONG), forth = step / LINES % ALONG;
+    int along = band % 2 ? ALONG - 1 - forth : forth, across = band * LINES + (step + forth) % LINES;
+    int i = DOWN ? along : across, j = DOWN ? across : along;
     sums[i][j] = multiply_add(a[i], b[j], sums[i][j]);
   }
 }
@@ -64,7 +66,9 @@ template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Sea
 template <class TileA, class TileB, int ROWS_APART, int COLUMNS_APART, int BK, int TM, int TN, class S>
 __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile, int row, int column,
                                                S (&sums)[TM][TN]) {
-#pragma unroll 2  // more would keep more fragments in registers than two blocks of 256 threads have
+  // A tile that is read by the element keeps more fragments in registers than two blocks of 256 threads have.
+  constexpr int UNROLL = TileA::ADJACENT == COL ? BK : 2;
+#pragma unroll UNROLL
   for (int k = 0; k < BK; ++k) {
     S a[TM], b[TN];
     fragment<TileA, ROWS_APART>(a, a_tile, row, k);

@@ -10,7 +10,7 @@ from gemmery.bench.gpu.timing import replays
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.lab.gpu import chain as chains
-from gemmery.lab.gpu import suites
+from gemmery.lab.gpu import level, suites
 from gemmery.lab.gpu.check import TF32, compared
 from gemmery.lab.gpu.level import build
 from gemmery.lab.gpu.session import GpuSession
@@ -116,7 +116,8 @@ def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "tf32"])
-def test_the_whole_ladder_is_checked_at_a_small_size(dtype):
+def test_the_whole_ladder_is_checked_at_a_small_size(dtype, monkeypatch):
+    monkeypatch.setattr(level, "SHARE", 0.01)
     run = lab.ladder(sizes=[48], dtype=dtype, device="cuda")
     assert run.machine.gpu.name
     for m in run.measurements:

@@ -196,10 +196,20 @@ def test_a_type_that_the_library_lacks_is_said_and_the_rungs_run():
 def test_a_rung_is_not_run_when_its_time_at_a_smaller_size_says_that_it_is_too_slow():
     session = MadeUp(rivals=(rival(),))
     slow = rung("simt_slow")
-    before = level.GpuLevel(session, "ladder", WORK, 1.0, (slow,)).measure(slow, {}, None)
+    half = replace(WORK, m=512, n=512, k=512)
+    before = level.GpuLevel(session, "ladder", half, 1.0, (slow,)).measure(slow, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
-    m = level.GpuLevel(session, "ladder", work, 1.0, (slow,)).measure(slow, {}, before)
-    assert m.refused == "would take about 2.1 s; --seconds raises the limit of 1 s"
+    m = level.GpuLevel(session, "ladder", work, 1.0, (slow,)).measure(slow, {}, replace(before, seconds=0.5))
+    assert m.refused == "would take about 4 s; --seconds raises the limit of 1 s"
+
+
+def test_a_product_that_leaves_a_device_idle_predicts_nothing():
+    session = MadeUp(rivals=(rival(),))
+    quick = rung("simt_quick", speed=8.0)
+    before = level.GpuLevel(session, "ladder", WORK, 1.0, (quick,)).measure(quick, {}, None)
+    work = replace(WORK, m=1024, n=1024, k=1024)
+    m = level.GpuLevel(session, "ladder", work, 1.0, (quick,)).measure(quick, {}, replace(before, seconds=1.0))
+    assert not m.refused
 
 
 def test_the_first_size_is_predicted_by_a_smaller_one():

@@ -17,7 +17,7 @@ SAMPLES = 10
 BLOCKS, THREADS = 4, 256  # blocks of a multiprocessor: with eight warps a scheduler no latency shows
 STEPS = 20_000  # some milliseconds
 CHAINS = 16  # sums of a thread on CUDA cores
-PRODUCTS = 8  # sums of a warp on tensor cores
+PRODUCTS = 16  # sums of a warp on tensor cores
 READ = 1 << 30  # bytes: far more than any L2 holds
 DEPTH = 4
 

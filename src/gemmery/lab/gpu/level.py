@@ -110,13 +110,12 @@ class GpuLevel:
 
     def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
         """A reason not to run when one call would take longer than the limit, by the rate at a smaller size."""
-        flops = self.work.problem.flops
-        if before is not None:
+        flops, small = self.work.problem.flops, suited(rung, PILOT, self.work, self.session.device)
+        if flops <= small.problem.flops:
+            return ""
+        if before is not None and before.flops >= small.problem.flops:
             predicted = before.seconds * flops / before.flops
         else:
-            small = suited(rung, PILOT, self.work, self.session.device)
-            if flops <= small.problem.flops:
-                return ""
             resident = self.session.resident(small)
             sample = self.session.sampler(build(rung, config, resident), len(resident.sets))
             predicted = sample(1, 1) / 1e9 * flops / small.problem.flops

@@ -68,6 +68,19 @@ def test_every_problem_has_a_rung_on_every_device(where):
                 assert cuda.refusal(problem, found) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "out"), [("f32", "f64"), ("f16", "f32"), ("bf16", "f32"), ("f16", "f64"), ("bf16", "f64")]
+)
+@pytest.mark.parametrize("m", [64, 1])
+def test_what_is_chosen_for_a_wider_result_compiles(name, out, m):
+    pytest.importorskip("cuda.bindings")
+    problem = Problem(m, 64, 64, name, out, device="h200")
+    rung, config, _ = dispatch.choice(problem)
+    geometry = rung.geometry(problem, config)
+    for one in (*geometry.before, geometry):
+        assert nvrtc.compiled(one.source, one.kernel, "sm_90a").cubin
+
+
 def test_a_result_in_columns_is_the_product_of_the_transposes(monkeypatch):
     rows = Problem(64, 4096, 512, "f16", "f16", device="h200", b_layout="col")
     assert dispatch.choice(rows.transposed()) == dispatch.choice(rows)

@@ -63,8 +63,10 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
     )
     if stages == 2:
         return made
-    if dtypes.get(problem.dtype).size < 4:
-        raise RefusedError(f"stages={stages} of {problem.dtype}: cp.async copies 4 bytes or more; use stages=2")
+    if dtypes.get(problem.dtype).size != _word(problem):
+        raise RefusedError(
+            f"stages={stages} of {problem.dtype} into {problem.out}: cp.async does not widen; use stages=2"
+        )
     return replace(made, needs=80, instructions="cp.async")
 
 
@@ -124,7 +126,7 @@ def chosen(problem: Problem, config: Config) -> Config:
     at = device.find(problem.device if problem.device != "cpu" else "h200")
     *best, _ = min(TILES[_word(problem)], key=lambda tile: _time(problem, tile, at.sms))
     tile = dict(zip((*WARPS, "stages"), best, strict=True))
-    if at.capability < 80 or dtypes.get(problem.dtype).size < 4:
+    if at.capability < 80 or dtypes.get(problem.dtype).size != _word(problem):
         tile["stages"] = 2
     return {**config, **{key: config[key] or value for key, value in tile.items()}}
 

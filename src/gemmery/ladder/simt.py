@@ -78,8 +78,8 @@ SIMT = (
         geometry=simt.linear,
         space={"threads": (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)},
         default={"threads": 256},
-        lesson="Below 32 threads a block, lanes of every warp stay empty: half the threads, twice the time. From some "
-        "hundred on, blocks are large enough and the curve is flat; at 1025 the device refuses.",
+        lesson="Below 32 threads a block, lanes of every warp stay empty: half the threads, twice the time. From 64 on "
+        "enough warps are there and the curve is flat; 1025 threads the device refuses.",
         source="cuda/kernels/simt_linear.cu",
     ),
     Rung(

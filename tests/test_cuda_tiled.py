@@ -112,7 +112,7 @@ def test_a_tile_that_cannot_be_is_refused(name, config, words):
 
 
 def test_cp_async_of_halves_is_refused():
-    with pytest.raises(RefusedError, match=r"stages=3 of f16.*4 bytes or more.*stages=2"):
+    with pytest.raises(RefusedError, match=r"stages=3 of f16.*does not widen.*stages=2"):
         tiled.pipelined(problem(512, 512, 512, "f16"), {**OPEN, "stages": 3})
 
 

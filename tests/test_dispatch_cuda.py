@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gemmery import dispatch
+from gemmery.cuda import nvrtc
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem

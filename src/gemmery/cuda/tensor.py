@@ -28,8 +28,8 @@ def wmma_f64(problem: Problem, config: Config) -> Geometry:
 
 
 def wmma_f16(problem: Problem, config: Config) -> Geometry:
-    """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8."""
-    return _fragments("wmma_f16", problem, config)
+    """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8, two along k in a tile unless `bk` says more."""
+    return _fragments("wmma_f16", problem, {**config, "bk": config["bk"] or 64 // BYTES[problem.dtype]})
 
 
 def mma_f64(problem: Problem, config: Config) -> Geometry:

@@ -67,47 +67,37 @@ template <class S, bool IS_A, int SIDE, int BK, Layout LAYOUT> struct Padded {
   static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
-// A warp's WM x WN sums as fragments.
+// A warp's WM x WN sums as fragments, and two sets of fragments of A and B: one is read while the other is multiplied.
 template <class T, int WM, int WN> struct WarpTile {
   using F = Fragments<T>;
   using Stored = typename F::Stored;
   static constexpr int TALL = WM / F::M, WIDE = WN / F::N;
-  static constexpr int PATCH_STRIDE = WN + 4, PATCH = F::M * PATCH_STRIDE;  // elements of shared memory that store needs
+  static constexpr int PATCH_STRIDE = WN + 4, PATCH = F::M * PATCH_STRIDE;  // shared memory for store
+  typename F::Registers a[2][TALL], b[2][WIDE];
   typename F::Sums sums[TALL][WIDE] = {};
 
-  typename F::Registers a[2][TALL], b[2][WIDE];
-
-  // The fragments at k of rows of a tile of A from `row` on, and of columns of one of B from `column` on.
+  // Step `step` of k of a tile's rows from `row` on, and of columns from `column` on.
   template <class TileA, class TileB>
-  __device__ __forceinline__ void read(const Stored* a_tile, const Stored* b_tile, int row, int column, int k) {
-    int turn = k / F::K % 2;
+  __device__ __forceinline__ void read(const Stored* tiles, int row, int column, int step) {
+    const Stored* b_tile = tiles + TileA::SIZE;
 #pragma unroll
     for (int i = 0; i < TALL; ++i) {
       ptx::wmma_load<OperandA, typename TileA::Matrix, typename F::Shape, typename F::Type>(
-          a[turn][i], ptx::shared_address(a_tile + TileA::at(row + i * F::M, k)), TileA::STRIDE);
+          a[step % 2][i], ptx::shared_address(tiles + TileA::at(row + i * F::M, step * F::K)), TileA::STRIDE);
     }
 #pragma unroll
     for (int j = 0; j < WIDE; ++j) {
       ptx::wmma_load<OperandB, typename TileB::Matrix, typename F::Shape, typename F::Type>(
-          b[turn][j], ptx::shared_address(b_tile + TileB::at(column + j * F::N, k)), TileB::STRIDE);
+          b[step % 2][j], ptx::shared_address(b_tile + TileB::at(column + j * F::N, step * F::K)), TileB::STRIDE);
     }
   }
 
-  // Adds the product of those rows and columns; fragments are read while the ones before are multiplied.
-  template <class TileA, class TileB, int BK>
-  __device__ __forceinline__ void add_product(const Stored* a_tile, const Stored* b_tile, int row, int column) {
-    read<TileA, TileB>(a_tile, b_tile, row, column, 0);
+  template <class MatrixA, class MatrixB> __device__ __forceinline__ void multiply(int step) {
 #pragma unroll
-    for (int k = 0; k < BK; k += F::K) {
-      if (k + F::K < BK) read<TileA, TileB>(a_tile, b_tile, row, column, k + F::K);
-      int turn = k / F::K % 2;
+    for (int i = 0; i < TALL; ++i) {
 #pragma unroll
-      for (int i = 0; i < TALL; ++i) {
-#pragma unroll
-        for (int j = 0; j < WIDE; ++j) {
-          ptx::wmma_mma<typename TileA::Matrix, typename TileB::Matrix, typename F::Types>(sums[i][j], a[turn][i],
-                                                                                           b[turn][j]);
-        }
+      for (int j = 0; j < WIDE; ++j) {
+        ptx::wmma_mma<MatrixA, MatrixB, typename F::Types>(sums[i][j], a[step % 2][i], b[step % 2][j]);
       }
     }
   }
@@ -142,47 +132,41 @@ template <class T, int WM, int WN> struct WarpTile {
   }
 };
 
-// The kernel that all types share: two tiles of A and of B, of which one is multiplied. The tile after it is in
-// registers meanwhile, and goes to the place of the one before.
-template <int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK, int WM, int WN,
-          class T, class Out>
-__device__ __forceinline__ void multiply_by_fragments(const Product<T, Out>& p) {
+// What the kernels share: tiles of A and of B, one behind the other in shared memory, and the loads that fill them
+// through registers.
+template <class T, Layout A, Layout B, int A_VEC, int B_VEC, int BM, int BN, int BK, int WM, int WN> struct WmmaBlock {
   using Warp = WarpTile<T, WM, WN>;
   using Stored = typename Warp::Stored;
   using TileA = Padded<Stored, true, BM, BK, A>;
   using TileB = Padded<Stored, false, BN, BK, transposed(B)>;
-  constexpr int THREADS = BM / WM * (BN / WN) * 32, LINE = 128;
-  extern __shared__ __align__(128) char memory[];
+  static constexpr int THREADS = BM / WM * (BN / WN) * 32, LINE = 128, SIZE = TileA::SIZE + TileB::SIZE;
+  static constexpr int STEPS = BK / Fragments<T>::K;
+  static_assert(STEPS % 2 == 0, "the two sets of fragments take turns");
 
-  Tile tile = tile_of_block<BM, BN>(p);
-  auto a_panel = panel_of_a(p, tile);
-  auto b_panel = panel_of_b(p, tile);
-  Load<T, A, A_VEC, BM, BK, THREADS, LINE> a_load(a_panel);
-  Load<T, transposed(B), B_VEC, BN, BK, THREADS, LINE> b_load(b_panel);
-  auto fetch = [&] {
+  Panel<T> a_panel, b_panel;
+  Load<T, A, A_VEC, BM, BK, THREADS, LINE> a_load;
+  Load<T, transposed(B), B_VEC, BN, BK, THREADS, LINE> b_load;
+
+  __device__ __forceinline__ WmmaBlock(const Panel<T>& a, const Panel<T>& b)
+      : a_panel(a), b_panel(b), a_load(a), b_load(b) {}
+
+  __device__ __forceinline__ void fetch() {
     a_load.fetch(a_panel);
     b_load.fetch(b_panel);
-  };
-  auto put = [&](Stored* tiles) {
+  }
+  __device__ __forceinline__ void put(Stored* tiles) const {
     a_load.template put<TileA>(tiles);
     b_load.template put<TileB>(tiles + TileA::SIZE);
     __syncthreads();
-  };
-
-  int warp = threadIdx.x / 32, row = warp / (BN / WN) * WM, column = warp % (BN / WN) * WN;
-  Stored *now = reinterpret_cast<Stored*>(memory), *next = now + TileA::SIZE + TileB::SIZE;
-  Warp part;
-  fetch();
-  put(now);
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
-    fetch();
-    part.template add_product<TileA, TileB, BK>(now, now + TileA::SIZE, row, column);
-    put(next);
-    Stored* done = now;
-    now = next;
-    next = done;
   }
-  using S = Sum<T, Out>;
-  part.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + row, tile.col + column,
-                                       reinterpret_cast<S*>(memory) + warp * Warp::PATCH);
-}
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int row() { return warp() / (BN / WN) * WM; }
+  static __device__ __forceinline__ int column() { return warp() % (BN / WN) * WN; }
+
+  static __device__ __forceinline__ void read(Warp& part, const Stored* tiles, int step) {
+    part.template read<TileA, TileB>(tiles, row(), column(), step);
+  }
+  static __device__ __forceinline__ void multiply(Warp& part, int step) {
+    part.template multiply<typename TileA::Matrix, typename TileB::Matrix>(step);
+  }
+};

@@ -1,10 +1,40 @@
-// The idea: tensor cores. A warp multiplies fragments of 8 x 4 and 4 x 8 elements in one instruction, and has several of
-// A and several of B, each used with all of the other's. How: wmma.cuh.
+// The idea: tensor cores. A warp multiplies fragments of 8 x 4 and 4 x 8 elements in one instruction, and has several
+// of A and several of B, each used with all of the other's. The next tile travels through registers, and the next
+// fragments, at the end those of the next tile, are read while these are multiplied.
 // Its parent: simt_smem, where a thread reads two elements of a tile for every multiply-add.
+// Measured on an H200 at n = 2048, 4096, 8192: 31.1, 31.5, 30.6 TFLOP/s, 0.53, 0.53, 0.50 of cuBLAS. The instruction
+// from registers alone does 33.2; reading the next tile's fragments only when it is there cost 9 %.
 #include "wmma.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
           int WM, int WN, int BLOCKS>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) wmma_f64(const Product<T, Out> p) {
-  multiply_by_fragments<EPILOGUE, A, B, A_VEC, B_VEC, C_VEC, BM, BN, BK, WM, WN>(p);
+  using Block = WmmaBlock<T, A, B, A_VEC, B_VEC, BM, BN, BK, WM, WN>;
+  using Stored = typename Block::Stored;
+  extern __shared__ __align__(128) char memory[];
+  Stored *now = reinterpret_cast<Stored*>(memory), *next = now + Block::SIZE;
+  Tile tile = tile_of_block<BM, BN>(p);
+  Block block(panel_of_a(p, tile), panel_of_b(p, tile));
+  typename Block::Warp part;
+
+  block.fetch();
+  block.put(now);
+  Block::read(part, now, 0);
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+    block.fetch();
+#pragma unroll
+    for (int step = 0; step < Block::STEPS; ++step) {
+      if (step == Block::STEPS - 1) {  // every warp has read the last of this tile, and of the place of the next before
+        block.put(next);
+        Stored* done = now;
+        now = next;
+        next = done;
+      }
+      Block::read(part, now, (step + 1) % Block::STEPS);
+      Block::multiply(part, step);
+    }
+  }
+  __syncthreads();
+  part.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column(),
+                                       reinterpret_cast<double*>(memory) + Block::warp() * Block::Warp::PATCH);
 }

@@ -151,6 +151,17 @@ def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
     assert cublas.note == "cuBLAS 99, torch.mm"
 
 
+def test_the_rival_is_shown_as_it_ran_beside_the_quickest_rung():
+    """Beside a slow one a device is cooler, and its clocks are higher."""
+    session, clocks = MadeUp(rivals=(rival(),)), iter([0, 1980, 0, 1500, 0, 1700])
+    session.monitor.seen = lambda: next(clocks)
+    rungs = rung("simt_a"), rung("simt_b", speed=4.0), rung("simt_c", speed=2.0)
+    found = level.GpuLevel(session, "ladder", WORK, 5.0, rungs)
+    assert [found.measure(one, {}, None).clock_mhz for one in rungs] == [1980, 1500, 1700]
+    (cublas,) = found.rivals()
+    assert cublas.clock_mhz == 1500
+
+
 def test_a_wrong_product_is_recorded_as_one():
     def off(a, b, c):
         np.matmul(a, b, out=c)

@@ -56,7 +56,7 @@ class GpuLevel:
         found = timing.compare(contestants, SHARE)
         clock = self.session.monitor.seen()
         self._times[rung.name] = found.timings[rung.name].seconds
-        self._keep_rival(found.timings, clock)
+        self._keep_rival(rung.name, found.timings, clock)
         versus = self._with_parent(rung, found.versus)
         done = self.session.timed(plain, found.timings[rung.name], self.work, versus, clock)
         return replace(done, error=error, checked=True)
@@ -80,10 +80,10 @@ class GpuLevel:
             self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, note=note)
             return
 
-    def _keep_rival(self, timings: Mapping[str, Timing], clock: int) -> None:
-        """The rival's own times, of the comparison in which it was sampled most."""
+    def _keep_rival(self, rung: str, timings: Mapping[str, Timing], clock: int) -> None:
+        """The rival's own times, of its turns with the quickest rung: that draws the same power, so clocks are alike."""
         name = self._rival.name if self._rival else ""
-        if name in timings and timings[name].samples > self._rivals[name].samples:
+        if name in timings and self._times[rung] == min(self._times.values()):
             self._rivals[name] = self.session.timed(self._rivals[name], timings[name], self.work, clock=clock)
 
     def _others(self, rung: Rung) -> list[Contestant]:

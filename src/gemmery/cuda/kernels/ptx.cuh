@@ -52,12 +52,14 @@ template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, c
 // The same for all of them, or zeros, and then nothing is read: a predicate, where a size takes four instructions more.
 template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, bool inside) {
   if constexpr (BYTES == 16) {
-    asm volatile("{ .reg .pred out; setp.eq.s32 out, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, out; }" ::"r"(shared),
-                 "l"(global), "r"(int(inside))
+    asm volatile("{ .reg .pred out; setp.eq.s32 out, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, out; }"
+                 :
+                 : "r"(shared), "l"(global), "r"(int(inside))
                  : "memory");
   } else {
-    asm volatile("{ .reg .pred out; setp.eq.s32 out, %3, 0; cp.async.ca.shared.global [%0], [%1], %2, out; }" ::"r"(shared),
-                 "l"(global), "n"(BYTES), "r"(int(inside))
+    asm volatile("{ .reg .pred out; setp.eq.s32 out, %3, 0; cp.async.ca.shared.global [%0], [%1], %2, out; }"
+                 :
+                 : "r"(shared), "l"(global), "n"(BYTES), "r"(int(inside))
                  : "memory");
   }
 }

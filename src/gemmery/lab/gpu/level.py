@@ -81,9 +81,11 @@ class GpuLevel:
             return
 
     def _keep_rival(self, rung: str, timings: Mapping[str, Timing], clock: int) -> None:
-        """The rival's own times, of its turns with the quickest rung: that draws the same power, so clocks are alike."""
+        """The rival's own times, of its turns with the quickest rung: both draw as much power, so clocks are alike."""
         name = self._rival.name if self._rival else ""
-        if name in timings and self._times[rung] == min(self._times.values()):
+        if name not in timings:
+            return
+        if not self._rivals[name].seconds or self._times[rung] == min(self._times.values()):
             self._rivals[name] = self.session.timed(self._rivals[name], timings[name], self.work, clock=clock)
 
     def _others(self, rung: Rung) -> list[Contestant]:

@@ -111,6 +111,14 @@ def test_a_tile_that_cannot_be_is_refused(name, config, words):
         rung.geometry(problem(512, 512, 512), {**rung.default, **config})
 
 
+def test_more_sums_than_registers_are_refused():
+    rung = find(TILED, "simt_padded")
+    config = {**rung.default, "tm": 16, "tn": 8}
+    assert rung.geometry(problem(512, 512, 512), config).threads == 128
+    with pytest.raises(RefusedError, match=r"tm=16, tn=8 in f64: 304 registers.*255"):
+        rung.geometry(problem(512, 512, 512, "f64"), config)
+
+
 def test_cp_async_of_halves_is_refused():
     with pytest.raises(RefusedError, match=r"stages=3 of f16.*does not widen.*stages=2"):
         tiled.pipelined(problem(512, 512, 512, "f16"), {**OPEN, "stages": 3})

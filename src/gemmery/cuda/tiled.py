@@ -16,6 +16,7 @@ Config = Mapping[str, int]
 WARP = 32
 THREADS = 1024  # a block
 REGISTERS = 65536  # a multiprocessor
+MOST_REGISTERS = 255  # a thread
 PAD = 4  # elements that follow each step of k in the tile of an operand that lies along k
 
 
@@ -106,6 +107,11 @@ def _launch(
         raise RefusedError(
             f"bm={bm}, bn={bn}, bk={bk}: the tiles take {shared} bytes of shared memory, this kernel has "
             f"{STATIC_SHARED}; use a smaller bk, or simt_pipelined"
+        )
+    held = (tm * tn + tm + tn) * _word(problem) // 4
+    if held > MOST_REGISTERS:
+        raise RefusedError(
+            f"tm={tm}, tn={tn} in {problem.out}: {held} registers; a thread has {MOST_REGISTERS}; use less"
         )
     kernel = instance(
         name,

@@ -49,7 +49,7 @@ def test_the_tile_follows_the_size(n, tile):
 def test_what_a_config_says_is_kept():
     config = mma.chosen(square(2048), {**PIPELINED.default, "bn": 256, "stages": 3})
     assert (config["bn"], config["stages"]) == (256, 3)
-    given = {"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "stages": 5}
+    given = {"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "stages": 5, "splits": 1}
     assert mma.chosen(square(64), given) == given
     assert mma.pipelined(square(64), given).shared == 5 * (128 + 128) * 32 * 2
 
@@ -124,6 +124,7 @@ def test_an_access_to_c_divides_its_rows(n, c_layout, elements):
         ({"bk": 16}, "bk=16.* two groups of 16"),
         ({"stages": 1}, "stages=1: a ring has 2 to 8 tiles"),
         ({"stages": 9}, "stages=9: a ring has 2 to 8 tiles"),
+        ({"splits": 17}, "splits=17: k is split into 1 to 16 parts"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(config, words):
@@ -136,3 +137,23 @@ def test_f32_needs_leave_to_lose_bits():
     assert "precision='tf32'" in PIPELINED.refuses(problem)
     assert PIPELINED.refuses(Problem(64, 64, 64, "f32", "f32", device="h200", precision="tf32")) == ""
     assert "not f64" in PIPELINED.refuses(Problem(64, 64, 64, "f16", "f64", device="h200"))
+
+
+def test_a_deep_product_is_split_and_added_up():
+    problem = Problem(256, 200, 16384, "f16", "f16", batch=2, device="h200", epilogue="relu")
+    splits = mma.chosen(problem, PIPELINED.default)["splits"]
+    assert splits > 1
+    geometry = mma.pipelined(problem, PIPELINED.default)
+    assert geometry.kernel == f"mma_pipelined_finish<f16, f16, 4, ROW, ROW, 0, {splits}>"
+    assert geometry.workspace == 2 * 256 * 200 * splits * 4
+    (parts,) = geometry.before
+    assert parts.kernel.startswith("mma_pipelined<f16, f16, 0, ")  # the epilogue waits for the whole sum
+    whole = mma.pipelined(problem, {**mma.chosen(problem, PIPELINED.default), "splits": 1})
+    assert parts.grid[0] == splits * whole.grid[0]
+
+
+def test_a_split_product_is_packed_first():
+    problem = Problem(40, 24, 4096, "f16", "f32", device="h200", alignments=(2, 16, 16))
+    geometry = mma.pipelined(problem, {**PIPELINED.default, "splits": 4})
+    assert [one.kernel.partition("<")[0] for one in geometry.before] == ["mma_pipelined_pack", "mma_pipelined"]
+    assert geometry.workspace == 40 * 4096 * 2 + 4 * 40 * 24 * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,19 +15,27 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 WARP = 32
 SIDES = ("bm", "bn", "bk", "wm", "wn")
+KEYS = (*SIDES, "stages", "splits")
+Tiling = tuple[int, int, int, int, float]
 
-# Tiles of a block and of its warps, and the share of the largest one's speed that each reaches where there are many of
-# them (one H200, f16, n = 2048).
-TILES = (
+# Tiles of a block and of its warps, and the share of the largest one's speed that each reaches alone on a
+# multiprocessor (one H200, f16).
+TILES: tuple[Tiling, ...] = (
     (256, 128, 64, 64, 1.00),
     (128, 256, 64, 64, 1.00),
-    (128, 128, 64, 64, 0.87),
-    (64, 128, 32, 64, 0.66),
-    (64, 64, 32, 32, 0.55),
-    (64, 32, 32, 16, 0.42),
+    (128, 128, 64, 64, 0.90),
+    (64, 128, 32, 64, 0.68),
+    (64, 64, 32, 32, 0.42),
+    (64, 32, 32, 16, 0.25),
 )
 ROW = 128  # bytes of k in a tile
 STAGES = 4
+SPLITS, MOST_SPLITS = (1, 2, 4, 8, 16), 16
+
+# In units of one element of C by ROW bytes of k on one multiprocessor, 31 ps on an H200: filling and emptying a ring,
+# in steps; a launch that adds up parts, 3 us; writing and reading a sum of one part, 8 bytes at 3 TB/s.
+START, FINISH, FINISH_ELEMENT = 6, 97_000, 0.09
+FINISH_THREADS = 256
 PACK_THREADS, PACK_ROWS, PACK_BYTES = 256, 32, 512  # a block of the packing launch: threads, and what it copies
 
 
@@ -38,19 +47,27 @@ def ldmatrix(problem: Problem, config: Config) -> Geometry:
 
 
 def pipelined(problem: Problem, config: Config) -> Geometry:
-    """A ring of `stages` tiles of A and of B; operands that cp.async cannot copy are packed by a launch before."""
+    """A ring of `stages` tiles of A and of B, and a launch before it that packs what cp.async cannot copy.
+
+    With more than one of `splits`, each block sums up a part of k, and a launch after adds up the parts.
+    """
     config = chosen(problem, config)
-    stages = config["stages"]
+    stages, splits = config["stages"], config["splits"]
     if not 2 <= stages <= 8:
         raise RefusedError(f"stages={stages}: a ring has 2 to 8 tiles; 3 or 4 hide the latency of memory")
+    if not 1 <= splits <= MOST_SPLITS:
+        raise RefusedError(f"splits={splits}: k is split into 1 to {MOST_SPLITS} parts")
     size = _size(problem)
     given = _elements(problem, 0), _elements(problem, 1)
     packed = [elements * size < 4 for elements in given]
     vectors = tuple(16 // size if pack else elements for elements, pack in zip(given, packed, strict=True))
     ragged = _ragged(problem, tuple(1 if pack else elements for elements, pack in zip(given, packed, strict=True)))
     bits = packed[0] + 2 * packed[1]
-    made = _by_warps("mma_pipelined", problem, config, vectors, ragged, bits, stages=stages)
-    return _with_packing(made, problem, bits) if bits and problem.k else made
+    summed = replace(problem, epilogue="", scaled=False) if splits > 1 else problem
+    made = _by_warps("mma_pipelined", summed, config, vectors, ragged, bits, splits, stages=stages)
+    if bits and problem.k:
+        made = _with_packing(made, problem, bits)
+    return _with_finish(made, problem, bits, splits) if splits > 1 else made
 
 
 def chosen(problem: Problem, config: Config) -> Config:
@@ -58,24 +75,27 @@ def chosen(problem: Problem, config: Config) -> Config:
 
     A multiprocessor computes its share of the tiles one after the other, each in proportion to its area.
 
-    >>> chosen(Problem(1024, 1024, 1024, "f16", "f16"), dict.fromkeys((*SIDES, "stages"), 0))
-    {'bm': 64, 'bn': 128, 'bk': 64, 'wm': 32, 'wn': 64, 'stages': 4}
+    >>> chosen(Problem(1024, 1024, 1024, "f16", "f16"), dict.fromkeys(KEYS, 0))
+    {'bm': 64, 'bn': 128, 'bk': 64, 'wm': 32, 'wn': 64, 'stages': 4, 'splits': 1}
     """
     if all(config.values()):
         return config
     found = device.find("h200" if problem.device == "cpu" else problem.device)
+
+    def time(choice: tuple[Tiling, int]) -> float:
+        (bm, bn, *_, speed), splits = choice
+        steps = -(-problem.k * _size(problem) // ROW)
+        rounds = -(-tiles(problem, bm, bn)[0] * splits // found.sms)
+        finish = FINISH + FINISH_ELEMENT * problem.batch * problem.m * problem.n * splits if splits > 1 else 0
+        return rounds * bm * bn / speed * (-(-steps // splits) + START) + finish
+
+    (bm, bn, wm, wn, _), splits = min(itertools.product(TILES, SPLITS), key=time)
     row, most = ROW, found.limits.shared
-
-    def time(tile: tuple[int, int, int, int, float]) -> float:
-        bm, bn, *_, speed = tile
-        return -(-tiles(problem, bm, bn)[0] // found.sms) * bm * bn / speed
-
-    bm, bn, wm, wn, _ = min(TILES, key=time)
     if 3 * (bm + bn) * row > most:
         row //= 2
     stages = min(STAGES, most // ((bm + bn) * row))
-    ours = {"bm": bm, "bn": bn, "bk": row // _size(problem), "wm": wm, "wn": wn, "stages": stages}
-    return {key: config[key] or ours[key] for key in ours}
+    sides = {"bm": bm, "bn": bn, "bk": row // _size(problem), "wm": wm, "wn": wn}
+    return {key: config[key] or ours for key, ours in {**sides, "stages": stages, "splits": splits}.items()}
 
 
 def _by_warps(
@@ -118,6 +138,25 @@ def _with_packing(made: Geometry, problem: Problem, packed: int) -> Geometry:
     before = Geometry("mma_pipelined.cu", kernel, (problem.batch * blocks, 1, 1), (PACK_THREADS, 1, 1), needs=80)
     scratch = problem.batch * sum(rows * -(-columns * size // 16) * 16 for rows, columns in chosen)
     return replace(made, before=(before,), workspace=scratch)
+
+
+def _with_finish(made: Geometry, problem: Problem, packed: int, splits: int) -> Geometry:
+    """The launch that adds up the parts of k, after those that make them."""
+    kernel = instance(
+        "mma_pipelined_finish", problem, LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout], packed, splits
+    )
+    parts = replace(made, before=(), grid=(made.grid[0] * splits, 1, 1), workspace=0)
+    blocks = problem.batch * problem.m * -(-problem.n // FINISH_THREADS)
+    return Geometry(
+        made.source,
+        kernel,
+        (blocks, 1, 1),
+        (FINISH_THREADS, 1, 1),
+        workspace=made.workspace + 4 * splits * problem.batch * problem.m * problem.n,
+        before=(*made.before, parts),
+        needs=made.needs,
+        instructions=made.instructions,
+    )
 
 
 def _size(problem: Problem) -> int:

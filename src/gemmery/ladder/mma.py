@@ -20,7 +20,6 @@ def _takes(problem: Problem) -> str:
 
 
 _TILES = {"bm": (64, 128, 256), "bn": (32, 64, 128, 256), "bk": (32, 64), "wm": (32, 64), "wn": (16, 32, 64)}
-_BY_SIZE = dict.fromkeys((*mma.SIDES, "stages"), 0)
 
 MMA = (
     Rung(
@@ -52,8 +51,12 @@ MMA = (
         bound=cut_off,
         build=builder(mma.pipelined),
         geometry=mma.pipelined,
-        space={**{key: (0, *values) for key, values in _TILES.items()}, "stages": (0, 2, 3, 4, 5, 6)},
-        default=_BY_SIZE,
+        space={
+            **{key: (0, *values) for key, values in _TILES.items()},
+            "stages": (0, 2, 3, 4, 5, 6),
+            "splits": (0, 1, 2, 4),
+        },
+        default=dict.fromkeys(mma.KEYS, 0),  # by the problem's size
         expect={"bank_conflicts": 0},
         lesson=(
             "Three copies are on their way while a fourth tile is multiplied, and the fragments of the next 32 "

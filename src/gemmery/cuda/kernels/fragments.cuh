@@ -25,21 +25,22 @@ template <class T, class Tile, bool IS_A, int SIDES> struct Fragments {
     return Tile::K_ADJACENT ? Tile::at(first_side + row, chunk) : Tile::at(row, first_side / Tile::PER_CHUNK + chunk);
   }
 
-  // Group `group` of the tile's k. A step along a row is an XOR of the chunk's place, whatever the row's key: along k
-  // from one group to the next ^1 ^3 ^1 ^3 in units of 32 bytes.
-  __device__ __forceinline__ void read(unsigned start, int group) {
+  // Group `group` of k of the tile at `stage`. A step along a row is an XOR of the chunk's place, whatever the row's
+  // key: along k from one group to the next ^1 ^3 ^1 ^3 in units of 32 bytes.
+  __device__ __forceinline__ void read(unsigned start, unsigned stage, int group) {
 #pragma unroll
     for (int i = 0; i < SIDES / 16; ++i) {
       if constexpr (BY_WORD) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           int half = IS_A ? r / 2 : r % 2, eight = IS_A ? r % 2 : r / 2;  // of k, and of the sides
-          of[i][r] = ptx::ld_shared_b32((start ^ (4 * i + 2 * eight) * 16) + (8 * group + 4 * half) * Tile::CHUNKS * 16);
+          unsigned side = (start ^ (4 * i + 2 * eight) * 16) + stage;
+          of[i][r] = ptx::ld_shared_b32(side + (8 * group + 4 * half) * Tile::CHUNKS * 16);
         }
       } else if constexpr (Tile::K_ADJACENT) {
-        ptx::ldmatrix_x4(of[i], (start ^ group * 32) + i * STEP_BYTES);
+        ptx::ldmatrix_x4(of[i], (start ^ group * 32) + stage + i * STEP_BYTES);
       } else {
-        ptx::ldmatrix_x4_trans(of[i], (start ^ i * 32) + group * STEP_BYTES);
+        ptx::ldmatrix_x4_trans(of[i], (start ^ i * 32) + stage + group * STEP_BYTES);
       }
     }
   }

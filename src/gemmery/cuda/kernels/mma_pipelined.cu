@@ -19,18 +19,22 @@ __global__ void __launch_bounds__(256) mma_pipelined_pack(const Product<T, Out> 
   }
 }
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int PACKED,
-          int BM, int BN, int BK, int WM, int WN, int STAGES>
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED,
+          int PACKED, int SPLITS, int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const Product<T, Out> p) {
   using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
   constexpr int GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
   static_assert(GROUPS % 2 == 0, "the two sets of fragments take turns");
-  extern __shared__ __align__(128) char ring[];
+  extern __shared__ __align__(1024) char ring[];
   unsigned start = ptx::shared_address(ring);
 
   Tile tile = tile_of_block<BM, BN>(p);
-  typename Block::CopyA a_copy(a_panel<A, PACKED>(p, tile));
-  typename Block::CopyB b_copy(b_panel<A, B, PACKED>(p, tile));
+  int split = tile.batch % SPLITS, batch = tile.batch / SPLITS;  // the part of k, in whole tiles
+  int length = SPLITS > 1 ? ((p.k + BK - 1) / BK + SPLITS - 1) / SPLITS * BK : p.k;
+  int depth = min(length, p.k - split * length);
+  Tile whole = {batch, tile.row, tile.col};
+  typename Block::CopyA a_copy(along_k(a_panel<A, PACKED>(p, whole), split * length, depth));
+  typename Block::CopyB b_copy(along_k(b_panel<A, B, PACKED>(p, whole), split * length, depth));
   // Part of the next tile; beyond the last one zeros arrive that nobody reads.
   auto fetch = [&](unsigned stage, int part, int parts) {
     a_copy.start(start + stage, part, parts);
@@ -49,13 +53,13 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   unsigned a_start = start + a->start(Block::row()), b_start = start + B_TILE + b->start(Block::column());
   ptx::cp_async_wait_group<STAGES - 2>();
   __syncthreads();
-  a[0].read(a_start, 0);
-  b[0].read(b_start, 0);
+  a[0].read(a_start, 0, 0);
+  b[0].read(b_start, 0, 0);
   a[0].round();
   b[0].round();
   unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage that is multiplied, and the one that is filled meanwhile
 #pragma unroll 1
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
+  for (int k = 0; k < depth; k += BK) {
     unsigned next = now + STAGE == STAGES * STAGE ? 0 : now + STAGE;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
@@ -64,8 +68,8 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
         ptx::cp_async_wait_group<STAGES - 2>();
         __syncthreads();
       }
-      a[(group + 1) % 2].read(a_start + (last ? next : now), (group + 1) % GROUPS);
-      b[(group + 1) % 2].read(b_start + (last ? next : now), (group + 1) % GROUPS);
+      a[(group + 1) % 2].read(a_start, last ? next : now, (group + 1) % GROUPS);
+      b[(group + 1) % 2].read(b_start, last ? next : now, (group + 1) % GROUPS);
       if (!last) fetch(free, group, GROUPS - 1);
 #pragma unroll
       for (int part = 0; part < sums.PARTS; ++part) {
@@ -77,5 +81,23 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
     free = now;
     now = next;
   }
-  sums.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column());
+  int row = tile.row + Block::row(), column = tile.col + Block::column();
+  if constexpr (SPLITS == 1) {
+    sums.template store<EPILOGUE, C_VEC>(p, batch, row, column);
+  } else {
+    sums.template store<PLAIN, (C_VEC > 1 ? 2 : 1)>(partial_sums<A, B, PACKED>(p), tile.batch, row, column);
+  }
+}
+
+// The last launch, where k was split: adds up the parts, always in the same order.
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int PACKED, int SPLITS>
+__global__ void __launch_bounds__(256) mma_pipelined_finish(const Product<T, Out> p) {
+  const Product<T, float> parts = partial_sums<A, B, PACKED>(p);
+  unsigned across = (p.n + 255) / 256, row = blockIdx.x / across % p.m, batch = blockIdx.x / across / p.m;
+  int column = blockIdx.x % across * 256 + threadIdx.x;
+  if (column >= p.n) return;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < SPLITS; ++i) sum += *parts.c_at(batch * SPLITS + i, row, column);
+  store<EPILOGUE>(p, batch, row, column, sum);
 }

@@ -1,5 +1,6 @@
-// Operands that cannot be copied 16 bytes at a time are first copied to rows that can, in scratch memory: bit 0 of PACKED
-// stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a multiple of 16 bytes.
+// What a ring of tiles leaves in scratch memory. Operands that cannot be copied 16 bytes at a time are first copied to
+// rows that can: bit 0 of PACKED stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a multiple
+// of 16 bytes. Sums of parts of k follow, where it is split.
 #pragma once
 #include "load.cuh"
 
@@ -22,12 +23,40 @@ __device__ __forceinline__ Panel<T> a_panel(const Product<T, Out>& p, Tile tile)
   return packed_panel<A != COL>(static_cast<const T*>(p.workspace), tile.batch, p.m, p.k, tile.row);
 }
 
+// Elements that a packed operand takes, after the other one.
+template <Layout A, int PACKED, class T, class Out>
+__device__ __forceinline__ long long packed_a(const Product<T, Out>& p) {
+  return PACKED & 1 ? p.batch * packed_row<T>(A != COL ? p.k : p.m) * (A != COL ? p.m : p.k) : 0;
+}
+
+template <Layout B, int PACKED, class T, class Out>
+__device__ __forceinline__ long long packed_b(const Product<T, Out>& p) {
+  return PACKED & 2 ? p.batch * packed_row<T>(B == COL ? p.k : p.n) * (B == COL ? p.n : p.k) : 0;
+}
+
 template <Layout A, Layout B, int PACKED, class T, class Out>
 __device__ __forceinline__ Panel<T> b_panel(const Product<T, Out>& p, Tile tile) {
   if constexpr (!(PACKED & 2)) return panel_of_b(p, tile);
-  const T* begin = static_cast<const T*>(p.workspace);
-  if constexpr (PACKED & 1) begin += p.batch * packed_row<T>(A != COL ? p.k : p.m) * (A != COL ? p.m : p.k);
+  const T* begin = static_cast<const T*>(p.workspace) + packed_a<A, PACKED>(p);
   return packed_panel<B == COL>(begin, tile.batch, p.n, p.k, tile.col);
+}
+
+// `depth` steps of k from `first` on.
+template <class T> __device__ __forceinline__ Panel<T> along_k(const Panel<T>& panel, int first, int depth) {
+  return {panel.origin + first * panel.k_step, panel.side_step, panel.k_step, panel.sides, depth};
+}
+
+// The sums of parts of k: a matrix for each part of each product.
+template <Layout A, Layout B, int PACKED, class T, class Out>
+__device__ __forceinline__ Product<T, float> partial_sums(const Product<T, Out>& p) {
+  Product<T, float> parts = {};
+  parts.c = reinterpret_cast<float*>(static_cast<T*>(p.workspace) + packed_a<A, PACKED>(p) + packed_b<B, PACKED>(p));
+  parts.c_batch = (long long)p.m * p.n;
+  parts.c_row = p.n;
+  parts.c_col = 1;
+  parts.m = p.m;
+  parts.n = p.n;
+  return parts;
 }
 
 // Blocks of 32 rows by 32 pieces of 16 bytes that a matrix has.

@@ -13,7 +13,7 @@ template <class T, int SIDES, int BK, bool ALONG_K> struct SwizzledTile {
   static constexpr int SPAN = CHUNKS < 8 ? CHUNKS : 8;  // chunks among which one changes places
   static_assert(CHUNKS % SPAN == 0 && 8 % SPAN == 0 && BYTES % 128 == 0, "the XOR must stay within a row");
 
-  // Elements of 32 bits are not read by ldmatrix across rows, but by lanes that take two chunks of each of four rows.
+  // ldmatrix does not transpose elements of 32 bits: lanes read two chunks of each of four rows.
   static __device__ __forceinline__ int key(int row) {
     return sizeof(T) == 4 && !K_ADJACENT ? row % 4 * 2 % SPAN : row / (8 / SPAN) % SPAN;
   }
@@ -22,13 +22,12 @@ template <class T, int SIDES, int BK, bool ALONG_K> struct SwizzledTile {
   }
 };
 
-// A thread's share of copying a panel's tiles one after the other, in pieces of VEC elements. A piece lies wholly inside
-// or wholly outside of the panel unless it is RAGGED.
+// A thread's share of copying a panel's tiles one after the other, in pieces of VEC elements. A piece lies wholly
+// inside or wholly outside of the panel unless it is RAGGED.
 template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCopy {
   static constexpr int ROW_PIECES = Tile::WIDTH / VEC, PIECES = Tile::ROWS * ROW_PIECES;
   static constexpr int EACH = (PIECES + THREADS - 1) / THREADS, PIECE_BYTES = VEC * int(sizeof(T));
-  static constexpr bool ASYNC = PIECE_BYTES >= 4;  // what cp.async can take
-  static_assert((THREADS & (THREADS - 1)) == 0 && (ROW_PIECES & (ROW_PIECES - 1)) == 0, "");
+  static_assert((THREADS & (THREADS - 1)) == 0 && (ROW_PIECES & (ROW_PIECES - 1)) == 0, "powers of two");
 
   const T* origin;  // this thread's first element
   long long row_step, column_step, k_step;
@@ -51,8 +50,8 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
     (Tile::K_ADJACENT ? columns : rows) -= bk;
   }
 
-  // Piece e from the first on. Sides are powers of two: the first piece's row and column and these have no bit in common,
-  // so that an XOR adds them up.
+  // Piece e from the first on. Sides are powers of two: the first piece's row and column and these have no bit in
+  // common, so that an XOR adds them up.
   static __device__ constexpr int row_of(int e) { return e * THREADS / ROW_PIECES; }
   static __device__ constexpr int column_of(int e) { return e * THREADS % ROW_PIECES * VEC; }
   static __device__ __forceinline__ bool exists(int e) {
@@ -82,7 +81,7 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
 
   // Through registers, as many pieces at once as 16 of them hold.
   __device__ __forceinline__ void copy(char* tile) const {
-    constexpr int HELD = ASYNC ? 64 / PIECE_BYTES : 16;
+    constexpr int HELD = PIECE_BYTES < 4 ? 16 : 64 / PIECE_BYTES;
 #pragma unroll
     for (int e = 0; e < EACH; e += HELD) {
       Chunk<T, VEC> held[HELD];

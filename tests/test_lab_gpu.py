@@ -143,6 +143,7 @@ def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
     (slow, quick), (cublas,) = measured(rung("simt_a"), rung("simt_b", "simt_a", speed=4.0))
     assert slow.seconds == pytest.approx(WORK.problem.flops / RATE, rel=1e-3)
     assert quick.versus == pytest.approx({"cublas": 0.5, "simt_a": 4.0}, rel=1e-3)
+    assert quick.spread["simt_a"] < 0.1  # they took turns
     assert quick.checked
     assert 0 < quick.error <= 1
     assert (quick.unit, quick.peak_gflops, quick.bandwidth_gbs, quick.copy_gbs) == ("CUDA cores", 6e4, 4400.0, 4000.0)
@@ -171,7 +172,10 @@ def test_a_wrong_product_is_recorded_as_one():
     assert m.error > 1
 
 
-def test_an_element_that_is_not_written_is_found_wherever_it_is():
+def test_an_element_that_is_not_written_is_found_though_no_sample_holds_it(monkeypatch):
+    monkeypatch.setattr(check, "SAMPLED_WIDE", 1e4)
+    assert 31 not in check.sample((1, 600, 600), 64, 1e4)[1]
+
     def lazy(a, b, c):
         held = c[0, 31, 17]
         np.matmul(a, b, out=c)

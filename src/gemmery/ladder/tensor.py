@@ -14,7 +14,9 @@ _SPACE = {
     "bk": (16, 32, 64),
     "wm": (16, 32, 64),
     "wn": (16, 32, 64),
+    "blocks": (1, 2, 3, 4),
 }
+_RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen
 
 
 def _doubles(problem: Problem) -> str:
@@ -32,7 +34,7 @@ def _halves(problem: Problem) -> str:
 
 def cut_off(k: int) -> float:
     """f(k) where 4 products and a sum are aligned to the largest of them and each is cut off at its last bit, which is
-    two units of rounding: 5 cuts for 4 products (Fasi, Higham, Mikaitis and Pranesh 2021, section 3).
+    two units of rounding: 5 cuts for 4 products (Fasi, Higham, Mikaitis and Pranesh 2021).
     """
     return 2.5 * k + 2
 
@@ -46,7 +48,7 @@ TENSOR: tuple[Rung, ...] = (
         refuses=_doubles,
         build=builder(tensor.wmma_f64),
         geometry=tensor.wmma_f64,
-        space={**_SPACE, "blocks": (1, 2, 3, 4)},
+        space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         lesson=(
             "One instruction of a warp does the work of eight multiply-adds a thread, on fragments that each lane "
@@ -65,7 +67,7 @@ TENSOR: tuple[Rung, ...] = (
         build=builder(tensor.wmma_f16),
         bound=cut_off,
         geometry=tensor.wmma_f16,
-        space={**_SPACE, "blocks": (1, 2, 3, 4)},
+        space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk: 64 bytes
         lesson=(
             "The same program with another element type, and four to eight times the speed: tensor cores the easy "
@@ -76,14 +78,14 @@ TENSOR: tuple[Rung, ...] = (
     ),
     Rung(
         name="mma_f64",
-        idea="mma.sync in double from a swizzled ring of tiles, 16 x 8 x 8 where there is such",
+        idea="mma.sync in double from a swizzled ring of tiles, 16 x 8 x 4 at once where there is such",
         parent="wmma_f64",
         dtypes=("f64",),
         refuses=_doubles,
         build=builder(tensor.mma_f64),
         geometry=tensor.mma_f64,
-        space={**_SPACE, "stages": (2, 3, 4, 5), "blocks": (1, 2, 3, 4)},
-        default=dict.fromkeys(tensor.MMA_F64, 0),  # chosen by how many tiles there are
+        space=_RING,
+        default=dict.fromkeys(_RING, 0),  # by how many tiles there are
         expect={"bank_conflicts": 0},
         lesson=(
             "mma.sync says which lane holds what, so the tile can be laid out for it: no bank conflict, and no "

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import records
 from gemmery import cli, lab
 from gemmery.bench import record
+from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, CompileError
 
 ENDLESS = "import time\nfrom gemmery import cli, lab\nlab.doctor = lambda: time.sleep(60)\n"
@@ -38,6 +40,7 @@ def asked(monkeypatch, tmp_path):
     answer("ladder", records.ladder)
     answer("bench", records.bench)
     answer("sweep", records.sweep_block)
+    answer("chain", records.bench)
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -64,6 +67,41 @@ def test_bench_hands_its_options_on(asked, tmp_path):
     assert asked["bench"] == [["square_f32", "own.toml"], ("numpy", "torch"), 1, 2.0, tmp_path, ""]
     assert cli.run(["bench", "--no-store", "--no-html"]) == 0
     assert asked["bench"] == [(), (), 0, 3.0, None, ""]
+
+
+def test_a_workload_takes_the_place_of_suites(asked):
+    assert cli.run(["bench", "--workload", "chain", "--no-html", "--store", "kept"]) == 0
+    assert asked["chain"] == [(2048, 4096), 10, "f32", "cuda", 3.0, Path("kept")]
+    line = "bench --workload chain --n 64,128 --repeats 3 --dtype f16 --device cuda:1 --seconds 1 --no-store --no-html"
+    assert cli.run(line.split()) == 0
+    assert asked["chain"] == [(64, 128), 3, "f16", "cuda:1", 1.0, None]
+    assert "bench" not in asked
+
+
+@pytest.mark.parametrize("line", ["bench --workload chains", "bench gpu_square --workload chain"])
+def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
+    assert cli.run([*line.split(), "--no-html"]) == 2
+    assert "the one there is, chain, runs without suites" in capsys.readouterr().err
+
+
+def test_ladder_runs_on_the_device_that_is_named(asked):
+    assert cli.run(["ladder", "--device", "cuda:1", "--dtype", "tf32", "--no-html"]) == 0
+    assert asked["ladder"] == [(), (), "tf32", 0, 5.0, "cuda:1"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x"])
+def test_a_device_that_there_is_not_is_bad_usage(device, capsys):
+    assert cli.run(["ladder", "--device", device, "--no-html"]) == 2
+    assert "it is cpu, cuda, or cuda:N" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not driver.missing(), reason="there is a GPU")
+@pytest.mark.parametrize("line", ["ladder --device cuda", "bench gpu_square", "bench --workload chain"])
+def test_without_a_gpu_one_line_says_what_is_missing(line, capsys):
+    assert cli.run([*line.split(), "--no-html"]) == 1
+    error = capsys.readouterr().err
+    assert driver.missing() in error
+    assert error.count("\n") == 1
 
 
 def test_sweep_hands_its_options_on(asked):

@@ -177,3 +177,16 @@ def test_a_line_of_progress_says_no_rate_where_nothing_is_computed():
 
     assert "FLOP" not in _line(named("gpu_compile").measurements[0])
     assert "TFLOP/s" in _line(next(m for m in LADDER.measurements if m.seconds))
+
+
+def test_a_tournament_of_vectors_is_drawn_against_their_length():
+    one = next(m for m in LADDER.measurements if m.seconds and m.m == 1)
+    entered = [
+        replace(one, suite="gpu_gemv", case="gemv, k = 128", kernel=kernel, n=n, k=128, seconds=1e-6 * n)
+        for kernel in ("gemv_warp r=4", "cublas")
+        for n in (64, 3000)
+    ]
+    (plot,) = figures(replace(LADDER, measurements=tuple(entered)), CUDA)
+    assert plot.name == "vectors-gemv-k-128"
+    assert "gemv_warp r=4" in plot.svg
+    assert figures(replace(LADDER, measurements=tuple(m for m in entered if m.n == 64)), CUDA) == ()

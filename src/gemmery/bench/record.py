@@ -31,7 +31,6 @@ class Gpu:
     capability: int = 0  # 90 for sm_90
     sms: int = 0
     l2: int = 0  # bytes
-    copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # the highest of its multiprocessors
     power_w: float = 0.0  # the limit in force; 0 when unknown
     driver: str = ""

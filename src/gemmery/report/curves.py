@@ -60,6 +60,19 @@ def seconds(measurements: Sequence[Measurement]) -> Plot | None:
     return Plot("seconds", "Time against size", caption, svg)
 
 
+def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
+    """Time of a row times a matrix against the columns of that, a line for each kernel of a tournament."""
+    ran = [m for m in measurements if m.seconds and m.m == 1]
+    if len({m.n for m in ran}) < 2 or len({(m.k, words.types(m)) for m in ran}) != 1:
+        return None
+    with axes(520) as on:
+        _lines(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
+        on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
+        svg = render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
+    caption = "Time of one product; both axes are logarithmic. Every line took turns with every other at each n."
+    return Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, svg)
+
+
 def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
     """Time against the side of a block, the caches marked, the best side named."""
     swept = sorted((m for m in measurements if m.seconds and "block" in m.config), key=lambda m: m.config["block"])

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.curves import blocks, curves, roofline, seconds
+from gemmery.report.curves import blocks, curves, roofline, seconds, vectors
 from gemmery.report.sheet import Group, groups, largest, rival, speedup
 from gemmery.report.suites import OWN, product, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
@@ -39,6 +39,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
         elif suite in AXES:
             found.append(sweep_plot(ran, run.machine, suite))
         else:
+            found += [vectors(case, [m for m in ran if m.case == case]) for case in tournaments(ran)]
             ran = [m for m in ran if m.case not in tournaments(ran)]
             found += [standing(suite, ran), roofline(ran, suite)]
     return tuple(plot for plot in found if plot is not None)

@@ -9,9 +9,10 @@ import pytest
 from gemmery.arrays import View
 from gemmery.bench.gpu import operands, peers, roofline, timing
 from gemmery.bench.timing import Contestant, compare
+from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, RefusedError
 
 
 class Device:
@@ -222,3 +223,19 @@ def test_numpy_integer_views_see_what_was_never_written():
     """The poison is what all-ones bits are in every floating type: NaN."""
     for name in ("float16", "float32", "float64"):
         assert np.isnan(np.full(4, 0xFF, np.uint8).repeat(2).view(name)).all()
+
+
+def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch):
+    monkeypatch.setattr(peers, "_without_torch", lambda: "torch is not installed")
+    one = operands.Operands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
+
+    class Resident:
+        work, stream, sets = Work(2, 2, 2, "f32", "f32"), None, (one,)
+
+    seen = []
+    put = peers.own(Resident, lambda a, b, out: seen.append((a, b, out)))
+    put(0)
+    assert [x.__cuda_array_interface__["shape"] for x in seen[0]] == [(2, 2)] * 3
+    Resident.work = Work(2, 2, 2, "bf16", "bf16")
+    with pytest.raises(RefusedError, match="PyTorch alone"):
+        peers.own(Resident, lambda a, b, out: None)

@@ -40,8 +40,9 @@ def test_the_lines_turn_one_source_into_the_other():
 
 def test_what_is_said_of_them_is_compared():
     facts = {fact.name: (fact.old, fact.new) for fact in lab.diff("simt_naive", "simt_smem").facts}
-    assert facts["config tile"] == ("", "32")
-    assert facts["threads a block"] == ("32 x 8", "32 x 32")
+    tile = find(CUDA, "simt_smem").default["tile"]
+    assert facts["config tile"] == ("", str(tile))
+    assert facts["threads a block"] == ("32 x 8", f"{tile} x {tile}")
     assert facts["parent"] == ("simt_single_block", "simt_naive")
     assert "dtypes" not in facts  # the same
 

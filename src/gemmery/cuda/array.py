@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.arrays import View, contiguous, dlpack
 from gemmery.cuda import ordered
-from gemmery.errors import DTypeError
+from gemmery.errors import DeviceError, DTypeError
 
 
 class DeviceArray:
@@ -34,7 +35,8 @@ class DeviceArray:
 
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", 0):
-            ordered.free(pointer, self._stream, self._ordinal)
+            with suppress(DeviceError):  # a context that failed gives nothing back
+                ordered.free(pointer, self._stream, self._ordinal)
 
     @property
     def view(self) -> View:

@@ -53,8 +53,8 @@ def api() -> Any:
         raise DeviceError("no CUDA driver is installed on this machine") from error
     if speaks // 1000 < driver.CUDA_VERSION // 1000:
         raise DeviceError(
-            f"the driver speaks CUDA {_dotted(speaks)} and the Python bindings {_dotted(driver.CUDA_VERSION)}: update the "
-            f"driver, or pip install 'cuda-bindings=={speaks // 1000}.*' 'nvidia-cuda-nvrtc=={speaks // 1000}.*'"
+            f"the driver speaks CUDA {_dotted(speaks)} and the Python bindings {_dotted(driver.CUDA_VERSION)}: update "
+            f"the driver, or pip install 'cuda-bindings=={speaks // 1000}.*' 'nvidia-cuda-nvrtc=={speaks // 1000}.*'"
         )
     return driver
 

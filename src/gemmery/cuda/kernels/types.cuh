@@ -29,8 +29,12 @@ template <class Out> struct Narrow;
 template <> struct Narrow<float> { static __device__ __forceinline__ float of(float x) { return x; } };
 template <> struct Narrow<tf32> { static __device__ __forceinline__ tf32 of(float x) { return {x}; } };
 template <> struct Narrow<double> { static __device__ __forceinline__ double of(double x) { return x; } };
-template <> struct Narrow<f16> { static __device__ __forceinline__ f16 of(float x) { return {ptx::cvt_rn_f16_f32(x)}; } };
-template <> struct Narrow<bf16> { static __device__ __forceinline__ bf16 of(float x) { return {ptx::cvt_rn_bf16_f32(x)}; } };
+template <> struct Narrow<f16> {
+  static __device__ __forceinline__ f16 of(float x) { return {ptx::cvt_rn_f16_f32(x)}; }
+};
+template <> struct Narrow<bf16> {
+  static __device__ __forceinline__ bf16 of(float x) { return {ptx::cvt_rn_bf16_f32(x)}; }
+};
 template <class Out, class S> __device__ __forceinline__ Out narrow(S x) { return Narrow<Out>::of(x); }
 
 __device__ __forceinline__ float multiply_add(float x, float y, float sum) { return __fmaf_rn(x, y, sum); }

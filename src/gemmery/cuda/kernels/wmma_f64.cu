@@ -2,7 +2,7 @@
 // of A and several of B, each used with all of the other's. The next tile travels through registers, and the next
 // fragments, at the end those of the next tile, are read while these are multiplied.
 // Its parent: simt_smem, where a thread reads two elements of a tile for every multiply-add.
-// Measured on an H200 at n = 2048, 4096, 8192: 31.1, 31.5, 30.6 TFLOP/s, 0.53, 0.53, 0.50 of cuBLAS. The instruction
+// Measured on an H200 at n = 2048, 4096, 8192: 30.8, 31.1, 28.5 TFLOP/s, 0.53, 0.52, 0.48 of cuBLAS. The instruction
 // from registers alone does 33.2; reading the next tile's fragments only when it is there cost 9 %.
 #include "wmma.cuh"
 

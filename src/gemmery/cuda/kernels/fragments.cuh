@@ -43,13 +43,9 @@ template <class T, class Tile, bool IS_A, int SIDES> struct Fragments {
         ptx::ldmatrix_x4_trans(of[i], (start ^ i * 32) + stage + group * STEP_BYTES);
       }
     }
-  }
-
-  // Elements of 32 bits to the 10 bits of fraction that mma multiplies, part `part` of `parts`.
-  __device__ __forceinline__ void round(int part = 0, int parts = 1) {
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (sizeof(T) == 4) {  // mma would cut off what it does not multiply
 #pragma unroll
-      for (int i = SIDES / 16 * part / parts; i < SIDES / 16 * (part + 1) / parts; ++i) {
+      for (int i = 0; i < SIDES / 16; ++i) {
 #pragma unroll
         for (int r = 0; r < 4; ++r) of[i][r] = ptx::cvt_rna_tf32_f32(of[i][r]);
       }
@@ -70,13 +66,16 @@ __device__ __forceinline__ void mma(tf32, float (&d)[4], const unsigned (&a)[4],
 // The sums of a warp: 16 x 8 elements of C in four registers, of which lane l holds columns 2 (l % 4) and the next of
 // rows l / 4 and 8 below.
 template <class T, int WM, int WN> struct WarpSums {
-  static constexpr int PARTS = WM / 16;
   float of[WM / 16][WN / 8][4] = {};
 
-  // Adds 16 rows of the product.
-  template <class A, class B> __device__ __forceinline__ void multiply_rows(int i, const A& a, const B& b) {
+  template <class A, class B> __device__ __forceinline__ void multiply(const A& a, const B& b) {
 #pragma unroll
-    for (int j = 0; j < WN / 8; ++j) mma(T(), of[i][j], a.of[i], b.of[j / 2][j % 2 * 2], b.of[j / 2][j % 2 * 2 + 1]);
+    for (int i = 0; i < WM / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < WN / 8; ++j) {
+        mma(T(), of[i][j], a.of[i], b.of[j / 2][j % 2 * 2], b.of[j / 2][j % 2 * 2 + 1]);
+      }
+    }
   }
 
   // VEC divides p.n. Four lanes hold neighbours of a row, 8 bytes in f32 and 4 in half precision, where they exchange

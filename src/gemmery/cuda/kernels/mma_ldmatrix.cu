@@ -28,10 +28,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_ldmatrix(const P
     for (int group = 0; group < Block::GROUPS; ++group) {
       a.read(a_start, 0, group);
       b.read(b_start, 0, group);
-      a.round();
-      b.round();
-#pragma unroll
-      for (int part = 0; part < sums.PARTS; ++part) sums.multiply_rows(part, a, b);
+      sums.multiply(a, b);
     }
     __syncthreads();
   }

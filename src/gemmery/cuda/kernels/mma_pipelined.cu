@@ -1,7 +1,10 @@
 // The idea: nothing waits. A ring of STAGES tiles is filled by cp.async while older ones are multiplied, and within a
 // tile the fragments of the next group of k are read while those of this one are multiplied: global -> shared,
 // shared -> registers and mma overlap, with one barrier a tile. This is the main loop that CUTLASS runs on Ampere.
-// Its parent: mma_ldmatrix, which does one after the other.
+// Its parent: mma_ldmatrix, which does one after the other. Measured on one H200, f16: 420 to 476 TFLOP/s at n = 4096,
+// 414 to 455 at 8192, where a loop of mma.sync alone reaches 629 and with its ldmatrix 600; power lowers the clock to
+// 1.3-1.5 GHz. One set of fragments instead of two: 349 at 8192. Rows of odd length are packed first: 295 at 4097,
+// 2.2 times cuBLAS.
 #include "fragments.cuh"
 #include "packed.cuh"
 
@@ -55,8 +58,6 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   __syncthreads();
   a[0].read(a_start, 0, 0);
   b[0].read(b_start, 0, 0);
-  a[0].round();
-  b[0].round();
   unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage that is multiplied, and the one that is filled meanwhile
 #pragma unroll 1
   for (int k = 0; k < depth; k += BK) {
@@ -71,12 +72,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
       a[(group + 1) % 2].read(a_start, last ? next : now, (group + 1) % GROUPS);
       b[(group + 1) % 2].read(b_start, last ? next : now, (group + 1) % GROUPS);
       if (!last) fetch(free, group, GROUPS - 1);
-#pragma unroll
-      for (int part = 0; part < sums.PARTS; ++part) {
-        sums.multiply_rows(part, a[group % 2], b[group % 2]);
-        a[(group + 1) % 2].round(part, sums.PARTS);
-        b[(group + 1) % 2].round(part, sums.PARTS);
-      }
+      sums.multiply(a[group % 2], b[group % 2]);
     }
     free = now;
     now = next;

@@ -57,6 +57,7 @@ LARGEST_TEAM = 1024  # threads of one block
 MOST_CHUNKS = 8  # of 16 bytes, in flight in a thread
 MOST_SPLIT = 64  # blocks that share k
 BLOCKS = 128  # that keep a large device busy
+LINE = 128  # bytes of memory that are asked for together
 
 
 def vectorized(problem: Problem, config: Config) -> Geometry:
@@ -106,30 +107,21 @@ def _cover(k: int, step: int, vec: int) -> str:
 
 def _columns(problem: Problem, config: Config) -> Geometry:
     vec, in_all = vector(problem, 0 if is_column(problem) else 1), results(problem) * problem.batch
-    lanes = config["team"] or _lanes(problem, vec, in_all)
+    size = {"f64": 8, "f32": 4}.get(problem.dtype, 2)
+    lanes = config["team"] or min(32, LINE // (vec * size))
     if lanes > 32:
         raise RefusedError(f"team = {lanes}: along contiguous columns a team is part of a warp; take at most 32")
     steps = config["steps"] or 2
-    threads = config["threads"] or max(64, min(1024, _power_above(problem.k) * lanes // steps))
-    blocks = -(-in_all // (lanes * vec))
-    split = config["split"] or _split(problem.k * lanes // (8 * threads), blocks)
+    threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
+    split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * BLOCKS)
     parameters = (split > 1, vec, lanes, steps, threads // 32)
     return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
 
 
-def _lanes(problem: Problem, vec: int, in_all: int) -> int:
-    """Lanes along a row of W's columns: from 64 bytes, a whole line where k is short, to 256 while blocks suffice."""
-    size = {"f64": 8, "f32": 4}.get(problem.dtype, 2)
-    lanes = min(32, (64 if problem.k > 512 else 128) // (vec * size))
-    while lanes < 32 and lanes * vec * size < 256 and in_all >= 2 * lanes * vec * BLOCKS:
-        lanes *= 2
-    return lanes
-
-
-def _split(most: int, blocks: int) -> int:
+def _split(most: int, blocks: int, wanted: int = BLOCKS) -> int:
     """Blocks that share k where there are few: another launch adds up, so each has to have plenty to do."""
     split = 1
-    while split < MOST_SPLIT and 2 * split <= most and 2 * split * blocks <= BLOCKS:
+    while split < MOST_SPLIT and 2 * split <= most and 2 * split * blocks <= wanted:
         split *= 2
     return split
 

@@ -34,8 +34,10 @@ class Resident:
     """A Work on a device: `sets` of equal operands in memory of their own, and `host`, what they were copied from.
 
     >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
-    >>> len(resident.sets)  # 3 MB each against three times 60 MB of L2
-    61
+    >>> len(resident.sets)  # doctest: +SKIP
+    60
+
+    (3 MiB each, against three times an L2 of 60 MiB.)
 
     Raises RefusedError when the device has no room for them.
     """

@@ -32,7 +32,7 @@ def replays(
     call: a short one then takes as long as the host needs for it.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
-    >>> sample(1000, 1)  # nanoseconds of 1000 products
+    >>> sample(1000, 1)  # doctest: +SKIP
     2150000
 
     Raises what `put` raises, and DeviceError when a kernel fails.

@@ -156,6 +156,7 @@ def test_the_current_stream_of_cupy():
 
 def test_a_graph_of_cupy_captures_products():
     a, b, c = array((64, 64), seed=1), array((64, 64), seed=2), cupy.zeros((64, 64), "f4")
+    cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         gm.matmul(a, b, out=c)
         stream.begin_capture()
@@ -260,6 +261,21 @@ def test_a_device_array_goes_everywhere_and_is_multiplied_again():
     assert torch.from_dlpack(brain).dtype == torch.bfloat16
     with pytest.raises(gm.DTypeError, match="from_dlpack"):
         brain.__cuda_array_interface__  # noqa: B018
+
+
+def test_a_device_array_may_outlive_its_stream():
+    a = array((64, 64), seed=1)
+    cupy.cuda.Device().synchronize()
+    stream = driver.Stream()
+    made = gm.matmul(Interface(a, stream=stream.handle), Interface(a, stream=stream.handle), bias=2.0)
+    stream.synchronize()
+    del stream
+    gc.collect()
+    by_dlpack = cupy.from_dlpack(made)
+    check(by_dlpack, a, a, bias=2.0)
+    del made, by_dlpack
+    gc.collect()
+    check(gm.matmul(a, a), a, a)
 
 
 def test_capsules_that_nobody_reads_are_given_back():

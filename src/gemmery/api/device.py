@@ -76,8 +76,9 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked)
         return out
     if short:
         _remember(name, a, b, None, operands, fresh, asked)
-    if isinstance(made, DeviceArray) and hasattr(a, "__array_namespace__"):
-        return a.__array_namespace__().from_dlpack(made)
+    if isinstance(made, DeviceArray):
+        made.finished()
+        return a.__array_namespace__().from_dlpack(made) if hasattr(a, "__array_namespace__") else made
     return made
 
 
@@ -242,10 +243,10 @@ def _bias(given: Any, a: Any, x: View, y: View, result: str, held: list[object])
     """n accumulators on the device, or one that is repeated; a number of the host is written there on the stream."""
     n, wanted = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
     if isinstance(given, _NUMBER):
-        one, memory = _new(a, (1,), wanted, x)
+        one, memory = _scratch(a, dtypes.get(wanted).size, x, x.stream)
         held.append(one)
         ordered.put(float(given), wanted, memory.pointer, x.stream, _ordinal(x))
-        return memory._replace(shape=(n,), strides=(0,))
+        return memory._replace(shape=(n,), strides=(0,), dtype=wanted)
     found = _located(view(given))
     arrays.together(a=x, bias=found)
     check_bias(found, n, result)
@@ -273,7 +274,7 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
         _copy(asked.old, old, out, target)
     scratch = 0
     if ready.run.workspace:
-        memory, its_view = _new(a, (ready.run.workspace,), "u8", x)
+        memory, its_view = _scratch(a, ready.run.workspace, x, stream)
         held.append(memory)
         scratch = its_view.pointer
     scalars = (asked.alpha.real, asked.beta.real)
@@ -289,7 +290,7 @@ def _beside(a: Any, source: View, target: View, stream: int, held: list[object])
     if not arrays.overlap(source, target):
         return source
     low, high = arrays.reach(source.shape, source.strides, source.dtype)
-    memory, copy = _new(a, (high - low,), "u8", source)
+    memory, copy = _scratch(a, high - low, source, stream)
     held.append(memory)
     ordered.copy(source.pointer + low, copy.pointer, high - low, stream, _ordinal(source))
     return source._replace(pointer=copy.pointer - low)
@@ -317,6 +318,14 @@ def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
         return arrays.empty(a, shape, dtype)
     made = DeviceArray(shape, dtype, _ordinal(x), x.stream)
     return made, made.view
+
+
+def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
+    """Bytes for the length of a call, from where `_new` takes memory."""
+    if arrays.allocates(a):
+        return arrays.empty(a, (size,), "u8")
+    made = ordered.Scratch(size, stream, _ordinal(x))
+    return made, View(made.pointer, (size,), (1,), "u8", x.device, stream)
 
 
 def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, asked: Asked) -> None:

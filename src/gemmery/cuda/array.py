@@ -19,8 +19,8 @@ class DeviceArray:
     """A C-contiguous array on a CUDA device; `cupy.asarray`, `torch.as_tensor` and `from_dlpack` take it as it is.
 
     `shape`, `dtype` ("float32") and `device` say what it is. It offers `__cuda_array_interface__` (but not in
-    bfloat16, which that has no name for) and `__dlpack__`; both order the reader's stream after the product's. Its
-    memory is given back in the order of the stream it was made on.
+    bfloat16, which that has no name for) and `__dlpack__`; both order the reader's stream after the product's. Dropping
+    it waits for the device: the streams that used it may be gone by then, and so cannot be asked.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, ordinal: int, stream: int) -> None:
@@ -28,6 +28,7 @@ class DeviceArray:
         self.dtype = dtypes.get(dtype).numpy
         self.device = f"cuda:{ordinal}"
         self._name, self._ordinal, self._stream = dtype, ordinal, stream
+        self._mark: ordered.Mark | None = None
         self._pointer = ordered.allocate(math.prod(shape) * dtypes.get(dtype).size, stream, ordinal)
 
     def __repr__(self) -> str:
@@ -36,7 +37,15 @@ class DeviceArray:
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", 0):
             with suppress(DeviceError):  # a context that failed gives nothing back
-                ordered.free(pointer, self._stream, self._ordinal)
+                ordered.free_after_all(pointer, self._ordinal)
+
+    def finished(self) -> None:
+        """Say that what is on its stream now is all that writes it; the stream is not asked for anything after this."""
+        self._mark = ordered.Mark(self._stream, self._ordinal)
+
+    def _readable_on(self, stream: int) -> None:
+        if self._mark is not None:
+            self._mark.before(stream)
 
     @property
     def view(self) -> View:
@@ -48,12 +57,13 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._name == "bf16":
             raise DTypeError("__cuda_array_interface__ has no name for bfloat16: use from_dlpack")
+        self._readable_on(0)
         return {
             "shape": self.shape,
             "typestr": np.dtype(self.dtype).str,
             "data": (self._pointer, False),
             "strides": None,
-            "stream": self._stream or 1,
+            "stream": 1,
             "version": 3,
         }
 
@@ -61,9 +71,8 @@ class DeviceArray:
         return 2, self._ordinal
 
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, **_: Any) -> Any:
-        other = 0 if stream in (None, 1) else stream
-        if other != -1 and other != self._stream:
-            ordered.wait(int(other or 0), self._stream, self._ordinal)
+        if stream != -1:
+            self._readable_on(0 if stream in (None, 1) else int(stream))
         return _capsule(self, versioned=max_version is not None and max_version[0] >= 1)
 
 

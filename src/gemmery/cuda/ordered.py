@@ -1,4 +1,5 @@
-"""What is done to memory in the order of a stream: nothing here waits, and a graph may capture all of it.
+"""What is done to memory in the order of a stream: but for `free_after_all` nothing waits, and a graph may
+capture it.
 
 Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and event management.
 """
@@ -25,6 +26,25 @@ def free(pointer: int, stream: int, ordinal: int) -> None:
         driver.check(driver.api().cuMemFreeAsync(pointer, stream))
 
 
+def free_after_all(pointer: int, ordinal: int) -> None:
+    """Give them back once the device has done all it was asked for; waits, and asks no stream, which may be gone."""
+    with driver.on(ordinal):
+        driver.check(driver.api().cuCtxSynchronize())
+        driver.check(driver.api().cuMemFree(pointer))
+
+
+class Scratch:
+    """Bytes for the length of a call, in the order of its stream."""
+
+    def __init__(self, size: int, stream: int, ordinal: int) -> None:
+        self._stream, self._ordinal = stream, ordinal
+        self.pointer = allocate(size, stream, ordinal)
+
+    def __del__(self) -> None:
+        if pointer := getattr(self, "pointer", 0):
+            free(pointer, self._stream, self._ordinal)
+
+
 def copy(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
     """Copy bytes from one address to another."""
     with driver.on(ordinal):
@@ -39,16 +59,30 @@ def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> N
             driver.check(driver.api().cuMemsetD32Async(pointer + 4 * i, word, 1, stream))
 
 
+class Mark:
+    """A moment on a stream, for other streams to wait for; the stream itself may be gone by then."""
+
+    def __init__(self, stream: int, ordinal: int) -> None:
+        api = driver.api()
+        self._ordinal = ordinal
+        with driver.on(ordinal):
+            self._event = driver.check(api.cuEventCreate(api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
+            driver.check(api.cuEventRecord(self._event, stream))
+
+    def before(self, stream: int) -> None:
+        """Let `stream` go on only when it has passed."""
+        with driver.on(self._ordinal):
+            driver.check(driver.api().cuStreamWaitEvent(stream, self._event, 0))
+
+    def __del__(self) -> None:
+        if (event := getattr(self, "_event", None)) is not None:
+            with driver.on(self._ordinal):
+                driver.api().cuEventDestroy(event)  # the driver keeps it until it has happened
+
+
 def wait(stream: int, other: int, ordinal: int) -> None:
     """Let `stream` go on only when what was put on `other` so far is done."""
-    api = driver.api()
-    with driver.on(ordinal):
-        event = driver.check(api.cuEventCreate(api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value))
-        try:
-            driver.check(api.cuEventRecord(event, other))
-            driver.check(api.cuStreamWaitEvent(stream, event, 0))
-        finally:
-            api.cuEventDestroy(event)  # the driver keeps it until it has happened
+    Mark(other, ordinal).before(stream)
 
 
 def where(pointer: int) -> int:

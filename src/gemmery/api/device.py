@@ -330,9 +330,10 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
 
 def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, asked: Asked) -> None:
     """Prepare the short way for more products of operands like these."""
-    scaled = asked.alpha != 1 or asked.beta != 0
-    if operands.held or 0 in target.shape or asked.alpha == 0 or scaled == (name == "matmul"):
+    if operands.held or 0 in target.shape or asked.alpha == 0:
         return
+    if asked.alpha == 1 and asked.beta == 0:
+        name = quick.PLAIN[name]
     ready = prepared(operands, target, asked)
     if len(ready.form.offsets) == 1 and operands.x.stream == operands.y.stream == target.stream:
         quick.remember(a, b, out, name, (operands.x, operands.y, target), ready.run)

@@ -59,9 +59,14 @@ def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
     way = WAYS.get(type(a))
     if way is None or type(alpha) is not float or type(beta) is not float:
         return None
-    if 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (alpha != 1 or beta != 0) and (out is not None or beta == 0):
+    if alpha == 1 and beta == 0:
+        return way(a, b, out, PLAIN[name], None)
+    if 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (out is not None or beta == 0):
         return way(a, b, out, name, (alpha, beta))
     return None
+
+
+PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # what is looked up when nothing is scaled
 
 
 _LARGE = 1e38

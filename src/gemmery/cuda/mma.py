@@ -42,8 +42,7 @@ PACK_THREADS, PACK_ROWS, PACK_BYTES = 256, 32, 512  # a block of the packing lau
 def ldmatrix(problem: Problem, config: Config) -> Geometry:
     """One tile of A and of B at a time."""
     vectors = _elements(problem, 0), _elements(problem, 1)
-    ragged = _ragged(problem, vectors)
-    return _by_warps("mma_ldmatrix", problem, config, vectors, ragged, stages=1)
+    return _by_warps("mma_ldmatrix", problem, config, vectors, any(_ragged(problem, vectors)), stages=1)
 
 
 def pipelined(problem: Problem, config: Config) -> Geometry:
@@ -59,12 +58,11 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
         raise RefusedError(f"splits={splits}: k is split into 1 to {MOST_SPLITS} parts")
     size = _size(problem)
     given = _elements(problem, 0), _elements(problem, 1)
-    packed = [elements * size < 4 for elements in given]
+    packed = [n * size < 4 or cut for n, cut in zip(given, _ragged(problem, given), strict=True)]
     vectors = tuple(16 // size if pack else elements for elements, pack in zip(given, packed, strict=True))
-    ragged = _ragged(problem, tuple(1 if pack else elements for elements, pack in zip(given, packed, strict=True)))
     bits = packed[0] + 2 * packed[1]
     summed = replace(problem, epilogue="", scaled=False) if splits > 1 else problem
-    made = _by_warps("mma_pipelined", summed, config, vectors, ragged, bits, splits, stages=stages)
+    made = _by_warps("mma_pipelined", summed, config, vectors, bits, splits, stages=stages)
     if bits and problem.k:
         made = _with_packing(made, problem, bits)
     return _with_finish(made, problem, bits, splits) if splits > 1 else made
@@ -171,11 +169,11 @@ def _elements(problem: Problem, operand: int) -> int:
     return 1 if layout == "any" else vector(problem, operand)
 
 
-def _ragged(problem: Problem, vectors: tuple[int, ...]) -> bool:
-    """Whether an access to A or B may begin inside and end outside of it."""
+def _ragged(problem: Problem, vectors: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether an access to A, and to B, may begin inside and end outside of it."""
     a_side = problem.m if problem.a_layout == "col" else problem.k
     b_side = problem.k if problem.b_layout == "col" else problem.n
-    return a_side % vectors[0] != 0 or b_side % vectors[1] != 0
+    return a_side % vectors[0] != 0, b_side % vectors[1] != 0
 
 
 def _check_tile(bm: int, bn: int, bk: int, wm: int, wn: int, group: int) -> None:

@@ -22,10 +22,10 @@ __global__ void __launch_bounds__(256) mma_pipelined_pack(const Product<T, Out> 
   }
 }
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED,
-          int PACKED, int SPLITS, int BM, int BN, int BK, int WM, int WN, int STAGES>
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int PACKED,
+          int SPLITS, int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const Product<T, Out> p) {
-  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
+  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, false, BM, BN, BK, WM, WN>;
   constexpr int GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
   static_assert(GROUPS % 2 == 0, "the two sets of fragments take turns");
   extern __shared__ __align__(1024) char ring[];

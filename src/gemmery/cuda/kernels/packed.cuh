@@ -1,6 +1,6 @@
-// What a ring of tiles leaves in scratch memory. Operands that cannot be copied 16 bytes at a time are first copied to
-// rows that can: bit 0 of PACKED stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a multiple
-// of 16 bytes. Sums of parts of k follow, where it is split.
+// What a ring of tiles leaves in scratch memory. Operands that cp.async cannot copy in whole pieces are first copied
+// to rows that it can: bit 0 of PACKED stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a
+// multiple of 16 bytes. Sums of parts of k follow, where it is split.
 #pragma once
 #include "load.cuh"
 

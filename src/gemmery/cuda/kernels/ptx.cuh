@@ -38,18 +38,8 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return unsigned(__cvta_generic_to_shared(shared));
 }
 
-// BYTES (4, 8 or 16) into shared memory, of which the first `size` are read from global memory and the others are 0.
-// 16 bytes pass by L1.
-template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, int size) {
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(BYTES), "r"(size)
-                 : "memory");
-  }
-}
-
-// The same for all of them, or zeros, and then nothing is read: a predicate, where a size takes four instructions more.
+// BYTES (4, 8 or 16) of global into shared memory, or zeros, and then nothing is read: a predicate, where a size takes
+// four instructions more. 16 bytes pass by L1.
 template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, bool inside) {
   if constexpr (BYTES == 16) {
     asm volatile("{ .reg .pred out; setp.eq.s32 out, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, out; }"

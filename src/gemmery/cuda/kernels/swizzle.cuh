@@ -68,14 +68,10 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
 
   // Part `part` of `parts` of a tile by cp.async, past the registers, while the threads do other work.
   __device__ __forceinline__ void start(unsigned tile, int part = 0, int parts = 1) const {
+    static_assert(!RAGGED, "cp.async moves whole pieces");
 #pragma unroll
     for (int e = EACH * part / parts; e < EACH * (part + 1) / parts; ++e) {
-      if (!exists(e)) continue;
-      if constexpr (RAGGED) {
-        ptx::cp_async<PIECE_BYTES>(tile + place(e), address(e), count(e) * int(sizeof(T)));
-      } else {
-        ptx::cp_async<PIECE_BYTES>(tile + place(e), address(e), inside(e));
-      }
+      if (exists(e)) ptx::cp_async<PIECE_BYTES>(tile + place(e), address(e), inside(e));
     }
   }
 

@@ -1,12 +1,17 @@
 """Suite files: the ones shipped load, and each mistake is named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmery.bench import suite
 from gemmery.bench.work import Work
+from gemmery.cuda import device
+from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError
+from gemmery.lab.tournament import PRODUCT, entrant
+from gemmery.ladder.cuda import CUDA
 
 SHIPPED = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.toml"))
 
@@ -29,6 +34,39 @@ def test_a_shipped_suite_loads_and_says_what_it_is(path):
 def test_the_suites_are_there():
     names = {path.stem for path in SHIPPED}
     assert names >= {"square_f32", "square_f64", "small", "mid", "skinny", "lowp", "batched", "gemv", "first_call"}
+
+
+def untaken(label: str, work: Work, name: str = "h200") -> str:
+    """Why a device would not run what a suite calls `label`; "" when it would. No device is asked."""
+    one = entrant(label, CUDA)
+    if one.rung is None:
+        return ""
+    problem = replace(work.problem, device=name, alignments=(16, 16, 16))
+    if problem.dtype not in one.rung.dtypes:
+        return f"{problem.dtype} is not of its types"
+    reason = one.rung.refuses(problem)
+    return reason or refusal(one.rung.geometry(problem, {**one.rung.default, **one.config}), device.find(name))
+
+
+ON_A_GPU = [found for found in map(suite.load, SHIPPED) if found.device == "cuda"]
+
+
+@pytest.mark.parametrize("found", ON_A_GPU, ids=lambda found: found.name)
+def test_a_gpu_takes_each_rung_of_a_shipped_suite(found):
+    labels = [(label, work) for work in found.works for label in found.rungs.get(work.name, (PRODUCT,))]
+    assert labels
+    assert [(label, str(work), why) for label, work in labels if (why := untaken(label, work))] == []
+
+
+def test_a_config_that_a_gpu_does_not_take_is_found():
+    work = Work(4096, 4096, 4096, "f16", "f16")
+    assert untaken("mma_pipelined stages=4", work) == ""
+    assert "294912 bytes of shared memory" in untaken("mma_pipelined stages=6", work)
+    assert "sm_80" in untaken("mma_pipelined stages=2", work, "t4")
+    assert "4096 x 4096" in untaken("gemv_warp", work)
+    assert untaken("mma_f64", work) == "f16 is not of its types"
+    with pytest.raises(ArgumentError, match="stages=3"):
+        untaken("simt_naive stages=3", work)
 
 
 def test_every_combination_of_the_lists_is_a_product(tmp_path):

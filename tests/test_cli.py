@@ -78,7 +78,10 @@ def test_a_workload_takes_the_place_of_suites(asked):
     assert "bench" not in asked
 
 
-@pytest.mark.parametrize("line", ["bench --workload chains", "bench gpu_square --workload chain"])
+@pytest.mark.parametrize(
+    "line",
+    ["bench --workload chains", "bench gpu_square --workload chain", "bench --workload chain --rivals numpy"],
+)
 def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
     assert cli.run([*line.split(), "--no-html"]) == 2
     assert "the one there is, chain, runs without suites" in capsys.readouterr().err
@@ -194,6 +197,9 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("ladder --threads -1", "-1"),
         ("ladder --rungs nosuch", "'nosuch'"),
         ("ladder --dtype f8", "'f8'"),
+        ("ladder --device cuda --dtype i8", "no rung on cuda is written for it"),
+        ("ladder --device cuda --threads 2", "leave it out on cuda"),
+        ("ladder --sizes 64 diff simt_smem simt_naive", "--sizes: `ladder diff` runs nothing"),
         ("sweep", "EXPERIMENT"),
         ("sweep nosuch", "'nosuch'"),
         ("sweep size --n 64", "--sizes 64"),
@@ -208,6 +214,14 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("inspect simt_smem --dtype i8", "is written for"),
         ("ladder diff simt_smem simt_smem", "compared with itself"),
         ("bench nosuch --no-store", "nosuch"),
+        ("bench --n 64 --no-store", "for --workload chain"),
+        ("bench --dtype f16 --no-store", "for --workload chain"),
+        ("bench --repeats 4 --no-store", "for --workload chain"),
+        ("bench --workload chain --repeats 0", "'--repeats'"),
+        ("sweep gemv --dtype i32", "no rung on cuda is written for it"),
+        ("exhibit nosuch", "'nosuch'"),
+        ("exhibit bank_stride --device cpu", "an exhibit is of a GPU"),
+        ("exhibit bank_stride --seconds 0", "must be above 0"),
     ],
 )
 def test_bad_usage_is_one_line(line, said, capsys, tmp_path, monkeypatch):
@@ -228,6 +242,15 @@ def test_an_error_is_one_line(monkeypatch, capsys, error, code):
     assert capsys.readouterr().err == f"gemmery: {' '.join(str(error).split())}\n"
 
 
+def test_too_little_memory_is_one_line(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 35.5 PiB")
+
+    monkeypatch.setattr(lab, "ladder", fail)
+    assert cli.run(["ladder", "--no-html"]) == 1
+    assert capsys.readouterr().err == "gemmery: out of memory: Unable to allocate 35.5 PiB; take smaller sizes\n"
+
+
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
     def fail():
         raise ZeroDivisionError
@@ -237,7 +260,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
         cli.run(["doctor"])
 
 
-@pytest.mark.parametrize("name", ["", "ladder", "ladder diff", "bench", "sweep", "inspect", "doctor"])
+@pytest.mark.parametrize("name", ["", "ladder", "ladder diff", "bench", "sweep", "inspect", "exhibit", "doctor"])
 def test_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0
     out = capsys.readouterr().out
@@ -248,8 +271,10 @@ def test_help(name, capsys):
 
 def test_alone_it_shows_what_there_is(capsys):
     assert cli.run([]) == 0
-    known = {"ladder", "bench", "sweep", "inspect", "doctor"}
-    assert set(re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)) >= known
+    known = {"ladder", "bench", "sweep", "inspect", "exhibit", "doctor"}
+    out = capsys.readouterr().out
+    assert set(re.findall(r"^  ([a-z]+) ", out, re.MULTILINE)) >= known
+    assert "..." not in out.split("Commands:")[1]
 
 
 def test_version(capsys):

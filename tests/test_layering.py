@@ -16,12 +16,12 @@ OWNERS = {
     "matplotlib": ("report",),
     "ml_dtypes": ("bench", "lab"),
     "platformdirs": ("config.py",),
-    "rich": ("report", "cli.py"),
+    "rich": ("report", "cli"),
     "threadpoolctl": ("bench", "lab"),
     "torch": ("bench/peers.py", "bench/gpu/peers.py"),
     "cuda": ("cuda",),
     "cupy": ("bench/gpu/peers.py",),
-    "typer": ("cli.py",),
+    "typer": ("cli",),
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 

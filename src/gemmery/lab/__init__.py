@@ -2,7 +2,7 @@
 
 from gemmery.cuda.inspection import Inspection
 from gemmery.lab.event import Event, OnEvent
-from gemmery.lab.exhibits import exhibit, predicted
+from gemmery.lab.exhibits import exhibit, exhibited_on, predicted
 from gemmery.lab.gpu.chain import chain
 from gemmery.lab.health import Finding, doctor
 from gemmery.lab.inspection import inspect
@@ -24,6 +24,7 @@ __all__ = [
     "diff",
     "doctor",
     "exhibit",
+    "exhibited_on",
     "inspect",
     "ladder",
     "predicted",

@@ -15,7 +15,7 @@ from gemmery.bench.work import Work
 from gemmery.cuda import driver, exhibits
 from gemmery.cuda.driver import Memory
 from gemmery.cuda.exhibits import Config
-from gemmery.errors import RefusedError
+from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.session import GpuSession, ordinal
@@ -34,16 +34,25 @@ def exhibit(
 
     >>> run = exhibit("bank_stride")  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown name or device, DeviceError when there is no device.
+    Raises ArgumentError for an unknown name or device and for no time at all, DeviceError when there is no device.
     """
     shown = find(name)
-    gpu = ordinal(device)
-    session = GpuSession(len(shown.configs()), on_event, 0 if gpu is None else gpu, store)
+    session = GpuSession(len(shown.configs()), on_event, exhibited_on(device, seconds), store)
     stage = _Stage(session, shown)
     for config in shown.configs():
         session.begin(f"{name}, {words(config)}")
         session.end(stage.measure(config, seconds))
     return session.run
+
+
+def exhibited_on(device: str, seconds: float = SHARE) -> int:
+    """The number of the GPU that an exhibit is run on. Raises ArgumentError as `exhibit` does."""
+    gpu = ordinal(device)
+    if gpu is None:
+        raise ArgumentError(f"device {device!r}: an exhibit is of a GPU; say cuda, or cuda:N")
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the time for one config must be above 0")
+    return gpu
 
 
 def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:

@@ -51,8 +51,18 @@ def ladder(
         return climb("ladder", [(rung, {}) for rung in chosen], sizes or SIZES, dtype, threads, seconds, on_event)
     like = element(dtype)
     check_arguments(sizes, like.dtype, seconds)
+    check_of_gpu(dtype, threads, device)
     served: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen if rungs or like.dtype in rung.dtypes]
     return gpu_climb("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event)
+
+
+def check_of_gpu(dtype: str, threads: int, device: str) -> None:
+    """Raises ArgumentError for what the CPU's ladder may be asked for and a GPU's may not."""
+    known = dict.fromkeys(name for rung in CUDA for name in rung.dtypes)
+    if element(dtype).dtype not in known:
+        raise ArgumentError(f"dtype {dtype!r}: no rung on {device} is written for it; known: {', '.join(known)}, tf32")
+    if threads:
+        raise ArgumentError(f"threads={threads}: it is for rungs of the CPU; leave it out on {device}")
 
 
 def registry(device: str) -> tuple[Rung, ...]:

@@ -13,7 +13,7 @@ from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.climb import climb as gpu_climb
 from gemmery.lab.gpu.level import suited
 from gemmery.lab.gpu.session import ordinal
-from gemmery.lab.rungs import check_arguments, climb, element, registry
+from gemmery.lab.rungs import check_arguments, check_of_gpu, climb, element, registry
 from gemmery.ladder.rung import Rung, find
 
 Chosen = tuple[Rung, Mapping[str, int]]
@@ -112,6 +112,7 @@ def sweep(
         return climb(suite, chosen, lengths, dtype, threads, seconds, on_event)
     like = element(dtype)
     check_arguments(lengths, like.dtype, seconds)
+    check_of_gpu(dtype, threads, where)
     if not rungs:  # those that serve the type
         chosen = [(rung, config) for rung, config in chosen if _serves(rung, like, where)]
     shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment, suited)

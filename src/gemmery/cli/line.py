@@ -1,0 +1,60 @@
+"""One command line from its words to its exit code: every error is one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from gemmery.cli.app import app
+from gemmery.errors import ArgumentError, GemmeryError
+
+EXTRA = {"matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"}  # what `gemmery[lab]` installs
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error is one line on stderr.
+
+    >>> run(["ladder", "--sizes", "0"])
+    2
+    """
+    try:
+        asked = app(list(arguments), prog_name="gemmery", standalone_mode=False)
+        code = int(asked() if callable(asked) else asked or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at exit
+        return 141
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _complain(f"{error.filename}: {error.strerror}; choose another place", 1)
+    except MemoryError as error:
+        return _complain(f"out of memory: {error}; take smaller sizes", 1)
+    except GemmeryError as error:
+        return _complain(str(error), 2 if isinstance(error, ArgumentError) else 1)
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in EXTRA:
+            raise
+        return _complain(f"the commands need {library}: pip install 'gemmery[lab]'", 2)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        way_out = f"`{context.command_path if context else 'gemmery'} --help` shows what can be said"
+        return _complain(f"{shlex.join(arguments)}: {error.format_message().rstrip('.')}; {way_out}", 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"gemmery: {' '.join(message.split())}\n")
+    return code
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""The commands that look and measure nothing: ladder diff, inspect, doctor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from gemmery.cli.app import Action, app, ladder_app
+from gemmery.cli.options import HtmlToo, Json, settings
+from gemmery.cli.showing import console, write_page
+
+if TYPE_CHECKING:
+    from gemmery.lab import Inspection
+
+
+@ladder_app.command(
+    short_help="Show what changed between two rungs.",
+    epilog="""\b
+    Examples:
+      gemmery ladder diff simt_smem simt_threadtile""",
+)
+def diff(
+    old: Annotated[str, Argument(metavar="OLD", help="A rung.", show_default=False)],
+    new: Annotated[str, Argument(metavar="NEW", help="Another one.", show_default=False)],
+    html: HtmlToo = None,
+) -> Action:
+    """Show what changed between two rungs: what is said of them, and the difference of their sources."""
+    return partial(_diff, old, new, html)
+
+
+def _diff(old: str, new: str, html: Path | None) -> int:
+    from gemmery import lab, report
+
+    found = lab.diff(old, new)
+    report.show_difference(found, console())
+    if html is not None:
+        from gemmery.report.diff import difference_page
+
+        sys.stdout.write(f"page: {write_page(html, difference_page(found))}\n")
+    return 0
+
+
+@app.command(
+    short_help="Say what a GPU rung is made of; no GPU is needed.",
+    epilog="""\b
+    Examples:
+      gemmery inspect simt_naive
+      gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
+      gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass""",
+)
+def inspect(
+    rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU.", show_default=False)],
+    m: Annotated[int, Option(metavar="M", min=0, help="Rows of C.", show_default="n")] = 0,
+    n: Annotated[int, Option(metavar="N", min=0, help="Columns of C.", show_default="4096")] = 0,
+    k: Annotated[int, Option(metavar="K", min=0, help="Columns of A.", show_default="n")] = 0,
+    dtype: Annotated[str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="its first")] = "",
+    config: Annotated[str, Option(metavar="KEY=V,...", help="Instead of the rung's own.", show_default="its own")] = "",
+    device: Annotated[
+        str, Option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
+    ] = "",
+    ptx: Annotated[bool, Option("--ptx", help="Show the PTX.")] = False,
+    sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
+    json: Json = False,
+    html: HtmlToo = None,
+) -> Action:
+    """Say what a GPU rung is made of and what it asks of a device, without running it: no GPU is needed."""
+    from gemmery import lab
+
+    look = partial(lab.inspect, rung, m, n, k, dtype, settings(config), device)
+    return partial(_inspect, look, ptx, sass, json, html)
+
+
+def _inspect(look: Callable[[], Inspection], ptx: bool, sass: bool, json: bool, html: Path | None) -> int:
+    from gemmery import report
+    from gemmery.cuda.inspection import without_code
+    from gemmery.report.inspection import inspection_page
+
+    found = look()
+    if json:
+        sys.stdout.write(f"{report.as_json(without_code(found, ptx, sass))}\n")
+    else:
+        report.show_inspection(found, console(), ptx, sass)
+    if html is not None:
+        (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, inspection_page(found))}\n")
+    return 0
+
+
+@app.command(
+    short_help="Say what was found on this machine.",
+    epilog="""\b
+    Examples:
+      gemmery doctor
+      gemmery doctor --json""",
+)
+def doctor(json: Json = False) -> Action:
+    """Say what was found on this machine, and what to do about anything that is wrong."""
+    return partial(_doctor, json)
+
+
+def _doctor(json: bool) -> int:
+    from gemmery import lab, report
+
+    found = lab.doctor()
+    if json:
+        sys.stdout.write(f"{report.as_json(found)}\n")
+    else:
+        report.findings([(one.name, one.value, one.ok, one.advice) for one in found], console())
+    return 0 if all(one.ok for one in found) else 1

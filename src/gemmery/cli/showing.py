@@ -1,0 +1,93 @@
+"""What a command does with records: progress, a table or JSON, a page, a file, and the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gemmery.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gemmery.bench.record import Run
+    from gemmery.lab import OnEvent
+    from gemmery.ladder.rung import Rung
+
+
+def measured(
+    name: str,
+    measure: Callable[[OnEvent], Run],
+    json: bool,
+    html: Path | None,
+    no_html: bool,
+    store: Path | None = None,
+    rungs: Sequence[Rung] = (),
+) -> int:
+    """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound.
+
+    `rungs` are those that the records are of, () for the CPU's.
+    """
+    from gemmery import report
+    from gemmery.bench import record
+    from gemmery.ladder.cpu import CPU
+
+    rungs = rungs or CPU
+    page = None if no_html or (json and html is None) else _page_writer(name, html)
+    with report.Progressing(rungs, Console(stderr=True)) as shown:
+        run = measure(lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    if json:
+        sys.stdout.write(f"{report.as_json(run)}\n")
+    else:
+        report.show(run, rungs, console())
+    if store is not None:
+        record.append(record.path(store, run.machine.name), run)
+    if page is not None:
+        path = page(run, rungs)
+        (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    return judged(run)
+
+
+def _page_writer(name: str, path: Path | None) -> Callable[[Run, Sequence[Rung]], Path]:
+    """What writes the page; asked for before anything is measured, so that what is missing is said then."""
+    from gemmery.report.page import page
+
+    def write(run: Run, rungs: Sequence[Rung]) -> Path:
+        chosen = path or Path("out") / f"{name}-{run.started[:19].replace(':', '')}.html"
+        return write_page(chosen, page(run, rungs))
+
+    return write
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write the page, folders included, and return its path. Raises ArgumentError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"page {str(path)!r}: {error.strerror}; choose another place with --html") from error
+    return path
+
+
+def judged(run: Run) -> int:
+    """1, with a line for each, when a result is outside its error bound."""
+    from gemmery.report import words
+
+    wrong = [m for m in run.measurements if not words.passed(m)]
+    for m in wrong:
+        sys.stderr.write(f"gemmery: {m.kernel} is outside its error bound at {words.shape(m)}, {words.types(m)}\n")
+    return 1 if wrong else 0
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to `line.run`."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """A console on stdout, as wide as the terminal."""
+    return _Console(highlight=False, soft_wrap=False)

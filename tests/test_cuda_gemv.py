@@ -141,3 +141,20 @@ def test_nothing_spills_at_any_number_of_threads(name):
             report = nvrtc.code(one.source, one.kernel, "sm_90a").report
             assert report.spill_stores == report.spill_loads == 0, one.kernel
             assert report.registers * one.threads <= 65536, one.kernel
+
+
+@pytest.mark.parametrize(("device", "overlap", "early"), [("h200", 1, True), ("h200", 0, False), ("a100", 1, False)])
+@pytest.mark.parametrize("problem", [ROW, replace(ROW, b_layout="row", n=64)])
+def test_a_launch_overlaps_with_the_one_before_where_the_device_can(problem, device, overlap, early):
+    rung = find(GEMV, "gemv_vectorized")
+    made = rung.geometry(replace(problem, device=device), {**rung.default, "overlap": overlap})
+    assert made.overlaps is early
+    assert made.kernel.endswith(f", {int(early)}>")
+
+
+def test_what_adds_up_parts_of_k_waits_for_them():
+    rung = find(GEMV, "gemv_vectorized")
+    made = rung.geometry(replace(ROW, device="h200", k=1 << 20, n=1), {**rung.default, "split": 8})
+    (parts,) = made.before
+    assert parts.overlaps
+    assert not made.overlaps

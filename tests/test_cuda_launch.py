@@ -10,6 +10,7 @@ from ctypes import c_char, c_void_p
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from cuda.bindings import driver as nvidia
 
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import driver, launch, ordered
@@ -25,9 +26,22 @@ class Driver:
 
     def __init__(self):
         self.launches, self.context, self.status, self.pushed = [], CONTEXT, 0, 0
+        self.early = []  # functions that were launched before the stream's last launch had to end
+        for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID"):
+            setattr(self, name, getattr(nvidia, name))
 
     def cuCtxGetCurrent(self):
         return 0, self.context
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        grid, block = (config.gridDimX, config.gridDimY, config.gridDimZ), (config.blockDimX, config.blockDimY, 1)
+        assert config.numAttrs == 1
+        (overlap,) = config.attrs
+        assert overlap.value.programmaticStreamSerializationAllowed == 1
+        self.early.append(function)
+        return self.cuLaunchKernel(
+            function, *grid, *block, config.sharedMemBytes, int(config.hStream), parameters, extra
+        )
 
     def cuLaunchKernel(self, function, x, y, z, width, height, depth, shared, stream, parameters, extra):
         at = c_void_p.from_address(parameters).value
@@ -58,13 +72,13 @@ def fake(monkeypatch):
     return made
 
 
-def prepared(c_layout="row", steps=1, bias=None):
+def prepared(c_layout="row", steps=1, bias=None, overlaps=()):
     problem = Problem(5, 7, 3, "f32", "f32", c_layout=c_layout)
     flipped = c_layout == "col"
     views = [View(0, shape, contiguous(shape, 4), "f32") for shape in ((1, 5, 3), (1, 3, 7), (1, 5, 7))]
     argument = launch.arguments(problem.transposed() if flipped else problem, flipped, *views, 1.0, 0.0, bias, 0)
     every = [(100 + i, 2, 3, 4, 32, 1, 1, 512 * i) for i in range(steps)]
-    return launch.Ready(every, argument, 0, 0, flipped)
+    return launch.Ready(every, argument, 0, 0, flipped, overlaps)
 
 
 def test_a_call_packs_pointers_and_scalars_and_leaves_the_rest(fake):
@@ -94,6 +108,16 @@ def test_every_step_gets_the_same_argument(fake):
     assert [one[0] for one in fake.launches] == [100, 101, 102]
     assert [one[3] for one in fake.launches] == [0, 512, 1024]
     assert len({one[5] for one in fake.launches}) == 1
+
+
+def test_a_launch_that_overlaps_is_the_same_but_for_its_beginning(fake):
+    plain, run = prepared(steps=2), prepared(steps=2, overlaps=(True, False))
+    plain(1, 2, 3, 4)
+    run(1, 2, 3, 4)
+    run(1, 2, 3, 5)
+    assert fake.early == [100, 100]
+    assert fake.launches[2:4] == fake.launches[:2]
+    assert [one[4] for one in fake.launches[4:]] == [5, 5]
 
 
 def test_the_devices_context_is_put_in_force_only_where_it_is_not(fake):

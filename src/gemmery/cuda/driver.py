@@ -183,6 +183,22 @@ def _relaxed() -> Iterator[None]:
         check(api().cuThreadExchangeStreamCaptureMode(before))
 
 
+def early_launch(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int) -> Any:
+    """A grid, a block and bytes of shared memory for `cuLaunchKernelEx`: the kernel may begin before the launch before
+    it on the stream has ended, and waits by itself (CUDA guide, "Programmatic Dependent Launch and Synchronization").
+    """
+    driver = api()
+    overlap = driver.CUlaunchAttribute()
+    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlap.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = x, y, z
+    config.blockDimX, config.blockDimY, config.blockDimZ = width, height, depth
+    config.sharedMemBytes = shared
+    config.attrs, config.numAttrs = [overlap], 1
+    return config
+
+
 class Memory:
     """Bytes on a device, given back when nobody holds them."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from gemmery.cuda import device
 from gemmery.cuda.device import GRID
 from gemmery.cuda.geometry import Geometry, instance, vector
 from gemmery.errors import RefusedError
@@ -90,7 +92,13 @@ def _rows(problem: Problem, config: Config) -> Geometry:
         raise RefusedError(f"rows = {rows}, steps = {steps}: at most {MOST_CHUNKS} chunks fit a thread's registers")
     threads = max(team, config["threads"] or (128 if rows_in_all * team < 1 << 14 else 256))
     parameters = (split > 1, vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
-    return _launches(problem, "gemv_vectorized", parameters, threads // team * rows, threads, split)
+    overlap = _overlaps(problem, config)
+    return _launches(problem, "gemv_vectorized", (*parameters, overlap), threads // team * rows, threads, split)
+
+
+def _overlaps(problem: Problem, config: Config) -> bool:
+    """True when the launch may begin while the one before it ends, which devices from sm_90 on do."""
+    return bool(config["overlap"]) and problem.device != "cpu" and device.find(problem.device).capability >= 90
 
 
 def _chunk(problem: Problem) -> int:
@@ -114,7 +122,7 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     steps = config["steps"] or 2
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * BLOCKS)
-    parameters = (split > 1, vec, lanes, steps, threads // 32)
+    parameters = (split > 1, vec, lanes, steps, threads // 32, _overlaps(problem, config))
     return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
 
 
@@ -132,8 +140,9 @@ def _launches(
     """The kernel, and the one that adds up the parts of k when there are several."""
     blocks, block = _grid(problem, each, threads)
     kernel = instance(name, problem, is_column(problem), problem.batch > 1, *parameters)
+    made = Geometry(f"{name}.cu", kernel, blocks, block, overlaps=bool(parameters[-1]))
     if split == 1:
-        return Geometry(f"{name}.cu", kernel, blocks, block)
+        return made
     lanes = min(32, split)
     size = 8 if "f64" in (problem.dtype, problem.out) else 4
     return Geometry(
@@ -141,7 +150,7 @@ def _launches(
         instance("gemv_finish", problem, is_column(problem), split, lanes),
         *_grid(problem, 128 // lanes, 128),
         workspace=results(problem) * problem.batch * split * size,
-        before=(Geometry(f"{name}.cu", kernel, (blocks[0], blocks[1], split), block),),
+        before=(replace(made, grid=(blocks[0], blocks[1], split)),),
     )
 
 

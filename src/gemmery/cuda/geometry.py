@@ -27,6 +27,7 @@ class Geometry:
     needs: int = 75  # compute capability that has the instructions
     instructions: str = ""  # which those are, when `needs` is more than the least
     tile: tuple[int, int] = (1, 1)  # rows and columns of C that use what a block loads of A and B once
+    overlaps: bool = False  # may begin before the launch before it on the stream has ended: it waits by itself
 
     @property
     def threads(self) -> int:

@@ -17,6 +17,7 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 Shape = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
 Step = tuple[int, int, int, int, int, int, int, int]  # a function's handle, grid, block, bytes of shared memory
+Held = tuple[Any, Any, int, tuple[Any, ...]]  # what one call at a time needs: see Ready._buffer
 
 _POINTERS = struct.Struct("=5Q")  # the fields of product.cuh's Product that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
@@ -25,17 +26,26 @@ _SCALARS_AT = struct.calcsize("=5Q11q4i")
 class Ready:
     """The launches of a rung with all of their argument but pointers and scalars; many threads may call it at once."""
 
-    def __init__(self, steps: list[Step], argument: bytes, ordinal: int, workspace: int, flipped: bool) -> None:
+    def __init__(
+        self,
+        steps: list[Step],
+        argument: bytes,
+        ordinal: int,
+        workspace: int,
+        flipped: bool,
+        overlaps: tuple[bool, ...] = (),
+    ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self._steps = steps
+        self._overlaps = overlaps or (False,) * len(steps)
         self._argument = argument
         self._flipped = flipped
         self._scalars = struct.Struct("=2d" if len(argument) == _SCALARS_AT + 16 else "=2f")
         self._context = int(driver.context(ordinal))
         api = driver.api()
         self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._free: list[tuple[Any, Any, int]] = []  # argument buffers of calls that are over
+        self._free: list[Held] = []  # of calls that are over
 
     def __call__(
         self,
@@ -52,31 +62,39 @@ class Ready:
             held = self._free.pop()
         except IndexError:
             held = self._buffer()
-        memory, _, parameters = held
+        memory, _, parameters, early = held
         if self._flipped:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if int(self._current()[1]) == self._context:
-            self._run(stream, parameters)
+            self._run(stream, parameters, early)
         else:
             with driver.on(self.ordinal):
-                self._run(stream, parameters)
+                self._run(stream, parameters, early)
         self._free.append(held)
 
-    def _run(self, stream: int, parameters: int) -> None:
+    def _run(self, stream: int, parameters: int, early: tuple[Any, ...]) -> None:
         launch = self._launch
-        for function, x, y, z, width, height, depth, shared in self._steps:
-            status = launch(function, x, y, z, width, height, depth, shared, stream, parameters, 0)
+        for (function, x, y, z, width, height, depth, shared), config in zip(self._steps, early, strict=True):
+            if config is None:
+                status = launch(function, x, y, z, width, height, depth, shared, stream, parameters, 0)
+            else:
+                config.hStream = stream
+                status = driver.api().cuLaunchKernelEx(config, function, parameters, 0)
             if status[0]:
                 driver.check(status)
 
-    def _buffer(self) -> tuple[Any, Any, int]:
-        """Memory for an argument, the driver's array of pointers to arguments, and that array's address."""
+    def _buffer(self) -> Held:
+        """Memory for an argument, the driver's array of pointers to arguments, that array's address, and for each
+        launch that overlaps with the one before the driver's record of it.
+        """
         memory = ctypes.create_string_buffer(self._argument, len(self._argument))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
-        return memory, pointers, ctypes.addressof(pointers)
+        steps = zip(self._steps, self._overlaps, strict=True)
+        early = tuple(driver.early_launch(*step[1:]) if overlaps else None for step, overlaps in steps)
+        return memory, pointers, ctypes.addressof(pointers), early
 
 
 class Launch:
@@ -107,7 +125,8 @@ class Launch:
     def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
         """The launches for operands of these shapes and strides, whatever their addresses."""
         argument = arguments(self.problem, self.flipped, a, b, c, 1.0, 0.0, bias, 0)
-        return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.flipped)
+        overlaps = tuple(one.overlaps for one in (*self.geometry.before, self.geometry))
+        return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.flipped, overlaps)
 
     def __call__(
         self,

@@ -84,13 +84,15 @@ GEMV: tuple[Rung, ...] = (
             "steps": (0, 1, 2, 4, 8),
             "threads": (0, 64, 128, 256, 512),
             "split": (0, 1, 2, 4, 8, 16, 32, 64),
+            "overlap": (0, 1),
         },
-        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0},
+        default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1},
         expect={"bank_conflicts": 0},
         lesson=(
             "y = W x does two operations for every element it reads, so all that counts is how soon W is under way and "
             "that enough of it is in flight: wide loads, several of them before the first is used, and no thread "
-            "without a load. Below a megabyte the launch itself is most of the time."
+            "without a load. Below a megabyte the launch itself is most of the time: so it begins while the one before "
+            "it on the stream ends, sends for its lines of W, and only then waits."
         ),
         source="cuda/kernels/gemv_vectorized.cu",
     ),

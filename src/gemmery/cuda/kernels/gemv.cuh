@@ -45,7 +45,7 @@ template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk(const
 // K = 128 on an H200.
 template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk_of_w(const T* from, int k, long long step) {
   if constexpr (VEC > 1 && sizeof(Chunk<T, VEC>) == 16) {
-    return ptx::ld_global_nc_no_allocate(reinterpret_cast<const Chunk<T, VEC>*>(from + k));
+    return ptx::ld_global_no_allocate(reinterpret_cast<const Chunk<T, VEC>*>(from + k));
   } else {
     return chunk<VEC>(from, k, step);
   }

@@ -35,11 +35,15 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
 }
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int LANES, int STEPS,
-          int WARPS>
+          int WARPS, bool OVERLAP>
 __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;  // results of a block
   __shared__ S of_warp[WARPS][EACH];
+  if constexpr (OVERLAP) {
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
+  }
   int lane = threadIdx.x % LANES, warp = threadIdx.x / 32, block = blockIdx.x * EACH;
   int part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
   if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;

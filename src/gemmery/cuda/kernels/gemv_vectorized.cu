@@ -47,6 +47,20 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
   }
 }
 
+// Sends for this member's first chunks of W.
+template <int VEC, int STEPS, int ROWS, class T>
+__device__ __forceinline__ void ask_for(const Gemv<T>& g, int first, int member, int team) {
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) {
+    const T* row = g.w + min(first + r, g.results - 1) * g.w_row;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      int chunk = member + s * team;
+      if (chunk < g.k / VEC) ptx::prefetch_global_L2(row + chunk * VEC);
+    }
+  }
+}
+
 // The sums over all members of a team; member r has that of row r, for r below ROWS.
 template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(S (&sums)[ROWS], int member) {
   constexpr int WARPS = TEAM / 32;
@@ -70,13 +84,18 @@ template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(
 }
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int COVER, int TEAM,
-          int ROWS, int STEPS, int THREADS>
+          int ROWS, int STEPS, int THREADS, bool OVERLAP>
 __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
   using S = Sum<T, Out>;
   static_assert(ROWS <= TEAM, "a member stores one row");
   int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
   int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
+  if constexpr (OVERLAP) {  // the launch before may still run: nothing is read until it has ended, but lines may come
+    ptx::griddepcontrol_launch_dependents();
+    if constexpr (VEC > 1) ask_for<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
+    ptx::griddepcontrol_wait();
+  }
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     const T* w[ROWS];

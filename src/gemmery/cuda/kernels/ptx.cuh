@@ -208,13 +208,34 @@ template <class Shape> __device__ __forceinline__ void wmma_store(unsigned share
 // After it the compiler knows nothing of what memory holds: what it keeps in registers is written before, read after.
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
+// ---- launches that begin before the one before them on the stream has ended, sm_90 ----
+
+// The next launch may begin; it waits for the end of this one before it touches memory.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the launches before have ended and all they wrote can be read.
+__device__ __forceinline__ void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- loads of what is used once ----
 
-// 16 bytes that nothing writes meanwhile, past L1. sm_70.
-template <class X> __device__ __forceinline__ X ld_global_nc_no_allocate(const X* from) {
+// Asks for a line of memory, to lie in L2 when it is read; what it holds by then does not matter.
+__device__ __forceinline__ void prefetch_global_L2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// 16 bytes, past L1. sm_70.
+template <class X> __device__ __forceinline__ X ld_global_no_allocate(const X* from) {
   static_assert(sizeof(X) == 16, "one access");
   unsigned words[4];
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "l"(from));
   X x;

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,11 @@ from gemmery.bench import record
 from gemmery.bench.record import Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.report.documents import Documents, main
-from gemmery.report.rungs import refusals, tree
+from gemmery.report.rungs import refusals, sentence, tree
 
+GPU_RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
 NAME = records.MACHINE.name
 OTHER = replace(records.MACHINE, name="other-avx512-16c", cpu="Another CPU", cores=16)
 
@@ -104,6 +107,10 @@ def test_every_machine_has_its_own_table(root):
         ("figure: ladder ladder", "`gemmery ladder --store benchmarks/results` stores the records."),
         ("table: sweep_block", "gemmery sweep block"),
         ("value: skinny rate m=8", "(not measured yet)"),
+        ("figure: ladder ladder machine=gpu", "Not measured on a GPU yet: `gemmery ladder --device cuda --store"),
+        ("figure: sweep_size machine=gpu dtype=f16", "`gemmery sweep size --device cuda --dtype f16 --store"),
+        ("table: sweep_stages dtype=f64", "`gemmery sweep stages --dtype f64 --store"),
+        ("table: sweep_gemv dtype=f16", "`gemmery sweep gemv --dtype f16 --store"),
     ],
 )
 def test_without_records_words_say_so(empty, marker, said):
@@ -170,15 +177,66 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
     assert "- It varies `kc`: 128, 256, 512, 1024." in packed
 
 
-def test_every_rung_has_a_lesson_and_a_source_that_is_there():
+def on_a_gpu(dtype, started, rate=1000.0, **more):
+    """A run of one rung, in records that look as a GPU's do."""
+    ran = next(m for run in GPU_RUNS for m in run.measurements if m.suite == "ladder" and m.kernel == "simt_smem")
+    machine = next(run.machine for run in GPU_RUNS)
+    taken = replace(ran, dtype=dtype, out=dtype, seconds=ran.flops / (1e9 * rate), versus={}, **more)
+    return Run(machine, f"2026-11-{started}T00:00:00.000000+00:00", (taken,))
+
+
+def test_the_ladder_of_the_gpu_takes_each_type_from_its_newest_run(root):
+    for run in (
+        on_a_gpu("f32", 20, 1000.0),
+        on_a_gpu("f32", 21, 2000.0),
+        on_a_gpu("f32", 22, 3000.0, precision="tf32"),
+        on_a_gpu("f64", 23, 4000.0),
+    ):
+        keep(root, run)
+    text = filled(root, "<!-- ladder: gpu -->\n<!-- end -->", "docs/ladder_gpu.md", CPU)
+    assert "## simt_smem" not in text  # these are not the GPU's rungs
+    path = root / "docs" / "ladder_gpu.md"
+    text = Documents(root, CPU, CUDA).fill(path)
+    assert [rung.name for rung in CUDA] == re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    section = text[text.index("## simt_smem\n") : text.index("## simt_smem_transposed")]
+    assert section.count("- Measured on NVIDIA H200") == 1
+    assert [rate for rate in ("1.00", "2.00", "3.00", "4.00") if f"{rate} TFLOP/s" in section] == [
+        "2.00",
+        "3.00",
+        "4.00",
+    ]
+    assert "AMD" not in section
+
+
+def test_markers_are_for_machines_of_one_kind(root):
+    keep(root, on_a_gpu("f32", 21))
+    for kind, there, absent in (("cpu", "| packed |", "H200"), ("gpu", "H200", "| packed |")):
+        text = filled(root, f"<!-- table: ladder machine={kind} -->\n<!-- end -->", rungs=(*records.RUNGS, *CUDA))
+        assert there in text
+        assert absent not in text
+    assert "H200" not in filled(root, "<!-- ladder: dtype=f32 -->\n<!-- end -->", "docs/ladder.md", CPU)
+
+
+def test_a_rung_that_begins_with_a_name_keeps_it_small():
+    assert [sentence(words) for words in ("the same", "a tile", "x is read", "mma.sync in double", "7 products")] == [
+        "The same",
+        "A tile",
+        "x is read",
+        "mma.sync in double",
+        "7 products",
+    ]
+
+
+@pytest.mark.parametrize(("rungs", "opening"), [(CPU, '"""'), (CUDA, "// ")])
+def test_every_rung_has_a_lesson_and_a_source_that_is_there(rungs, opening):
     import gemmery
 
     package = re.sub(r"__init__\.py$", "", gemmery.__file__)
-    for rung in CPU:
+    for rung in rungs:
         assert len(rung.lesson) > 80
         assert rung.source
         with open(package + rung.source) as file:
-            assert file.read(3) == '"""'
+            assert file.read(3) == opening
 
 
 def test_the_tree_puts_each_rung_under_its_parent():

@@ -9,8 +9,9 @@
 | `<!-- figure: SUITE PLOT -->` | a figure, written to docs/figures/ |
 | `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over a rival of that name |
 
-Each is made for every machine that has a file of records, `machine=NAME` or `machine=first` for one. Fields of a
-measurement narrow what is taken: `n=1024 dtype=f32 kernel='packed kc=256'`. Where there is no record, words say so.
+Each is made for every machine that has a file of records: `machine=cpu` for those of CPUs, `machine=gpu` for those of
+GPUs, `machine=NAME` or `machine=first` for one. Fields of a measurement narrow what is taken: `n=1024 dtype=f32
+kernel='packed kc=256'`; `precision=` leaves out what was rounded to tf32. Where there is no record, words say so.
 `python -m gemmery.report.documents` in a checkout rewrites every document; a test holds that nothing would change.
 """
 
@@ -20,6 +21,7 @@ import html
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gemmery.bench import suite
@@ -76,7 +78,10 @@ class Documents:
     def _ladder(self, path: Path, said: str) -> str:
         asked = query(f"ladder {said}")
         rungs, gpu = self._asked(asked.others)
-        runs = [run for run in self._stored.newest(asked) if bool(run.machine.gpu.name) == gpu]
+        if gpu:
+            runs = self._stored.newest_of_each_type(replace(asked, machine="gpu"))
+        else:
+            runs = self._stored.newest(replace(asked, machine=asked.machine or "cpu"))
         return ladder(rungs, runs, self.root, path.parent)
 
     def _asked(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
@@ -129,7 +134,7 @@ class Documents:
                 raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
             for plot in [plots[name] for name in asked.others] or plots.values():
                 of = [] if asked.suite in plot.name else [asked.suite]
-                narrowed = [value for _, value in sorted(asked.fields.items())]
+                narrowed = [value for _, value in sorted(asked.fields.items()) if value]
                 file = self.root / FIGURES / f"{_stem(run.machine.name, *of, plot.name, *narrowed)}.svg"
                 self.written[file] = standalone(plot.svg)
                 link = os.path.relpath(file, path.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from gemmery.problem import Problem
 from gemmery.report import words
 from gemmery.report.sheet import Group, groups, speedup
 
-OTHER = {"f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
+OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
 
 
 def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path) -> str:
@@ -82,7 +83,7 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
     ]
     parts = [
         f"## {rung.name}",
-        f"**{rung.idea[:1].upper()}{rung.idea[1:]}.**".replace(" * ", " \\* "),
+        f"**{sentence(rung.idea)}.**".replace(" * ", " \\* "),
         rung.lesson,
         f"It {'; '.join(filter(None, facts))}.",
         "\n".join(f"- It varies `{name}`: {', '.join(map(str, values))}." for name, values in rung.space.items()),
@@ -91,6 +92,11 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
         "\n".join(f"- Published. {sentence}" for sentence in known),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def sentence(words: str) -> str:
+    """With a capital, unless it begins with a name: `mma.sync` of an instruction, `x` of a vector."""
+    return words[:1].upper() + words[1:] if re.match(r"a |[a-z]{2,}(?!\.)\b", words) else words
 
 
 def _step(rung: Rung, run: Run, found: Sequence[Group]) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmery.bench import record
@@ -31,7 +31,7 @@ class Query:
     suite: str
     others: tuple[str, ...]
     fields: Mapping[str, str]
-    machine: str = ""  # a name, "first", or "" for every one
+    machine: str = ""  # a name, "first", "cpu" or "gpu" for those whose records are of one, or "" for every one
 
     def matches(self, measurement: Measurement) -> bool:
         """True for a record of the suite whose fields are as they must be."""
@@ -81,20 +81,38 @@ class Stored:
             raise ArgumentError(f"marker: suite {asked.suite!r} is not known; known: {', '.join(sorted(self._known))}")
         found = []
         for name, runs in self._runs.items():
-            if asked.machine in ("", "first", name):
-                found += [run for run in (_only(asked, run) for run in reversed(runs)) if run.measurements][:1]
+            of = [run for run in reversed(runs) if asked.machine in ("", "first", name, _kind(run))]
+            found += [run for run in (_only(asked, run) for run in of) if run.measurements][:1]
         return found[:1] if asked.machine == "first" else found
+
+    def newest_of_each_type(self, asked: Query) -> list[Run]:
+        """For each machine, one run with the newest records of every element type of what is asked for."""
+        held = (m for runs in self._runs.values() for run in runs for m in run.measurements if asked.matches(m))
+        types = dict.fromkeys((m.dtype, m.precision) for m in held)
+        return _merged(
+            run
+            for dtype, precision in types
+            for run in self.newest(replace(asked, fields={**asked.fields, "dtype": dtype, "precision": precision}))
+        )
 
     def everything(self, suites: Sequence[str]) -> list[Run]:
         """For each machine, one run with the newest records of all these suites."""
-        by_machine: dict[str, list[Run]] = {}
-        for suite in suites:
-            for run in self.newest(Query(suite, (), {})):
-                by_machine.setdefault(run.machine.name, []).append(run)
-        return [
-            Run(runs[-1].machine, max(run.started for run in runs), tuple(m for run in runs for m in run.measurements))
-            for _, runs in sorted(by_machine.items())
-        ]
+        return _merged(run for suite in suites for run in self.newest(Query(suite, (), {})))
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    """One run for each machine, with all records of its runs."""
+    by_machine: dict[str, list[Run]] = {}
+    for run in runs:
+        by_machine.setdefault(run.machine.name, []).append(run)
+    return [
+        Run(same[-1].machine, max(run.started for run in same), tuple(m for run in same for m in run.measurements))
+        for _, same in sorted(by_machine.items())
+    ]
+
+
+def _kind(run: Run) -> str:
+    return "gpu" if run.machine.gpu.name else "cpu"
 
 
 def _only(asked: Query, run: Run) -> Run:
@@ -103,5 +121,10 @@ def _only(asked: Query, run: Run) -> Run:
 
 def missing(asked: Query) -> str:
     """What stands where there is no record."""
-    where = f" on `{asked.machine}`" if asked.machine not in ("", "first") else ""
-    return f"Not measured{where} yet: `{COMMANDS.get(asked.suite, f'gemmery bench {asked.suite}')}` stores the records."
+    where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(asked.machine, f" on `{asked.machine}`")
+    command = COMMANDS.get(asked.suite, f"gemmery bench {asked.suite}")
+    if asked.machine == "gpu" and asked.suite in ("ladder", "sweep_size"):
+        command = command.replace("--store", "--device cuda --store")
+    if asked.suite in COMMANDS and asked.fields.get("dtype", "f32") != "f32" and "--dtype" not in command:
+        command = command.replace("--store", f"--dtype {asked.fields['dtype']} --store")
+    return f"Not measured{where} yet: `{command}` stores the records."

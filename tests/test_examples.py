@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gemmery.cuda import driver
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-NEEDS = {"04_torch_and_dlpack": "torch"}
+NEEDS = {"04_torch_and_dlpack": "torch", "08_arrays_on_a_gpu": "torch", "09_look_at_a_gpu_kernel": "cuda"}
 SAYS = {
     "01_matmul": "same bits:    True",
     "02_half_and_int8": "int8 -> int32 exact: True",
@@ -19,6 +21,8 @@ SAYS = {
     "05_explain": "rung       gemv",
     "06_climb_the_ladder": "packed",
     "07_your_own_rung": "x simd_row",
+    "08_arrays_on_a_gpu": driver.missing() or "captured:     True",
+    "09_look_at_a_gpu_kernel": "h200  sm_90a",
 }
 
 

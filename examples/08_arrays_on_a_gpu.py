@@ -1,0 +1,46 @@
+"""Arrays on a GPU are multiplied there, on the current stream: nothing waits, nothing is copied to the host."""
+
+import gemmery as gm
+from gemmery.cuda import driver
+
+try:
+    import torch
+except ImportError:
+    raise SystemExit("PyTorch is not installed: pip install torch") from None
+
+missing = driver.missing() or ("" if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+if missing:
+    print("no GPU to use:", missing)
+    raise SystemExit
+
+a = torch.randn(1000, 500, device="cuda")
+b = torch.randn(500, 300, device="cuda")
+c = gm.matmul(a, b)
+print("result:      ", type(c).__name__, c.dtype, c.device)
+
+exact = a.double() @ b.double()
+rounded = gm.matmul(a, b, precision="tf32")  # tensor cores, which keep 10 bits of fraction of A and B
+for name, result in (("float32", c), ("tf32", rounded)):
+    print(f"{name + ':':13} within {(result - exact).abs().max().item():.0e} of the exact product")
+
+layer = gm.matmul(a.half(), b.half(), bias=torch.ones(300, device="cuda").half(), activation="gelu")
+print("one launch:  ", layer.dtype, "with bias and gelu")
+
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    again = gm.matmul(a, b)  # behind what is on `side` already
+side.synchronize()
+print("same bits:   ", torch.equal(again, c))
+
+out = torch.empty_like(c)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    gm.matmul(a, b, out=out)
+graph.replay()
+print("captured:    ", torch.equal(out, c))
+
+try:
+    gm.matmul(a, b.cpu())
+except gm.DeviceError as error:
+    print("mixed:       ", error)

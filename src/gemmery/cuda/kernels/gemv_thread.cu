@@ -1,7 +1,7 @@
 // The idea: one thread for each result of y = W x.
 // Its parent: simt_naive, where a product with one row or one column leaves 31 of 32 lanes, or most blocks, idle.
 // Neighbouring lanes read different rows of W: with rows along memory each load of a warp touches 32 sectors.
-// N = 1024, K = 128 in f16 takes 11.1 us on an H200, W in its L2 cache; cuBLAS 2.8.
+// Measured on an H200, N = 1024, K = 128 in f16: several times slower than cuBLAS.
 #include "gemv.cuh"
 
 template <class T, class Out, int EPILOGUE, bool COLUMN>

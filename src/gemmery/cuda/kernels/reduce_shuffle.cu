@@ -1,6 +1,6 @@
 // The effect: the last five levels of the tree stay in registers; a warp needs neither shared memory nor barriers.
-// Its parent: reduce_strided. Two barriers are left, around the warp that adds up the sums of the others: 15.8 us
-// on an H200 instead of 37.1.
+// Its parent: reduce_strided. Two barriers are left, around the warp that adds up the sums of the others.
+// Measured on an H200: less than half the time.
 __device__ __forceinline__ float sum_of_warp(float sum) {
   for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
   return sum;

@@ -1,6 +1,6 @@
 // The idea: C = A + B, element by element; WIDTH elements of a row in one access.
 // It is no product: the workload R = A (A + B) needs it. A, B and C are (batch, m, n) here.
-// Measured on an H200, n = 16384, f32: 4.37 TB/s read and written, PyTorch 4.36.
+// Measured on an H200, n = 16384, f32: a tie with PyTorch's, at the bandwidth of memory.
 #include "product.cuh"
 
 template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH) Pack { T of[WIDTH]; };

@@ -1,7 +1,7 @@
 // The idea: one thread for each element of C, as many blocks as that takes.
 // Its parent: simt_single_block. A thread loads one element of A and one of B for every multiply-add, so memory
 // decides: the 32 lanes of a warp share a row of A and read neighbours of B.
-// Measured on an H200, n = 2048: 4.4 ms in f32, 8.9 ms in f64.
+// Its loop has 121 instructions for 16 multiply-adds on sm_90.
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>

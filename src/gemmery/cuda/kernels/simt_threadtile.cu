@@ -1,7 +1,8 @@
 // The idea: each thread computes TM x TN elements from a BM x BN x BK tile, and keeps them in registers.
 // Its parent: simt_smem, where every multiply-add reads two elements of shared memory. Here TM + TN elements serve
 // TM x TN multiply-adds: registers are the next level of memory, and the fastest.
-// Measured on an H200 at n = 4096: 28.8 TFLOP/s in f32, 10.5 in f64 (simt_smem: 4.6 in f64).
+// Measured on an H200 at n = 4096: more than twice as fast as the parent. Shared memory still takes longer than
+// multiplying: 24 wavefronts for 16 cycles in f32, 72 for 32 in f64, as lanes meet on banks.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int BM, int BN, int BK, int TM, int TN, int BLOCKS>

@@ -152,6 +152,12 @@ def test_a_launch_overlaps_with_the_one_before_where_the_device_can(problem, dev
     assert made.kernel.endswith(f", {int(early)}>")
 
 
+def test_a_launch_of_more_blocks_than_run_at_once_waits_its_turn():
+    assert launched(replace(ROW, device="h200", n=4096)).overlaps
+    assert not launched(replace(ROW, device="h200", n=4096, k=4096)).overlaps
+    assert not launched(replace(ROW, device="h200", batch=10_000)).overlaps
+
+
 def test_what_adds_up_parts_of_k_waits_for_them():
     rung = find(GEMV, "gemv_vectorized")
     made = rung.geometry(replace(ROW, device="h200", k=1 << 20, n=1), {**rung.default, "split": 8})

@@ -47,6 +47,7 @@ def test_the_default_fits_every_device_with_the_instructions(rung, name):
         ({"bk": 8}, "bk=8"),
         ({"wm": 256}, "wm=256"),
         ({"bm": 256, "bn": 256, "wm": 16, "wn": 16}, "8192 threads"),
+        ({"bm": 128, "bn": 32, "wm": 16, "wn": 16, "blocks": 4}, "blocks=4 of 512 threads: 32 registers"),
     ],
 )
 def test_a_config_without_sense_is_refused_with_its_value(config, word):

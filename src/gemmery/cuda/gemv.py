@@ -92,13 +92,17 @@ def _rows(problem: Problem, config: Config) -> Geometry:
         raise RefusedError(f"rows = {rows}, steps = {steps}: at most {MOST_CHUNKS} chunks fit a thread's registers")
     threads = max(team, config["threads"] or (128 if rows_in_all * team < 1 << 14 else 256))
     parameters = (split > 1, vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
-    overlap = _overlaps(problem, config)
-    return _launches(problem, "gemv_vectorized", (*parameters, overlap), threads // team * rows, threads, split)
+    return _launches(problem, config, "gemv_vectorized", parameters, threads // team * rows, threads, split)
 
 
-def _overlaps(problem: Problem, config: Config) -> bool:
-    """True when the launch may begin while the one before it ends, which devices from sm_90 on do."""
-    return bool(config["overlap"]) and problem.device != "cpu" and device.find(problem.device).capability >= 90
+def _overlaps(problem: Problem, config: Config, blocks: int, threads: int) -> bool:
+    """True when the launch may begin while the one before it ends: on devices from sm_90 on, and where all of its
+    blocks run at once, so that none takes a place from the launch before (f16, 4096 x 4096: 9.7 us instead of 9.1).
+    """
+    if not config["overlap"] or problem.device == "cpu":
+        return False
+    found = device.find(problem.device)
+    return found.capability >= 90 and blocks * threads <= found.sms * found.limits.warps_sm * 32
 
 
 def _chunk(problem: Problem) -> int:
@@ -122,8 +126,8 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     steps = config["steps"] or 2
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * BLOCKS)
-    parameters = (split > 1, vec, lanes, steps, threads // 32, _overlaps(problem, config))
-    return _launches(problem, "gemv_columns", parameters, lanes * vec, threads, split)
+    parameters = (split > 1, vec, lanes, steps, threads // 32)
+    return _launches(problem, config, "gemv_columns", parameters, lanes * vec, threads, split)
 
 
 def _split(most: int, blocks: int, wanted: int = BLOCKS) -> int:
@@ -135,12 +139,13 @@ def _split(most: int, blocks: int, wanted: int = BLOCKS) -> int:
 
 
 def _launches(
-    problem: Problem, name: str, parameters: tuple[object, ...], each: int, threads: int, split: int
+    problem: Problem, config: Config, name: str, parameters: tuple[object, ...], each: int, threads: int, split: int
 ) -> Geometry:
     """The kernel, and the one that adds up the parts of k when there are several."""
     blocks, block = _grid(problem, each, threads)
-    kernel = instance(name, problem, is_column(problem), problem.batch > 1, *parameters)
-    made = Geometry(f"{name}.cu", kernel, blocks, block, overlaps=bool(parameters[-1]))
+    overlaps = _overlaps(problem, config, blocks[0] * blocks[1] * split, threads)
+    kernel = instance(name, problem, is_column(problem), problem.batch > 1, *parameters, overlaps)
+    made = Geometry(f"{name}.cu", kernel, blocks, block, overlaps=overlaps)
     if split == 1:
         return made
     lanes = min(32, split)

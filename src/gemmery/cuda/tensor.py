@@ -12,6 +12,7 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 WARP = 32
 THREADS = 1024  # a block
+REGISTERS, LEAST_F64 = 65536, 64  # of a multiprocessor; of a thread that multiplies in double
 TILE = ("bm", "bn", "bk", "wm", "wn")
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 MMA_F64 = ("bm", "bn", "bk", "wm", "wn", "stages", "blocks")
@@ -40,6 +41,11 @@ def mma_f64(problem: Problem, config: Config) -> Geometry:
     threads = _threads(config, 16, 8, 16)
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
+    if (left := REGISTERS // (threads * config["blocks"])) < LEAST_F64:
+        raise RefusedError(
+            f"blocks={config['blocks']} of {threads} threads: {left} registers are left for each, and mma in f64 takes "
+            f"{LEAST_F64} at least; use fewer blocks or larger tiles of a warp"
+        )
     wide = find(problem.device).capability >= 90
     return Geometry(
         "mma_f64.cu",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -44,6 +45,12 @@ def test_the_arithmetic_is_said_in_words(naive):
     assert "0.250 operations a byte × 1,555 GB/s = 389 GFLOP/s attainable" in said["as it loads"]
     assert "108 multiprocessors × 128 operations a clock × 1.41 GHz = 19,492 GFLOP/s" in said["peak"]
     assert "limited by" in said["occupancy"]
+
+
+def test_blocks_and_threads_are_counted_in_words(naive):
+    assert re.fullmatch(r"[\d,]+ blocks of 32 × 8 = 256 threads", words(naive)["grid"])
+    line = lab.inspect("simt_linear", n=8, config={"threads": 64}, device="sm_80")
+    assert words(line)["grid"] == "1 block of 64 threads"
 
 
 def test_a_tile_divides_what_is_loaded():

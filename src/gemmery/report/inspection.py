@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,6 @@ def _where(found: Inspection) -> str:
 def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
     limits, filled = found.device.limits, one.occupancy
     blocks = one.grid[0] * one.grid[1] * one.grid[2]
-    threads = one.block[0] * one.block[1] * one.block[2]
     spills = f"{one.spilled} bytes a thread spilled to memory" if one.spilled else "no spills"
     stack = f", {one.stack} bytes of local memory" if one.stack else ""
     held = one.static_shared + one.dynamic_shared
@@ -108,11 +108,11 @@ def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
     waves = f"{words.digits(filled.waves)} of {filled.slots:,} blocks; the last fills {words.percent(filled.tail)}"
     return (
         ("kernel", one.name),
-        ("grid", f"{blocks:,} blocks of {_sides(one.block)} = {threads} threads"),
+        ("grid", f"{_count(blocks, 'block')} of {_threads(one.block)}"),
         ("registers", f"{one.registers} a thread, {spills}{stack}"),
         ("shared memory", shared if held else "none"),
         *([("scratch memory", words.size(found.workspace))] if found.workspace and one is found.kernels[-1] else []),
-        ("occupancy", f"{warps}: {filled.blocks} blocks, limited by {' and '.join(filled.by)}"),
+        ("occupancy", f"{warps}: {_count(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", f"{waves} of the device, all together {words.percent(filled.filled)}"),
     )
@@ -187,8 +187,14 @@ def _codes(found: Inspection, ptx: bool, machine: bool) -> list[tuple[str, str]]
     return given
 
 
-def _sides(block: tuple[int, int, int]) -> str:
-    return " × ".join(str(side) for side in block if side > 1) or "1"
+def _threads(block: tuple[int, int, int]) -> str:
+    sides = [str(side) for side in block if side > 1]
+    threads = _count(math.prod(block), "thread")
+    return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _table(part: Part) -> Table:

@@ -31,6 +31,8 @@ def asked(monkeypatch, tmp_path):
             *given, on_event = arguments
             seen[name] = [*given, *named.values()]
             run = records_of()
+            if named.get("store") is not None:
+                record.append(record.path(named["store"], run.machine.name), run)
             for done, m in enumerate(run.measurements, 1):
                 on_event(lab.Event(m.kernel, done, len(run.measurements), m))
             return run
@@ -55,10 +57,10 @@ def command(*arguments, script="", **more):
 
 def test_ladder_hands_its_options_on(asked):
     assert cli.run(["ladder", "--no-html"]) == 0
-    assert asked["ladder"] == [(), (), "f32", 0, 5.0, "cpu"]
+    assert asked["ladder"] == [(), (), "f32", 0, 5.0, "cpu", None]
     line = "ladder --rungs simd_row,packed --sizes 64,128 --dtype f64 --threads 2 --seconds 0.5 --no-html"
     assert cli.run(line.split()) == 0
-    assert asked["ladder"] == [("simd_row", "packed"), (64, 128), "f64", 2, 0.5, "cpu"]
+    assert asked["ladder"] == [("simd_row", "packed"), (64, 128), "f64", 2, 0.5, "cpu", None]
 
 
 def test_bench_hands_its_options_on(asked, tmp_path):
@@ -89,7 +91,7 @@ def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
 
 def test_ladder_runs_on_the_device_that_is_named(asked):
     assert cli.run(["ladder", "--device", "cuda:1", "--dtype", "tf32", "--no-html"]) == 0
-    assert asked["ladder"] == [(), (), "tf32", 0, 5.0, "cuda:1"]
+    assert asked["ladder"] == [(), (), "tf32", 0, 5.0, "cuda:1", None]
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
@@ -109,11 +111,11 @@ def test_without_a_gpu_one_line_says_what_is_missing(line, capsys):
 
 def test_sweep_hands_its_options_on(asked):
     assert cli.run(["sweep", "block", "--n", "2048", "--no-html"]) == 0
-    assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0, ""]
+    assert asked["sweep"] == ["block", (), (2048,), "f32", 0, 5.0, "", None]
     assert cli.run(["sweep", "size", "--sizes", "32,64", "--rungs", "packed", "--no-html"]) == 0
-    assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0, ""]
+    assert asked["sweep"] == ["size", ("packed",), (32, 64), "f32", 0, 5.0, "", None]
     assert cli.run(["sweep", "threads", "--device", "cuda:1", "--n", "64", "--no-html"]) == 0
-    assert asked["sweep"] == ["threads", (), (64,), "f32", 0, 5.0, "cuda:1"]
+    assert asked["sweep"] == ["threads", (), (64,), "f32", 0, 5.0, "cuda:1", None]
 
 
 def test_records_are_stored_where_asked(asked, tmp_path):

@@ -407,3 +407,14 @@ def test_the_doctor_sees_more_threads_than_cores_and_values_that_are_none(monkey
     assert not findings()["threads"].ok
     monkeypatch.setenv("GEMMERY_NUM_THREADS", "many")
     assert "'many'" in findings()["threads"].advice
+
+
+def test_a_ladder_that_is_interrupted_keeps_what_it_has(tmp_path):
+    def interrupt(event):
+        if event.measurement is not None and event.measurement.kernel == "scalar_reordered":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.ladder(["scalar_naive", "scalar_reordered", "simd_row"], [8], store=tmp_path, on_event=interrupt)
+    (file,) = tmp_path.iterdir()
+    assert [m.kernel for m in record.read(file)[0].measurements] == ["scalar_naive", "scalar_reordered"]

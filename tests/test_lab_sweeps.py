@@ -28,7 +28,7 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(suite, chosen, sizes, like, device, seconds, on_event, shape):
+    def climb(suite, chosen, sizes, like, device, seconds, on_event, shape, store):
         works = [str(shape(rung, n, like, f"cuda:{device}")) for n in sizes for rung, _ in chosen[:1]]
         calls.append((suite, [(rung.name, dict(config)) for rung, config in chosen], tuple(sizes), device, works))
         return Run(MACHINE, records.STARTED, ())

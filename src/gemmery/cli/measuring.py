@@ -79,8 +79,8 @@ def ladder(
         _nothing_before(context)
         return None
     chosen = numbers("--sizes", sizes)
-    measure = partial(lab.ladder, names(rungs), chosen, dtype, threads, seconds, device=device)
-    return partial(measured, "ladder", measure, json, html, no_html, store, lab.registry(device))
+    measure = partial(lab.ladder, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
+    return partial(measured, "ladder", measure, json, html, no_html, lab.registry(device))
 
 
 def _nothing_before(context: Context) -> None:
@@ -172,8 +172,8 @@ def sweep(
         having = ", ".join(lab.AT_ONE_SIZE)
         raise ArgumentError(f"--n {n}: it is the one size of {having}; say --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else numbers("--sizes", sizes)
-    measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device)
-    return partial(measured, f"sweep-{experiment}", measure, json, html, no_html, store, (*CPU, *CUDA))
+    measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
+    return partial(measured, f"sweep-{experiment}", measure, json, html, no_html, (*CPU, *CUDA))
 
 
 @app.command(

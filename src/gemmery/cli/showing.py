@@ -23,7 +23,6 @@ def measured(
     json: bool,
     html: Path | None,
     no_html: bool,
-    store: Path | None = None,
     rungs: Sequence[Rung] = (),
 ) -> int:
     """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound.
@@ -31,7 +30,6 @@ def measured(
     `rungs` are those that the records are of, () for the CPU's.
     """
     from gemmery import report
-    from gemmery.bench import record
     from gemmery.ladder.cpu import CPU
 
     rungs = rungs or CPU
@@ -42,8 +40,6 @@ def measured(
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
         report.show(run, rungs, console())
-    if store is not None:
-        record.append(record.path(store, run.machine.name), run)
     if page is not None:
         path = page(run, rungs)
         (sys.stderr if json else sys.stdout).write(f"page: {path}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from gemmery import dtypes
 from gemmery.bench.record import Measurement, Run
@@ -30,6 +31,7 @@ def ladder(
     seconds: float = 5.0,
     on_event: OnEvent = ignore,
     device: str = "cpu",
+    store: Path | None = None,
 ) -> Run:
     """Climb the ladder: each rung on square matrices, checked against the reference and timed beside NumPy.
 
@@ -39,7 +41,7 @@ def ladder(
     parent. A rung outside its error bound has `error` > 1.
 
     With `device` "cuda" or "cuda:N" it is the GPU's ladder, beside cuBLAS; "tf32" is a dtype there. Rungs that
-    are not written for the dtype are left out unless they are named.
+    are not written for the dtype are left out unless they are named. `store` is as in `bench`.
 
     >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
 
@@ -48,12 +50,13 @@ def ladder(
     gpu, ladder = ordinal(device), registry(device)
     chosen = tuple(find(ladder, name) for name in rungs) or ladder
     if gpu is None:
-        return climb("ladder", [(rung, {}) for rung in chosen], sizes or SIZES, dtype, threads, seconds, on_event)
+        every: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen]
+        return climb("ladder", every, sizes or SIZES, dtype, threads, seconds, on_event, store)
     like = element(dtype)
     check_arguments(sizes, like.dtype, seconds)
     check_of_gpu(dtype, threads, device)
     served: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen if rungs or like.dtype in rung.dtypes]
-    return gpu_climb("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event)
+    return gpu_climb("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event, store=store)
 
 
 def check_of_gpu(dtype: str, threads: int, device: str) -> None:
@@ -84,11 +87,12 @@ def climb(
     threads: int,
     seconds: float,
     on_event: OnEvent,
+    store: Path | None = None,
 ) -> Run:
     """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
     check_arguments(sizes, dtype, seconds)
     threads = threads or cpu_threads.get()
-    with CpuSession(len(chosen) * len(sizes), on_event) as session:
+    with CpuSession(len(chosen) * len(sizes), on_event, store) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
         before: dict[int, Measurement] = {}

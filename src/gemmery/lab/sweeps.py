@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from gemmery.bench.record import Run
 from gemmery.bench.work import Work
@@ -82,6 +83,7 @@ def sweep(
     seconds: float = 5.0,
     on_event: OnEvent = ignore,
     device: str = "",
+    store: Path | None = None,
 ) -> Run:
     """Measure a curve of EXPERIMENTS beside NumPy, on a GPU beside cuBLAS.
 
@@ -90,7 +92,7 @@ def sweep(
     pipelined rungs) vary that key on a GPU, at one size, also beyond what the device can run: such a record has its
     reason in `refused`. "gemv" and "gemv_k" run every variant of the rungs for y = W x, of N or K = `sizes`.
     `rungs` and `sizes` () take the experiment's own; `seconds` is the limit of one call, as in `ladder`. What is
-    varied stands in `Measurement.config`; the `suite` is "sweep_" and the experiment's name.
+    varied stands in `Measurement.config`; the `suite` is "sweep_" and the experiment's name. `store` is as in `bench`.
 
     >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
 
@@ -109,14 +111,14 @@ def sweep(
     lengths, suite = tuple(sizes) or one.sizes, f"sweep_{experiment}"
     chosen = _chosen(one, rungs, where, lengths[0])
     if gpu is None:
-        return climb(suite, chosen, lengths, dtype, threads, seconds, on_event)
+        return climb(suite, chosen, lengths, dtype, threads, seconds, on_event, store)
     like = element(dtype)
     check_arguments(lengths, like.dtype, seconds)
     check_of_gpu(dtype, threads, where)
     if not rungs:  # those that serve the type
         chosen = [(rung, config) for rung, config in chosen if _serves(rung, like, where)]
     shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment, suited)
-    return gpu_climb(suite, chosen, lengths, like, gpu, seconds, on_event, shape)
+    return gpu_climb(suite, chosen, lengths, like, gpu, seconds, on_event, shape, store)
 
 
 def _named(experiment: str) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.work import Work
@@ -22,12 +23,13 @@ def climb(
     seconds: float,
     on_event: OnEvent,
     shape: Callable[[Rung, int, Work, str], Work] = suited,
+    store: Path | None = None,
 ) -> Run:
     """Each (rung, config) at each size, smallest first, in the element types of `like`; `shape` makes the product.
 
     Raises DeviceError when there is no device to run on.
     """
-    session = GpuSession(len(chosen) * len(sizes), on_event, device)
+    session = GpuSession(len(chosen) * len(sizes), on_event, device, store)
     before: dict[int, Measurement] = {}
     for n in sorted(sizes):
         levels: dict[Work, GpuLevel] = {}

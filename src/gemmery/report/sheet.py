@@ -149,7 +149,8 @@ def limits(measurements: Iterable[Measurement]) -> str:
         stated.append(f"{words.digits(words.reached(m, m.peak_gflops))} {words.rate(m)} {dtype} on {unit}")
     if on_gpu:
         one, clocks = on_gpu[0], sorted({m.clock_mhz for m in on_gpu if m.clock_mhz})
-        stated.append(f"memory {words.digits(one.bandwidth_gbs)} GB/s read, {words.digits(one.copy_gbs)} copied")
+        copied = f", {words.digits(one.copy_gbs)} copied" if one.copy_gbs else ""
+        stated.append(f"memory {words.digits(one.bandwidth_gbs)} GB/s read{copied}")
         stated += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
         stated.append("Hopper's wgmma, which cuBLAS calls there, goes beyond mma.sync")

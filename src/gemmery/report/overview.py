@@ -20,16 +20,19 @@ def fastest(measurement: Measurement) -> tuple[float, float] | None:
 
 
 def overview(run: Run, about: Mapping[str, str]) -> Sheet:
-    """A row for each suite and number of threads; `about` says what is multiplied in a suite."""
+    """A row for each suite and number of threads, on a GPU for each suite and element type, whose units differ;
+    `about` says what is multiplied in a suite.
+    """
     cases = tournaments(run.measurements)
-    groups: dict[tuple[str, int], list[Measurement]] = {}
+    groups: dict[tuple[str, str], list[Measurement]] = {}
     for m in run.measurements:
         if m.kernel == OWN and m.seconds and m.case not in cases and fastest(m):
-            groups.setdefault((m.suite, m.threads), []).append(m)
+            apart = (m.precision or m.dtype) if m.unit else words.cores(m.threads)
+            groups.setdefault((m.suite, apart), []).append(m)
     names = [suite for suite, _ in groups]
     rows = [
-        _row(about.get(suite, suite) + (f" ({words.cores(threads)})" if names.count(suite) > 1 else ""), same)
-        for (suite, threads), same in groups.items()
+        _row(about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), same)
+        for (suite, apart), same in groups.items()
     ]
     return Sheet("How it compares", HEAD, tuple(rows))
 

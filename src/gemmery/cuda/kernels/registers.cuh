@@ -45,6 +45,18 @@ __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN]
   }
 }
 
+// Where a thread computes when threads follow each other along the rows of a tile of BN columns: its elements together.
+template <int BN, int TM, int TN, int TALL, int WIDE> struct Together {
+  static constexpr int ROWS_APART = TALL, COLUMNS_APART = WIDE;
+  int row = threadIdx.x / (BN / TN) * TM, column = threadIdx.x % (BN / TN) * TN;
+};
+
+// The same in strips: neighbours in a row of threads have neighbouring strips.
+template <int BM, int BN, int TM, int TN, int TALL, int WIDE> struct InStrips {
+  static constexpr int ROWS_APART = BM / TM * TALL, COLUMNS_APART = BN / TN * WIDE;
+  int row = threadIdx.x / (BN / TN) * TALL, column = threadIdx.x % (BN / TN) * WIDE;
+};
+
 // Where the strips of a thread begin when warps take WM x WN each of a tile of BN columns, and lanes strips of it.
 // A lane shares its rows with lane ^ 1 and its columns with lane ^ 2: reads of 16 bytes on which such pairs agree take
 // half the wavefronts.
@@ -97,4 +109,31 @@ __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int ba
       *reinterpret_cast<Chunk<Out, STEP>*>(c) = out;
     }
   }
+}
+
+// A tile of C, a thread's part of it in registers: tiles of A and B come into shared memory and are multiplied in turn.
+// The rungs say how threads load them (LoadA, LoadB), how they lie there (TileA, TileB), and who computes what (Place).
+template <int EPILOGUE, class LoadA, class LoadB, class TileA, class TileB, class Place, int C_VEC, int BM, int BN,
+          int BK, int TM, int TN, class T, class Out>
+__device__ __forceinline__ void multiply_in_registers(const Product<T, Out>& p) {
+  using S = Sum<T, Out>;
+  __shared__ alignas(16) S a_tile[TileA::SIZE], b_tile[TileB::SIZE];
+  Tile tile = tile_of_block<BM, BN>(p);
+  auto a_panel = panel_of_a(p, tile);
+  auto b_panel = panel_of_b(p, tile);
+  LoadA a_load(a_panel);
+  LoadB b_load(b_panel);
+  Place at;
+  S sums[TM][TN] = {};
+  for (int k0 = 0; k0 < p.k; k0 += BK) {
+    a_load.fetch(a_panel);
+    b_load.fetch(b_panel);
+    a_load.template put<TileA>(a_tile);
+    b_load.template put<TileB>(b_tile);
+    __syncthreads();
+    multiply_tiles<TileA, TileB, Place::ROWS_APART, Place::COLUMNS_APART, BK>(a_tile, b_tile, at.row, at.column, sums);
+    __syncthreads();
+  }
+  store_registers<EPILOGUE, Place::ROWS_APART, Place::COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row,
+                                                                            tile.col + at.column, sums);
 }

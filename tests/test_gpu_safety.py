@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -62,6 +63,32 @@ def test_two_streams_at_once(rung):
     for stream in streams:
         stream.synchronize()
     assert {result.image().tobytes() for result in results} == {first}
+
+
+def test_a_launch_that_begins_early_reads_what_the_one_before_wrote():
+    """A chain of vector products, each of what the last one gave: waiting in between changes no bit."""
+    n = 256
+    x, _, y = matrices((1, n, n), "f32", "f32", guard=0)
+    w = place(random((1, n, n), "f32", 2) / np.float32(16), "f32", "col", guard=0)
+    kernel = built(find(CUDA, "gemv_vectorized"), problem(x, w, y))
+    assert kernel.geometry.overlaps == (driver.device().capability >= 90)
+
+    def chain(wait):
+        given = [x, *(replace(y, memory=driver.Memory(y.memory.size)) for _ in range(64))]
+        for result in given[1:]:
+            result.memory.fill(0xFF)
+        driver.synchronize()
+        for last, result in pairwise(given):
+            kernel(last.view(), w.view(), result.view())
+            if wait:
+                driver.synchronize()
+        driver.synchronize()
+        return given[-1].image()
+
+    expected = chain(wait=True)
+    assert np.isfinite(y.within(expected)).all()
+    for _ in range(20):
+        assert np.array_equal(chain(wait=False), expected)
 
 
 def test_ten_host_threads_at_once():

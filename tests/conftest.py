@@ -1,10 +1,13 @@
-"""One profile for every random test: the same examples each time, and no deadline on a busy machine."""
+"""One profile for every random test, the same examples each time, no deadline; and interrupts as in a terminal."""
+
+import signal
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("repeatable")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its tests
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,6 +13,7 @@ import shapes
 from gemmery import dtypes, verify
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
 
@@ -211,6 +212,7 @@ import ctypes, mmap, sys
 import numpy as np
 from gemmery.arrays import View
 from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery import dtypes
@@ -264,3 +266,10 @@ def test_no_byte_past_an_operand_is_touched(rung):
         last = done.stdout.splitlines()[-1:] or ["nothing"]
         assert done.returncode == 0, f"{name}, the last problem begun: {last[0]}\n{done.stderr[-2000:]}"
         assert done.stdout
+
+
+def test_what_a_config_leaves_to_the_rung_is_not_stated():
+    ring = find(CUDA, "mma_pipelined")
+    assert ring.stated({**ring.default, "stages": 3}) == {"stages": 3}
+    warp = find(CUDA, "gemv_warp")
+    assert warp.stated({**warp.default, "smem": 0}) == {**warp.default, "smem": 0}

@@ -50,7 +50,7 @@ def inspect(
     reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
-    return inspected(row.name, row.idea, problem, full, geometry, chosen)
+    return inspected(row.name, row.idea, problem, row.stated(full), geometry, chosen)
 
 
 def _on_gpu(name: str) -> Rung:

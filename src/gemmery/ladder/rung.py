@@ -56,6 +56,10 @@ class Rung:
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
     geometry: Callable[[Problem, Config], Geometry] | None = None  # how it is launched, of a rung on a GPU
 
+    def stated(self, config: Config) -> dict[str, int]:
+        """What a config says: without the zeros that leave a choice to the rung, those of more values than 0 and 1."""
+        return {key: value for key, value in config.items() if value or len(self.space.get(key, ())) <= 2}
+
 
 def find(rungs: tuple[Rung, ...], name: str) -> Rung:
     """The rung called `name`; an unknown name is an ArgumentError that lists the known ones."""

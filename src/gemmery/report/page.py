@@ -163,7 +163,7 @@ def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
     else:
         stated = [f"{_time(m)} at {words.shape(m)}" for _, m in own if m.seconds]
         gave = f"{', '.join(stated)}." if stated else ""
-    configs = {f"{key} {value}" for _, m in own for key, value in m.config.items()}
+    configs = {f"{key} {value}" for _, m in own for key, value in rung.stated(m.config).items()}
     with_ = f" With {', '.join(sorted(configs))}." if configs else ""
     idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
     lesson = f"<p>{html.escape(rung.lesson)}</p>" if rung.lesson else ""

@@ -1,0 +1,203 @@
+"""Sums and products rounded once, as the hardware rounds them, in NumPy alone.
+
+A fused multiply-add of float32 goes through float64, where the product is exact; what the addition loses is known from
+the error term of a two-sum, and rounding to odd keeps it from being rounded twice. float64 uses the sums of Boldo and
+Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd (IEEE Transactions on
+Computers 57, 2008), and Python's fractions where a product leaves the range in which its error is a float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+Values = Any  # NumPy scalars or arrays of one float type
+
+_BITS = {np.dtype(np.float32): np.dtype(np.uint32), np.dtype(np.float64): np.dtype(np.uint64)}
+
+
+def fma(x: Values, y: Values, z: Values) -> Values:
+    """x * y + z of float32 or float64 rounded once, to nearest even.
+
+    >>> fma(np.float64(1 + 2**-52), np.float64(1 - 2**-52), np.float64(-1)) == -(2.0**-104)
+    np.True_
+    """
+    if np.result_type(x, y, z) == np.float64:
+        return _fma64(x, y, z)[0]
+    total = np.multiply(x, y, dtype=np.float64)
+    p = total
+    total = p + z
+    rounded = total.astype(np.float32)
+    # Only a sum that was rounded onto the middle between two float32 can be rounded the wrong way by the second
+    # rounding: such a middle has 28 zeros at its end.
+    doubtful = ((_bits(total) & np.uint64(0x0FFFFFFF)) == 0) & (rounded != total)
+    if not doubtful.any():
+        return rounded
+    return np.where(doubtful, odd_sum(p, np.asarray(z, np.float64)).astype(np.float32), rounded)[()]
+
+
+def two_sum(a: Values, b: Values) -> tuple[Values, Values]:
+    """The rounded sum and its error, both exact together (Knuth); NaN where the sum is not finite."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _two_product(a: Values, b: Values) -> tuple[Values, Values]:
+    """The rounded product and its error (Dekker, with the splitting of Veltkamp)."""
+    product = a * b
+    splitter = np.float64(2**27 + 1)
+    (a1, a0), (b1, b0) = ((c - (c - v), v - (c - (c - v))) for v, c in ((a, a * splitter), (b, b * splitter)))
+    return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0
+
+
+def odd_sum(a: Values, b: Values) -> Values:
+    """a + b of float64 rounded to odd: the neighbour whose last bit is set, unless the sum is exact.
+
+    Rounding such a sum again, to a type of at most 51 bits, gives the exact sum rounded once.
+    """
+    total, error = two_sum(a, b)
+    return _odd(total, error)
+
+
+def odd_float32(x: Values) -> Values:
+    """float64 to float32, rounded to odd; never infinite unless x is."""
+    nearest = np.asarray(x).astype(np.float32)
+    return _odd(nearest, x - nearest)
+
+
+def _odd(nearest: Values, residual: Values) -> Values:
+    """The exact value nearest + residual, rounded to odd."""
+    bits = _bits(nearest)
+    even = (bits & bits.dtype.type(1)) == 0
+    up = even & (residual > 0)
+    down = even & (residual < 0)
+    return np.where(
+        up | down,
+        np.nextafter(nearest, np.where(up, np.inf, -np.inf).astype(bits.dtype.str.replace("u", "f"))),
+        nearest,
+    )[()]
+
+
+def _bits(x: Values) -> Any:
+    x = np.asarray(x)
+    return x.view(_BITS[x.dtype])
+
+
+def _fma64(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
+    """x * y + z of float64 to nearest, and a number with the sign of what rounding took away (NaN: not finite)."""
+    x, y, z = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (x, y, z)))
+    high, low = _two_product(x, y)
+    middle, tail = two_sum(z, low)
+    top, rest = two_sum(high, middle)
+    nearest, residual = two_sum(top, odd_sum(rest, tail))
+    size = np.abs(high)
+    # Between these bounds neither the splitting nor the error of the product leaves the normal numbers.
+    safe = (size > 2.0**-900) & (size < 2.0**1000) & (np.maximum(np.abs(x), np.abs(y)) < 2.0**990)
+    safe &= np.abs(z) < 2.0**1000
+    if safe.all():
+        return nearest[()], residual[()]
+    plain = (x == 0) | (y == 0) | ~np.isfinite(x) | ~np.isfinite(y) | ~np.isfinite(z)
+    # The product of finite numbers is finite here even where float64 overflows: a sum with infinity is that infinity.
+    product = np.where(np.isfinite(x) & np.isfinite(y) & np.isinf(z), 0.0, x * y)
+    nearest = np.where(plain, product + z, nearest)
+    residual = np.where(plain, 0.0, residual)
+    for place in zip(*np.nonzero(~(safe | plain)), strict=True):
+        nearest[place], residual[place] = _fraction_fma(float(x[place]), float(y[place]), float(z[place]))
+    return nearest[()], residual[()]
+
+
+def _fraction_fma(x: float, y: float, z: float) -> tuple[float, float]:
+    value = Fraction(x) * Fraction(y) + Fraction(z)
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return (np.inf, -1.0) if value > 0 else (-np.inf, 1.0)
+    rest = value - Fraction(nearest)
+    return nearest, float((rest > 0) - (rest < 0))
+
+
+def _fma32(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
+    """As _fma64, of float32."""
+    exact = odd_sum(np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64))
+    nearest = np.asarray(exact).astype(np.float32)[()]
+    return nearest, exact - nearest
+
+
+def _step(nearest: Values, residual: Values, mode: str) -> Values:
+    """The value nearest + residual rounded toward zero ("rz"), down ("rm") or up ("rp")."""
+    kind = np.asarray(nearest).dtype.type
+    if mode == "rz":
+        beyond = np.where(nearest > 0, residual < 0, (residual > 0) & (nearest < 0))
+        return np.where(beyond, np.nextafter(nearest, kind(0)), nearest)[()]
+    beyond, end = (residual < 0, kind(-np.inf)) if mode == "rm" else (residual > 0, kind(np.inf))
+    return np.where(beyond, np.nextafter(nearest, end), nearest)[()]
+
+
+def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
+    """x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
+
+    def fused(x: Values, y: Values, z: Values) -> Values:
+        core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
+        nearest, residual = core(x, y, z)
+        result = _step(nearest, residual, mode)
+        if mode != "rm":
+            return result
+        # Down, a sum of opposite signs that is exactly zero is -0.
+        opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
+        return np.where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)[()]
+
+    return fused
+
+
+def directed_add(mode: str) -> Callable[[Values, Values], Values]:
+    """x + y rounded toward zero, down or up."""
+    fused = directed_fma(mode)
+    return lambda x, y: fused(x, np.asarray(x).dtype.type(1), y)
+
+
+def directed_sub(mode: str) -> Callable[[Values, Values], Values]:
+    """x - y rounded toward zero, down or up."""
+    add = directed_add(mode)
+    return lambda x, y: add(x, -y)
+
+
+def directed_mul(mode: str) -> Callable[[Values, Values], Values]:
+    """x * y rounded toward zero, down or up."""
+    fused = directed_fma(mode)
+    # A zero of the product's own sign is all that can be added without a trace.
+    return lambda x, y: fused(x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
+
+
+def _sign(x: Values) -> Values:
+    return np.copysign(np.asarray(x).dtype.type(1), x)
+
+
+def _remainder(quotient: Values, y: Values, x: Values) -> Values:
+    """A number with the sign of x - quotient * y."""
+    core = _fma64 if np.result_type(x, y) == np.float64 else _fma32
+    nearest, residual = core(-quotient, y, x)
+    return np.where(nearest == 0, residual, nearest)
+
+
+def directed_div(mode: str) -> Callable[[Values, Values], Values]:
+    """x / y rounded toward zero, down or up."""
+
+    def divide(x: Values, y: Values) -> Values:
+        nearest = x / y
+        return _step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
+
+    return divide
+
+
+def directed_sqrt(mode: str) -> Callable[[Values], Values]:
+    """The square root rounded toward zero, down or up."""
+
+    def root(x: Values) -> Values:
+        nearest = np.sqrt(x)
+        return _step(nearest, _remainder(nearest, nearest, x), mode)
+
+    return root

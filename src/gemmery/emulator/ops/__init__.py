@@ -1,0 +1,25 @@
+"""Every instruction that only computes, by its full opcode."""
+
+from collections.abc import Mapping
+
+from gemmery.emulator.op import Op
+from gemmery.emulator.ops.bitfield import BITFIELD
+from gemmery.emulator.ops.compare import COMPARE
+from gemmery.emulator.ops.convert import CONVERT
+from gemmery.emulator.ops.floating import FLOATING
+from gemmery.emulator.ops.integer import INTEGER
+from gemmery.emulator.ops.logic import LOGIC
+
+
+def merged(*parts: Mapping[str, Op]) -> dict[str, Op]:
+    """The parts as one table; an opcode that two of them mean to define is a ValueError."""
+    table: dict[str, Op] = {}
+    for part in parts:
+        twice = table.keys() & part.keys()
+        if twice:
+            raise ValueError(f"{sorted(twice)} defined twice: an opcode has one meaning; leave it to one file of ops/")
+        table |= part
+    return table
+
+
+TABLE: dict[str, Op] = merged(INTEGER, BITFIELD, LOGIC, COMPARE, FLOATING, CONVERT)

@@ -1,0 +1,138 @@
+"""Bits counted, found, moved within one integer: PTX ISA 9.0, section 9.7.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmery.emulator.op import NUMPY, Op, Values
+from gemmery.emulator.ops.integer import WORDS, Meaning, bits, choose, unsigned
+
+NONE = np.uint32(0xFFFFFFFF)  # what bfind and fns give where there is no such bit
+
+
+def popc(a: Values) -> Values:
+    """The number of set bits."""
+    return np.bitwise_count(a).astype(np.uint32)
+
+
+def filled(a: Values) -> Values:
+    """All bits below the highest set one, and that one."""
+    for shift in (1, 2, 4, 8, 16, 32)[: 5 if a.itemsize == 4 else 6]:
+        a = a | a >> shift
+    return a
+
+
+def clz(a: Values) -> Values:
+    """The number of zeros above the highest set bit."""
+    return 8 * a.itemsize - popc(filled(a))
+
+
+def bfind(a: Values) -> Values:
+    """The place of the highest bit that is not a sign."""
+    return popc(filled(unsigned(a ^ (a >> 8 * a.itemsize - 1) if a.dtype.kind == "i" else a))) - np.uint32(1)
+
+
+def bfind_shiftamt(a: Values) -> Values:
+    """How far to shift to the left so that the highest bit that is not a sign comes first."""
+    place = bfind(a)
+    return choose(place == NONE, NONE, 8 * a.itemsize - 1 - place)
+
+
+def brev(a: Values) -> Values:
+    """The bits in opposite order: neighbours swapped, then neighbouring pairs, and so on."""
+    width = 8 * a.itemsize
+    for shift in (1, 2, 4, 8, 16, 32)[: 5 if width == 32 else 6]:
+        mask = (2**width - 1) // (2**shift + 1)
+        a = (a >> shift & mask) | (a & mask) << shift
+    return a
+
+
+def ones(kind: type[np.unsignedinteger[Any]], count: Values) -> Values:
+    """So many ones at the lower end, all of them for counts beyond the width."""
+    return ~(kind(np.iinfo(kind).max) << count.astype(kind))
+
+
+def fns(mask: Values, base: Values, offset: Values) -> Values:
+    """The place of the |offset|-th set bit from bit `base` on, downwards for negative offsets; base itself for 0."""
+    place = np.arange(32, dtype=np.uint32)
+    mask, base, offset = (np.asarray(x)[..., None] for x in (mask, base, offset))
+    up = offset >= 0
+    candidates = (mask >> place & 1).astype(bool) & np.where(up, place >= base, place <= base) & (base < 32)
+    candidates &= (offset != 0) | (place == base)
+    rising = np.cumsum(candidates, axis=-1)
+    rank = np.where(up, rising, rising[..., -1:] - rising + candidates)
+    hit = candidates & (rank == np.maximum(np.abs(offset.astype(np.int64)), 1))
+    return choose(hit.any(axis=-1), hit.argmax(axis=-1).astype(np.uint32), NONE)
+
+
+def bfe(kind: str) -> Meaning:
+    """`length` bits from `start` on; beyond them zeros, or the sign: the last bit of the field."""
+    width = bits(kind)
+    word = np.dtype(NUMPY[f"u{width}"]).type
+
+    def meaning(a: Values, start: Values, length: Values) -> Values:
+        start, length = start & 255, length & 255
+        field = unsigned(a >> np.minimum(start, width - 1).astype(a.dtype)) if kind[0] == "s" else a >> start
+        inside = ones(word, length)
+        if kind[0] == "u":
+            return field & inside
+        last = np.minimum(start + length - 1, width - 1).astype(a.dtype)
+        sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
+        return (field & inside | sign & ~inside).view(a.dtype)
+
+    return meaning
+
+
+def bfi(kind: str) -> Meaning:
+    """The lower `length` bits of a, put into b from bit `start` on."""
+    word = np.dtype(NUMPY[kind]).type
+
+    def meaning(a: Values, b: Values, start: Values, length: Values) -> Values:
+        start = (start & 255).astype(word)
+        field = ones(word, length & 255) << start
+        return (a << start & field) | (b & ~field)
+
+    return meaning
+
+
+def limited(count: Values, mode: str) -> Values:
+    """A count within 0 to 32 ("clamp") or 0 to 31 ("wrap")."""
+    return np.minimum(count, 32) if mode == "clamp" else count & 31
+
+
+def szext(mode: str) -> Meaning:
+    """The lower `count` bits, zeros or the sign above."""
+
+    def meaning(a: Values, count: Values) -> Values:
+        count = limited(count, mode)
+        unused = (32 - count).astype(a.dtype)
+        moved = a << unused >> np.minimum(unused, 31).astype(a.dtype)
+        return choose(count == 0, a.dtype.type(0), moved)
+
+    return meaning
+
+
+def bmsk(mode: str) -> Meaning:
+    """`count` ones from bit `start` on."""
+    return lambda start, count: ones(np.uint32, limited(count, mode)) << limited(start, mode)
+
+
+def op(result: str, operands: tuple[str, ...], meaning: Meaning) -> Op:
+    """An entry of this file."""
+    return Op((result,), operands, meaning, kind="bits")
+
+
+BITFIELD: dict[str, Op] = {
+    **{f"popc.{t}": op("u32", (t,), popc) for t in ("b32", "b64")},
+    **{f"clz.{t}": op("u32", (t,), clz) for t in ("b32", "b64")},
+    **{f"bfind.{t}": op("u32", (t,), bfind) for t in WORDS},
+    **{f"bfind.shiftamt.{t}": op("u32", (t,), bfind_shiftamt) for t in WORDS},
+    **{f"brev.{t}": op(t, (t,), brev) for t in ("b32", "b64")},
+    "fns.b32": op("b32", ("b32", "b32", "s32"), fns),
+    **{f"bfe.{t}": op(t, (t, "u32", "u32"), bfe(t)) for t in WORDS},
+    **{f"bfi.{t}": op(t, (t, t, "u32", "u32"), bfi(t)) for t in ("b32", "b64")},
+    **{f"szext.{mode}.{t}": op(t, (t, "u32"), szext(mode)) for mode in ("clamp", "wrap") for t in ("u32", "s32")},
+    **{f"bmsk.{mode}.b32": op("b32", ("u32", "u32"), bmsk(mode)) for mode in ("clamp", "wrap")},
+}

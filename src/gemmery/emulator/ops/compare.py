@@ -1,0 +1,222 @@
+"""Comparison and selection: PTX ISA 9.0, sections 9.7.6 and 9.7.7 (setp, set, selp, slct).
+
+`setp` gives p; where "p|q" is written, Op.complement gives q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gemmery.emulator.op import NUMPY, Op, Values
+from gemmery.emulator.ops.integer import Meaning, choose
+
+EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
+ORDERED: dict[str, Meaning] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+UNSIGNED: dict[str, Meaning] = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+OPPOSITE: dict[Meaning, Meaning] = {
+    np.equal: np.not_equal,
+    np.less: np.greater_equal,
+    np.less_equal: np.greater,
+    np.greater: np.less_equal,
+    np.greater_equal: np.less,
+    np.not_equal: np.equal,
+}
+BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": np.bitwise_or, ".xor": np.bitwise_xor}
+INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
+FLOATS = ("f16", "bf16", "f32", "f64")
+SUBNORMAL = {"f16": np.float16(2.0**-14), "f32": np.float32(2.0**-126)}  # below: flushed by .ftz
+
+
+def negated(meaning: Meaning) -> Meaning:
+    """True where `meaning` is false."""
+    return lambda *operands: np.logical_not(meaning(*operands))
+
+
+def nan(a: Values, b: Values) -> Values:
+    """At least one is not a number."""
+    return np.isnan(a) | np.isnan(b)
+
+
+def unequal(a: Values, b: Values) -> Values:
+    """Both are numbers, and they differ."""
+    return (a < b) | (a > b)
+
+
+# Of floats the plain comparisons are false of NaN, those that end on u are true.
+FLOAT: dict[str, Meaning] = {
+    "eq": np.equal,
+    "ne": unequal,
+    **ORDERED,
+    "equ": negated(unequal),
+    "neu": np.not_equal,
+    "ltu": negated(np.greater_equal),
+    "leu": negated(np.greater),
+    "gtu": negated(np.less_equal),
+    "geu": negated(np.less),
+    "num": negated(nan),
+    "nan": nan,
+}
+
+
+def comparisons(kind: str) -> dict[str, Meaning]:
+    """What a type can be asked: bits only whether they are equal."""
+    if kind in INTEGERS:
+        return EQUAL if kind[0] == "b" else EQUAL | ORDERED | (UNSIGNED if kind[0] == "u" else {})
+    return FLOAT
+
+
+def bf16(x: Values) -> Values:
+    """The bits of bfloat16 as float32."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def flushed(kind: str) -> Meaning:
+    """Subnormal numbers as zero."""
+    return lambda x: choose(np.abs(x) < SUBNORMAL[kind], x.dtype.type(0), x)
+
+
+def read_as(convert: Meaning | None, meaning: Meaning) -> Meaning:
+    """`meaning` of converted operands."""
+    return meaning if convert is None else lambda a, b: meaning(convert(a), convert(b))
+
+
+def half(which: int, kind: str) -> Meaning:
+    """The lower or upper value of a packed pair."""
+    return lambda x: (x >> 16 * which).astype(np.uint16).view(NUMPY[kind])
+
+
+def joined(compare: Meaning, join: np.ufunc | None) -> Meaning:
+    """A comparison, joined with a third operand by a Boolean operator."""
+    return compare if join is None else lambda a, b, c: join(compare(a, b), c)
+
+
+def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
+    """Of one type: "lt.ftz", without Boolean operator, its comparison and the opposite one."""
+    for ftz in ("", ".ftz") if kind in SUBNORMAL else ("",):
+        convert = flushed(kind) if ftz else bf16 if kind == "bf16" else None
+        for name, compare in comparisons(kind).items():
+            opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
+            yield name + ftz, read_as(convert, compare), read_as(convert, opposite)
+
+
+def spelled(compare: str, boolean: str) -> str:
+    """The Boolean operator stands before .ftz."""
+    name, _, ftz = compare.partition(".")
+    return name + boolean + ("." + ftz if ftz else "")
+
+
+def setp() -> dict[str, Op]:
+    """Comparisons into predicates."""
+    table = {}
+    for kind in (*INTEGERS, *FLOATS):
+        for name, compare, opposite in scalar_comparisons(kind):
+            for boolean, join in BOOLEAN.items():
+                operands = (kind, kind) if join is None else (kind, kind, "pred")
+                table[f"setp.{spelled(name, boolean)}.{kind}"] = Op(
+                    ("pred",), operands, joined(compare, join), kind="setp", complement=joined(opposite, join)
+                )
+    return table
+
+
+def pair(first: Meaning, second: Meaning) -> Meaning:
+    """Two results of the same operands."""
+    return lambda *operands: (first(*operands), second(*operands))
+
+
+def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
+    """Of f16x2 or bf16x2: a comparison of the lower and one of the upper values."""
+    for name, compare, _ in scalar_comparisons(kind[:-2]):
+        yield name, read_as(half(0, kind[:-2]), compare), read_as(half(1, kind[:-2]), compare)
+
+
+def setp_packed() -> dict[str, Op]:
+    """Comparisons of packed pairs: p is of the lower values, q of the upper ones."""
+    table = {}
+    for kind in ("f16x2", "bf16x2"):
+        for name, low, high in packed_comparisons(kind):
+            for boolean, join in BOOLEAN.items():
+                operands = (kind, kind) if join is None else (kind, kind, "pred")
+                table[f"setp.{spelled(name, boolean)}.{kind}"] = Op(
+                    ("pred", "pred"), operands, pair(joined(low, join), joined(high, join)), kind="setp"
+                )
+    return table
+
+
+def answers(kind: str) -> tuple[Values, Values]:
+    """What set writes for false and true: 0 and 1.0 of float types, 0 and all ones of integers."""
+    dtype = np.dtype(NUMPY[kind]).type
+    if kind == "bf16":
+        return dtype(0), dtype(0x3F80)
+    return dtype(0), dtype(1) if kind in FLOATS else np.invert(dtype(0))
+
+
+def answered(compare: Meaning, kind: str) -> Meaning:
+    """A comparison whose result is written in a type."""
+    false, true = answers(kind)
+    return lambda *operands: choose(compare(*operands), true, false)
+
+
+def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
+    """Two comparisons whose results are written into the halves of 32 bits."""
+    true = np.uint32({"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(kind, 0xFFFF))
+    dtype = NUMPY[kind]
+
+    def meaning(*operands: Values) -> Values:
+        lower = choose(low(*operands), true, np.uint32(0))
+        upper = choose(high(*operands), true, np.uint32(0))
+        return (upper << 16 | lower).view(dtype)
+
+    return meaning
+
+
+def set_results(kind: str) -> tuple[str, ...]:
+    """The types into which set writes what it found of a type."""
+    halves = {"f16": ("f16",), "bf16": ("bf16",)}.get(kind, ("u32", "s32", "f32", "f16", "bf16"))
+    return halves + (("u16", "s16", "u32", "s32") if kind in ("f16", "bf16") else ())
+
+
+def set_() -> dict[str, Op]:
+    """Comparisons into numbers."""
+    table = {}
+    for kind in (*INTEGERS, *FLOATS, "f16x2", "bf16x2"):
+        packed = kind.endswith("x2")
+        results = (kind, "u32", "s32") if packed else set_results(kind)
+        for name, first, second in packed_comparisons(kind) if packed else scalar_comparisons(kind):
+            for boolean, join in BOOLEAN.items():
+                operands = (kind, kind) if join is None else (kind, kind, "pred")
+                low, high = joined(first, join), joined(second, join)
+                for result in results:
+                    meaning = answered_packed(low, high, result) if packed else answered(low, result)
+                    table[f"set.{spelled(name, boolean)}.{result}.{kind}"] = Op(
+                        (result,), operands, meaning, kind="set"
+                    )
+    return table
+
+
+def selp(a: Values, b: Values, p: Values) -> Values:
+    """`a` where `p` is true."""
+    return choose(p, a, b)
+
+
+def slct(a: Values, b: Values, c: Values) -> Values:
+    """`a` where `c` is not negative; of NaN `b`, of -0.0 `a`."""
+    return choose(c >= 0, a, b)
+
+
+def slct_flushed(a: Values, b: Values, c: Values) -> Values:
+    """slct with subnormal `c` as zero."""
+    return slct(a, b, flushed("f32")(c))
+
+
+SELECTED = (*INTEGERS, "f32", "f64")
+
+COMPARE: dict[str, Op] = {
+    **setp(),
+    **setp_packed(),
+    **set_(),
+    **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
+    **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},
+    **{f"slct.ftz.{t}.f32": Op((t,), (t, t, "f32"), slct_flushed, kind="slct") for t in SELECTED},
+}

@@ -1,0 +1,257 @@
+"""Integer arithmetic: PTX ISA 9.0, sections 9.7.1 (integer instructions) and 9.7.2 (with a carry flag)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gemmery.emulator.op import NUMPY, Op, Values
+
+Meaning = Callable[..., Any]
+
+SIGNED = ("s16", "s32", "s64")
+TYPES = ("u16", "u32", "u64", *SIGNED)
+WORDS = ("u32", "u64", "s32", "s64")
+WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}  # the type of a product that loses nothing
+
+
+def unsigned(x: Values) -> Values:
+    """The bits of `x` as an unsigned integer."""
+    return x.view(f"u{x.itemsize}")
+
+
+def bits(kind: str) -> int:
+    """The width of an integer type: 32 of "s32"."""
+    return int(kind[1:])
+
+
+def choose(condition: Values, a: Values, b: Values) -> Values:
+    """`a` where the condition holds, else `b`: a scalar of scalars, which np.where would make an array."""
+    chosen: Any = np.where(condition, a, b)
+    return chosen[()]
+
+
+def clamped(wide: Values) -> Values:
+    """An int64 held within int32, as .sat does."""
+    return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+
+
+def halves(kind: str, meaning: Meaning) -> Meaning:
+    """`meaning` of 16-bit integers applied to both halves of 32 bits."""
+
+    def packed(*operands: Values) -> Values:
+        low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
+        high = unsigned(meaning(*((x >> 16).astype(np.uint16).view(kind) for x in operands)))
+        return high.astype(np.uint32) << 16 | low
+
+    return packed
+
+
+def magnitude(x: Values) -> Values:
+    """|x| as an unsigned integer, which the smallest signed integer needs."""
+    return unsigned(np.abs(x)) if x.dtype.kind == "i" else x
+
+
+def div(a: Values, b: Values) -> Values:
+    """Rounded towards zero; all ones where `b` is zero, which the ISA leaves open."""
+    quotient = (magnitude(a) // np.maximum(magnitude(b), 1)).view(a.dtype)
+    if a.dtype.kind == "i":
+        quotient = choose((a ^ b) < 0, np.negative(quotient), quotient)
+    return choose(b == 0, np.invert(np.zeros_like(a)), quotient)
+
+
+def rem(a: Values, b: Values) -> Values:
+    """With the sign of `a`; all ones where `b` is zero, which the ISA leaves open."""
+    rest = (magnitude(a) % np.maximum(magnitude(b), 1)).view(a.dtype)
+    if a.dtype.kind == "i":
+        rest = choose(a < 0, np.negative(rest), rest)
+    return choose(b == 0, np.invert(np.zeros_like(a)), rest)
+
+
+def sad(a: Values, b: Values, c: Values) -> Values:
+    """c + |a - b|, the difference as wide as it is."""
+    return c + (np.maximum(a, b) - np.minimum(a, b))
+
+
+def mul_hi(kind: str) -> Meaning:
+    """The upper half of the product."""
+    if kind in WIDE:
+        narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
+        return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
+    return mul_hi_u64 if kind == "u64" else mul_hi_s64
+
+
+def mul_hi_u64(a: Values, b: Values) -> Values:
+    """The upper 64 of 128 bits, of products of 32-bit halves."""
+    low = 0xFFFFFFFF
+    a0, a1, b0, b1 = a & low, a >> 32, b & low, b >> 32
+    middle = a1 * b0 + (a0 * b0 >> 32)
+    other = a0 * b1 + (middle & low)
+    return a1 * b1 + (middle >> 32) + (other >> 32)
+
+
+def mul_hi_s64(a: Values, b: Values) -> Values:
+    """A negative factor counts 2**64 too much as an unsigned one, which is the other factor in the upper half."""
+    high = mul_hi_u64(unsigned(a), unsigned(b)).view(np.int64)
+    return high - (a >> 63 & b) - (b >> 63 & a)
+
+
+def product24(kind: str, part: str) -> Meaning:
+    """Bits 31..0 ("lo") or 47..16 ("hi") of the product of the lower 24 bits."""
+    narrow, wide, shift = NUMPY[kind], NUMPY[WIDE[kind]], 16 if part == "hi" else 0
+    return lambda a, b: (np.multiply(a << 8 >> 8, b << 8 >> 8, dtype=wide) >> shift).astype(narrow)
+
+
+def mul(kind: str, part: str) -> Meaning:
+    """The lower half ("lo"), the upper half ("hi") or all ("wide") of a product."""
+    if part == "lo":
+        return np.multiply
+    return mul_hi(kind) if part == "hi" else partial(np.multiply, dtype=NUMPY[WIDE[kind]])
+
+
+def then_add(product: Meaning) -> Meaning:
+    """A product plus a third operand."""
+    return lambda a, b, c: np.add(product(a, b), c)
+
+
+def then_add_clamped(product: Meaning) -> Meaning:
+    """A product plus a third operand, saturated to int32."""
+    return lambda a, b, c: clamped(np.add(product(a, b), c, dtype=np.int64))
+
+
+def relu(meaning: Meaning) -> Meaning:
+    """`meaning`, zero where it is negative."""
+    return lambda a, b: np.maximum(meaning(a, b), a.dtype.type(0))
+
+
+def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: int) -> Meaning:
+    """c plus the products of fields: of `width` bits in a and of 8 in b, at the bits `fields` tells."""
+
+    def field(x: Values, kind: str, at: int, size: int) -> Values:
+        return x << (32 - size - at) >> (32 - size)  # arithmetic where x is signed
+
+    wide = NUMPY["u32" if (a_kind, b_kind) == ("u32", "u32") else "s32"]
+
+    def meaning(a: Values, b: Values, c: Values) -> Values:
+        for at, other in fields:
+            c = c + field(a, a_kind, at, width).astype(wide) * field(b, b_kind, other, 8).astype(wide)
+        return c
+
+    return meaning
+
+
+def dots() -> dict[str, Op]:
+    """dp4a and dp2a: signed unless both factors are unsigned."""
+    table = {}
+    for a in ("u32", "s32"):
+        for b in ("u32", "s32"):
+            c = "u32" if a == b == "u32" else "s32"
+            bytes_ = tuple((at, at) for at in (0, 8, 16, 24))
+            table[f"dp4a.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, bytes_, 8), kind="dp")
+            for part, other in (("lo", 0), ("hi", 16)):
+                fields = ((0, other), (16, other + 8))
+                table[f"dp2a.{part}.{a}.{b}"] = Op((c,), (a, b, c), dot(a, b, fields, 16), kind="dp")
+    return table
+
+
+def add_carry(a: Values, b: Values, carry: Values) -> tuple[Values, Values]:
+    """The sum and whether it ran over."""
+    first = np.add(unsigned(a), unsigned(b))
+    total = np.add(first, carry.astype(first.dtype))
+    return total.view(a.dtype), (first < unsigned(b)) | (total < first)
+
+
+def sub_borrow(a: Values, b: Values, borrow: Values) -> tuple[Values, Values]:
+    """The difference and whether it went below zero."""
+    first = np.subtract(unsigned(a), unsigned(b))
+    rest = np.subtract(first, borrow.astype(first.dtype))
+    return rest.view(a.dtype), (unsigned(a) < unsigned(b)) | (first < rest)
+
+
+def flagged(meaning: Meaning, carry: str) -> Meaning:
+    """`meaning` of (operands, flag) that returns (result, flag), with the ends of the flag that `carry` names."""
+    if carry == "out":
+        return lambda *operands: meaning(*operands, np.False_)
+    return meaning if carry == "in out" else lambda *operands: meaning(*operands)[0]
+
+
+def with_carry() -> dict[str, Op]:
+    """The extended-precision instructions: those that read the flag are called addc, those that write it end on .cc."""
+    table = {}
+    names = (("{}.cc", "out"), ("{}c", "in"), ("{}c.cc", "in out"))
+    for kind in WORDS:
+        for name, carry in names:
+            for base, meaning in (("add", add_carry), ("sub", sub_borrow)):
+                table[f"{name.format(base)}.{kind}"] = Op(
+                    (kind,), (kind, kind), flagged(meaning, carry), kind="int", carry=carry
+                )
+            for part in ("lo", "hi"):
+                opcode = name.format("mad").replace("mad.cc", f"mad.{part}.cc").replace("madc", f"madc.{part}")
+                product = mul(kind, part)
+                table[f"{opcode}.{kind}"] = Op(
+                    (kind,), (kind,) * 3, flagged(product_carry(product), carry), kind="imad", carry=carry
+                )
+    return table
+
+
+def product_carry(product: Meaning) -> Meaning:
+    """A product plus a third operand plus the flag."""
+    return lambda a, b, c, carry: add_carry(product(a, b), c, carry)
+
+
+def same(name: str, kinds: tuple[str, ...], arity: int, meaning: Meaning, kind: str = "int") -> dict[str, Op]:
+    """An instruction whose operands and result have one type."""
+    return {f"{name}.{t}": Op((t,), (t,) * arity, meaning, kind=kind) for t in kinds}
+
+
+def arithmetic() -> dict[str, Op]:
+    """Sums, differences, extremes, quotients."""
+    table = {
+        **same("add", TYPES, 2, np.add),
+        **same("sub", TYPES, 2, np.subtract),
+        **same("min", TYPES, 2, np.minimum),
+        **same("max", TYPES, 2, np.maximum),
+        **same("div", TYPES, 2, div),
+        **same("rem", TYPES, 2, rem),
+        **same("sad", TYPES, 3, sad),
+        **same("neg", SIGNED, 1, np.negative),
+        **same("abs", SIGNED, 1, np.abs),
+        **same("add.sat", ("s32",), 2, lambda a, b: clamped(np.add(a, b, dtype=np.int64))),
+        **same("sub.sat", ("s32",), 2, lambda a, b: clamped(np.subtract(a, b, dtype=np.int64))),
+    }
+    extremes: tuple[tuple[str, Meaning], ...] = (("min", np.minimum), ("max", np.maximum))
+    for name, meaning in extremes:
+        table |= same(f"{name}.relu", ("s32",), 2, relu(meaning))
+        table[f"{name}.relu.s16x2"] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")
+    for kind in ("u16x2", "s16x2"):
+        pairs: tuple[tuple[str, Meaning], ...] = (("add", np.add), *extremes)
+        for name, meaning in pairs:
+            table[f"{name}.{kind}"] = Op(("b32",), ("b32",) * 2, halves(NUMPY[kind[:3]], meaning), kind="int")
+    return table
+
+
+def products() -> dict[str, Op]:
+    """mul, mad and their 24-bit forms."""
+    table = {}
+    for kind in TYPES:
+        for part in ("lo", "hi", "wide"):
+            if part == "wide" and kind not in WIDE:
+                continue
+            result = WIDE[kind] if part == "wide" else kind
+            product = mul(kind, part)
+            table[f"mul.{part}.{kind}"] = Op((result,), (kind, kind), product, kind="imad")
+            table[f"mad.{part}.{kind}"] = Op((result,), (kind, kind, result), then_add(product), kind="imad")
+    for kind in ("u32", "s32"):
+        for part in ("lo", "hi"):
+            product = product24(kind, part)
+            table |= same(f"mul24.{part}", (kind,), 2, product, "imad")
+            table |= same(f"mad24.{part}", (kind,), 3, then_add(product), "imad")
+    table |= same("mad.hi.sat", ("s32",), 3, then_add_clamped(mul("s32", "hi")), "imad")
+    table |= same("mad24.hi.sat", ("s32",), 3, then_add_clamped(product24("s32", "hi")), "imad")
+    return table
+
+
+INTEGER: dict[str, Op] = {**arithmetic(), **products(), **dots(), **with_carry()}

@@ -1,0 +1,115 @@
+"""Logic, shifts and byte permutes: PTX ISA 9.0, sections 9.7.8 (logic and shift) and 9.7.9 (prmt)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gemmery.emulator.op import NUMPY, Op, Values
+from gemmery.emulator.ops.integer import Meaning
+
+WIDTHS = ("b16", "b32", "b64")
+
+# The bytes, lowest first, that the modes of prmt take for each value of the lower two bits of c.
+PERMUTES = {
+    "f4e": ("0123", "1234", "2345", "3456"),
+    "b4e": ("0765", "1076", "2107", "3210"),
+    "rc8": ("0000", "1111", "2222", "3333"),
+    "ecl": ("0123", "1123", "2223", "3333"),
+    "ecr": ("0000", "0111", "0122", "0123"),
+    "rc16": ("0101", "2323", "0101", "2323"),
+}
+
+
+def cnot(a: Values) -> Values:
+    """One of zero, zero of all else."""
+    return (a == 0).astype(a.dtype)
+
+
+def lop3(a: Values, b: Values, c: Values, table: Values) -> Values:
+    """Any function of three bits; bit 4a + 2b + c of the immediate `table` is its value."""
+    lut = int(table) & 255
+    negated = lut.bit_count() > 4  # then fewer terms say where it is 0
+    lut ^= 255 * negated
+    a, b, c = (~a, a), (~b, b), (~c, c)
+    terms = [a[i >> 2] & b[i >> 1 & 1] & c[i & 1] for i in range(8) if lut >> i & 1]
+    result = terms[0] if terms else a[0] & a[1] & b[0] & c[0]
+    for term in terms[1:]:
+        result = result | term
+    return ~result if negated else result
+
+
+def lop3_with(join: Meaning) -> Meaning:
+    """lop3 and a predicate: whether any bit is set, joined with a given one."""
+
+    def meaning(a: Values, b: Values, c: Values, table: Values, q: Values) -> tuple[Values, Values]:
+        result = lop3(a, b, c, table)
+        return result, join(result != 0, q)
+
+    return meaning
+
+
+def shift(ufunc: np.ufunc, kind: str) -> Meaning:
+    """A shift of a value by 32-bit counts. NumPy's shifts, too, take counts beyond the width for the width."""
+    dtype = np.dtype(NUMPY[kind])
+    if kind in ("b16", "u16", "s16"):
+        return lambda a, count: ufunc(a, count).astype(dtype)
+    if kind == "s32":  # of int32 and uint32 NumPy would make int64; a negative count is beyond the width, too
+        return lambda a, count: ufunc(a, count.view(dtype))
+    return ufunc
+
+
+def funnel(direction: str, mode: str) -> Meaning:
+    """The upper ("l") or lower ("r") 32 bits of b:a after a shift."""
+
+    def meaning(a: Values, b: Values, count: Values) -> Values:
+        both = b.astype(np.uint64) << 32 | a
+        count = np.minimum(count, 32) if mode == "clamp" else count & 31
+        return (both << count >> 32 if direction == "l" else both >> count).astype(np.uint32)
+
+    return meaning
+
+
+def prmt(a: Values, b: Values, selector: Values) -> Values:
+    """Four of eight bytes; the fourth bit of a selector asks for eight copies of the byte's sign instead."""
+    both = b.astype(np.uint64) << 32 | a
+    result = np.uint32(0)
+    for place in (0, 4, 8, 12):
+        byte = (both >> ((selector >> place & 7) << 3) & 255).astype(np.uint32)
+        sign = (byte >> 7) * 255
+        replicate = (selector >> (place + 3) & 1) * 255
+        result = result | ((byte & ~replicate) | (sign & replicate)) << (2 * place)
+    return result
+
+
+def prmt_mode(mode: str) -> Meaning:
+    """prmt by one of the four selectors that the mode has."""
+    selectors = np.array([int(places[::-1], 16) for places in PERMUTES[mode]], np.uint32)
+    return lambda a, b, c: prmt(a, b, selectors[c & 3])
+
+
+LOGIC: dict[str, Op] = {
+    **{
+        f"{name}.{t}": Op((t,), (t, t), meaning, kind="logic")
+        for name, meaning in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))
+        for t in ("pred", *WIDTHS)
+    },
+    **{f"not.{t}": Op((t,), (t,), np.invert, kind="logic") for t in ("pred", *WIDTHS)},
+    **{f"cnot.{t}": Op((t,), (t,), cnot, kind="logic") for t in WIDTHS},
+    "lop3.b32": Op(("b32",), ("b32", "b32", "b32", "u32"), lop3, kind="logic"),
+    **{
+        f"lop3.{name}.b32": Op(("b32", "pred"), ("b32", "b32", "b32", "u32", "pred"), lop3_with(join), kind="logic")
+        for name, join in (("and", np.logical_and), ("or", np.logical_or))
+    },
+    **{f"shl.{t}": Op((t,), (t, "u32"), shift(np.left_shift, t), kind="shift") for t in WIDTHS},
+    **{
+        f"shr.{t}": Op((t,), (t, "u32"), shift(np.right_shift, t), kind="shift")
+        for t in (*WIDTHS, "u16", "u32", "u64", "s16", "s32", "s64")
+    },
+    **{
+        f"shf.{direction}.{mode}.b32": Op(("b32",), ("b32", "b32", "u32"), funnel(direction, mode), kind="shift")
+        for direction in "lr"
+        for mode in ("clamp", "wrap")
+    },
+    "prmt.b32": Op(("b32",), ("b32", "b32", "b32"), prmt, kind="prmt"),
+    **{f"prmt.b32.{mode}": Op(("b32",), ("b32", "b32", "b32"), prmt_mode(mode), kind="prmt") for mode in PERMUTES},
+}

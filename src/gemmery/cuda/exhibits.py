@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from gemmery import banks
+from gemmery.banks import BANK, BANKS, LANES
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import Geometry
 from gemmery.errors import RefusedError
 
 Config = Mapping[str, int]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-BANKS, BANK = 32, 4  # of shared memory; bytes of one
-SECTOR = 32  # bytes
-LANES = 32
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True
     >>> wavefronts([8 * lane for lane in range(32)], 4)  # every second bank, each asked for two words
     2
     """
-    return sum(_wavefronts(group, width) for group in _groups(addresses, width, is_load))
+    return banks.served(*_warp(addresses), width, "ld" if is_load else "st").wavefronts
 
 
 def sectors(addresses: Sequence[int | None], width: int) -> int:
@@ -77,7 +75,7 @@ def sectors(addresses: Sequence[int | None], width: int) -> int:
     >>> sectors([4 * lane for lane in range(32)], 4)
     4
     """
-    return len({address // SECTOR for address in addresses if address is not None})
+    return banks.moved(*_warp(addresses), width).sectors
 
 
 def divergent(lanes: Sequence[bool]) -> int:
@@ -90,27 +88,10 @@ def divergent(lanes: Sequence[bool]) -> int:
     return sum(any(warp) and not all(warp) for warp in warps)
 
 
-def _groups(addresses: Sequence[int | None], width: int, is_load: bool) -> list[Sequence[int | None]]:
-    """The lanes that are served together: 128 bytes' worth, twice as many where all pairs of lanes agree."""
-    size = min(LANES, BANKS * BANK // width)
-    if is_load and size < LANES and any(_all_agree(addresses, apart) for apart in (1, 2)):
-        size *= 2
-    return [addresses[first : first + size] for first in range(0, LANES, size)]
-
-
-def _all_agree(addresses: Sequence[int | None], apart: int) -> bool:
-    """True when every lane n reads what lane n ^ apart reads, or one of the two is idle."""
-    partners = [(address, addresses[lane ^ apart]) for lane, address in enumerate(addresses)]
-    return all(x == y or x is None or y is None for x, y in partners)
-
-
-def _wavefronts(group: Sequence[int | None], width: int) -> int:
-    words: dict[int, set[int]] = {}
-    for address in group:
-        if address is not None:
-            for word in range(address // BANK, (address + width - 1) // BANK + 1):
-                words.setdefault(word % BANKS, set()).add(word)
-    return max((len(found) for found in words.values()), default=0)
+def _warp(addresses: Sequence[int | None]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """One warp's addresses and active lanes, as the rules take them."""
+    lanes = [(address or 0, address is not None) for address in addresses]
+    return np.array([[address for address, _ in lanes]]), np.array([[active for _, active in lanes]])
 
 
 # ---- one warp and two ways ----

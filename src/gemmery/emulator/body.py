@@ -1,0 +1,187 @@
+"""The statements of one function, in order, with their names resolved and their source lines.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, chapter 4 and sections 9.7.12 (control flow) and 11.5 (debugging).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemmery.emulator.ptx import Instruction, Label, Line, Operand, Register, Vector
+from gemmery.emulator.scopes import Scope
+from gemmery.emulator.variables import variable
+from gemmery.errors import EmulationError
+
+_STATEMENT = re.compile(
+    r"""\s*(?:
+        (?P<location> \.loc \s+ (\d+) \s+ (\d+) \s+ (\d+) (?:[^\n]*inlined_at \s+ (\d+) \s+ (\d+) \s+ (\d+))? [^\n]*)
+      | (?P<label> [\w$%]+ \s* : (?!:))
+      | (?P<instruction> (?:@\s*(?P<negated>!?)\s*(?P<guard>[\w$%]+)\s+)? (?P<opcode>[a-z][\w.:]*)
+        (?P<operands>[^;{}]*(?:\{[^;{}]*\}[^;{}]*)*) ;)
+      | (?P<brace> [{}])
+      | (?P<directive> \.[^;]* ;)
+    )""",
+    re.VERBOSE,
+)
+_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^.].*)", re.DOTALL)
+_RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?")
+
+
+class Body:
+    """What stands between the braces of one function, which begins at `at` of `text`."""
+
+    def __init__(self, text: str, at: int, scope: Scope, files: Mapping[str, str]) -> None:
+        self.text, self.at, self.scope, self.files = text, at, scope, files
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self._branches: list[tuple[int, Scope]] = []  # labels may stand behind the branches
+        self._table = ""  # the last label: the name of a table of labels that follows it
+        self._outermost: dict[tuple[str, ...], Line] = {}
+        self._lines: dict[tuple[str, str], Line] = {}
+        self._line: Line | None = None
+        self._inner: Line | None = None
+        self._counted, self._number = at, text.count("\n", 0, at) + 1
+
+    def read(self) -> int:
+        """To the closing brace; returns where it ends."""
+        match, text = _STATEMENT.match, self.text
+        depth = 1
+        try:
+            while depth:
+                found = match(text, self.at)
+                if not found:
+                    raise EmulationError("each statement ends with a semicolon, and each brace is closed")
+                kind = found.lastgroup
+                if kind == "instruction":
+                    self._instruction(found)
+                elif kind == "location":
+                    self._location(found)
+                elif kind == "label":
+                    self._labelled(found["label"][:-1].strip())
+                elif kind == "directive":
+                    self._directive(found["directive"][:-1].strip())
+                else:
+                    depth += self._brace(found["brace"])
+                self.at = found.end()
+            self._resolve()
+        except EmulationError as error:
+            raise EmulationError(f"{place(text, self.at)}: {error}") from None
+        return self.at
+
+    def _instruction(self, found: re.Match[str]) -> None:
+        statement, negated, guard, opcode, operands = found.group(
+            "instruction", "negated", "guard", "opcode", "operands"
+        )
+        start = found.start("instruction")
+        self._number += self.text.count("\n", self._counted, start)
+        self._counted = start
+        self.at = start
+        register = None
+        if guard:
+            register = self.scope.operand(guard)
+            if not isinstance(register, Register):
+                raise EmulationError(f"{guard} guards an instruction: only a predicate register can")
+        read: tuple[Operand, ...]
+        if opcode in ("bra", "bra.uni"):
+            self._branches.append((len(self.instructions), self.scope))
+            read = (Label("".join(operands.split())),)
+        elif opcode in ("brx.idx", "brx.idx.uni"):
+            self._branches.append((len(self.instructions), self.scope))
+            index, _, table = operands.partition(",")
+            read = (self.scope.operand(index.strip()), Label(table.strip()))
+        else:
+            read = self.scope.operands(operands)
+        line = self._line or Line("ptx", self._number)
+        self.instructions.append(
+            Instruction(
+                opcode,
+                read,
+                line,
+                self._inner or line,
+                " ".join(statement[:-1].split()),
+                self._number,
+                register,
+                bool(negated),
+            )
+        )
+
+    def _location(self, found: re.Match[str]) -> None:
+        """`.loc 2 19 5, function_name f, inlined_at 1 14 7`: the place it was inlined at may have been inlined, too."""
+        place, around = found.group(2, 3, 4), found.group(5, 6, 7)
+        self._inner = self._at(place)
+        self._line = self._inner if around[0] is None else self._outermost.get(around) or self._at(around)
+        self._outermost[place] = self._line
+
+    def _at(self, place: tuple[str, ...]) -> Line:
+        key = place[:2]
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(self.files.get(key[0], f"file {key[0]}"), int(key[1]))
+        return line
+
+    def _labelled(self, name: str) -> None:
+        if name in self.scope.labels:
+            raise EmulationError(f"label {name} stands twice: each place has a name of its own")
+        unique, number = name, 2
+        while unique in self.labels:
+            unique = f"{name}.{number}"
+            number += 1
+        self.scope.labels[name] = unique
+        self.labels[unique] = len(self.instructions)
+        self._table = name
+
+    def _directive(self, text: str) -> None:
+        word = text[1:].split(None, 1)[0]
+        if word == "reg":
+            self._registers(text)
+        elif word == "branchtargets":
+            del self.labels[self.scope.labels.pop(self._table)]
+            self.scope.tables[self._table] = [name.strip() for name in text[len(".branchtargets") :].split(",")]
+        elif word != "pragma":
+            self.scope.add(variable(text)[0])
+
+    def _registers(self, text: str) -> None:
+        found = _REGISTERS.fullmatch(text)
+        if not found:
+            raise EmulationError(
+                "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modelled)"
+            )
+        for item in found[2].split(","):
+            one = _RANGE.fullmatch(item.strip())
+            if not one:
+                raise EmulationError(f"{item.strip()!r} is no name of a register")
+            if one[2]:
+                self.scope.ranges[one[1]] = (int(one[2]), found[1])
+            else:
+                self.scope.declare(one[1], found[1])
+
+    def _brace(self, brace: str) -> int:
+        if brace == "{":
+            self.scope = self.scope.inside()
+            return 1
+        if self.scope.outer is not None:
+            self.scope = self.scope.outer
+        return -1
+
+    def _resolve(self) -> None:
+        """Labels as the kernel calls them."""
+        for index, scope in self._branches:
+            instruction = self.instructions[index]
+            *first, label = instruction.operands
+            assert isinstance(label, Label)
+            target: Operand
+            if instruction.opcode.startswith("brx"):
+                target = Vector(tuple(Label(scope.label(name)) for name in scope.table(label.name)))
+            else:
+                target = Label(scope.label(label.name))
+            self.instructions[index] = replace(instruction, operands=(*first, target))
+
+
+def place(text: str, at: int) -> str:
+    """The line at a position, for a message: "PTX line 12: mov.u32 %r1, %r2;"."""
+    rest = text[at:]
+    at += len(rest) - len(rest.lstrip())
+    shown = " ".join(text[at : at + 200].split("\n")[0].split())
+    return f"PTX line {text.count(chr(10), 0, at) + 1}: {shown or 'the end of the text'}"

@@ -1,0 +1,154 @@
+"""What PTX text is made of: instructions with their operands, kernels, variables. `parse` reads it.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, chapters 4 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the source that `.loc` names; without line info the line of the PTX text, in file "ptx"."""
+
+    file: str  # "simt_naive.cu": as the compiler was told, without folders
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Register:
+    """A register, predicates among them: %r1, %p3. The sink `_` is a register of that name and no type."""
+
+    name: str
+    type: str  # as declared: "pred", "b32", "f64"
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A constant: an int for 42 and 0x2A, its bits for 0f3F800000 ("f32") and 0d... ("f64")."""
+
+    bits: int
+    type: str = ""  # "f32", "f64", "pred" of WARP_SZ-free constants; "" takes the instruction's type
+
+
+@dataclass(frozen=True)
+class Special:
+    """%tid.x, %laneid, %clock64."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The address of a variable or a parameter, plus bytes."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Not:
+    """!%p1 as an operand."""
+
+    register: Register
+
+
+@dataclass(frozen=True)
+class Vector:
+    """{%f1, %f2}, and %r1|%p1 where an instruction gives two results."""
+
+    elements: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """[%rd1+4], [variable], [tensor_map, {%r1, %r2}]."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+    coordinates: tuple[Operand, ...] = ()  # of a tensor
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a branch goes, as it is called in Kernel.labels."""
+
+    name: str
+
+
+Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Label
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One statement of a kernel."""
+
+    opcode: str  # with all that follows: "ld.global.v4.f32"
+    operands: tuple[Operand, ...]
+    line: Line  # outermost: of the kernel's file where the code was inlined into it
+    inner: Line  # innermost: where the code itself stands
+    text: str  # as written, blanks squeezed, its guard included
+    ptx_line: int  # in the PTX text, from 1
+    guard: Register | None = None
+    negated: bool = False  # @!%p1
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A name for memory: `offset` in its space, which starts at 0 for each kernel (shared, local) or module."""
+
+    name: str
+    space: str  # "shared", "local", "global", "const"
+    offset: int
+    size: int  # bytes; 0 for `extern .shared x[]`
+    align: int
+    data: bytes = b""  # initial values of global and const variables; b"" is zeros
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    type: str  # "u64"; "b8" for a struct
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry point, device functions inlined."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    registers: Mapping[str, str]  # name -> type
+    variables: Mapping[str, Variable]  # shared and local ones of the kernel, and all of the module
+    shared: int  # bytes of static shared memory; `extern .shared` variables lie at this offset, aligned
+    local: int  # bytes of local memory a thread
+    instructions: tuple[Instruction, ...]
+    labels: Mapping[str, int]  # name -> index of an instruction, or len(instructions)
+    limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # "maxntid", "reqntid", "reqnctapercluster"
+
+
+@dataclass(frozen=True)
+class Module:
+    version: str  # "9.0"
+    target: str  # "sm_90a"
+    kernels: Mapping[str, Kernel]
+
+
+def parse(text: str) -> Module:
+    """All kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
+
+    >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
+    >>> module.kernels["f"].instructions[0].text
+    'mov.b32 %r1, 42'
+
+    Raises EmulationError for what is not understood, with its line.
+    """
+    from gemmery.emulator.parse import module
+
+    return module(text)

@@ -1,0 +1,76 @@
+"""Declarations of memory: variables of all spaces, parameters, and where they lie.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, sections 5.1, 5.2 and 5.4.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+
+from gemmery.emulator.ptx import Variable
+from gemmery.emulator.scopes import integer, number
+from gemmery.errors import EmulationError
+
+SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)} | {"f16x2": 4, "bf16x2": 4}
+_VARIABLE = re.compile(
+    r"""(?:\.(?:extern|visible|weak|common)\s+)* \.(?P<space>shared|local|global|const|param)(?:::\w+)? \s*
+        (?P<words>(?:\.attribute\s*\([^)]*\)\s*|\.align\s+\d+\s*|\.\w+\s*)+)
+        (?P<name>[\w$%]+) \s* (?P<lengths>(?:\[[^\]]*\]\s*)*) (?:=\s*(?P<values>.*))?""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def variable(text: str) -> tuple[Variable, str]:
+    """`.shared .align 16 .b8 tile[4096]` as a variable at offset 0, and its type.
+
+    Raises EmulationError for what is no declaration.
+    """
+    found = _VARIABLE.fullmatch(text.strip())
+    words = re.findall(r"\.(\w+)(?:\s+(\d+))?", found["words"]) if found else []
+    type_ = next((word for word, _ in reversed(words) if word in SIZES), "")
+    if not found or not type_:
+        raise EmulationError("a variable is declared as .shared .align 16 .b8 name[4096]")
+    length = next((int(word[1:]) for word, _ in words if word in ("v2", "v4", "v8")), 1)
+    align = max(SIZES[type_] * length, 1)
+    align = next((int(value) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
+    data = _constants(found["values"], type_) if found["values"] else b""
+    for given in re.findall(r"\[([^\]]*)\]", found["lengths"]):
+        count = integer(given.strip()) if given.strip() else len(data) // SIZES[type_]
+        if count is None:
+            raise EmulationError(f"[{given}]: a length is a number")
+        length *= count
+    size = SIZES[type_] * length
+    if len(data) > size:
+        raise EmulationError(f"{len(data)} bytes of initial values for {size} bytes")
+    return Variable(found["name"], found["space"], 0, size, align, data.ljust(size, b"\0") if data else b""), type_
+
+
+def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Variable], int]:
+    """One behind the other, aligned; those of no size (`extern .shared x[]`) all at the end. And the bytes in all."""
+    placed = {}
+    for made in variables:
+        if made.size:
+            offset = -(-start // made.align) * made.align
+            placed[made.name] = replace(made, offset=offset)
+            start = offset + made.size
+    for made in variables:
+        if not made.size:
+            placed[made.name] = replace(made, offset=-(-start // made.align) * made.align)
+    return placed, start
+
+
+def _constants(text: str, type_: str) -> bytes:
+    """{1, 0x2A, {3, 4}} or 0f3F800000 as bytes of a type."""
+    packed = []
+    size = SIZES[type_]
+    for item in text.replace("{", " ").replace("}", " ").replace(",", " ").split():
+        whole, real = integer(item), number(item)
+        if type_ in ("f32", "f64") and (real is not None or whole is not None):
+            packed.append(struct.pack("<f" if size == 4 else "<d", whole if real is None else real))
+        elif whole is not None:
+            packed.append((whole % (1 << 8 * size)).to_bytes(size, "little"))
+        else:
+            raise EmulationError(f"initial value {item}: numbers are modelled, addresses are not")
+    return b"".join(packed)

@@ -27,16 +27,15 @@ def fma(x: Values, y: Values, z: Values) -> Values:
     """
     if np.result_type(x, y, z) == np.float64:
         return _fma64(x, y, z)[0]
-    total = np.multiply(x, y, dtype=np.float64)
-    p = total
-    total = p + z
+    product = np.multiply(x, y, dtype=np.float64)
+    total = product + z
     rounded = total.astype(np.float32)
     # Only a sum that was rounded onto the middle between two float32 can be rounded the wrong way by the second
     # rounding: such a middle has 28 zeros at its end.
     doubtful = ((_bits(total) & np.uint64(0x0FFFFFFF)) == 0) & (rounded != total)
     if not doubtful.any():
         return rounded
-    return np.where(doubtful, odd_sum(p, np.asarray(z, np.float64)).astype(np.float32), rounded)[()]
+    return where(doubtful, odd_sum(product, np.float64(1) * z).astype(np.float32), rounded)
 
 
 def two_sum(a: Values, b: Values) -> tuple[Values, Values]:
@@ -65,7 +64,7 @@ def odd_sum(a: Values, b: Values) -> Values:
 
 def odd_float32(x: Values) -> Values:
     """float64 to float32, rounded to odd; never infinite unless x is."""
-    nearest = np.asarray(x).astype(np.float32)
+    nearest = x.astype(np.float32)
     return _odd(nearest, x - nearest)
 
 
@@ -73,13 +72,15 @@ def _odd(nearest: Values, residual: Values) -> Values:
     """The exact value nearest + residual, rounded to odd."""
     bits = _bits(nearest)
     even = (bits & bits.dtype.type(1)) == 0
-    up = even & (residual > 0)
-    down = even & (residual < 0)
-    return np.where(
-        up | down,
-        np.nextafter(nearest, np.where(up, np.inf, -np.inf).astype(bits.dtype.str.replace("u", "f"))),
-        nearest,
-    )[()]
+    up, down = even & (residual > 0), even & (residual < 0)
+    end = np.where(up, np.inf, -np.inf).astype(np.asarray(nearest).dtype)
+    return where(up | down, np.nextafter(nearest, end), nearest)
+
+
+def where(condition: Values, yes: Values, no: Values) -> Values:
+    """`numpy.where` that gives a scalar of scalars."""
+    chosen: Any = np.where(condition, yes, no)
+    return chosen[()]
 
 
 def _bits(x: Values) -> Any:
@@ -105,7 +106,7 @@ def _fma64(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
     product = np.where(np.isfinite(x) & np.isfinite(y) & np.isinf(z), 0.0, x * y)
     nearest = np.where(plain, product + z, nearest)
     residual = np.where(plain, 0.0, residual)
-    for place in zip(*np.nonzero(~(safe | plain)), strict=True):
+    for place in map(tuple, np.argwhere(~(safe | plain))):
         nearest[place], residual[place] = _fraction_fma(float(x[place]), float(y[place]), float(z[place]))
     return nearest[()], residual[()]
 
@@ -122,19 +123,19 @@ def _fraction_fma(x: float, y: float, z: float) -> tuple[float, float]:
 
 def _fma32(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
     """As _fma64, of float32."""
-    exact = odd_sum(np.multiply(x, y, dtype=np.float64), np.asarray(z, np.float64))
-    nearest = np.asarray(exact).astype(np.float32)[()]
+    exact = odd_sum(np.multiply(x, y, dtype=np.float64), np.float64(1) * z)
+    nearest = exact.astype(np.float32)
     return nearest, exact - nearest
 
 
-def _step(nearest: Values, residual: Values, mode: str) -> Values:
+def step(nearest: Values, residual: Values, mode: str) -> Values:
     """The value nearest + residual rounded toward zero ("rz"), down ("rm") or up ("rp")."""
     kind = np.asarray(nearest).dtype.type
     if mode == "rz":
         beyond = np.where(nearest > 0, residual < 0, (residual > 0) & (nearest < 0))
-        return np.where(beyond, np.nextafter(nearest, kind(0)), nearest)[()]
+        return where(beyond, np.nextafter(nearest, kind(0)), nearest)
     beyond, end = (residual < 0, kind(-np.inf)) if mode == "rm" else (residual > 0, kind(np.inf))
-    return np.where(beyond, np.nextafter(nearest, end), nearest)[()]
+    return where(beyond, np.nextafter(nearest, end), nearest)
 
 
 def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
@@ -143,12 +144,12 @@ def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
     def fused(x: Values, y: Values, z: Values) -> Values:
         core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
         nearest, residual = core(x, y, z)
-        result = _step(nearest, residual, mode)
+        result = step(nearest, residual, mode)
         if mode != "rm":
             return result
         # Down, a sum of opposite signs that is exactly zero is -0.
         opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
-        return np.where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)[()]
+        return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
 
     return fused
 
@@ -188,7 +189,7 @@ def directed_div(mode: str) -> Callable[[Values, Values], Values]:
 
     def divide(x: Values, y: Values) -> Values:
         nearest = x / y
-        return _step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
+        return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
 
     return divide
 
@@ -198,6 +199,6 @@ def directed_sqrt(mode: str) -> Callable[[Values], Values]:
 
     def root(x: Values) -> Values:
         nearest = np.sqrt(x)
-        return _step(nearest, _remainder(nearest, nearest, x), mode)
+        return step(nearest, _remainder(nearest, nearest, x), mode)
 
     return root

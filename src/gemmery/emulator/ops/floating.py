@@ -7,20 +7,25 @@ values here, which lie within the errors that the ISA states. NaNs carry no payl
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from gemmery.emulator import exact
+from gemmery.emulator.exact import where
 from gemmery.emulator.op import Op, Values
 
 Meaning = Callable[..., Any]
 
+FTZ = ("", ".ftz")
+SAT = ("", ".ftz", ".sat", ".ftz.sat")
+DIRECTED = ("rz", "rm", "rp")
+
 
 def flushed(x: Values) -> Values:
     """Subnormal float32 as zeros of their sign."""
-    small = np.abs(x) < np.float32(2.0**-126)
-    return np.where(small, np.copysign(np.float32(0), x), x)[()]
+    return where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
 
 
 def saturated(x: Values) -> Values:
@@ -33,46 +38,225 @@ def saturated(x: Values) -> Values:
 def modified(meaning: Meaning, modifiers: str) -> Meaning:
     """A meaning with ".ftz" (subnormal inputs and results are zeros) and ".sat" applied."""
     ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
-    if not modifiers:
+    if not ftz and not sat:
         return meaning
 
     def changed(*operands: Values) -> Values:
-        result = meaning(*map(flushed, operands)) if ftz else meaning(*operands)
-        result = flushed(result) if ftz else result
+        result = flushed(meaning(*map(flushed, operands))) if ftz else meaning(*operands)
         return saturated(result) if sat else result
 
     return changed
 
 
-NEAREST: dict[str, tuple[Meaning, str, int]] = {  # meaning, kind, operands
-    "add": (np.add, "fadd", 2),
-    "sub": (np.subtract, "fadd", 2),
-    "mul": (np.multiply, "fmul", 2),
-    "fma": (exact.fma, "fma", 3),
+def _modifiers(type_: str, of_f32: tuple[str, ...]) -> tuple[str, ...]:
+    return of_f32 if type_ == "f32" else ("",)
+
+
+# add, sub, mul, fma, mad
+
+NEAREST: dict[str, tuple[Meaning, Callable[[str], Meaning], str, int]] = {  # in other roundings, kind, operands
+    "add": (np.add, exact.directed_add, "fadd", 2),
+    "sub": (np.subtract, exact.directed_sub, "fadd", 2),
+    "mul": (np.multiply, exact.directed_mul, "fmul", 2),
+    "fma": (exact.fma, exact.directed_fma, "fma", 3),
 }
-DIRECTED = {
-    "add": exact.directed_add,
-    "sub": exact.directed_sub,
-    "mul": exact.directed_mul,
-    "fma": exact.directed_fma,
-}
+
+
+def _halves(x: Values) -> tuple[Values, Values]:
+    """The two float32 in 64 bits, the low one first."""
+    low, high = (np.asarray(half).astype(np.uint32) for half in (x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)))
+    return low.view(np.float32)[()], high.view(np.float32)[()]
+
+
+def _pairwise(meaning: Meaning) -> Meaning:
+    """A meaning of float32 applied to both halves of 64 bits."""
+
+    def both(*operands: Values) -> Values:
+        low, high = (
+            np.asarray(meaning(*half)).view(np.uint32).astype(np.uint64)
+            for half in zip(*map(_halves, operands), strict=True)
+        )
+        return (low | high << np.uint64(32))[()]
+
+    return both
 
 
 def _arithmetic() -> dict[str, Op]:
-    """add, sub, mul, fma and mad in all roundings; without one, add, sub and mul round to nearest."""
+    """In all roundings; without one, add, sub and mul round to nearest. An f32x2 is 64 bits (sm_100)."""
     table = {}
-    for name, (nearest, kind, count) in NEAREST.items():
-        for rounding in ("", ".rn", ".rz", ".rm", ".rp"):
-            if name == "fma" and not rounding:
-                continue
-            base = nearest if rounding in ("", ".rn") else DIRECTED[name](rounding[1:])
+    for name, (nearest, directed, kind, count) in NEAREST.items():
+        flops = 2 if name == "fma" else 1
+        for mode in ("", "rn", *DIRECTED) if name != "fma" else ("rn", *DIRECTED):
+            base = directed(mode) if mode in DIRECTED else nearest
+            opcode = f"{name}.{mode}" if mode else name
             for type_ in ("f32", "f64"):
-                for modifiers in ("", ".ftz", ".sat", ".ftz.sat") if type_ == "f32" else ("",):
-                    meaning = modified(base, modifiers)
-                    op = Op((type_,), (type_,) * count, meaning, kind=kind, flops=2 if name == "fma" else 1)
-                    for spelled in (name, "mad") if name == "fma" else (name,):
-                        table[f"{spelled}{rounding}{modifiers}.{type_}"] = op
+                for modifiers in _modifiers(type_, SAT):
+                    op = Op((type_,), (type_,) * count, modified(base, modifiers), kind=kind, flops=flops)
+                    table[f"{opcode}{modifiers}.{type_}"] = op
+                    if name == "fma":
+                        table[f"mad.{mode}{modifiers}.{type_}"] = op
+            for ftz in FTZ:
+                both = _pairwise(modified(base, ftz))
+                table[f"{opcode}{ftz}.f32x2"] = Op(("b64",), ("b64",) * count, both, kind=kind, flops=2 * flops)
     return table
 
 
-FLOATING: dict[str, Op] = _arithmetic()
+# div, rcp, sqrt, rsqrt, and what the hardware approximates
+
+
+def _through_float64(function: Meaning) -> Meaning:
+    """A function of float32 computed in float64."""
+    return lambda *operands: function(*(np.float64(1) * x for x in operands)).astype(np.float32)
+
+
+def _divided_approximately(x: Values, y: Values) -> Values:
+    """As x times 1 / y, where 1 / y is 0 for |y| > 2**126."""
+    return where((np.abs(y) > 2.0**126) & np.isfinite(y), x * np.copysign(np.float32(0), y), x / y)
+
+
+def _upper_half(function: Meaning) -> Meaning:
+    """A function of float64 whose operand and result have 32 bits of zeros at the end, without subnormals."""
+    bits, least = np.uint64(0xFFFFFFFF00000000), 2.0**-1022
+
+    def cut(x: Values) -> Values:
+        short = (np.asarray(x, np.float64).view(np.uint64) & bits).view(np.float64)
+        return where(np.isnan(x), x, where(np.abs(short) < least, np.copysign(0.0, x), short))
+
+    return lambda x: cut(function(cut(x)))
+
+
+def _rounded_functions() -> dict[str, Op]:
+    """div, rcp and sqrt, rounded as asked."""
+    table = {}
+    for mode, type_ in product(("rn", *DIRECTED), ("f32", "f64")):
+        divide = np.divide if mode == "rn" else exact.directed_div(mode)
+        meanings: dict[str, Meaning] = {
+            "div": divide,
+            "rcp": _reciprocal(divide),
+            "sqrt": np.sqrt if mode == "rn" else exact.directed_sqrt(mode),
+        }
+        for name, meaning in meanings.items():
+            for ftz in _modifiers(type_, FTZ):
+                operands = (type_,) * (2 if name == "div" else 1)
+                table[f"{name}.{mode}{ftz}.{type_}"] = Op((type_,), operands, modified(meaning, ftz), kind=name)
+    return table
+
+
+def _reciprocal(divide: Meaning) -> Meaning:
+    return lambda x: divide(np.asarray(x).dtype.type(1), x)
+
+
+def _inverse_root(x: Values) -> Values:
+    return 1 / np.sqrt(x)
+
+
+APPROXIMATE: dict[str, Meaning] = {
+    "rcp": _through_float64(np.reciprocal),
+    "sqrt": np.sqrt,
+    "rsqrt": _through_float64(_inverse_root),
+    "sin": _through_float64(np.sin),
+    "cos": _through_float64(np.cos),
+    "lg2": _through_float64(np.log2),
+    "ex2": _through_float64(np.exp2),
+}
+
+
+def _approximations() -> dict[str, Op]:
+    table = {
+        f"{name}.approx{ftz}.f32": Op(("f32",), ("f32",), modified(meaning, ftz), kind="mufu")
+        for name, meaning in APPROXIMATE.items()
+        for ftz in FTZ
+    }
+    table["tanh.approx.f32"] = Op(("f32",), ("f32",), _through_float64(np.tanh), kind="mufu")
+    table["rsqrt.approx.f64"] = Op(("f64",), ("f64",), _inverse_root, kind="mufu")
+    for name in ("rcp", "rsqrt"):
+        coarse = _upper_half(np.reciprocal if name == "rcp" else _inverse_root)
+        table[f"{name}.approx.ftz.f64"] = Op(("f64",), ("f64",), coarse, kind="mufu")
+    for ftz in FTZ:
+        approx, full = modified(_divided_approximately, ftz), modified(np.divide, ftz)
+        table[f"div.approx{ftz}.f32"] = Op(("f32",), ("f32", "f32"), approx, kind="div")
+        table[f"div.full{ftz}.f32"] = Op(("f32",), ("f32", "f32"), full, kind="div")
+    return table
+
+
+# min, max, and what looks at the bits
+
+
+def _smaller(choose: Meaning) -> Meaning:
+    """min and max (numpy.fmin, .minimum, ...) for which -0 is less than +0."""
+    low = choose(1, 2) == 1
+
+    def chosen(x: Values, y: Values) -> Values:
+        picked = choose(x, y)
+        zeros = (picked == 0) & (x == y)
+        negative = (np.signbit(x) | np.signbit(y)) if low else (np.signbit(x) & np.signbit(y))
+        kind = np.asarray(picked).dtype.type
+        return where(zeros, np.copysign(kind(0), where(negative, kind(-1), kind(1))), picked)
+
+    return chosen
+
+
+def _by_size(choose: Meaning) -> Meaning:
+    """.xorsign.abs: of the absolute values, with the product's sign."""
+
+    def chosen(x: Values, y: Values) -> Values:
+        size = choose(np.abs(x), np.abs(y))
+        return where(np.signbit(x) ^ np.signbit(y), -size, size)
+
+    return chosen
+
+
+EXTREMES: dict[str, Meaning] = {
+    "min": _smaller(np.fmin),
+    "max": _smaller(np.fmax),
+    "min.NaN": _smaller(np.minimum),
+    "max.NaN": _smaller(np.maximum),
+    "min.xorsign.abs": _by_size(np.fmin),
+    "max.xorsign.abs": _by_size(np.fmax),
+    "min.NaN.xorsign.abs": _by_size(np.minimum),
+    "max.NaN.xorsign.abs": _by_size(np.maximum),
+}
+
+
+def extremes(
+    type_: str, ftz: tuple[str, ...], op: Callable[[Meaning, str], Op], names: tuple[str, ...]
+) -> dict[str, Op]:
+    """min and max of a type: with .ftz right behind the name and the other modifiers after it."""
+    table = {}
+    for name, flush in product(names, ftz):
+        base, _, rest = name.partition(".")
+        table[f"{base}{flush}{'.' * bool(rest)}{rest}.{type_}"] = op(EXTREMES[name], flush)
+    return table
+
+
+def _normal(x: Values) -> Values:
+    return np.isfinite(x) & (np.abs(x) >= np.finfo(np.asarray(x).dtype).tiny)
+
+
+TESTS: dict[str, Meaning] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda x: ~np.isnan(x),
+    "notanumber": np.isnan,
+    "normal": _normal,
+    "subnormal": lambda x: (np.abs(x) < np.finfo(np.asarray(x).dtype).tiny) & (x != 0),
+}
+
+
+def _bitwise() -> dict[str, Op]:
+    """abs, neg, copysign, testp, min, max."""
+    table = {}
+    signs: dict[str, Meaning] = {"abs": np.abs, "neg": np.negative}
+    for type_ in ("f32", "f64"):
+        for name, meaning in signs.items():
+            for ftz in _modifiers(type_, FTZ):
+                table[f"{name}{ftz}.{type_}"] = Op((type_,), (type_,), modified(meaning, ftz))
+        # copysign takes the sign first.
+        table[f"copysign.{type_}"] = Op((type_,), (type_, type_), lambda sign, x: np.copysign(x, sign))
+        table |= {f"testp.{name}.{type_}": Op(("pred",), (type_,), meaning) for name, meaning in TESTS.items()}
+    table |= extremes("f32", FTZ, lambda m, ftz: Op(("f32",), ("f32", "f32"), modified(m, ftz)), tuple(EXTREMES))
+    table |= extremes("f64", ("",), lambda m, _: Op(("f64",), ("f64", "f64"), m), ("min", "max"))
+    return table
+
+
+FLOATING: dict[str, Op] = _arithmetic() | _rounded_functions() | _approximations() | _bitwise()

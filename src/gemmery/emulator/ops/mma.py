@@ -1,0 +1,166 @@
+"""Matrix instructions: mma.sync and wmma.mma.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp-level Matrix Instructions". Elements and products are exact, sums are
+of f32 (f64 for f64) in NumPy's order, C added last and rounded once more: the order, and the truncation, of a tensor
+core's sums are not modelled, so a result agrees within a bound of k roundings. Sums of integers are exact.
+Of machine instructions `issues` says what ptxas makes of them for sm_90.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.fragments import WMMA_16, Side, gathered, per_chunk, sums_transposed, wmma_side
+from gemmery.emulator.op import Op
+
+Array = NDArray[Any]
+
+_HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % quicker than a conversion, and it keeps NaNs
+_E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
+
+
+def _e4m3() -> Array:
+    """All 256 values of e4m3: bias 7, no infinity, one NaN of each sign."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) * 2.0 ** (exponent - 10))
+    return np.where(bits & 127 == 127, np.nan, np.where(bits >= 128, -size, size)).astype("f4")
+
+
+_E4M3 = _e4m3()
+
+# The elements of registers (warps, rows, words), exactly, in the type they are summed in.
+DECODED: dict[str, Callable[[Array], Array]] = {
+    "f64": lambda words: words,
+    "tf32": lambda words: (words & np.uint32(0xFFFFE000)).view("f4"),  # the lower 13 bits are not read
+    "f16": lambda words: _HALF.take(words.view("u2")),
+    "bf16": lambda words: (words.view("u2").astype("u4") << np.uint32(16)).view("f4"),
+    "e4m3": lambda words: _E4M3.take(words.view("u1")),
+    "e5m2": lambda words: _E5M2.take(words.view("u1")),
+    "s8": lambda words: words.view("i1").astype("f4"),
+    "u8": lambda words: words.view("u1").astype("f4"),  # 32 products of 255 * 255 are below 2**24: exact in f32
+}
+
+
+def _halves(register: Array) -> Array:
+    """Two f16 of each lane as f32: (warps, 32, 2)."""
+    return _HALF.take(np.ascontiguousarray(register).view("u2")).reshape(*register.shape, 2)
+
+
+# Sums (warps, patterns, 32, 2) plus C in registers of a type, in the registers of D: a lane of a pattern holds two
+# neighbours of a row.
+def _to_pairs(c: Sequence[Array], kind: str) -> list[tuple[Array, Array]]:
+    if kind == "f16":
+        return [(pair[..., 0], pair[..., 1]) for pair in map(_halves, c)]
+    return list(zip(c[::2], c[1::2], strict=True))
+
+
+def _f16(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
+    for pattern, pair in enumerate(c):
+        for side in range(2):
+            sums[:, pattern, :, side] += pair[side]
+    packed = sums.astype("f2").view("u4")
+    return tuple(packed[:, pattern, :, 0] for pattern in range(len(c)))
+
+
+def _float(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
+    return tuple(sums[:, pattern, :, side] + pair[side] for pattern, pair in enumerate(c) for side in range(2))
+
+
+def _s32(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
+    return _float(sums.astype("i4"), c)
+
+
+def _s32_saturated(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
+    limits = np.iinfo("i4")
+    return tuple(np.clip(total, limits.min, limits.max).astype("i4") for total in _float(sums.astype("i8"), c))
+
+
+_ADDED = {"f16": _f16, "f32": _float, "f64": _float, "s32": _s32, "s32.satfinite": _s32_saturated}
+
+
+def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Callable[..., tuple[Array, ...]]:
+    """D = A B + C on registers in the order of PTX; `transposed` where patterns of C and D hold columns."""
+
+    def meaning(_active: Array, *operands: Array) -> tuple[Array, ...]:
+        of_b, of_c = a.registers, a.registers + b.registers
+        rows = DECODED[a.type](gathered(operands[:of_b], a))
+        columns = DECODED[b.type](gathered(operands[of_b:of_c], b))
+        if transposed:
+            rows, columns = columns, rows
+        warps, n, k = columns.shape
+        # A product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a quarter of a loop over k of all warps.
+        sums = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
+        return _ADDED[d_type](sums.reshape(warps, -1, 32, 2), _to_pairs(operands[of_c:], c_type))
+
+    return meaning
+
+
+def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False) -> Op:
+    patterns = a.blocks * b.blocks
+    word = "f64" if a.type == "f64" else "b32"
+    count = {name: patterns if name == "f16" else 2 * patterns for name in (c, d)}
+    types = {"f16": "b32", "s32.satfinite": "s32"}
+    return Op(
+        results=(types.get(d, d),) * count[d],
+        operands=(word,) * (a.registers + b.registers) + (types.get(c, c),) * count[c],
+        meaning=_product(a, b, c, d, transposed),
+        scope="warp",
+        kind="mma",
+        flops=2 * patterns * 64 * a.depth,
+        issues=issues,
+    )
+
+
+def _mma() -> dict[str, Op]:
+    """mma.sync, A by rows and B by columns. ptxas refuses f16 with f32 in C and D, and f64 by 8 x 8 with k above 4."""
+    table = {}
+
+    def add(shape: tuple[int, int, int], kinds: str, a: str, b: str, c: str, issues: int = 1) -> None:
+        m, n, k = shape
+        chunks = k // per_chunk(a)
+        side_a, side_b = Side(a, m // 8, chunks, m // 8), Side(b, n // 8, chunks)
+        table[f"mma.sync.aligned.m{m}n{n}k{k}.row.col.{kinds}"] = _op(side_a, side_b, c.partition(".")[0], c, issues)
+
+    for k, c in product((8, 16), ("f16", "f32")):
+        add((16, 8, k), f"{c}.f16.f16.{c}", "f16", "f16", c)
+    for k in (8, 16):
+        add((16, 8, k), "f32.bf16.bf16.f32", "bf16", "bf16", "f32")
+    for k in (4, 8):
+        add((16, 8, k), "f32.tf32.tf32.f32", "tf32", "tf32", "f32")
+    for shape, a, b in product(((8, 8, 16), (16, 8, 16), (16, 8, 32)), ("s8", "u8"), ("s8", "u8")):
+        add(shape, f"s32.{a}.{b}.s32", a, b, "s32")
+        add(shape, f"satfinite.s32.{a}.{b}.s32", a, b, "s32.satfinite")
+    # Hopper has fp8 in wgmma only: here ptxas converts to f16, two HMMA of half the k.
+    for k, a, b, c in product((16, 32), ("e4m3", "e5m2"), ("e4m3", "e5m2"), ("f16", "f32")):
+        add((16, 8, k), f"{c}.{a}.{b}.{c}", a, b, c, issues=2)
+    for shape, rounding in product(((8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)), ("", "rn.")):
+        add(shape, f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64")
+    return table
+
+
+def _wmma() -> dict[str, Op]:
+    """wmma.mma on fragments as fragments.py has them loaded, so that layouts in memory make no difference."""
+    kinds = [(shape, f"{d}.{c}", "f16", c, d, 2) for shape, c, d in product(WMMA_16, ("f16", "f32"), ("f16", "f32"))]
+    kinds += [(shape, "f32.bf16.bf16.f32", "bf16", "f32", "f32", 2) for shape in WMMA_16]
+    for shape, a, satfinite in product(WMMA_16, ("s8", "u8"), ("", ".satfinite")):
+        kinds.append((shape, f"s32.{a}.{a}.s32{satfinite}", a, "s32", f"s32{satfinite}", 2))
+    kinds.append(("m16n16k8", "f32.tf32.tf32.f32", "tf32", "f32", "f32", 4))  # HMMA.1684
+    kinds += [("m8n8k4", f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64", 1) for rounding in ("", "rn.")]
+    table = {}
+    for shape, types, a, c, d, issues in kinds:
+        transposed = sums_transposed(shape, c)
+        if transposed != sums_transposed(shape, d):
+            continue  # ptxas transposes C or D by itself: not modelled
+        op = _op(wmma_side("a", shape, a), wmma_side("b", shape, a), c, d, issues, transposed)
+        for layouts in ("row.row", "row.col", "col.row", "col.col"):
+            table[f"wmma.mma.sync.aligned.{layouts}.{shape}.{types}"] = op
+    return table
+
+
+MMA = {**_mma(), **_wmma()}

@@ -1,0 +1,179 @@
+"""Instructions by which the lanes of a warp exchange values: shuffles, votes, matches, reductions.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, "Parallel Synchronization and Communication Instructions". A lane's
+membermask names those it waits for: lanes with different masks, as tiles of 16 lanes have, are groups of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.fragments import transposed
+from gemmery.emulator.op import NUMPY, Op
+
+Array = NDArray[Any]
+
+LANES = np.arange(32, dtype="i4")
+# What the ISA leaves undefined, the value of a lane that does not take part: all bits set, which is a NaN, shows.
+UNDEFINED = np.uint32(0xFFFFFFFF)
+
+
+def _bits(lanes: Array) -> Array:
+    """A mask of 32 bits for each last axis of 32 lanes."""
+    return np.packbits(lanes, axis=-1, bitorder="little").view("u4")
+
+
+def _once(x: Array) -> Array:
+    """One row for all warps where the machine repeats one value."""
+    return x[:1] if x.strides[0] == 0 else x
+
+
+# ---- shfl ----
+
+
+def _up(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
+    source = lane - b
+    return source, source >= limit
+
+
+def _down(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
+    source = lane + b
+    return source, source <= limit
+
+
+def _bfly(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
+    source = lane ^ b
+    return source, source <= limit
+
+
+def _idx(lane: Array, b: Array, limit: Array, segment: Array) -> tuple[Array, Array]:
+    source = lane & segment | b & ~segment
+    return source, source <= limit
+
+
+def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
+    b, c = (_once(x).astype("i4") for x in (b, c))
+    segment = c >> 8 & 31
+    limit = LANES & segment | c & 31 & ~segment
+    source, inside = mode(LANES, b & 31, limit, segment)
+    source, inside = np.broadcast_arrays(np.where(inside, source, LANES), inside)
+    if len(source) == 1:
+        values, there = a[:, source[0]], active[:, source[0]]
+    else:
+        values, there = (np.take_along_axis(x, source, axis=1) for x in (a, active))
+    if not there.all():
+        values = np.where(there, values, UNDEFINED)
+    return values, np.broadcast_to(inside, a.shape)
+
+
+# ---- votes ----
+
+
+def _ballot(active: Array, a: Array, mask: Array) -> Any:
+    return _bits(active & a) & mask
+
+
+def _all(active: Array, a: Array, mask: Array) -> Any:
+    return _ballot(active, ~a, mask) == 0
+
+
+def _any(active: Array, a: Array, mask: Array) -> Any:
+    return _ballot(active, a, mask) != 0
+
+
+def _uni(active: Array, a: Array, mask: Array) -> Any:
+    return _all(active, a, mask) | ~_any(active, a, mask)
+
+
+def _activemask(active: Array) -> Array:
+    return np.broadcast_to(_bits(active), active.shape)
+
+
+def _elect(active: Array, mask: Array) -> tuple[Array, Array]:
+    """The lowest lane of those that take part."""
+    members = _bits(active) & mask
+    leader = np.bitwise_count(~members & (members - np.uint32(1))).astype("u4")
+    return leader, leader == LANES
+
+
+# ---- match ----
+
+
+def _match_any(active: Array, a: Array, mask: Array) -> Array:
+    same = _bits(a[:, :, None] == a[:, None, :])[..., 0]
+    return same & _bits(active) & mask
+
+
+def _match_all(active: Array, a: Array, mask: Array) -> tuple[Array, Array]:
+    members = _bits(active) & mask
+    agree = _match_any(active, a, mask) == members
+    return np.where(agree, members, np.uint32(0)), agree
+
+
+# ---- redux ----
+
+
+def _redux(fold: np.ufunc, identity: Any, magnitude: bool, active: Array, a: Array, mask: Array) -> Any:
+    a = np.abs(a) if magnitude else a
+    if (mask == mask[:, :1]).all():
+        members = active & (mask >> LANES.astype("u4") & 1).astype(bool)
+        folded = fold.reduce(np.where(members, a, identity), axis=1, keepdims=True, dtype=a.dtype)
+        return np.broadcast_to(folded, a.shape)
+    members = active[:, None, :] & (mask[:, :, None] >> LANES.astype("u4") & 1).astype(bool)
+    return fold.reduce(np.where(members, a[:, None, :], identity), axis=2, dtype=a.dtype)
+
+
+def _reductions() -> dict[str, Op]:
+    table = {}
+
+    def add(name: str, kind: str, fold: np.ufunc, identity: float, magnitude: bool = False) -> None:
+        meaning = partial(_redux, fold, np.dtype(NUMPY[kind]).type(identity), magnitude)
+        table[f"redux.sync.{name}.{kind}"] = Op((kind,), (kind, "b32"), meaning, "warp", "redux")
+
+    for kind in ("u32", "s32"):
+        limits = np.iinfo(NUMPY[kind])
+        add("add", kind, np.add, 0)
+        add("min", kind, np.minimum, limits.max)
+        add("max", kind, np.maximum, limits.min)
+    add("and", "b32", np.bitwise_and, 0xFFFFFFFF)
+    add("or", "b32", np.bitwise_or, 0)
+    add("xor", "b32", np.bitwise_xor, 0)
+    # sm_100a. Without .NaN a NaN loses against any number, and NaN is the start: what is left where there is nothing.
+    for magnitude in (False, True):
+        infix = ".abs" * magnitude
+        add(f"min{infix}", "f32", np.fmin, np.nan, magnitude)
+        add(f"max{infix}", "f32", np.fmax, np.nan, magnitude)
+        add(f"min{infix}.NaN", "f32", np.minimum, np.inf, magnitude)
+        add(f"max{infix}.NaN", "f32", np.maximum, -np.inf, magnitude)
+    return table
+
+
+def _movmatrix(_active: Array, a: Array) -> Array:
+    return transposed(a)
+
+
+WARP = {
+    **{
+        f"shfl.sync.{name}.b32": Op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "warp", "shfl")
+        for name, mode in {"up": _up, "down": _down, "bfly": _bfly, "idx": _idx}.items()
+    },
+    **{
+        f"vote.sync.{name}.pred": Op(("pred",), ("pred", "b32"), meaning, "warp", "vote")
+        for name, meaning in {"all": _all, "any": _any, "uni": _uni}.items()
+    },
+    "vote.sync.ballot.b32": Op(("b32",), ("pred", "b32"), _ballot, "warp", "vote"),
+    "activemask.b32": Op(("b32",), (), _activemask, "warp", "vote"),
+    "elect.sync": Op(("b32", "pred"), ("b32",), _elect, "warp", "elect"),
+    **{f"match.any.sync.{kind}": Op(("b32",), (kind, "b32"), _match_any, "warp", "match") for kind in ("b32", "b64")},
+    **{
+        f"match.all.sync.{kind}": Op(("b32", "pred"), (kind, "b32"), _match_all, "warp", "match")
+        for kind in ("b32", "b64")
+    },
+    **_reductions(),
+    "movmatrix.sync.aligned.m8n8.trans.b16": Op(("b32",), ("b32",), _movmatrix, "warp", "movmatrix"),
+}

@@ -35,5 +35,9 @@ class CompileError(GemmeryError, RuntimeError):
     """A kernel that did not compile or link: a bug in gemmery, with the kernel's name."""
 
 
+class EmulationError(GemmeryError, NotImplementedError):
+    """An instruction or an operand that the emulator does not model: its opcode, the line and the way out."""
+
+
 class CheckError(GemmeryError, AssertionError):
     """A result outside its error bound: the element, both values and the bound are in the message."""

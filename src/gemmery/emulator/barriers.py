@@ -1,0 +1,181 @@
+"""Threads that wait: at barriers of the block and of the warp, and for an mbarrier's phase.
+
+PTX ISA 9.0, sections 9.7.13.1 to 9.7.13.4. A barrier is looked at when no thread can move: by then everyone who will
+come has come. A thread that ended is not waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Register
+
+if TYPE_CHECKING:
+    from gemmery.emulator.lower import Block
+    from gemmery.emulator.simt import Machine
+
+SYNC = frozenset(
+    "bar.sync bar.cta.sync barrier.sync barrier.sync.aligned barrier.cta.sync barrier.cta.sync.aligned".split()
+)
+ARRIVE = frozenset(
+    "bar.arrive bar.cta.arrive barrier.arrive barrier.arrive.aligned barrier.cta.arrive "
+    "barrier.cta.arrive.aligned".split()
+)
+WARP_SYNC = "bar.warp.sync"
+WHOLE_WARP = -1  # the barrier's number that observers are told for bar.warp.sync
+
+
+class Waiting:
+    """Who waits where."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.asleep = False  # does any thread wait for an mbarrier
+        self.changes = 0  # of mbarriers: who sleeps is woken by the next
+        self._seen = 0
+        self._sleeping = np.zeros(0, bool)
+        self._parked = np.zeros(0, bool)
+        self._at = np.zeros(0, np.int32)  # index of the barrier instruction
+        self._number = np.zeros(0, np.int32)
+        self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads of each block that arrived and went on
+
+    def ready(self, places: NDArray[np.int32]) -> Mask:
+        """Threads that can move; None when there are none."""
+        if self.asleep and self.changes != self._seen:
+            self._sleeping[:] = False
+            self.asleep = False
+        ready = places < self.machine.program.stop
+        if self._parked.size:
+            ready &= ~self._parked
+        if self.asleep:
+            ready &= ~self._sleeping
+        return ready if ready.any() else None
+
+    def sleep(self, mask: Mask, at: int) -> Mask:
+        """Put the threads whose wait failed to sleep where they are; returns those that go on."""
+        machine = self.machine
+        failed = np.broadcast_to(machine.failed, (machine.threads,))
+        if mask is not None:
+            failed = failed & mask
+        if not failed.any():
+            return mask
+        machine.part()
+        if not self._sleeping.size:
+            self._sleeping = np.zeros(machine.threads, bool)
+        self._sleeping |= failed
+        self.asleep = True
+        self._seen = self.changes
+        return ~failed if mask is None else mask & ~failed
+
+    def arrive(self, block: Block, mask: Mask, at: int) -> None:
+        """Threads reach the barrier that ends a basic block."""
+        machine, end = self.machine, block.end
+        assert end is not None
+        if end.opcode in ARRIVE:
+            self._pass(end, mask, block.last - 1)
+            machine._go(mask, at + 1)
+            return
+        number = WHOLE_WARP if end.opcode == WARP_SYNC else self._operand(end, 0, 0, mask)
+        if mask is None and (number == WHOLE_WARP or len(end.operands) < 2):
+            for observer in machine.observers:
+                observer.barrier(machine, block.last - 1, number, None)
+            machine._go(None, at + 1)
+            return
+        machine.part()
+        machine._go(mask, at + 1)
+        if not self._parked.size:
+            self._parked = np.zeros(machine.threads, bool)
+            self._at = np.zeros(machine.threads, np.int32)
+            self._number = np.zeros(machine.threads, np.int32)
+        chosen: Any = slice(None) if mask is None else mask
+        self._parked[chosen] = True
+        self._at[chosen] = block.last - 1
+        self._number[chosen] = number
+
+    def resolve(self, places: NDArray[np.int32]) -> bool:
+        """Nobody can move: complete barriers. False when all threads have ended, or will wait for ever."""
+        machine = self.machine
+        alive = places < machine.program.stop
+        if not alive.any():
+            return False
+        moved = False
+        if self._parked.any():
+            for number in np.unique(self._number[self._parked]):
+                moved |= self._complete(int(number), alive)
+        if moved:
+            return True
+        stuck = self._parked if self._parked.any() else alive
+        for index in np.unique(self._at[stuck]) if stuck is self._parked else [self._sleeping_at(places)]:
+            mask = stuck & (self._at == index) if stuck is self._parked else alive
+            for observer in machine.observers:
+                observer.deadlock(machine, int(index), mask)
+        places[alive] = machine.program.stop
+        return False
+
+    def _sleeping_at(self, places: NDArray[np.int32]) -> int:
+        first = int(places[self._sleeping][0])
+        return self.machine.program.blocks[first].first
+
+    def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
+        """Let go the blocks (the warps) whose threads have all come."""
+        machine = self.machine
+        here = self._parked & (self._number == number)
+        group = 32 if number == WHOLE_WARP else machine.block_threads
+        shape = (-1, group)
+        come = here.reshape(shape).sum(axis=1)
+        needed = alive.reshape(shape).sum(axis=1)
+        index = int(self._at[here][0])
+        instruction = machine.kernel.instructions[index]
+        if number == WHOLE_WARP:
+            members = self._values(instruction, 0)
+            named = (members >> (np.arange(machine.threads) % 32).astype(np.uint32)) & 1 == 1
+            needed = (alive & named).reshape(shape).sum(axis=1)
+        elif len(instruction.operands) > 1:
+            needed = np.full(len(come), self._operand(instruction, 1, 0, here))
+            come = come + self._arrived.get(number, 0)
+        done = (come >= needed) & (here.reshape(shape).any(axis=1))
+        if not done.any():
+            return False
+        leave = here & np.repeat(done, group)
+        self._tell(index, number, leave, group)
+        if number in self._arrived:
+            self._arrived[number][done] = 0
+        self._parked &= ~leave
+        return True
+
+    def _tell(self, index: int, number: int, leave: NDArray[np.bool_], group: int) -> None:
+        machine = self.machine
+        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
+        apart = leave & (self._at != np.repeat(first, group))
+        for observer in machine.observers:
+            if apart.any():
+                observer.diverged(machine, int(self._at[apart][0]), apart)
+            observer.barrier(machine, index, number, leave)
+
+    def _pass(self, end: Instruction, mask: Mask, index: int) -> None:
+        """bar.arrive: counted, and gone."""
+        machine = self.machine
+        number = self._operand(end, 0, 0, mask)
+        counts = np.ones(machine.threads, bool) if mask is None else mask
+        held = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
+        held += counts.reshape(machine.blocks, -1).sum(axis=1)
+        for observer in machine.observers:
+            observer.barrier(machine, index, number, mask)
+
+    def _operand(self, instruction: Instruction, place: int, default: int, mask: Mask) -> int:
+        """A barrier's number or its count of threads."""
+        if place >= len(instruction.operands):
+            return default
+        values = self._values(instruction, place)
+        return int(values if values.ndim == 0 else values[0] if mask is None else values[mask][0])
+
+    def _values(self, instruction: Instruction, place: int) -> Any:
+        operand = instruction.operands[place]
+        if isinstance(operand, Immediate):
+            return np.uint32(operand.bits & 0xFFFFFFFF)
+        assert isinstance(operand, Register)
+        return self.machine.registers[self.machine.program.slots[operand.name]]

@@ -1,0 +1,95 @@
+"""cp.async: what is on its way into shared memory, by thread and group. It lands when its thread waits, not before.
+
+PTX ISA 9.0, section 9.7.9.25.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.op import Mask
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One instruction's copies of the threads that executed it."""
+
+    index: int  # of the instruction
+    rows: NDArray[np.int64]  # where in the chunk's shared memory, in units of `data`'s rows
+    addresses: NDArray[np.int64]  # the same in bytes from the block's own zero
+    data: NDArray[Any]  # (copies, width) bytes
+    threads: NDArray[np.int64]
+    group: Any  # of each copy's thread, counted from 0; an int while all agree
+
+    def only(self, chosen: NDArray[np.bool_]) -> Copy:
+        """Those copies of it."""
+        group = self.group if isinstance(self.group, int) else self.group[chosen]
+        rows, addresses, data, threads = self.rows, self.addresses, self.data, self.threads
+        return replace(
+            self,
+            rows=rows[chosen],
+            addresses=addresses[chosen],
+            data=data[chosen],
+            threads=threads[chosen],
+            group=group,
+        )
+
+
+class Copies:
+    """The copies under way of a chunk of blocks."""
+
+    def __init__(self) -> None:
+        self.committed: Any = 0  # groups of each thread; an int while all agree
+        self._under_way: list[Copy] = []
+
+    def add(self, copy: Copy) -> None:
+        """Begin; it belongs to the group that its thread commits next."""
+        group = self.committed if isinstance(self.committed, int) else self.committed[copy.threads]
+        self._under_way.append(replace(copy, group=group))
+
+    def commit(self, mask: Mask, threads: int) -> None:
+        """Close the group of these threads."""
+        if mask is None:
+            self.committed = self.committed + 1
+            return
+        if isinstance(self.committed, int):
+            self.committed = np.full(threads, self.committed, np.int64)
+        self.committed = self.committed + mask
+
+    def wait(self, machine: Machine, mask: Mask, pending: int) -> None:
+        """Land all groups of these threads but the latest `pending`."""
+        newest = self.committed - 1 - pending
+        left = []
+        for copy in self._under_way:
+            ready = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
+            if mask is not None:
+                ready = ready & mask[copy.threads]
+            if np.ndim(ready) == 0:
+                if ready:
+                    _land(machine, copy)
+                else:
+                    left.append(copy)
+                continue
+            if ready.any():
+                _land(machine, copy.only(ready))
+            if not ready.all():
+                left.append(copy.only(~ready))
+        self._under_way = left
+
+    def wait_all(self, machine: Machine, mask: Mask) -> None:
+        """Land everything of these threads."""
+        self.commit(mask, machine.threads)
+        self.wait(machine, mask, 0)
+
+
+def _land(machine: Machine, copy: Copy) -> None:
+    for observer in machine.observers:
+        observer.landed(machine, copy.index, copy.addresses, copy.threads)
+    machine.shared.view("u1", copy.data.shape[1])[copy.rows] = copy.data

@@ -1,0 +1,329 @@
+"""A parsed kernel as steps that a machine can take: registers numbered, operands resolved, basic blocks cut.
+
+A step is a function of the machine and of the threads that are active (None: all). What can be known before a launch
+is looked up here once, so that a step costs little more than its NumPy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmery.emulator import ops
+from gemmery.emulator.op import NUMPY, STORED, Mask, Op
+from gemmery.emulator.ptx import (
+    Immediate,
+    Instruction,
+    Kernel,
+    Label,
+    Memory,
+    Not,
+    Operand,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+from gemmery.errors import EmulationError
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+Step = Callable[["Machine", Mask], None]
+Read = Callable[[list[Any]], Any]
+Write = Callable[[list[Any], Mask, Any], None]
+ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier"))
+WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")
+WAYS_OUT = (
+    "docs/emulator.md lists what is modelled; another -arch, or the instruction's fallback in plain C++, may avoid it"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Instructions first ... last - 1, entered at the first alone; steps[i] is None where the machine itself acts."""
+
+    first: int
+    last: int
+    steps: tuple[Step, ...]
+    end: Instruction | None  # the branch, barrier or return at its end
+    guard: Read | None  # whether a thread takes the branch
+    targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
+    waits: bool  # one instruction, repeated until it succeeds
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel, ready for any launch."""
+
+    kernel: Kernel
+    blocks: tuple[Block, ...]
+    slots: dict[str, int]  # registers
+    provided: dict[str, int]  # special registers and addresses of variables
+    zeros: tuple[Any, ...]  # what each slot holds at the start
+
+    @property
+    def stop(self) -> int:
+        """The block where threads go that have ended."""
+        return len(self.blocks)
+
+
+class Lowering:
+    """Operands to functions of the registers; gives out slots as it meets them."""
+
+    def __init__(self, kernel: Kernel, fma: Callable[..., Any] | None) -> None:
+        self.kernel = kernel
+        self.fma = fma
+        self.slots: dict[str, int] = {}
+        self.provided: dict[str, int] = {}
+        self.zeros: list[Any] = []
+        self.parameters = {one.name: one for one in kernel.parameters}
+
+    def slot(self, name: str, stored: str) -> int:
+        """The number of a register."""
+        return self._slot(self.slots, name, stored)
+
+    def _slot(self, slots: dict[str, int], name: str, stored: str) -> int:
+        found = slots.get(name)
+        if found is None:
+            found = slots[name] = len(self.zeros)
+            self.zeros.append(np.dtype(stored).type(0))
+        return found
+
+    def read(self, operand: Operand, kind: str, instruction: Instruction) -> Read:
+        """The value of an operand as a PTX type."""
+        dtype = NUMPY[kind]
+        match operand:
+            case Register(name, declared):
+                return _viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
+            case Immediate(bits, given):
+                value = _constant(bits, given, dtype)
+                return lambda _: value
+            case Special(name):
+                wide = name.endswith("64") or name in ("%globaltimer",)
+                stored = "?" if name.startswith("%is_") else "u8" if wide else "u4"
+                return _viewed(itemgetter(self._slot(self.provided, name, stored)), stored, dtype)
+            case Symbol(name, offset):
+                if name in self.parameters:
+                    place = np.dtype(dtype).type(self.parameters[name].offset + offset)
+                    return lambda _: place
+                read = _viewed(itemgetter(self._slot(self.provided, name, "u8")), "u8", dtype)
+                more = np.dtype(dtype).type(offset)
+                return (lambda held: read(held) + more) if offset else read
+            case Not(register):
+                inner = self.read(register, "pred", instruction)
+                return lambda held: np.logical_not(inner(held))
+        raise refused(instruction, f"operand {operand} of it")
+
+    def address(self, memory: Memory, instruction: Instruction) -> Read:
+        """The address in brackets as int64."""
+        base, offset = memory.base, np.int64(memory.offset)
+        if isinstance(base, Register) and STORED[base.type] == "u4":
+            narrow = itemgetter(self.slot(base.name, "u4"))
+            if memory.offset:
+                return lambda held: narrow(held).astype(np.int64) + offset
+            return lambda held: narrow(held).astype(np.int64)
+        read = self.read(base, "s64", instruction)
+        return (lambda held: read(held) + offset) if memory.offset else read
+
+    def write(self, operand: Operand, kind: str, instruction: Instruction) -> Write | None:
+        """What puts a value of a PTX type into a register; None for the sink."""
+        if not isinstance(operand, Register):
+            raise refused(instruction, f"result {operand} of it")
+        if operand.name == "_":
+            return None
+        stored, dtype = STORED[operand.type], NUMPY[kind]
+        number = self.slot(operand.name, stored)
+        if stored == dtype:
+
+            def put(held: list[Any], mask: Mask, value: Any) -> None:
+                held[number] = value if mask is None else np.where(mask, value, held[number])
+
+            return put
+        fit = _viewed(lambda held: held[0], dtype, stored)
+
+        def fitted(held: list[Any], mask: Mask, value: Any) -> None:
+            value = fit([value])
+            held[number] = value if mask is None else np.where(mask, value, held[number])
+
+        return fitted
+
+    def flat(self, operands: tuple[Operand, ...]) -> list[Operand]:
+        """Operands with vectors taken apart."""
+        found: list[Operand] = []
+        for operand in operands:
+            found.extend(operand.elements if isinstance(operand, Vector) else (operand,))
+        return found
+
+    def computed(self, instruction: Instruction, op: Op) -> Step:
+        """The step of an instruction that only computes."""
+        operands = self.flat(instruction.operands)
+        first = instruction.operands[0] if instruction.operands else None
+        given = len(first.elements) if isinstance(first, Vector) else 1
+        given = min(given, len(op.results))
+        if len(operands) - given != len(op.operands):
+            raise refused(instruction, f"{len(operands) - given} operands where {len(op.operands)} are modelled:")
+        reads = [self.read(*pair, instruction) for pair in zip(operands[given:], op.operands, strict=True)]
+        writes = [self.write(one, kind, instruction) for one, kind in zip(operands, op.results, strict=False)][:given]
+        meaning = self.meaning(op)
+        if op.scope == "warp":
+            return _warp_step(meaning, reads, writes)
+        return _lane_step(meaning, reads, writes, len(op.results) > 1)
+
+    def meaning(self, op: Op) -> Callable[..., Any]:
+        """An op's function, the launch's own fused multiply-add in the place of the table's."""
+        from gemmery.emulator import exact
+
+        return self.fma if self.fma is not None and op.meaning is exact.fma else op.meaning
+
+
+def lowered(kernel: Kernel, fma: Callable[..., Any] | None = None) -> Program:
+    """Prepare a kernel; `fma` is a faster exact fused multiply-add of f32 and f64 arrays.
+
+    Raises EmulationError for an instruction that is not modelled.
+    """
+    lowering = Lowering(kernel, fma)
+    starts = _starts(kernel)
+    number = {start: place for place, start in enumerate(starts)}
+    number[len(kernel.instructions)] = len(starts)
+    blocks = [
+        _block(lowering, number, start, stop)
+        for start, stop in zip(starts, [*starts[1:], len(kernel.instructions)], strict=True)
+    ]
+    return Program(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros))
+
+
+def refused(instruction: Instruction, what: str = "instruction") -> EmulationError:
+    """The error for what is not modelled."""
+    return EmulationError(f"{what} {instruction.text!r} ({instruction.line}) is not modelled: {WAYS_OUT}")
+
+
+def _starts(kernel: Kernel) -> list[int]:
+    count = len(kernel.instructions)
+    starts = {0, *kernel.labels.values()}
+    for index, instruction in enumerate(kernel.instructions):
+        name = instruction.opcode
+        if name.split(".")[0] in ENDS:
+            starts.add(index + 1)
+        if name.startswith(WAITS):
+            starts.update((index, index + 1))
+    return sorted(start for start in starts if start < count)
+
+
+def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) -> Block:
+    kernel = lowering.kernel
+    inside = kernel.instructions[first:last]
+    end = inside[-1] if inside[-1].opcode.split(".")[0] in ENDS else None
+    steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
+    guard = None
+    targets: tuple[int, ...] = ()
+    if end is not None:
+        name = end.opcode.split(".")[0]
+        if name in ("bra", "brx"):
+            targets = tuple(
+                number[kernel.labels[one.name]] for one in lowering.flat(end.operands) if isinstance(one, Label)
+            )
+        elif name in ("ret", "exit", "trap"):
+            targets = (number[len(kernel.instructions)],)
+        if end.guard is not None:
+            guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
+        if name in ("bar", "barrier") and end.guard is not None:
+            raise refused(end, "a barrier under a guard:")
+    return Block(first, last, steps, end, guard, targets, inside[0].opcode.startswith(WAITS))
+
+
+def _step(lowering: Lowering, index: int) -> Step:
+    from gemmery.emulator.access import HANDLERS
+
+    instruction = lowering.kernel.instructions[index]
+    op = ops.TABLE.get(instruction.opcode)
+    if op is not None:
+        step = lowering.computed(instruction, op)
+    else:
+        handler = HANDLERS.get(instruction.opcode.split(".")[0])
+        if handler is None:
+            raise refused(instruction)
+        step = handler(lowering, index)
+    if instruction.guard is None:
+        return step
+    return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)
+
+
+def _guarded(step: Step, read: Read, negated: bool) -> Step:
+    def run(machine: Machine, mask: Mask) -> None:
+        taken = read(machine.registers)
+        if negated:
+            taken = np.logical_not(taken)
+        if taken.ndim == 0:
+            if taken:
+                step(machine, mask)
+            return
+        if mask is not None:
+            taken = taken & mask
+        if taken.any():
+            step(machine, None if mask is None and taken.all() else taken)
+
+    return run
+
+
+def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None], several: bool) -> Step:
+    first = writes[0]
+    if several or first is None:
+
+        def many(machine: Machine, mask: Mask) -> None:
+            held = machine.registers
+            values = meaning(*[read(held) for read in reads])
+            for write, value in zip(writes, values if several else (values,), strict=False):
+                if write is not None:
+                    write(held, mask, value)
+
+        return many
+
+    def one(machine: Machine, mask: Mask) -> None:
+        held = machine.registers
+        first(held, mask, meaning(*[read(held) for read in reads]))
+
+    return one
+
+
+def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None]) -> Step:
+    def run(machine: Machine, mask: Mask) -> None:
+        held, shape = machine.registers, (machine.warps, 32)
+        active = np.ones(shape, bool) if mask is None else mask.reshape(shape)
+        lanes = [machine.spread(read(held)).reshape(shape) for read in reads]
+        values = meaning(active, *lanes)
+        for write, value in zip(writes, values if isinstance(values, tuple | list) else (values,), strict=False):
+            if write is not None:
+                write(held, mask, value.reshape(-1))
+
+    return run
+
+
+def _viewed(read: Read, held: str, wanted: str) -> Read:
+    """Values kept as one NumPy type, as another: the same bits, cut or filled up when the sizes differ."""
+    if held == wanted:
+        return read
+    if held == "?" or wanted == "?":
+        return lambda registers: read(registers).astype(wanted)
+    if held[1] == wanted[1]:
+        return lambda registers: read(registers).view(wanted)
+    # Cut to the lower bytes, or widen: by sign when the value is signed, else with zeros.
+    source = held if held[0] == "i" else f"u{held[1]}"
+    target = f"{source[0]}{wanted[1]}"
+    return lambda registers: read(registers).view(source).astype(target).view(wanted)
+
+
+def _constant(bits: int, given: str, dtype: str) -> Any:
+    if dtype == "?":
+        return np.bool_(bits != 0)
+    size = np.dtype(dtype).itemsize
+    if given in ("f32", "f64"):
+        value = np.array(bits, "u4" if given == "f32" else "u8").view(NUMPY[given])[()]
+        return value.astype(dtype) if dtype[0] == "f" else value.view(f"u{value.itemsize}").astype(dtype)
+    if dtype[0] == "f":
+        return np.dtype(dtype).type(bits)
+    return np.array(bits & ((1 << 8 * size) - 1), f"u{size}").view(dtype)[()]

@@ -1,0 +1,93 @@
+"""Special registers and the addresses of variables: what a machine puts into slots before it starts.
+
+PTX ISA 9.0, chapter 10.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmery.errors import EmulationError
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+AXES = {".x": 0, ".y": 1, ".z": 2}
+
+
+def value(machine: Machine, name: str) -> Any:
+    """The address of a variable, or what a special register holds.
+
+    Raises EmulationError for a special register that is not modelled.
+    """
+    variable = machine.kernel.variables.get(name)
+    if variable is not None:
+        return np.uint64(_address(machine, name))
+    stem, axis = name[:-2], AXES.get(name[-2:])
+    if axis is not None and stem in _BY_AXIS:
+        return _narrow(_BY_AXIS[stem](machine, axis))
+    if name in _PLAIN:
+        return _narrow(_PLAIN[name](machine))
+    raise EmulationError(
+        f"special register {name} of kernel {machine.kernel.name} is not modelled: "
+        "clocks, hardware identifiers and performance counters have no value here"
+    )
+
+
+def _narrow(found: Any) -> Any:
+    """One scalar where all threads agree."""
+    found = np.asarray(found).astype(np.uint32)
+    return found.reshape(-1)[0] if found.ndim == 0 or (found == found[0]).all() else found
+
+
+def _address(machine: Machine, name: str) -> int:
+    variable = machine.kernel.variables[name]
+    if variable.space in ("global", "const"):
+        return machine.memory.address(name)
+    if variable.size == 0:  # extern .shared x[]: after the static ones
+        return -(-machine.kernel.shared // variable.align) * variable.align
+    return variable.offset
+
+
+def _thread(machine: Machine) -> Any:
+    return np.arange(machine.threads) % machine.block_threads
+
+
+def _tid(machine: Machine, axis: int) -> Any:
+    x, y, z = machine.launch.block
+    place = _thread(machine)
+    return (place % x, place // x % y, place // (x * y) % max(z, 1))[axis]
+
+
+def _ctaid(machine: Machine, axis: int) -> Any:
+    x, y, _ = machine.launch.grid
+    ids = machine.block_ids
+    return np.repeat((ids % x, ids // x % y, ids // (x * y))[axis], machine.block_threads)
+
+
+def _lane(machine: Machine) -> Any:
+    return np.arange(machine.threads, dtype=np.uint32) % 32
+
+
+_BY_AXIS = {
+    "%tid": _tid,
+    "%ctaid": _ctaid,
+    "%ntid": lambda machine, axis: machine.launch.block[axis],
+    "%nctaid": lambda machine, axis: machine.launch.grid[axis],
+}
+_ONE = np.uint32(1)
+_PLAIN = {
+    "%laneid": _lane,
+    "%warpid": lambda machine: _thread(machine) // 32,
+    "%nwarpid": lambda machine: machine.block_threads // 32,
+    "%gridid": lambda machine: 0,
+    "%lanemask_eq": lambda machine: _ONE << _lane(machine),
+    "%lanemask_lt": lambda machine: (_ONE << _lane(machine)) - _ONE,
+    "%lanemask_le": lambda machine: (_ONE << _lane(machine)) * np.uint32(2) - _ONE,
+    "%lanemask_gt": lambda machine: ~((_ONE << _lane(machine)) * np.uint32(2) - _ONE),
+    "%lanemask_ge": lambda machine: ~((_ONE << _lane(machine)) - _ONE),
+    "%dynamic_smem_size": lambda machine: machine.launch.shared,
+    "%total_smem_size": lambda machine: machine.shared_bytes,
+}

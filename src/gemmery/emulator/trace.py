@@ -1,0 +1,292 @@
+"""What pictures are made of: the first access of each instruction, and the ways of a warp, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Instruction, Line, Memory, Register, Vector
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+WARP = 32
+MOST = 64  # stretches that are kept after a branch
+Lanes = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class WarpAccess:
+    """One memory instruction of one warp: where each of its lanes reads or writes `width` bytes."""
+
+    line: Line  # in the kernel's file
+    inner: Line  # where the code itself stands
+    opcode: str  # "ld.shared.v4.f32"
+    space: str  # "shared", "global"
+    kind: str  # as in events.Access
+    width: int
+    addresses: tuple[int | None, ...]  # one a lane, None where it takes no part; of shared memory from the block's zero
+    warp: int = 0  # of its block
+
+    @property
+    def piece(self) -> int:
+        """Bytes at each address: ldmatrix is given rows of 16."""
+        return 16 if self.kind in ("ldmatrix", "stmatrix") else self.width
+
+    @property
+    def addressing(self) -> int:
+        """How many lanes, from the first, give an address: ldmatrix takes 8 for each matrix."""
+        return 2 * self.width if self.kind in ("ldmatrix", "stmatrix") else len(self.addresses)
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """A tile in shared memory: what each place holds, who stores there and who reads.
+
+    `held` gives for an offset in bytes, from the start of shared memory, the row and the column of the operand's
+    element that begins there. `store` and `load` are one warp's each.
+    """
+
+    operand: str  # "A"
+    held: Mapping[int, tuple[int, int]]
+    store: WarpAccess | None = None
+    load: WarpAccess | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Instructions that a warp executes one after the other with the same lanes active."""
+
+    first: Line
+    last: Line  # of the same file
+    instructions: int
+    lanes: Lanes  # which are active
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A branch at which the lanes of a warp part, and what the warp executes around it."""
+
+    line: Line  # of the branch
+    taken: Lanes  # the lanes that branch
+    active: Lanes  # those that execute the branch
+    stretches: tuple[Stretch, ...]
+    warp: int = 0  # of its block
+
+
+class Trace(Observer):
+    """Keeps of the first block what pictures show, and looks away once each instruction was seen.
+
+    `accesses` are all warps of the first time that each instruction reaches memory; `divergences` what a warp does from
+    the first time that it parts at each branch until its lanes meet again; `sources` where in global memory the bytes
+    came from that lie in shared memory.
+    """
+
+    def __init__(self) -> None:
+        self.accesses: dict[tuple[int, str], tuple[WarpAccess, ...]] = {}
+        self.divergences: dict[int, Divergence] = {}
+        self.sources: dict[int, int] = {}  # offset in shared memory -> global address, for each piece that was stored
+        self._origins: dict[int, tuple[tuple[int, int], ...]] | None = None
+        self._fetched: dict[int, _Block] = {}  # the latest loads of instructions whose values are stored
+        self._open: list[_Walk] = []
+        self._before: tuple[int, int] = (0, 0)
+        self._places: dict[int, int] = {}
+
+    def start(self, machine: Machine) -> None:
+        if self._origins is None:
+            self._origins = origins(machine.kernel.instructions)
+            self._feeding = {load for pieces in self._origins.values() for load, _ in pieces}
+            self._places = {block.first: place for place, block in enumerate(machine.program.blocks)}
+            self._watching = True
+        else:
+            self._watching = False
+
+    def access(self, machine: Machine, event: Access) -> None:
+        if not self._watching or event.space not in ("shared", "global"):
+            return
+        key = event.index, event.space
+        feeds = event.index in self._feeding or event.kind == "cp.async"
+        if key in self.accesses and not feeds:
+            return
+        block = _Block(machine, event)
+        if key not in self.accesses:
+            self.accesses[key] = block.warps(machine.kernel.instructions[event.index])
+            if event.space == "shared" and event.kind in ("st", "cp.async"):
+                self._stored(event, block)
+        if feeds and event.space == "global":
+            self._fetched[event.index] = block
+
+    def _stored(self, event: Access, block: _Block) -> None:
+        """Remember what a store puts into shared memory, where a load from global memory gave it."""
+        assert self._origins is not None
+        pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
+        size = event.width // max(1, len(pieces))
+        for place, (load, offset) in enumerate(pieces):
+            given = self._fetched.get(load)
+            if given is not None:
+                both = block.active & given.active
+                to, of = block.addresses[both] + place * size, given.addresses[both] + offset
+                self.sources.update(zip(to.tolist(), of.tolist(), strict=True))
+
+    def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
+        if not self._watching or index in self.divergences or not np.ndim(taken):
+            return
+        threads = machine.block_threads
+        works = np.ones(threads, bool) if active is None else active[:threads]
+        going = (taken[:threads] & works).reshape(-1, WARP)
+        works = works.reshape(-1, WARP)
+        parted = going.any(axis=1) & (going != works).any(axis=1)
+        if parted.any():
+            warp = int(parted.argmax())
+            line = machine.kernel.instructions[index].line
+            self.divergences[index] = Divergence(line, _lanes(going[warp]), _lanes(works[warp]), (), warp)
+            walk = _Walk(index, warp)
+            walk.add(_stretch(machine, *self._before, _lanes(works[warp])))
+            self._open.append(walk)
+
+    def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
+        self._before = first, last
+        for walk in tuple(self._open) if self._open else ():
+            lanes = self._active(machine, first, walk.warp)
+            if any(lanes):
+                walk.add(_stretch(machine, first, last, lanes))
+            found = self.divergences[walk.branch]
+            met = all(now or not before for now, before in zip(lanes, found.active, strict=True))
+            if met or len(walk.stretches) == MOST:
+                self._close(walk)
+
+    def _active(self, machine: Machine, first: int, warp: int) -> Lanes:
+        if machine.places is None:
+            return (True,) * WARP
+        return _lanes(machine.places[warp * WARP : (warp + 1) * WARP] == self._places[first])
+
+    def _close(self, walk: _Walk) -> None:
+        self._open.remove(walk)
+        found = self.divergences[walk.branch]
+        self.divergences[walk.branch] = replace(found, stretches=tuple(walk.stretches))
+
+    def finish(self, machine: Machine) -> None:
+        for walk in tuple(self._open):
+            self._close(walk)
+
+
+class _Block:
+    """Addresses of the first block, one a thread, and which of its threads are active."""
+
+    def __init__(self, machine: Machine, event: Access) -> None:
+        threads = machine.block_threads
+        self.event = event
+        self.addresses = np.broadcast_to(event.addresses, (machine.threads,))[:threads].copy()
+        self.active = np.ones(threads, bool) if event.mask is None else event.mask[:threads].copy()
+
+    def warps(self, instruction: Instruction) -> tuple[WarpAccess, ...]:
+        """The accesses of the warps that have an active lane."""
+        rows = zip(self.addresses.reshape(-1, WARP).tolist(), self.active.reshape(-1, WARP).tolist(), strict=True)
+        event = self.event
+        return tuple(
+            WarpAccess(
+                instruction.line,
+                instruction.inner,
+                instruction.opcode,
+                event.space,
+                event.kind,
+                event.width,
+                tuple(address if works else None for address, works in zip(addresses, active, strict=True)),
+                warp,
+            )
+            for warp, (addresses, active) in enumerate(rows)
+            if any(active)
+        )
+
+
+@dataclass
+class _Walk:
+    """What one warp executes since it parted at a branch."""
+
+    branch: int
+    warp: int
+    stretches: list[Stretch] = field(default_factory=list)
+
+    def add(self, stretch: Stretch) -> None:
+        """Append a stretch, or make the last one longer where the same lanes go on in the same file."""
+        last = self.stretches[-1] if self.stretches else None
+        if last and (last.lanes, last.first.file) == (stretch.lanes, stretch.first.file):
+            first = min(last.first, stretch.first, key=_number)
+            furthest = max(last.last, stretch.last, key=_number)
+            self.stretches[-1] = Stretch(first, furthest, last.instructions + stretch.instructions, last.lanes)
+        else:
+            self.stretches.append(stretch)
+
+
+def _number(line: Line) -> int:
+    return line.number
+
+
+def _lanes(flags: NDArray[np.bool_]) -> Lanes:
+    return tuple(flags.tolist())
+
+
+def _stretch(machine: Machine, first: int, last: int, lanes: Lanes) -> Stretch:
+    lines = [one.line for one in machine.kernel.instructions[first:last]]
+    lines = [line for line in lines if line.file == lines[0].file]
+    return Stretch(min(lines, key=_number), max(lines, key=_number), last - first, lanes)
+
+
+def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Of each store to shared memory the loads from global memory whose values it stores.
+
+    For each register that is stored: the load's index, and how many bytes on in what it loads the value lies. Values
+    are followed through moves and conversions; a store of anything else is left out.
+    """
+    writers: dict[str, list[int]] = {}
+    for index, one in enumerate(instructions):
+        for register in _written(one):
+            writers.setdefault(register, []).append(index)
+    found = {}
+    for index, one in enumerate(instructions):
+        if one.opcode.startswith("st.shared"):
+            pieces = [_origin(instructions, writers, name) for name in _registers(one.operands[1])]
+            if pieces and all(piece is not None for piece in pieces):
+                found[index] = tuple(piece for piece in pieces if piece is not None)
+    return found
+
+
+def _origin(
+    instructions: tuple[Instruction, ...], writers: Mapping[str, list[int]], register: str
+) -> tuple[int, int] | None:
+    """The load that a register's value comes from; zeros of elements outside have no load, and do not matter."""
+    seen, ahead = set(), [(register, 0)]
+    while ahead:
+        name, offset = ahead.pop()
+        for index in writers.get(name, ()):
+            one = instructions[index]
+            targets = _registers(one.operands[0])
+            into = targets.index(name) * _size(one.opcode) // (1 if one.opcode.startswith("ld") else len(targets))
+            if one.opcode.startswith("ld.global"):
+                return index, offset + into
+            if one.opcode.split(".")[0] in ("mov", "cvt", "selp") and index not in seen:
+                seen.add(index)
+                sources = [source for operand in one.operands[1:] for source in _registers(operand)]
+                ahead += [(source, offset + into) for source in sources]
+    return None
+
+
+def _size(opcode: str) -> int:
+    return int("".join(filter(str.isdigit, opcode.rpartition(".")[2]))) // 8
+
+
+def _written(one: Instruction) -> tuple[str, ...]:
+    head = one.opcode.split(".")[0]
+    return () if head in ("st", "bra", "bar", "ret", "red") or not one.operands else _registers(one.operands[0])
+
+
+def _registers(operand: Any) -> tuple[str, ...]:
+    if isinstance(operand, Vector):
+        return tuple(name for element in operand.elements for name in _registers(element))
+    return (operand.name,) if isinstance(operand, Register) and not isinstance(operand, Memory) else ()

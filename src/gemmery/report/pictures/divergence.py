@@ -1,0 +1,79 @@
+"""The lanes of a warp over time, around a branch at which they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from gemmery.emulator.ptx import Line
+from gemmery.emulator.trace import Divergence, Stretch
+from gemmery.report import words
+from gemmery.report.pictures.drawing import cell, label, legend, svg
+from gemmery.report.pictures.wording import plural
+from gemmery.report.svg import Plot
+
+WARP = 32
+LEFT, LANE = 150, 13  # of the picture: labels, and the width of a lane
+TOP, GAP = 22, 3
+CODE = 42  # characters of a source line that are shown
+
+WAYS = {"together": "s7", "taken": "accent", "other": "s2"}
+
+
+def divergence_picture(found: Divergence, source: Mapping[Line, str], name: str = "divergence") -> Plot:
+    """Lanes across, time down: a band for each stretch of instructions, filled where a lane is active.
+
+    `source` gives the text of lines, for those of the stretches.
+    """
+    parts = [label(LEFT - 12, 9, "lane", "muted", anchor="end")]
+    parts += [label(LEFT + (lane + 0.5) * LANE, 9, str(lane), "muted", 10) for lane in (0, 8, 16, 24, 31)]
+    top = float(TOP)
+    for stretch in found.stretches:
+        height = _height(stretch.instructions)
+        parts += _band(found, stretch, top, height)
+        code = source.get(stretch.first, "").strip()
+        shown = code if len(code) <= CODE else f"{code[: CODE - 1]}…"
+        parts.append(label(LEFT + WARP * LANE + 14, top + height / 2, shown, "ink", 11, "start", mono=True))
+        top += height + GAP
+    meanings = ((WAYS["taken"], "lanes that branch"), (WAYS["other"], "lanes that do not"), (WAYS["together"], "both"))
+    parts.append(legend(LEFT, top + 12, (*meanings, ("rule", "idle"))))
+    issued = sum(stretch.instructions for stretch in found.stretches)
+    worked = sum(stretch.instructions * sum(stretch.lanes) for stretch in found.stretches)
+    apart = sum(stretch.instructions for stretch in found.stretches if _way(found, stretch) != "together")
+    taken, active = sum(found.taken), sum(found.active)
+    caption = (
+        f"{found.line}: {taken} of {plural(active, 'lane')} branch, {active - taken} do not, and the warp walks both "
+        f"ways one after the other. Of {plural(issued, 'instruction')} it issues {apart:,} for a part of its lanes; "
+        f"{words.percent(worked / (WARP * issued))} of the lanes' time is used."
+    )
+    described = f"lanes over time at the branch of {found.line}: {taken} of {active} lanes branch"
+    return Plot(name, f"Lanes at the branch of {found.line}", caption, svg(described, top + 24, parts))
+
+
+def _height(instructions: int) -> float:
+    """More for more instructions, by their logarithm: a few and some hundred both stay legible."""
+    return 24 + 7 * math.log2(max(instructions, 1))
+
+
+def _way(found: Divergence, stretch: Stretch) -> str:
+    """Which way a stretch belongs to: that of lanes which branch, that of the others, or both."""
+    sides = {
+        taken for active, taken, works in zip(found.active, found.taken, stretch.lanes, strict=True) if works and active
+    }
+    if len(sides) != 1:
+        return "together"
+    return "taken" if sides.pop() else "other"
+
+
+def _band(found: Divergence, stretch: Stretch, top: float, height: float) -> list[str]:
+    """A stretch: where it stands, how long it is, and its lanes."""
+    lines = str(stretch.first) if stretch.first == stretch.last else f"{stretch.first}–{stretch.last.number}"
+    middle, fill = top + height / 2, WAYS[_way(found, stretch)]
+    parts = [
+        label(LEFT - 12, middle - 7, lines, "ink", 11, "end"),
+        label(LEFT - 12, middle + 7, plural(stretch.instructions, "instruction"), "muted", 10, "end"),
+    ]
+    for lane, works in enumerate(stretch.lanes):
+        said = f"lane {lane}: {plural(stretch.instructions, 'instruction')} of {lines}" if works else ""
+        parts.append(cell(LEFT + lane * LANE + 1, top, LANE - 2, height, fill if works else "rule", said))
+    return parts

@@ -1,0 +1,74 @@
+"""The 32-byte sectors that one access of a warp touches in global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gemmery.emulator.trace import WarpAccess
+from gemmery.report import words
+from gemmery.report.pictures.drawing import cell, filled, label, legend, outline, spoken, svg, who
+from gemmery.report.pictures.wording import place, plural
+from gemmery.report.svg import Plot
+
+SECTOR, LINE = 32, 128  # bytes
+LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte
+ROW, APART = 18, 4
+
+
+def sectors_picture(access: WarpAccess, name: str = "sectors", start: int | None = None) -> Plot:
+    """The sectors of one access, a row for each 128-byte line: what lanes use of them, and what is moved in vain.
+
+    Offsets are counted from `start`, or from the first line touched.
+    """
+    used = _used(access)
+    sectors = sorted({byte // SECTOR for byte in used})
+    lines = sorted({sector * SECTOR // LINE for sector in sectors})
+    origin = lines[0] * LINE if start is None else start
+    parts, top = [label(LEFT - 12, 9, "byte", "muted", anchor="end")], 22.0
+    parts += [label(LEFT + at * BYTE, 9, str(at), "muted", 10, "start") for at in range(0, LINE, SECTOR)]
+    for line in lines:
+        parts.append(label(LEFT - 12, top + ROW / 2, f"{line * LINE - origin:+,}", "muted", 10, "end"))
+        for sector in range(line * LINE // SECTOR, (line + 1) * LINE // SECTOR):
+            x = LEFT + sector * SECTOR % LINE * BYTE
+            if sector in sectors:
+                parts.append(cell(x + 1, top, SECTOR * BYTE - 2, ROW, "soft", f"sector {sector * SECTOR - origin:+,}"))
+            else:
+                parts.append(outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
+        parts += _pieces(line, used, top)
+        top += ROW + APART
+    parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, and not used"))))
+    asked, moved = len(used), len(sectors) * SECTOR
+    ideal = -(-asked // SECTOR)
+    said = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"
+    caption = (
+        f"{place(access)}. {said}, where {ideal} would hold what the lanes use: {asked:,} of {moved:,} bytes, "
+        f"{words.percent(asked / moved)}. A row is a line of {LINE} bytes; offsets are from "
+        f"{'the first one' if start is None else 'the start of the array'}."
+    )
+    described = f"sectors of {access.opcode} at {access.line}: {said}, {asked} of {moved} bytes used"
+    return Plot(name, f"Sectors of {access.opcode}, {access.line}", caption, svg(described, top + 22, parts))
+
+
+def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:
+    """Which lanes use each byte, in the order of the bytes."""
+    found: dict[int, list[int]] = {}
+    for lane, address in enumerate(access.addresses):
+        if address is not None:
+            for byte in range(address, address + access.width):
+                found.setdefault(byte, []).append(lane)
+    return {byte: tuple(found[byte]) for byte in sorted(found)}
+
+
+def _pieces(line: int, used: Mapping[int, tuple[int, ...]], top: float) -> list[str]:
+    """The used bytes of one line, in pieces that the same lanes use."""
+    parts, first = [], line * LINE
+    end = first + LINE
+    while first < end:
+        by, after = used.get(first, ()), first + 1
+        while after < end and used.get(after, ()) == by:
+            after += 1
+        if by:
+            x, width = LEFT + first % LINE * BYTE, (after - first) * BYTE
+            parts.append(filled(x + 1, top, width - 2, ROW, "accent", who(by), f"{spoken(by)}: {after - first} bytes"))
+        first = after
+    return parts

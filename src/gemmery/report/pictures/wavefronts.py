@@ -1,0 +1,147 @@
+"""The 32 banks of shared memory under one access of a warp: a stack on each bank, as high as it takes wavefronts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from gemmery import banks
+from gemmery.banks import BANK, BANKS, LANES
+from gemmery.emulator.trace import WarpAccess
+from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
+from gemmery.report.pictures.wording import place, plural
+from gemmery.report.svg import Plot
+
+LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
+GAP = 12  # between groups of lanes
+MEANINGS = {False: ("accent", "lanes alone on their banks"), True: ("rival", "lanes that meet others on a bank")}
+
+
+@dataclass(frozen=True)
+class Box:
+    """Words on neighbouring banks that the same lanes ask for in the same wavefront of their group."""
+
+    level: int
+    bank: int
+    banks: int
+    lanes: tuple[int, ...]
+    meets: bool  # other words are asked for on one of these banks
+
+
+def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
+    """The banks of one access, for each group of lanes that is served together.
+
+    A box is a word or neighbouring ones with the lanes that ask for it; boxes on one bank stand on each other, and the
+    highest stack of a group is its wavefronts.
+    """
+    served = groups(access)
+    stacks = [boxes(access, group) for group in served]
+    heights = [1 + max(box.level for box in stack) for stack in stacks]
+    row = 22 if sum(heights) <= 12 else 16
+    parts = [label(LEFT - 12, 9, "bank", "muted", anchor="end")]
+    parts += [label(LEFT + (bank + 0.5) * WIDE, 9, str(bank), "muted", 10) for bank in range(BANKS)]
+    top = 22.0
+    for group, stack, height in zip(served, stacks, heights, strict=True):
+        parts += _stack(group, stack, height, top, row)
+        top += height * row + GAP
+    seen = {box.meets for stack in stacks for box in stack}
+    parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in seen]))
+    described = f"banks of {access.opcode} at {access.line}: {cost(access)}"
+    caption = (
+        f"{place(access)}: {cost(access)}. {_turns(served)} A box is a word, or words side by side, with the lanes "
+        "that ask for it; the highest stack of a group is its wavefronts."
+    )
+    return Plot(name, f"Banks of {access.opcode}, {access.line}", caption, svg(described, top + 22, parts))
+
+
+def groups(access: WarpAccess) -> list[tuple[int, ...]]:
+    """The lanes of an access that shared memory serves together, group after group; lanes not active are left out.
+
+    >>> wide = WarpAccess(
+    ...     Line("k.cu", 1), Line("k.cu", 1), "ld.shared.v4.f32", "shared", "ld", 16, (0, None, 32, 48) * 8
+    ... )
+    >>> groups(wide)[0]
+    (0, 2, 3, 4, 6, 7)
+    """
+    if access.kind in ("ldmatrix", "stmatrix"):
+        return _every(access, banks.ROWS)
+    found, together = _served(access), min(LANES, BANK * BANKS // access.width)
+    narrow = _every(access, together)
+    # Pairs that agree are served in groups twice as wide; the number of groups tells.
+    return narrow if len(narrow) == found.wavefronts - found.conflicts else _every(access, 2 * together)
+
+
+def cost(access: WarpAccess) -> str:
+    """`8 wavefronts, ideal 4: 4 bank conflicts`."""
+    found = _served(access)
+    conflicts = plural(found.conflicts, "bank conflict") if found.conflicts else "no bank conflict"
+    return f"{plural(found.wavefronts, 'wavefront')}, ideal {found.ideal}: {conflicts}"
+
+
+def _served(access: WarpAccess) -> banks.Served:
+    active = np.array([[address is not None for address in access.addresses]])
+    addresses = np.array([[address or 0 for address in access.addresses]])
+    return banks.served(addresses, None if active.all() else active, access.width, access.kind)
+
+
+def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
+    """Active lanes in groups of `together` neighbours, without empty groups."""
+    active = [lane for lane in range(access.addressing) if access.addresses[lane] is not None]
+    return [tuple(group) for _, group in groupby(active, lambda lane: lane // together)]
+
+
+def boxes(access: WarpAccess, group: Sequence[int]) -> list[Box]:
+    """The words that a group of lanes asks for, stacked on their banks in the order of the lanes.
+
+    >>> access = WarpAccess(Line("k.cu", 1), Line("k.cu", 1), "ld.shared.f32", "shared", "ld", 4, (0, 128, 128))
+    >>> [(box.bank, box.level, box.lanes, box.meets) for box in boxes(access, (0, 1, 2))]
+    [(0, 0, (0,), True), (0, 1, (1, 2), True)]
+    """
+    asked: dict[int, list[int]] = {}  # word -> lanes
+    for lane in group:
+        address = access.addresses[lane]
+        if address is not None:
+            for word in range(address // BANK, (address + max(access.piece, BANK)) // BANK):
+                asked.setdefault(word, []).append(lane)
+    on: list[list[int]] = [[] for _ in range(BANKS)]  # words, in the order of the wavefronts
+    for word in asked:
+        on[word % BANKS].append(word)
+    found: list[Box] = []
+    for level in range(max(map(len, on))):
+        for bank, words in enumerate(on):
+            if level < len(words):
+                box = Box(level, bank, 1, tuple(asked[words[level]]), len(words) > 1)
+                before = found[-1] if bank and on[bank - 1][level : level + 1] == [words[level] - 1] else None
+                if before and (before.lanes, before.meets) == (box.lanes, box.meets):
+                    found[-1] = replace(before, banks=before.banks + 1)
+                else:
+                    found.append(box)
+    return found
+
+
+def _stack(group: Sequence[int], stack: Sequence[Box], height: int, top: float, row: float) -> list[str]:
+    """One group of lanes: its name, the banks that idle in each of its wavefronts, and the boxes on them."""
+    middle = top + height * row / 2
+    parts = [label(0, middle, f"lanes {lanes(group)}" if len(group) > 1 else f"lane {group[0]}", anchor="start")]
+    if height > 1:
+        parts[0] = label(0, middle - 7, f"lanes {lanes(group)}", anchor="start")
+        parts.append(label(0, middle + 7, f"{height} wavefronts", "rival", 10, "start"))
+    for level in range(height):
+        y = top + (height - 1 - level) * row
+        parts += [cell(LEFT + bank * WIDE + 1, y + 1, WIDE - 2, row - 2, "rule") for bank in range(BANKS)]
+    for box in stack:
+        y, x = top + (height - 1 - box.level) * row, LEFT + box.bank * WIDE
+        banks = f"bank {box.bank}" if box.banks == 1 else f"banks {box.bank} to {box.bank + box.banks - 1}"
+        said = f"{spoken(box.lanes)} on {banks}, wavefront {box.level + 1} of {height}"
+        fill = "rival" if box.meets else "accent"
+        parts.append(filled(x + 1, y + 1, box.banks * WIDE - 2, row - 2, fill, who(box.lanes), said))
+    return parts
+
+
+def _turns(served: Sequence[Sequence[int]]) -> str:
+    if len(served) == 1:
+        return "The warp is one group of lanes."
+    return f"The warp is {len(served)} groups of up to {max(map(len, served))} lanes, one after the other."

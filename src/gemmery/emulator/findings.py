@@ -1,0 +1,290 @@
+"""What is wrong with a kernel, found while it runs: each with its line, its thread and the way out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.barriers import ARRIVE
+from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.memory import PAGE
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate, Line
+from gemmery.emulator.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+Place = tuple[int, int, int]  # x, y, z
+
+STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
+UPDATES = frozenset(("atom", "red"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault at one line, or between two, of the first thread that was seen to commit it.
+
+    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier" or "deadlock".
+
+    >>> print(gm.emulate(source, "kernel", 1, 64, [x]).findings[0])
+    sum.cu:7: race: thread 33 of block 0 reads byte 4 of shared memory (tile, byte 4), which thread 1 writes at
+    sum.cu:5; no barrier between: put __syncthreads() there
+    """
+
+    kind: str
+    line: Line
+    message: str
+    block: Place
+    thread: Place
+    other: Line | None = None  # of a race: the access it races with; of a copy: where it began
+    count: int = 1  # how often, over all threads and blocks
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.kind}: {self.message}"
+
+
+class Findings(Observer):
+    """Collects the findings of a run, one for each kind and lines: `found`, in the order of lines."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Line, Line | None], Finding] = {}
+        self._machine: Any = None
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """All findings so far, by kind and lines."""
+        return tuple(sorted(self._found.values(), key=lambda one: (one.line.file, one.line.number, one.kind)))
+
+    def start(self, machine: Machine) -> None:
+        self._machine = machine
+        self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
+        self._alike = machine.blocks  # blocks for which the one that is followed stands
+
+    def access(self, machine: Machine, event: Access) -> None:
+        if event.space != "shared":
+            return
+        threads, addresses = self._taking_part(event.addresses, event.mask)
+        if not threads.size:
+            return
+        if event.kind in UPDATES:
+            self._history.updates(event.index, addresses, threads, event.width)
+        elif event.kind in STORES:
+            self._history.writes(event.index, addresses, threads, event.width, event.kind == "cp.async")
+        else:
+            self._history.reads(event.index, addresses, threads, event.width)
+
+    def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
+        size = machine.kernel.instructions[index].operands[2]
+        assert isinstance(size, Immediate)
+        blocks, each = self._alike, machine.block_threads
+        if blocks > 1:
+            taken = np.zeros(blocks * each, bool)
+            spread = np.zeros(blocks * each, np.int64)
+            taken[threads], spread[threads] = True, addresses
+            if taken.sum() == len(threads):
+                threads, addresses = self._taking_part(spread, taken)
+            else:  # one thread copied more than once by this instruction
+                self._spread()
+        self._history.lands(index, addresses, threads, size.bits)
+
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        if mask is not None and self._alike > 1:
+            rows = mask.reshape(self._alike, -1)
+            if (rows == rows[0]).all():
+                mask = rows[0]
+            else:
+                self._spread()
+        followed = self._history.blocks, machine.block_threads // 32
+        warps: Flags = np.ones(followed, np.bool_)
+        if mask is not None:
+            warps = np.any(mask.reshape(*followed, 32), axis=2)
+        if barrier < 0:
+            self._history.meets_itself(warps)
+        elif machine.kernel.instructions[index].opcode in ARRIVE:
+            self._history.release(warps, barrier)
+        else:
+            self._history.acquire(warps, barrier)  # from those that arrived there and went on
+            self._history.meets(warps)
+
+    def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
+        thread = int(np.flatnonzero(mask)[0])
+        address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
+        does = "reads" if event.kind in ("ld", "ldmatrix") else "accesses" if event.kind == "cp.async" else "writes"
+        what = f"{self._name(thread)} {does} {event.width} bytes at "
+        if kind == "misaligned":
+            what += f"{self._place(event.space, address)}: the address must be a multiple of {event.width}"
+            self._add("misaligned", event.index, thread, int(mask.sum()), what)
+        else:
+            what += self._beyond(event.space, address, event.width)
+            self._add("out of bounds", event.index, thread, int(mask.sum()), what)
+
+    def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+        thread = int(np.flatnonzero(mask)[0])
+        block = thread // machine.block_threads
+        waiting = int(mask.reshape(machine.blocks, -1)[block].sum())
+        what = (
+            f"{self._name(thread)} waits here, with {waiting} of the block's {machine.launch.block_threads} threads, "
+            "and the others wait at another barrier or do not come: let all threads of the block reach the same one"
+        )
+        self._add("divergent barrier", index, thread, int(mask.sum()), what)
+
+    def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+        if machine.kernel.instructions[index].opcode.startswith("bar"):
+            self.diverged(machine, index, mask)
+            return
+        thread = int(np.flatnonzero(mask)[0])
+        what = (
+            f"{self._name(thread)} waits for what no thread will do any more: check how many arrivals the barrier was "
+            "initialised for, that each of them is made, and the parity that is waited for"
+        )
+        self._add("deadlock", index, thread, int(mask.sum()), what)
+
+    def _taking_part(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
+        """Threads that access and their addresses: of the one block that is followed, as long as all do the same."""
+        each = self._machine.block_threads
+        if self._alike > 1:
+            places = addresses.reshape(-1, each) if addresses.ndim else addresses
+            masks = None if mask is None else mask.reshape(-1, each)
+            same: Any = places == places[0] if addresses.ndim else np.True_
+            if masks is not None:
+                same = (same | ~masks) if (masks == masks[0]).all() else np.False_
+            if same.all():
+                mask = None if masks is None else masks[0]
+                addresses = places[0] if addresses.ndim else places
+            else:
+                self._spread()
+        threads = np.arange(self._history.blocks * each) if mask is None else np.flatnonzero(mask)
+        if not addresses.ndim:
+            return threads, np.full(threads.shape, addresses, np.int64)
+        return threads, addresses if mask is None else addresses[mask]
+
+    def _spread(self) -> None:
+        if self._alike > 1:
+            self._history.spread(self._alike)
+            self._alike = 1
+
+    def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
+        """From the history: of each instruction that conflicts with this one the first thread is told."""
+        instructions = others >> INDEX_AT & INDEX
+        for other in np.unique(instructions).tolist():
+            these = instructions == other
+            first = int(np.flatnonzero(these)[0])
+            thread, address, stamp = int(threads[first]), int(addresses[first]), int(others[first])
+            place = f"{self._name(thread)} reads {self._place('shared', address)}"
+            count = int(these.sum()) * self._alike
+            if kind == "uninitialised":
+                what = f"{place}, which no thread has written: write it first, or do not read it"
+                self._add(kind, index, thread, count, what)
+            elif kind == "not landed":
+                what = (
+                    f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for its group "
+                    "before (cp.async.wait_group with a smaller number)"
+                )
+                self._add(kind, index, thread, count, what, other)
+            else:
+                self._race(index, thread, count, address, other, stamp)
+
+    def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
+        each = self._machine.block_threads
+        second = thread - thread % each + (stamp & THREAD)
+        if second == thread:
+            cause = "a copy of its own that may land later: wait for its group before"
+        elif second // 32 == thread // 32:
+            cause = "lanes of one warp: put __syncwarp() between the two"
+        else:
+            cause = "no barrier between: put __syncthreads() there"
+        here, there = self._does(index), self._does(other, bool(stamp & ATOMIC))
+        what = (
+            f"{self._name(thread)} {here} {self._place('shared', address)}, which {self._name(second, False)} {there} "
+            f"at {self._line(other)}; {cause}"
+        )
+        self._add("race", index, thread, count, what, other)
+
+    def _does(self, index: int, atomic: bool = False) -> str:
+        opcode = self._machine.kernel.instructions[index].opcode
+        if opcode.startswith(("atom", "red")) or atomic:
+            return "updates"
+        return "reads" if opcode.startswith(("ld", "wmma.load")) else "writes"
+
+    def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
+        line, second = self._line(index), None if other is None else self._line(other)
+        key = kind, line, second
+        if (known := self._found.get(key)) is not None:
+            self._found[key] = replace(known, count=known.count + count)
+            return
+        block, place = self._where(thread)
+        self._found[key] = Finding(kind, line, message, block, place, second, count)
+
+    def _line(self, index: int) -> Line:
+        line: Line = self._machine.kernel.instructions[index].line
+        return line
+
+    def _where(self, thread: int) -> tuple[Place, Place]:
+        """Block and thread as a kernel knows them, of a thread of the chunk."""
+        machine = self._machine
+        block, own = divmod(thread, machine.block_threads)
+        launch = machine.launch
+        return _unravel(int(machine.block_ids[block]), launch.grid), _unravel(own, launch.block)
+
+    def _name(self, thread: int, with_block: bool = True) -> str:
+        block, place = self._where(thread)
+        launch = self._machine.launch
+        name = f"thread {_short(place, launch.block)}"
+        return f"{name} of block {_short(block, launch.grid)}" if with_block else name
+
+    def _place(self, space: str, address: int) -> str:
+        """An address in words: "byte 132 of shared memory (tile, byte 4)"."""
+        name, start = self._array(space, address)
+        inside = f" ({name}, byte {address - start})" if name else ""
+        return f"address {address:#x}{inside}" if space == "global" else f"byte {address} of {space} memory{inside}"
+
+    def _array(self, space: str, address: int) -> tuple[str, int]:
+        """The array that begins last before an address, and where; "" where there is none."""
+        if space == "global":
+            one = self._machine.memory.nearest(address)
+            return (one.name, one.start) if one is not None and one.start <= address else ("", 0)
+        variables = self._machine.kernel.variables.values()
+        before = [one for one in variables if one.space == space and one.offset <= address]
+        last = max(before, key=lambda one: one.offset, default=None)
+        return (_plain(last.name), last.offset) if last else ("", 0)
+
+    def _beyond(self, space: str, address: int, width: int) -> str:
+        """How far an access is from what it should have been in, and what to do."""
+        if space == "global":
+            return self._beyond_arrays(address, width)
+        machine = self._machine
+        size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
+        far = f"{-address} bytes before them" if address < 0 else f"it ends {address + width - size} bytes beyond them"
+        return f"byte {address} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+
+    def _beyond_arrays(self, address: int, width: int) -> str:
+        one = self._machine.memory.nearest(address)
+        if one is None or 0 <= address < PAGE:
+            return f"address {address:#x}, where no array lies: a null pointer? Pass an array, or test the pointer"
+        if address < one.start:
+            return f"address {address:#x}, {one.start - address} bytes before {one.name}; bound the index"
+        far = f"ending {address + width - one.stop} bytes beyond the {one.size} of {one.name}"
+        return f"address {address:#x}, {far}; bound the index, or allocate more"
+
+
+def _plain(name: str) -> str:
+    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile."""
+    found = re.fullmatch(r"_ZZ\w*?E(\d+)(\w+)", name)
+    while found and int(found[1]) > len(found[2]):  # an E in the middle
+        found = re.fullmatch(r"\w*?E(\d+)(\w+)", found[2])
+    return found[2][: int(found[1])] if found else name
+
+
+def _unravel(index: int, shape: Place) -> Place:
+    x, y, _ = shape
+    return index % x, index // x % y, index // (x * y)
+
+
+def _short(place: Place, shape: Place) -> str:
+    """A place as a number where the shape has one dimension, else (x, y, z)."""
+    return str(place[0]) if shape[1] == shape[2] == 1 else str(place)

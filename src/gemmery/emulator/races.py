@@ -1,0 +1,193 @@
+"""Which accesses to shared memory no barrier orders.
+
+Each granule of shared memory remembers its last write and two last readers, each as a clock of the warp, a thread and
+an instruction in one integer; a vector of clocks for each warp says what of the others it has seen. That is FastTrack
+(Flanagan and Freund, PLDI 2009) with a warp in the place of a thread. Lanes of one warp are ordered by __syncwarp and
+by barriers, not by running in lock step: PTX promises no more since sm_70.
+
+While all blocks of a chunk do the same, one of them is followed for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+# A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
+THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
+
+# What is found: kind, the instruction, its threads, the byte addresses, the stamps of the other accesses.
+Report = Callable[[str, int, Words, Words, Words], None]
+
+
+class History:
+    """What the blocks of a chunk did to their shared memory, and what their warps know of each other.
+
+    `blocks` is the number of blocks that are followed, `threads` those of one block in whole warps, `size` its bytes.
+    """
+
+    def __init__(self, blocks: int, threads: int, size: int, report: Report) -> None:
+        self.blocks, self.threads, self.report = blocks, threads, report
+        self._warps = threads // 32
+        self._shift = 4  # granules begin as the widest access and are cut when a narrower one comes
+        self._granules = -(-max(size, 1) // 16)
+        self._written, self._read, self._read_too = np.zeros((3, blocks * self._granules), np.int64)
+        self._clock = np.ones((blocks, self._warps), np.int64)
+        self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
+        self._told: dict[Any, NDArray[np.int64]] = {}
+        self._tick()
+
+    def spread(self, blocks: int) -> None:
+        """From one block that stood for all to each on its own."""
+        self.blocks = blocks
+        self._written, self._read, self._read_too = (
+            np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too)
+        )
+        self._clock = np.tile(self._clock, (blocks, 1))
+        self._seen = np.tile(self._seen, (blocks, 1, 1))
+        self._told = {key: np.tile(known, (blocks, 1)) for key, known in self._told.items()}
+        self._tick()
+
+    def reads(self, index: int, addresses: Words, threads: Words, width: int) -> None:
+        """Threads load `width` bytes each; `threads` counts through the blocks."""
+        places, threads = self._places(addresses, threads, width)
+        stamps = self._stamps[threads] | index << INDEX_AT
+        self._check_read(index, places, threads, stamps)
+        self._keep_read(places, stamps)
+
+    def writes(self, index: int, addresses: Words, threads: Words, width: int, asynchronous: bool = False) -> None:
+        """Threads store; or begin a copy that lands later."""
+        places, threads = self._places(addresses, threads, width)
+        stamps = self._stamps[threads] | index << INDEX_AT
+        self._check_write(index, places, threads, stamps)
+        self._written[places] = stamps | UNDER_WAY if asynchronous else stamps
+        last = self._written[places]
+        lost = ((last ^ stamps) & THREAD) != 0
+        if lost.any():
+            self._tell("race", index, lost, places, threads, last & ~UNDER_WAY)
+
+    def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
+        """Atomics: they do not race with each other."""
+        places, threads = self._places(addresses, threads, width)
+        stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
+        written = self._written[places]
+        if not written.min():
+            self._tell("uninitialised", index, written == 0, places, threads, written)
+        self._check_write(index, places, threads, stamps)
+        self._keep_read(places, stamps)
+        self._written[places] = stamps
+
+    def lands(self, index: int, addresses: Words, threads: Words, width: int) -> None:
+        """Threads have waited for what they copied: from now on it counts as written by them."""
+        places, threads = self._places(addresses, threads, width)
+        stamps = self._stamps[threads] | index << INDEX_AT
+        written = self._written[places]
+        still = (written & UNDER_WAY != 0) & ((written ^ stamps) & (THREAD | INDEX << INDEX_AT) == 0)
+        self._written[places[still]] = stamps[still]
+
+    def meets(self, warps: Flags) -> None:
+        """Warps (blocks, warps) meet at a barrier of their block: each has seen all that any of them had."""
+        if warps.all():
+            self._seen[:] = self._clock[:, None, :]
+        else:
+            known = self._known(warps)
+            self._seen = np.where(warps[:, :, None], known[:, None, :], self._seen)
+        self._clock += warps
+        self._tick()
+
+    def meets_itself(self, warps: Flags) -> None:
+        """The lanes of each of these warps meet: __syncwarp."""
+        block, warp = np.nonzero(warps)
+        self._seen[block, warp, warp] = self._clock[block, warp]
+        self._clock += warps
+        self._tick()
+
+    def release(self, warps: Flags, key: Any) -> None:
+        """What these warps did is seen by whoever acquires the key in their block later, as by an mbarrier."""
+        told = self._told.get(key, np.zeros_like(self._clock))
+        self._told[key] = np.maximum(told, self._known(warps))
+        self.meets_itself(warps)
+
+    def acquire(self, warps: Flags, key: Any) -> None:
+        """These warps see what was released to the key."""
+        if (told := self._told.get(key)) is not None:
+            self._seen = np.where(warps[:, :, None], np.maximum(self._seen, told[:, None, :]), self._seen)
+            self._tick()
+
+    def _known(self, warps: Flags) -> NDArray[np.int64]:
+        """The latest clocks that any of these warps has seen, their own included: (blocks, warps)."""
+        seen = np.where(warps[:, :, None], self._seen, 0).max(axis=1)
+        known: NDArray[np.int64] = np.maximum(seen, np.where(warps, self._clock, 0))
+        return known
+
+    def _tick(self) -> None:
+        """After a change of clocks."""
+        lanes = np.arange(self.threads)
+        self._stamps = (np.repeat(self._clock, 32, axis=1) << CLOCK_AT | lanes).ravel()
+        self._seen_by = self._seen.reshape(-1)
+        self._new = (int(self._seen.min()) + 1) << CLOCK_AT  # below it everyone has seen everything
+
+    def _places(self, addresses: Words, threads: Words, width: int) -> tuple[Words, Words]:
+        """The granules of an access, and the thread of each."""
+        while width < 1 << self._shift:
+            self._halve()
+        places = (addresses >> self._shift) + threads // self.threads * self._granules
+        count = width >> self._shift
+        if count == 1:
+            return places, threads
+        return (places[:, None] + np.arange(count)).ravel(), np.repeat(threads, count)
+
+    def _halve(self) -> None:
+        self._shift -= 1
+        self._granules *= 2
+        self._written, self._read, self._read_too = (
+            np.repeat(stamps, 2) for stamps in (self._written, self._read, self._read_too)
+        )
+
+    def _unordered(self, then: Words, threads: Words, stamps: Words) -> Flags:
+        """Which earlier accesses another thread made, and this one's warp has not seen."""
+        seen = self._seen_by[(threads >> 5) * self._warps + ((then & THREAD) >> 5)]
+        unordered: Flags = ((then & ~UNDER_WAY) >> CLOCK_AT > seen) & ((then ^ stamps) & THREAD != 0)
+        return unordered
+
+    def _check_read(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
+        written = self._written[places]
+        if written.min() > 0 and written.max() < self._new:
+            return
+        never, under_way = written == 0, written & UNDER_WAY != 0
+        race = self._unordered(written, threads, stamps) & ~under_way
+        for kind, found in (("uninitialised", never), ("not landed", under_way), ("race", race)):
+            if found.any():
+                self._tell(kind, index, found, places, threads, written & ~UNDER_WAY)
+
+    def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
+        written = self._written[places]
+        if written.max() >= self._new:
+            race = self._unordered(written, threads, stamps) & (written & stamps & ATOMIC == 0)
+            race |= written & UNDER_WAY != 0  # even the thread's own copy may land later
+            if race.any():
+                self._tell("race", index, race, places, threads, written & ~UNDER_WAY)
+        for read in (self._read[places], self._read_too[places]):
+            if read.max() >= self._new:
+                race = self._unordered(read, threads, stamps) & (read & stamps & ATOMIC == 0)
+                if race.any():
+                    self._tell("race", index, race, places, threads, read)
+
+    def _keep_read(self, places: Words, stamps: Words) -> None:
+        """Of the threads that read a place two are kept: whoever writes it differs from one of them."""
+        before = self._read[places]
+        self._read[places] = stamps
+        last = self._read[places]
+        other = ((before ^ last) & THREAD) != 0
+        self._read_too[places[other]] = before[other]
+        lost = stamps != last  # lanes that read what a later lane reads as well
+        self._read_too[places[lost]] = stamps[lost]
+
+    def _tell(self, kind: str, index: int, found: Flags, places: Words, threads: Words, others: Words) -> None:
+        self.report(kind, index, threads[found], places[found] % self._granules << self._shift, others[found])

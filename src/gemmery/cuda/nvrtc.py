@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -69,17 +70,22 @@ class Program:
     log: str
 
 
-def compiled(source: str, kernel: str, arch: str, options: tuple[str, ...] = OPTIONS) -> Program:
-    """Compile without the cache; `arch` is "sm_90a" for machine code and PTX."""
+def compiled(
+    source: str, kernel: str, arch: str, options: tuple[str, ...] = OPTIONS, texts: Mapping[str, str] | None = None
+) -> Program:
+    """Compile without the cache; `arch` is "sm_90a" for machine code and PTX. `texts` take the place of files in
+    kernels/ or stand beside them, by file name.
+    """
     nvrtc = _nvrtc()
-    names = sorted(headers())
+    given = {**headers(), **(texts or {})}
+    whole = given.pop(source, None) or text(source)
     program = _checked(
         nvrtc.nvrtcCreateProgram(
-            text(source).encode(),
+            whole.encode(),
             source.encode(),
-            len(names),
-            [headers()[name].encode() for name in names],
-            [name.encode() for name in names],
+            len(given),
+            [one.encode() for one in given.values()],
+            [name.encode() for name in given],
         )
     )
     try:

@@ -1,6 +1,6 @@
 """Comparison and selection: PTX ISA 9.0, sections 9.7.6 and 9.7.7 (setp, set, selp, slct).
 
-`setp` gives p; where "p|q" is written, Op.complement gives q.
+`setp` gives p; where "p|q" is written, Op.complement gives q. Of f16 and bf16 there is no q, of pairs always.
 """
 
 from __future__ import annotations
@@ -114,8 +114,9 @@ def setp() -> dict[str, Op]:
         for name, compare, opposite in scalar_comparisons(kind):
             for boolean, join in BOOLEAN.items():
                 operands = (kind, kind) if join is None else (kind, kind, "pred")
+                second = None if kind in ("f16", "bf16") else joined(opposite, join)
                 table[f"setp.{spelled(name, boolean)}.{kind}"] = Op(
-                    ("pred",), operands, joined(compare, join), kind="setp", complement=joined(opposite, join)
+                    ("pred",), operands, joined(compare, join), kind="setp", complement=second
                 )
     return table
 
@@ -171,10 +172,14 @@ def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
     return meaning
 
 
-def set_results(kind: str) -> tuple[str, ...]:
+def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
     """The types into which set writes what it found of a type."""
-    halves = {"f16": ("f16",), "bf16": ("bf16",)}.get(kind, ("u32", "s32", "f32", "f16", "bf16"))
-    return halves + (("u16", "s16", "u32", "s32") if kind in ("f16", "bf16") else ())
+    if kind.endswith("x2"):
+        return kind, "u32", "s32"
+    if kind == "bf16":
+        return "bf16", "u16", "s16", "u32", "s32"
+    alternate = () if ftz else ("bf16",)
+    return ("f16", *alternate, "u32", "s32", *(("u16", "s16") if kind == "f16" else ("f32",)))
 
 
 def set_() -> dict[str, Op]:
@@ -182,12 +187,11 @@ def set_() -> dict[str, Op]:
     table = {}
     for kind in (*INTEGERS, *FLOATS, "f16x2", "bf16x2"):
         packed = kind.endswith("x2")
-        results = (kind, "u32", "s32") if packed else set_results(kind)
         for name, first, second in packed_comparisons(kind) if packed else scalar_comparisons(kind):
             for boolean, join in BOOLEAN.items():
                 operands = (kind, kind) if join is None else (kind, kind, "pred")
                 low, high = joined(first, join), joined(second, join)
-                for result in results:
+                for result in set_results(kind, ".ftz" in name):
                     meaning = answered_packed(low, high, result) if packed else answered(low, result)
                     table[f"set.{spelled(name, boolean)}.{result}.{kind}"] = Op(
                         (result,), operands, meaning, kind="set"

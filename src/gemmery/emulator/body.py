@@ -34,6 +34,7 @@ class Body:
 
     def __init__(self, text: str, at: int, scope: Scope, files: Mapping[str, str]) -> None:
         self.text, self.at, self.scope, self.files = text, at, scope, files
+        self.function = scope  # where its parameters and registers are, within the module's
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self._branches: list[tuple[int, Scope]] = []  # labels may stand behind the branches
@@ -161,7 +162,7 @@ class Body:
         if brace == "{":
             self.scope = self.scope.inside()
             return 1
-        if self.scope.outer is not None:
+        if self.scope is not self.function and self.scope.outer is not None:
             self.scope = self.scope.outer
         return -1
 

@@ -46,8 +46,6 @@ def _address(machine: Machine, name: str) -> int:
     variable = machine.kernel.variables[name]
     if variable.space in ("global", "const"):
         return machine.memory.address(name)
-    if variable.size == 0:  # extern .shared x[]: after the static ones
-        return -(-machine.kernel.shared // variable.align) * variable.align
     return variable.offset
 
 

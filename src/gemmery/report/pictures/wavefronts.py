@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
-
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, LANES
+from gemmery.emulator.chosen import served
 from gemmery.emulator.trace import WarpAccess
 from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
 from gemmery.report.pictures.wording import place, plural
@@ -37,21 +36,21 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
     A box is a word or neighbouring ones with the lanes that ask for it; boxes on one bank stand on each other, and the
     highest stack of a group is its wavefronts.
     """
-    served = groups(access)
-    stacks = [boxes(access, group) for group in served]
+    turns = groups(access)
+    stacks = [boxes(access, group) for group in turns]
     heights = [1 + max(box.level for box in stack) for stack in stacks]
     row = 22 if sum(heights) <= 12 else 16
     parts = [label(LEFT - 12, 9, "bank", "muted", anchor="end")]
     parts += [label(LEFT + (bank + 0.5) * WIDE, 9, str(bank), "muted", 10) for bank in range(BANKS)]
     top = 22.0
-    for group, stack, height in zip(served, stacks, heights, strict=True):
+    for group, stack, height in zip(turns, stacks, heights, strict=True):
         parts += _stack(group, stack, height, top, row)
         top += height * row + GAP
     seen = {box.meets for stack in stacks for box in stack}
     parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in seen]))
     described = f"banks of {access.opcode} at {access.line}: {cost(access)}"
     caption = (
-        f"{place(access)}: {cost(access)}. {_turns(served)} A box is a word, or words side by side, with the lanes "
+        f"{place(access)}: {cost(access)}. {_turns(turns)} A box is a word, or words side by side, with the lanes "
         "that ask for it; the highest stack of a group is its wavefronts."
     )
     return Plot(name, f"Banks of {access.opcode}, {access.line}", caption, svg(described, top + 22, parts))
@@ -68,7 +67,7 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
     """
     if access.kind in ("ldmatrix", "stmatrix"):
         return _every(access, banks.ROWS)
-    found, together = _served(access), min(LANES, BANK * BANKS // access.width)
+    found, together = served(access), min(LANES, BANK * BANKS // access.width)
     narrow = _every(access, together)
     # Pairs that agree are served in groups twice as wide; the number of groups tells.
     return narrow if len(narrow) == found.wavefronts - found.conflicts else _every(access, 2 * together)
@@ -76,15 +75,9 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
 
 def cost(access: WarpAccess) -> str:
     """`8 wavefronts, ideal 4: 4 bank conflicts`."""
-    found = _served(access)
+    found = served(access)
     conflicts = plural(found.conflicts, "bank conflict") if found.conflicts else "no bank conflict"
     return f"{plural(found.wavefronts, 'wavefront')}, ideal {found.ideal}: {conflicts}"
-
-
-def _served(access: WarpAccess) -> banks.Served:
-    active = np.array([[address is not None for address in access.addresses]])
-    addresses = np.array([[address or 0 for address in access.addresses]])
-    return banks.served(addresses, None if active.all() else active, access.width, access.kind)
 
 
 def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
@@ -141,7 +134,7 @@ def _stack(group: Sequence[int], stack: Sequence[Box], height: int, top: float, 
     return parts
 
 
-def _turns(served: Sequence[Sequence[int]]) -> str:
-    if len(served) == 1:
+def _turns(turns: Sequence[Sequence[int]]) -> str:
+    if len(turns) == 1:
         return "The warp is one group of lanes."
-    return f"The warp is {len(served)} groups of up to {max(map(len, served))} lanes, one after the other."
+    return f"The warp is {len(turns)} groups of up to {max(map(len, turns))} lanes, one after the other."

@@ -1,0 +1,144 @@
+"""Which accesses and branches of a trace are worth a picture: the costliest, or those of a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import banks
+from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
+from gemmery.errors import ArgumentError
+
+MOST = 2  # pictures of a kind, where no line is asked for
+MOST_OF_LINE = 6
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand in global memory: element (i, j) begins at `start` + i `row_step` + j `column_step` bytes."""
+
+    name: str
+    start: int
+    stop: int
+    row_step: int
+    column_step: int
+
+    def element(self, address: int) -> tuple[int, int]:
+        """The row and the column of the element at an address.
+
+        >>> Matrix("A", 4096, 8192, 256, 4).element(4096 + 256 + 8)
+        (1, 2)
+        """
+        away = address - self.start
+        if self.row_step >= self.column_step:
+            return away // self.row_step, away % self.row_step // self.column_step
+        return away % self.column_step // self.row_step, away // self.column_step
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is shown of a run."""
+
+    shared: tuple[WarpAccess, ...] = ()
+    tiles: tuple[TileLayout, ...] = ()
+    global_: tuple[WarpAccess, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+
+
+def chosen(trace: Trace, matrices: Sequence[Matrix] = (), line: str = "") -> Chosen:
+    """The accesses with the most bank conflicts and the most sectors in vain, the tiles, the branch that idles most.
+
+    With `line`, "simt_smem.cu:18", all that this line does to memory, also where it is inlined.
+
+    Raises ArgumentError for a line without an access or a divergent branch; the message lists those that have one.
+    """
+    shared = [_worst(warps, _conflicts) for (_, space), warps in trace.accesses.items() if space == "shared"]
+    global_ = [_worst(warps, _in_vain) for (_, space), warps in trace.accesses.items() if space == "global"]
+    parted = list(trace.divergences.values())
+    if not line:
+        return Chosen(
+            _costliest(shared, _conflicts, MOST),
+            _tiles(trace, matrices),
+            _costliest(global_, _in_vain, MOST),
+            tuple(sorted(parted, key=_idle, reverse=True)[:1]),
+        )
+    known = sorted({str(place) for one in (*shared, *global_) for place in (one.line, one.inner)})
+    found = Chosen(
+        _costliest((one for one in shared if _is_at(one, line)), _conflicts, MOST_OF_LINE),
+        tuple(tile for tile in _tiles(trace, matrices) if any(_is_at(one, line) for one in (tile.store, tile.load))),
+        _costliest((one for one in global_ if _is_at(one, line)), _in_vain, MOST_OF_LINE),
+        tuple(one for one in parted if str(one.line) == line),
+    )
+    if found == Chosen():
+        raise ArgumentError(
+            f"line {line!r}: no access to memory and no divergent branch; there are: {', '.join(known)}"
+        )
+    return found
+
+
+def served(access: WarpAccess) -> banks.Served:
+    """What an access costs shared memory."""
+    return banks.served(*_arrays(access), access.width, access.kind)
+
+
+def moved(access: WarpAccess) -> banks.Moved:
+    """What an access costs global memory."""
+    return banks.moved(*_arrays(access), access.width)
+
+
+def _arrays(access: WarpAccess) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    active = np.array([[address is not None for address in access.addresses]])
+    addresses = np.array([[address or 0 for address in access.addresses]])
+    return addresses, None if active.all() else active
+
+
+def _conflicts(access: WarpAccess) -> tuple[int, ...]:
+    found = served(access)
+    return found.conflicts, found.wavefronts
+
+
+def _in_vain(access: WarpAccess) -> tuple[int, ...]:
+    found = moved(access)
+    return found.sectors - -(-found.used // banks.SECTOR), found.sectors
+
+
+def _idle(found: Divergence) -> int:
+    return sum(stretch.instructions * stretch.lanes.count(False) for stretch in found.stretches)
+
+
+def _is_at(access: WarpAccess | None, line: str) -> bool:
+    return access is not None and line in (str(access.line), str(access.inner))
+
+
+def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]]) -> WarpAccess:
+    """The costliest warp, the first of equals; warps whose lanes lie alike to each other are looked at once."""
+    alike: dict[tuple[int | None, ...], WarpAccess] = {}
+    for one in warps:
+        start = min(address for address in one.addresses if address is not None) // 128 * 128
+        alike.setdefault(tuple(None if a is None else a - start for a in one.addresses), one)
+    return max(alike.values(), key=cost)
+
+
+def _costliest(
+    accesses: Iterable[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], most: int
+) -> tuple[WarpAccess, ...]:
+    """The costliest accesses, one for each place in the source and opcode."""
+    ranked = sorted(accesses, key=cost, reverse=True)
+    return tuple({(one.line, one.inner, one.opcode): one for one in reversed(ranked)}.values())[::-1][:most]
+
+
+def _tiles(trace: Trace, matrices: Sequence[Matrix]) -> tuple[TileLayout, ...]:
+    """The tile of each operand: its first store, and the first load of what was stored there."""
+    found = []
+    for matrix in matrices:
+        held = {at: matrix.element(of) for at, of in trace.sources.items() if matrix.start <= of < matrix.stop}
+        shared = [_worst(warps, _conflicts) for (_, space), warps in trace.accesses.items() if space == "shared"]
+        touching = [one for one in shared if any(address in held for address in one.addresses)]
+        store = next((one for one in touching if one.kind in ("st", "cp.async")), None)
+        load = next((one for one in touching if one.kind in ("ld", "ldmatrix")), None)
+        if store and load:
+            found.append(TileLayout(matrix.name, held, store, load))
+    return tuple(found)

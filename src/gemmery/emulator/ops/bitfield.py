@@ -1,4 +1,7 @@
-"""Bits counted, found, moved within one integer: PTX ISA 9.0, section 9.7.1."""
+"""Bits counted, found, moved within one integer: PTX ISA 9.0, section 9.7.1.
+
+Counts beyond the width need no care: NumPy's shifts give zeros, or the sign, for them.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +77,11 @@ def bfe(kind: str) -> Meaning:
 
     def meaning(a: Values, start: Values, length: Values) -> Values:
         start, length = start & 255, length & 255
-        field = unsigned(a >> np.minimum(start, width - 1).astype(a.dtype)) if kind[0] == "s" else a >> start
+        field = unsigned(a >> start.astype(a.dtype))
         inside = ones(word, length)
         if kind[0] == "u":
             return field & inside
-        last = np.minimum(start + length - 1, width - 1).astype(a.dtype)
+        last = (start + length - 1).astype(a.dtype)
         sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
         return (field & inside | sign & ~inside).view(a.dtype)
 
@@ -106,10 +109,8 @@ def szext(mode: str) -> Meaning:
     """The lower `count` bits, zeros or the sign above."""
 
     def meaning(a: Values, count: Values) -> Values:
-        count = limited(count, mode)
-        unused = (32 - count).astype(a.dtype)
-        moved = a << unused >> np.minimum(unused, 31).astype(a.dtype)
-        return choose(count == 0, a.dtype.type(0), moved)
+        unused = (32 - limited(count, mode)).astype(a.dtype)
+        return a << unused >> unused
 
     return meaning
 

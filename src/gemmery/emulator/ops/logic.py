@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gemmery.emulator.op import NUMPY, Op, Values
-from gemmery.emulator.ops.integer import Meaning
+from gemmery.emulator.ops.integer import Meaning, choose
 
 WIDTHS = ("b16", "b32", "b64")
 
@@ -71,13 +71,15 @@ def funnel(direction: str, mode: str) -> Meaning:
 
 def prmt(a: Values, b: Values, selector: Values) -> Values:
     """Four of eight bytes; the fourth bit of a selector asks for eight copies of the byte's sign instead."""
-    both = b.astype(np.uint64) << 32 | a
+    uniform = np.ndim(selector) == 0  # as good as always, and then a tenth of the time
     result = np.uint32(0)
     for place in (0, 4, 8, 12):
-        byte = (both >> ((selector >> place & 7) << 3) & 255).astype(np.uint32)
-        sign = (byte >> 7) * 255
-        replicate = (selector >> (place + 3) & 1) * 255
-        result = result | ((byte & ~replicate) | (sign & replicate)) << (2 * place)
+        which = selector >> place & 15
+        word = (b if which & 4 else a) if uniform else np.where(which & 4, b, a)
+        byte = word >> ((which & 3) << 3) & 255
+        if not uniform or which & 8:
+            byte = choose(which & 8, (byte >> 7) * 255, byte)
+        result = result | byte << 2 * place
     return result
 
 

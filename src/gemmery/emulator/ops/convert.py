@@ -1,19 +1,83 @@
-"""Conversions: PTX ISA 9.0, sections 9.7.9.21 (cvt) and 9.7.9.22 (cvt.pack)."""
+"""Conversions: PTX ISA 9.0, sections 9.7.9.21 (cvt) and 9.7.9.22 (cvt.pack).
+
+Between integers and f16, bf16, f32, f64; to tf32, to pairs of 16-bit floats, to and from pairs of 8-bit floats.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from gemmery.emulator import exact
+from gemmery.emulator.exact import where
 from gemmery.emulator.op import NUMPY, Op, Values
-from gemmery.emulator.ops.floating import flushed
+from gemmery.emulator.ops.floating import SAT, flushed, saturated
+from gemmery.emulator.ops.half import from_bf16, packed, to_bf16, to_f16, unpacked
 
 Meaning = Callable[..., Any]
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
+BYTES = ("u8", "s8")  # which are not converted to and from bf16
+FLOATS = ("bf16", "f16", "f32", "f64")
+MODES = ("rn", "rz", "rm", "rp")
 WHOLE: dict[str, Meaning] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def _op(to: str, of: str, meaning: Meaning, count: int = 1) -> Op:
+    return Op((to,), (of,) * count, meaning, kind="cvt")
+
+
+def _of_float(of: str) -> Meaning:
+    """A value as float32, or as float64 where it is one."""
+    if of == "bf16":
+        return from_bf16
+    return (lambda x: x.astype(np.float32)) if of == "f16" else (lambda x: x)
+
+
+def _to_float(to: str, mode: str) -> Meaning:
+    """A float32, or a float64 that is exact or rounded to odd, as another type."""
+    if to == "bf16":
+        return lambda x: to_bf16(x, mode)
+    if to == "f16":
+        return lambda x: to_f16(x, mode)
+    kind = np.dtype(NUMPY[to])
+    if mode == "rn":
+        return lambda x: x.astype(kind)
+
+    def convert(x: Values) -> Values:
+        nearest = x.astype(kind)
+        return exact.step(nearest, x - nearest, mode)
+
+    return convert
+
+
+def _chain(*steps: Meaning | None) -> Meaning:
+    """One step after the other."""
+    kept = [step for step in steps if step]
+
+    def chained(x: Values) -> Values:
+        for step in kept:
+            x = step(x)
+        return x
+
+    return chained if len(kept) > 1 else kept[0]
+
+
+# integers
+
+
+def _between_integers() -> dict[str, Op]:
+    """Truncating and extending, and with .sat clamping."""
+    table = {}
+    for to, of in product(INTEGERS, INTEGERS):
+        table[f"cvt.{to}.{of}"] = _op(to, of, _cast(to))
+        target, source = np.iinfo(NUMPY[to]), np.iinfo(NUMPY[of])
+        if target.min > source.min or target.max < source.max:
+            table[f"cvt.sat.{to}.{of}"] = _op(to, of, _clamped(to, of))
+    return table
 
 
 def _cast(to: str) -> Meaning:
@@ -21,49 +85,257 @@ def _cast(to: str) -> Meaning:
     return lambda x: x.astype(kind)
 
 
+def _clamped(to: str, of: str) -> Meaning:
+    target, source = np.iinfo(NUMPY[to]), np.iinfo(NUMPY[of])
+    low, high = (source.dtype.type(v) for v in (max(target.min, source.min), min(target.max, source.max)))
+    return lambda x: np.clip(x, low, high).astype(target.dtype)
+
+
+def _packing(to: str) -> Meaning:
+    """a above b, and with 8 bits each the low half of c above both."""
+    clamp, bits = _clamped(to, "s32"), np.uint32(to[1:])
+    mask = (np.uint32(1) << bits) - np.uint32(1)
+
+    def pack(a: Values, b: Values, *c: Values) -> Values:
+        high, low = (clamp(x).astype(np.uint32) & mask for x in (a, b))
+        pair = low | high << bits
+        return pair | c[0] << np.uint32(16) if c else pair
+
+    return pack
+
+
+def _pack() -> dict[str, Op]:
+    """cvt.pack.sat of 8 and of 16 bits."""
+    four = {
+        f"cvt.pack.sat.{to}.s32.b32": Op(("b32",), ("s32", "s32", "b32"), _packing(to), kind="cvt")
+        for to in ("u8", "s8")
+    }
+    return four | {
+        f"cvt.pack.sat.{to}.s32": Op(("b32",), ("s32", "s32"), _packing(to), kind="cvt") for to in ("u16", "s16")
+    }
+
+
+def _from_integers() -> dict[str, Op]:
+    """To floats in all roundings."""
+    table = {}
+    for mode, to, of in product(MODES, FLOATS, INTEGERS):
+        if to == "bf16" and of in BYTES:
+            continue
+        if to == "f64" and of in ("u64", "s64") and mode != "rn":
+            meaning = _wide_to_f64(mode)
+        elif to in ("f32", "f64") and mode == "rn":
+            meaning = _cast(to)
+        else:
+            meaning = _chain(_odd_of_integer, _to_float(to, mode))
+        table[f"cvt.{mode}.{to}.{of}"] = _op(to, of, meaning)
+    return table
+
+
+def _halves(x: Values) -> tuple[Values, Values]:
+    """An integer as two float64 whose sum it is."""
+    if x.dtype.itemsize < 8:
+        return x.astype(np.float64), np.float64(0)
+    kind = x.dtype.type
+    return (x >> kind(32)) * np.float64(2**32), (x & kind(0xFFFFFFFF)).astype(np.float64)
+
+
+def _odd_of_integer(x: Values) -> Values:
+    return exact.odd_sum(*_halves(x))
+
+
+def _wide_to_f64(mode: str) -> Meaning:
+    return lambda x: exact.step(*exact.two_sum(*_halves(x)), mode)
+
+
 def _to_integer(to: str, of: str, rounding: str) -> Meaning:
     """A float rounded to a whole number and clamped to the range of the integer type."""
     kind = np.dtype(NUMPY[to])
     limits = np.iinfo(kind)
-    # NaN is 0 of an f32 in up to 32 bits, else the one value with only the top bit set.
+    # NaN is 0 of at most 32 bits in up to 32 bits, else the value with only the top bit set.
     nan = 0 if of != "f64" and kind.itemsize < 8 else 1 << (8 * kind.itemsize - 1)
     nan_value = np.array(nan, f"u{kind.itemsize}").view(kind)[()]
-    whole = WHOLE[rounding]
+    whole, widened = WHOLE[rounding], _of_float(of)
 
     def convert(x: Values) -> Values:
-        rounded = whole(x)
+        rounded = whole(widened(x))
         low, high = rounded < float(limits.min), rounded >= float(limits.max + 1)
         outside = low | high | np.isnan(rounded)
-        result = np.where(outside, 0, rounded).astype(kind)[()]
         if not outside.any():
-            return result
-        clamped = np.where(low, kind.type(limits.min), np.where(high, kind.type(limits.max), nan_value))
-        return np.where(outside, clamped, result)[()]
+            return rounded.astype(kind)
+        inside = where(outside, rounded.dtype.type(0), rounded).astype(kind)
+        clamped = where(low, kind.type(limits.min), where(high, kind.type(limits.max), nan_value))
+        return where(outside, clamped, inside)
 
     return convert
 
 
-def _ftz(meaning: Meaning) -> Meaning:
-    return lambda x: meaning(flushed(x))
+def _to_integers() -> dict[str, Op]:
+    """In the four roundings to whole numbers; .sat says what holds anyway."""
+    table = {}
+    for rounding, to, of, sat in product(WHOLE, INTEGERS, FLOATS, ("", ".sat")):
+        if of == "bf16" and (sat or to in BYTES):
+            continue
+        meaning = _to_integer(to, of, rounding)
+        table[f"cvt.{rounding}{sat}.{to}.{of}"] = _op(to, of, meaning)
+        if of == "f32":
+            table[f"cvt.{rounding}.ftz{sat}.{to}.{of}"] = _op(to, of, _chain(flushed, meaning))
+    return table
 
 
-def _op(to: str, of: str, meaning: Meaning) -> Op:
-    return Op((to,), (of,), meaning, kind="cvt")
+# floats
 
 
-CONVERT: dict[str, Op] = {}
-CONVERT |= {f"cvt.{to}.{of}": _op(to, of, _cast(to)) for to in INTEGERS for of in INTEGERS}
-CONVERT |= {f"cvt.rn.{to}.{of}": _op(to, of, _cast(to)) for to in ("f32", "f64", "f16") for of in INTEGERS}
-CONVERT |= {f"cvt.{to}.{of}": _op(to, of, _cast(to)) for to, of in (("f32", "f16"), ("f64", "f16"), ("f64", "f32"))}
-CONVERT |= {f"cvt.rn.{to}.{of}": _op(to, of, _cast(to)) for to, of in (("f16", "f32"), ("f16", "f64"), ("f32", "f64"))}
-CONVERT |= {
-    f"cvt.{rounding}.{to}.{of}": _op(to, of, _to_integer(to, of, rounding))
-    for rounding in WHOLE
-    for to in INTEGERS
-    for of in ("f32", "f64", "f16")
-}
-CONVERT |= {
-    f"cvt.{rounding}.ftz.{to}.f32": _op(to, "f32", _ftz(_to_integer(to, "f32", rounding)))
-    for rounding in WHOLE
-    for to in INTEGERS
+def _between_floats() -> dict[str, Op]:
+    """Wider without rounding, narrower in four, to whole numbers in a type; .ftz where f32 takes part."""
+    table = {}
+    for to, of, modifiers in product(FLOATS, FLOATS, SAT):
+        if (".ftz" in modifiers and "f32" not in (to, of)) or (".sat" in modifiers and "bf16" in (to, of)):
+            continue
+        before = flushed if of == "f32" and ".ftz" in modifiers else None
+        after = _chain(
+            flushed if to == "f32" and ".ftz" in modifiers else (lambda x: x),
+            saturated if ".sat" in modifiers else None,
+        )
+        if to == of and to != "bf16":
+            table[f"cvt{modifiers}.{to}.{of}"] = _op(to, of, _chain(before, after))
+            for rounding, whole in WHOLE.items():
+                table[f"cvt.{rounding}{modifiers}.{to}.{of}"] = _op(to, of, _chain(before, whole, after))
+        elif np.dtype(NUMPY[to]).itemsize > np.dtype(NUMPY[of]).itemsize:
+            meaning = _chain(before, _of_float(of), _to_float(to, "rn"), after)
+            table[f"cvt{modifiers}.{to}.{of}"] = _op(to, of, meaning)
+        elif to != of:
+            for mode in MODES:
+                meaning = _chain(before, _of_float(of), _to_float(to, mode), after)
+                table[f"cvt.{mode}{modifiers}.{to}.{of}"] = _op(to, of, meaning)
+    return table
+
+
+def _limited(largest: float) -> Meaning:
+    """.satfinite: beyond the largest number, infinity too, that number."""
+    return lambda x: where(np.abs(x) > largest, np.copysign(np.asarray(x).dtype.type(largest), x), x)
+
+
+def _relu(x: Values) -> Values:
+    """Negative numbers are 0, NaN stays."""
+    zero = np.asarray(x).dtype.type(0)
+    return np.maximum(x, zero) + zero
+
+
+def _paired(meaning: Meaning) -> Meaning:
+    """Two results of 16 bits in one register, of the first operand the upper one."""
+    return lambda high, low: packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
+
+
+LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
+
+
+def _rectified_or_limited() -> dict[str, Op]:
+    """f32 to f16 and bf16 and to pairs of them, of which the first operand is the upper one."""
+    table = {}
+    for to, mode, relu, finite in product(LARGEST, ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
+        before = (_relu if relu else None, _limited(LARGEST[to]) if finite else None)
+        meaning = _chain(*before, _to_float(to, mode))
+        table[f"cvt.{mode}{relu}{finite}.{to}.f32"] = _op(to, "f32", meaning)
+        table[f"cvt.{mode}{relu}{finite}.{to}x2.f32"] = _op(f"{to}x2", "f32", _paired(meaning), 2)
+    return table
+
+
+def _to_tf32(mode: str) -> Meaning:
+    """Bits of the float32 of 10 bits nearest to a float32, ties to even ("rn") or away from zero ("rna"), or cut."""
+
+    def convert(x: Values) -> Values:
+        bits = np.asarray(x).view(np.uint32)
+        if mode == "rna":
+            short = bits + np.uint32(0x1000)
+        elif mode == "rn":
+            short = bits + (bits >> np.uint32(13) & np.uint32(1)) + np.uint32(0xFFF)
+        else:
+            short = bits
+        return where(np.isnan(x), np.uint32(0x7FFFFFFF), where(np.isinf(x), bits, short & np.uint32(0xFFFFE000)))
+
+    return convert
+
+
+def _tf32() -> dict[str, Op]:
+    table = {}
+    largest = float(np.uint32(0x7F7FE000).view(np.float32))
+    for mode, finite, relu in product(("rna", "rn", "rz"), ("", ".satfinite"), ("", ".relu")):
+        if not (mode == "rna" and relu):
+            meaning = _chain(_relu if relu else None, _limited(largest) if finite else None, _to_tf32(mode))
+            table[f"cvt.{mode}{finite}{relu}.tf32.f32"] = _op("tf32", "f32", meaning)
+    return table
+
+
+# 8-bit floats
+
+
+def _decoded(type_: str) -> Any:
+    """The float16 of each of the 256 codes: e5m2 is half a float16, e4m3 has no infinity and 7 below the bias of 15."""
+    codes = np.arange(256, dtype=np.uint16)
+    if type_ == "e5m2":
+        values = (codes << np.uint16(8)).view(np.float16)
+    else:
+        values = ((codes & np.uint16(0x7F)) << np.uint16(7)).view(np.float16) * np.float16(2**8)
+        values[0x7F::0x80] = np.nan
+        values[0x80:] = -values[:0x80]
+    values[np.isnan(values)] = np.uint16(0x7FFF).view(np.float16)
+    return values
+
+
+def _to_8_bits(type_: str) -> Meaning:
+    """Codes of the nearest 8-bit floats, ties to even; beyond the largest, that one."""
+    values = _decoded(type_)[:128].astype(np.float64)
+    values = values[np.isfinite(values)]
+    middles = (values[1:] + values[:-1]) / 2
+
+    def encode(x: Values) -> Values:
+        size = np.abs(x)
+        below = np.searchsorted(middles, size)  # the code, but for odd ones exactly in the middle
+        above = np.searchsorted(middles, size, side="right")
+        code = where(below % 2 == 1, above, below).astype(np.uint8)
+        return where(np.isnan(x), np.uint8(0x7F), code | np.signbit(x).astype(np.uint8) << np.uint8(7))
+
+    return encode
+
+
+def _two_codes(encode: Meaning) -> Meaning:
+    return lambda high, low: encode(low) | encode(high).astype(np.uint16) << np.uint16(8)
+
+
+def _codes_of_pair(two: Meaning) -> Meaning:
+    """The same of a register that holds two float16."""
+
+    def convert(x: Values) -> Values:
+        parts = unpacked(x).view(np.float16)
+        return two(parts[..., 1][()], parts[..., 0][()])
+
+    return convert
+
+
+def _pair_of_codes(values: Any) -> Meaning:
+    return lambda x: packed(values[np.stack([x & np.uint16(0xFF), x >> np.uint16(8)], axis=-1)])
+
+
+def _8_bits() -> dict[str, Op]:
+    """Pairs of e4m3 and e5m2: from two f32 and from f16x2, and to f16x2."""
+    table = {}
+    for type_, relu in product(("e4m3", "e5m2"), ("", ".relu")):
+        codes, values = f"{type_}x2", _decoded(type_)
+        two = _two_codes(_chain(_relu if relu else None, _to_8_bits(type_)))
+        table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", two, 2)
+        table[f"cvt.rn.satfinite{relu}.{codes}.f16x2"] = _op(codes, "f16x2", _codes_of_pair(two))
+        wide = _pair_of_codes(_relu(values) if relu else values)
+        table[f"cvt.rn{relu}.f16x2.{codes}"] = _op("f16x2", codes, wide)
+    return table
+
+
+CONVERT: dict[str, Op] = {
+    **_between_integers(),
+    **_pack(),
+    **_from_integers(),
+    **_to_integers(),
+    **_between_floats(),
+    **_rectified_or_limited(),
+    **_tf32(),
+    **_8_bits(),
 }

@@ -218,15 +218,10 @@ EXTREMES: dict[str, Meaning] = {
 }
 
 
-def extremes(
-    type_: str, ftz: tuple[str, ...], op: Callable[[Meaning, str], Op], names: tuple[str, ...]
-) -> dict[str, Op]:
-    """min and max of a type: with .ftz right behind the name and the other modifiers after it."""
-    table = {}
-    for name, flush in product(names, ftz):
-        base, _, rest = name.partition(".")
-        table[f"{base}{flush}{'.' * bool(rest)}{rest}.{type_}"] = op(EXTREMES[name], flush)
-    return table
+def with_ftz(name: str, ftz: str) -> str:
+    """min.NaN with .ftz is min.ftz.NaN."""
+    base, dot, rest = name.partition(".")
+    return f"{base}{ftz}{dot}{rest}"
 
 
 def _normal(x: Values) -> Values:
@@ -254,8 +249,9 @@ def _bitwise() -> dict[str, Op]:
         # copysign takes the sign first.
         table[f"copysign.{type_}"] = Op((type_,), (type_, type_), lambda sign, x: np.copysign(x, sign))
         table |= {f"testp.{name}.{type_}": Op(("pred",), (type_,), meaning) for name, meaning in TESTS.items()}
-    table |= extremes("f32", FTZ, lambda m, ftz: Op(("f32",), ("f32", "f32"), modified(m, ftz)), tuple(EXTREMES))
-    table |= extremes("f64", ("",), lambda m, _: Op(("f64",), ("f64", "f64"), m), ("min", "max"))
+    for name, ftz in product(EXTREMES, FTZ):
+        table[f"{with_ftz(name, ftz)}.f32"] = Op(("f32",), ("f32", "f32"), modified(EXTREMES[name], ftz))
+    table |= {f"{name}.f64": Op(("f64",), ("f64", "f64"), EXTREMES[name]) for name in ("min", "max")}
     return table
 
 

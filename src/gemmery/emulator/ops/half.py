@@ -1,0 +1,162 @@
+"""Arithmetic of f16, bf16 and their pairs: PTX ISA 9.0, section 9.7.4, and the half forms of section 9.7.3.
+
+All of it is computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24 to 15: a sum of a
+product and a third number that float64 cannot hold, 53 bits, has either a product beyond 2**28, which overflows anyway,
+or one so far below the third number that the sum rounds to that number in any case: float64's own rounding cannot be
+seen. bf16 reaches from 2**-133 to 2**128, so its sums are rounded to odd first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from gemmery.emulator import exact
+from gemmery.emulator.exact import where
+from gemmery.emulator.op import Op, Values
+from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, flushed, saturated, with_ftz
+
+Meaning = Callable[..., Any]
+
+BF16_NAN = np.uint16(0x7FFF)
+
+
+def from_bf16(bits: Values) -> Values:
+    """float32 of bf16's bits."""
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)[()]
+
+
+def to_bf16(x: Values, mode: str = "rn") -> Values:
+    """Bits of bf16 nearest to float32 or float64 ("rn"), toward zero ("rz"), down ("rm") or up ("rp")."""
+    x = np.asarray(x)
+    bits = np.asarray(exact.odd_float32(x) if x.dtype == np.float64 else x).view(np.uint32)
+    short, rest = bits >> np.uint32(16), bits & np.uint32(0xFFFF)
+    if mode == "rn":
+        # More than half, or half and odd.
+        short = short + ((rest + (short & np.uint32(1))) > 0x8000)
+    elif mode != "rz":
+        short = short + ((rest > 0) & (np.signbit(x) == (mode == "rm")))
+    return where(np.isnan(x), BF16_NAN, where(np.isinf(x), bits >> np.uint32(16), short).astype(np.uint16))
+
+
+def to_f16(x: Values, mode: str = "rn") -> Values:
+    """float16 of float32 or float64, rounded once."""
+    nearest = np.asarray(x).astype(np.float16)[()]
+    return nearest if mode == "rn" else exact.step(nearest, x - nearest.astype(np.float64), mode)
+
+
+def unpacked(bits: Values) -> Values:
+    """The two 16-bit parts of 32 bits along a last axis of 2, the low one first."""
+    return np.ascontiguousarray(bits).reshape(*np.shape(bits), 1).view(np.uint16)
+
+
+def packed(parts: Values) -> Values:
+    """32 bits of parts along a last axis of 2."""
+    return np.ascontiguousarray(parts).view(np.uint32)[..., 0][()]
+
+
+def _of_f16(meaning: Meaning) -> Meaning:
+    """A meaning of float64 for float16."""
+    return lambda *operands: to_f16(meaning(*(np.asarray(x).astype(np.float64) for x in operands)))
+
+
+def _of_bf16(meaning: Meaning) -> Meaning:
+    """A meaning of float64 for bits of bf16."""
+    return lambda *operands: to_bf16(meaning(*(np.float64(1) * from_bf16(x) for x in operands)))
+
+
+def _of_pairs(meaning: Meaning, kind: str) -> Meaning:
+    """A meaning of float16 or of bits of bf16 for two of them in 32 bits."""
+    return lambda *operands: packed(meaning(*(unpacked(x).view(kind) for x in operands)))
+
+
+def _flushed(x: Values) -> Values:
+    """Subnormal float16 as zeros of their sign."""
+    return where(np.abs(x) < np.float16(2.0**-14), np.copysign(np.float16(0), x), x)
+
+
+def _modified(meaning: Meaning, modifiers: str) -> Meaning:
+    """A meaning of float16 with .ftz and .sat."""
+    ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
+
+    def changed(*operands: Values) -> Values:
+        result = _flushed(meaning(*map(_flushed, operands))) if ftz else meaning(*operands)
+        return saturated(result) if sat else result
+
+    return changed if ftz or sat else meaning
+
+
+def _rectified(meaning: Meaning) -> Meaning:
+    """.relu: negative results are 0, NaN stays."""
+    # The addition makes +0 of -0.
+    return lambda *operands: np.maximum(meaning(*operands), 0) + 0.0
+
+
+def _fused(x: Values, y: Values, z: Values) -> Values:
+    return x * y + z
+
+
+def _fused_odd(x: Values, y: Values, z: Values) -> Values:
+    return exact.odd_sum(x * y, z)
+
+
+def _forms(
+    opcode: str, count: int, f16: Meaning | None, bf16: Meaning | None, kind: str = "alu", flops: int = 0
+) -> dict[str, Op]:
+    """An instruction for f16, bf16 and pairs of either, of meanings of float16 and of bits of bf16."""
+    table = {}
+    for type_, meaning, numpy in (("f16", f16, "f2"), ("bf16", bf16, "u2")):
+        if meaning:
+            pairs, pair = _of_pairs(meaning, numpy), f"{type_}x2"
+            table[f"{opcode}.{type_}"] = Op((type_,), (type_,) * count, meaning, kind=kind, flops=flops)
+            table[f"{opcode}.{pair}"] = Op((pair,), (pair,) * count, pairs, kind=kind, flops=2 * flops)
+    return table
+
+
+def _arithmetic() -> dict[str, Op]:
+    """add, sub, mul and fma; bf16 has no .ftz and no .sat."""
+    meanings: dict[str, tuple[str, int, Meaning, Meaning]] = {
+        "add": ("hadd", 2, np.add, exact.odd_sum),
+        "sub": ("hadd", 2, np.subtract, lambda x, y: exact.odd_sum(x, -y)),
+        "mul": ("hmul", 2, np.multiply, np.multiply),
+        "fma": ("hfma", 3, _fused, _fused_odd),
+    }
+    table: dict[str, Op] = {}
+    for (name, (kind, count, f16, bf16)), modifiers in product(meanings.items(), SAT):
+        meaning = _modified(_of_f16(f16), modifiers)
+        brain = None if modifiers else _of_bf16(bf16)
+        flops = 2 if name == "fma" else 1
+        for rounding in (".rn",) if name == "fma" else ("", ".rn"):
+            table |= _forms(f"{name}{rounding}{modifiers}", count, meaning, brain, kind, flops)
+    for ftz in FTZ:
+        meaning = _modified(_of_f16(_rectified(_fused)), ftz)
+        brain = None if ftz else _of_bf16(_rectified(_fused_odd))
+        table |= _forms(f"fma.rn{ftz}.relu", 3, meaning, brain, "hfma", 2)
+    return table
+
+
+def _functions() -> dict[str, Op]:
+    """neg, abs, ex2, tanh, min, max; ex2 of bf16 is always .ftz."""
+    sign = np.uint16(0x8000)
+    table = _forms("neg", 1, None, lambda bits: bits ^ sign) | _forms("abs", 1, None, lambda bits: bits & ~sign)
+    for ftz in FTZ:
+        table |= _forms(f"neg{ftz}", 1, _modified(np.negative, ftz), None)
+        table |= _forms(f"abs{ftz}", 1, _modified(np.abs, ftz), None)
+    table |= _forms("tanh.approx", 1, _of_f16(np.tanh), _of_bf16(np.tanh), "mufu")
+    table |= _forms("ex2.approx", 1, _of_f16(np.exp2), None, "mufu")
+    table |= _forms("ex2.approx.ftz", 1, None, _exp2_of_bf16, "mufu")
+    for name, ftz in product(EXTREMES, FTZ):
+        meaning, brain = _modified(EXTREMES[name], ftz), None if ftz else _of_bf16(EXTREMES[name])
+        table |= _forms(with_ftz(name, ftz), 2, meaning, brain)
+    return table
+
+
+def _exp2_of_bf16(bits: Values) -> Values:
+    """Subnormal operands and results are zeros."""
+    return to_bf16(flushed(from_bf16(to_bf16(np.exp2(np.float64(1) * flushed(from_bf16(bits)))))))
+
+
+HALF: dict[str, Op] = _arithmetic() | _functions()

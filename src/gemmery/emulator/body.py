@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery.emulator.ptx import Instruction, Label, Line, Operand, Register, Vector
-from gemmery.emulator.scopes import Scope
+from gemmery.emulator.scopes import Scope, parts
 from gemmery.emulator.variables import variable
 from gemmery.errors import EmulationError
 
@@ -92,6 +92,8 @@ class Body:
             self._branches.append((len(self.instructions), self.scope))
             index, _, table = operands.partition(",")
             read = (self.scope.operand(index.strip()), Label(table.strip()))
+        elif opcode in ("call", "call.uni"):
+            opcode, read = self._call(operands)
         else:
             read = self.scope.operands(operands)
         line = self._line or Line("ptx", self._number)
@@ -107,6 +109,16 @@ class Body:
                 bool(negated),
             )
         )
+
+    def _call(self, operands: str) -> tuple[str, tuple[Operand, ...]]:
+        """(results), function, (parameters) as "call function" with results and parameters as two vectors."""
+        given = parts("".join(operands.split()))
+        results = given.pop(0) if given and given[0].startswith("(") else "()"
+        name = given.pop(0) if given else ""
+        if not name or given[1:] or self.scope.register(name):
+            raise EmulationError("calls through a pointer are not modelled: call the function by its name")
+        passed = [Vector(self.scope.operands(one[1:-1])) for one in (results, given[0] if given else "()")]
+        return f"call {name}", tuple(passed)
 
     def _location(self, found: re.Match[str]) -> None:
         """`.loc 2 19 5, function_name f, inlined_at 1 14 7`: the place it was inlined at may have been inlined, too."""
@@ -184,5 +196,5 @@ def place(text: str, at: int) -> str:
     """The line at a position, for a message: "PTX line 12: mov.u32 %r1, %r2;"."""
     rest = text[at:]
     at += len(rest) - len(rest.lstrip())
-    shown = " ".join(text[at : at + 200].split("\n")[0].split())
+    shown = " ".join(text[at : at + 200].partition("\n")[0].split())
     return f"PTX line {text.count(chr(10), 0, at) + 1}: {shown or 'the end of the text'}"

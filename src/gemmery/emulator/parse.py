@@ -6,9 +6,11 @@ NVIDIA, Parallel Thread Execution ISA 9.0, chapters 4, 5 and 11.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from gemmery.emulator.body import Body, place
-from gemmery.emulator.ptx import Kernel, Module, Parameter, Variable
+from gemmery.emulator.calls import Function, expand
+from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
 from gemmery.emulator.scopes import Scope
 from gemmery.emulator.variables import laid_out, variable
 from gemmery.errors import EmulationError
@@ -35,7 +37,8 @@ def module(text: str) -> Module:
     text = _SECTION.sub(_blank, text)
     facts: dict[str, str] = {}
     scope = Scope()
-    bodies: dict[str, tuple[Body, list[Parameter], str]] = {}
+    kernels: dict[str, tuple[Body, list[Parameter], str]] = {}
+    functions: dict[str, Function] = {}
     at, end = 0, len(text.rstrip())
     while at < end:
         found = _TOP.match(text, at)
@@ -47,23 +50,25 @@ def module(text: str) -> Module:
             elif found["variable"]:
                 if not found["variable"].startswith(".pragma"):
                     scope.add(variable(found["variable"])[0])
-            elif found["opening"] == "{" and found["function"] == "func":
-                raise EmulationError("device functions are not inlined yet")
             elif found["opening"] == "{":
-                inside = Scope(scope)
-                parameters = _parameters(found["parameters"] or "", inside)
+                kernel = found["function"] == "entry"
+                inside = Scope(scope, "" if kernel else f".{found['name']}")
                 body = Body(text, found.end(), inside, files)
-                bodies[found["name"]] = body, parameters, found["limits"]
+                if kernel:
+                    kernels[found["name"]] = body, _parameters(found["parameters"] or "", inside), found["limits"]
+                else:
+                    results, given = (_passed(found[group] or "", inside) for group in ("results", "parameters"))
+                    functions[found["name"]] = Function(found["name"], body, results, given)
         except EmulationError as error:
             raise EmulationError(f"{place(text, at)}: {error}") from None
-        at = found.end()
-        if found["opening"] == "{":
-            at = body.read()
-    if not bodies:
+        at = body.read() if found["opening"] == "{" else found.end()
+    if not kernels:
         raise EmulationError("this PTX has no .entry: a kernel is a function that is __global__")
-    outer, _ = _spaces(list(scope.variables.values()), ("global", "const"))
-    kernels = {name: _kernel(name, *parts, scope, outer) for name, parts in bodies.items()}
-    return Module(facts.get("version", ""), facts.get("target", ""), kernels)
+    outer, _ = _spaces(scope.variables.values(), ("global", "const"))
+    for body, parameters, _ in kernels.values():
+        expand(body, [one.name for one in parameters], functions)
+    made = {name: _kernel(name, *kernel, scope, outer) for name, kernel in kernels.items()}
+    return Module(facts.get("version", ""), facts.get("target", ""), made)
 
 
 def _blank(found: re.Match[str]) -> str:
@@ -83,7 +88,19 @@ def _parameters(text: str, scope: Scope) -> list[Parameter]:
     return listed
 
 
-def _spaces(variables: list[Variable], spaces: tuple[str, ...]) -> tuple[dict[str, Variable], dict[str, int]]:
+def _passed(text: str, scope: Scope) -> tuple[Register | Symbol, ...]:
+    """What carries the results or the parameters of a .func: .reg .b32 x, .param .b64 y."""
+    made: list[Register | Symbol] = []
+    for declaration in text.split(",") if text.strip() else []:
+        words = declaration.split()
+        if words[0] == ".reg":
+            made.append(scope.declare(words[-1], words[1][1:]))
+        else:
+            made.append(Symbol(scope.add(variable(declaration)[0]).name))
+    return tuple(made)
+
+
+def _spaces(variables: Iterable[Variable], spaces: tuple[str, ...]) -> tuple[dict[str, Variable], dict[str, int]]:
     placed: dict[str, Variable] = {}
     sizes = {}
     for space in spaces:

@@ -112,6 +112,8 @@ class Variable:
 
 @dataclass(frozen=True)
 class Parameter:
+    """What a launch passes, where it lies among all that is passed."""
+
     name: str
     type: str  # "u64"; "b8" for a struct
     offset: int
@@ -135,13 +137,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Module:
+    """All kernels of a PTX text."""
+
     version: str  # "9.0"
     target: str  # "sm_90a"
     kernels: Mapping[str, Kernel]
 
 
 def parse(text: str) -> Module:
-    """All kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
+    r"""All kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
 
     >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
     >>> module.kernels["f"].instructions[0].text

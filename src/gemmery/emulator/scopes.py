@@ -129,10 +129,11 @@ class Scope:
         self.read.pop(name, None)
         return made
 
-    def add(self, declared: Variable) -> None:
-        """A variable of this scope."""
+    def add(self, declared: Variable) -> Variable:
+        """A variable of this scope, as the function calls it."""
         made = replace(declared, name=_free(declared.name + self.suffix, self.memory))
         self.variables[declared.name] = self.memory[made.name] = made
+        return made
 
     def register(self, name: str) -> Register | None:
         """The register of that name here or around."""

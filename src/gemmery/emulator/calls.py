@@ -1,0 +1,223 @@
+"""Device functions put in the place of their calls; what passed through parameters passes through registers.
+
+NVIDIA, Parallel Thread Execution ISA 9.0, sections 5.1.6.4 (device function parameters) and 9.7.12.5 (call).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from gemmery.emulator.body import Body
+from gemmery.emulator.ptx import Instruction, Label, Memory, Operand, Register, Symbol, Vector
+from gemmery.emulator.variables import SIZES
+from gemmery.errors import EmulationError
+
+WAY_OUT = "mark the function __forceinline__"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A .func: its body and the registers or .param variables that carry results and parameters."""
+
+    name: str
+    body: Body
+    results: tuple[Operand, ...]
+    parameters: tuple[Operand, ...]
+
+
+def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) -> None:
+    """Replace the calls of a kernel's body by what they call, recursively; `own` are the kernel's parameters.
+
+    Calls of functions that the text does not define stay, as an instruction "call vprintf". Raises EmulationError for
+    recursion, and for parameters that are not read as they were written.
+    """
+    if not any(one.opcode.startswith("call ") for one in body.instructions):
+        return
+    reached: dict[str, Function] = {}
+    _reach(body, functions, (), reached)
+    bodies = [body, *(function.body for function in reached.values())]
+    slots: dict[str, dict[int, int]] = {
+        name: {}
+        for one in bodies
+        for name, variable in one.scope.memory.items()
+        if variable.space == "param" and (one is not body or name not in own)
+    }
+    for one in bodies:
+        for instruction in one.instructions:
+            _find_slots(instruction, slots)
+    made = _Expansion(reached, slots, body.scope.taken)
+    made.put(body.instructions, body.labels, "", None)
+    body.instructions, body.labels = made.instructions, made.labels
+    for one in bodies[1:]:
+        body.scope.taken.update(one.scope.taken)
+        body.scope.memory.update({name: made for name, made in one.scope.memory.items() if made.space != "param"})
+        body.scope.seen.update(one.scope.seen)
+
+
+def _reach(body: Body, functions: Mapping[str, Function], chain: tuple[str, ...], reached: dict[str, Function]) -> None:
+    """Collect the functions that are called, directly or not."""
+    for instruction in body.instructions:
+        name = instruction.opcode.removeprefix("call ")
+        if name == instruction.opcode or name not in functions:
+            continue
+        if name in chain:
+            raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modelled; use a loop")
+        reached[name] = functions[name]
+        _reach(functions[name].body, functions, (*chain, name), reached)
+
+
+def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> None:
+    """Enter the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
+    call = instruction.opcode.startswith("call ")
+    for operand in instruction.operands:
+        if isinstance(operand, Symbol) and operand.name in slots and not call:
+            raise EmulationError(f"{_where(instruction)}: the address of a parameter is taken; {WAY_OUT}")
+        if not isinstance(operand, Memory) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
+            continue
+        known, width = slots[operand.base.name], _width(instruction)
+        for i in range(len(_values(instruction))):
+            first = operand.base.offset + i * width
+            if any(at != first and at < first + width and first < at + known[at] for at in known):
+                raise EmulationError(f"{_where(instruction)}: parts of the parameter overlap; {WAY_OUT}")
+            known[first] = max(width, known.get(first, 0))  # a char is passed as an int
+
+
+def _width(instruction: Instruction) -> int:
+    return SIZES[instruction.opcode.rpartition(".")[2]]
+
+
+def _values(instruction: Instruction) -> tuple[Operand, ...]:
+    """The registers of an ld.param or st.param."""
+    value = instruction.operands[0 if instruction.opcode.startswith("ld") else 1]
+    return value.elements if isinstance(value, Vector) else (value,)
+
+
+_BITS = {"pred": 1} | {name: 8 * size for name, size in SIZES.items()}
+
+
+def _where(instruction: Instruction) -> str:
+    return f"PTX line {instruction.ptx_line}: {instruction.text}"
+
+
+class _Expansion:
+    """The instructions of a kernel, growing call by call."""
+
+    def __init__(
+        self, functions: Mapping[str, Function], slots: dict[str, dict[int, int]], registers: dict[str, str]
+    ) -> None:
+        self.functions, self.slots, self.registers = functions, slots, registers
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.calls = 0
+
+    def put(self, instructions: list[Instruction], labels: Mapping[str, int], suffix: str, end: str | None) -> None:
+        """Append a body whose labels get a suffix and whose returns, but a kernel's, go to the label `end`."""
+        begins = []
+        last = instructions[-1] if instructions else None
+        for instruction in instructions:
+            begins.append(len(self.instructions))
+            name = instruction.opcode.removeprefix("call ")
+            if name in self.functions and name != instruction.opcode:
+                self._call(instruction, self.functions[name])
+            elif name != instruction.opcode:
+                self.instructions.append(replace(instruction, operands=()))
+            elif end is not None and instruction.opcode in ("ret", "ret.uni"):
+                if instruction is last and instruction.guard is None:
+                    continue
+                self.instructions.append(replace(instruction, opcode="bra", operands=(Label(end),)))
+            elif (memory := self._slot_memory(instruction)) is not None:
+                self._moves(instruction, memory)
+            elif suffix and instruction.opcode.startswith(("bra", "brx")):
+                moved = tuple(_renamed(operand, suffix) for operand in instruction.operands)
+                self.instructions.append(replace(instruction, operands=moved))
+            else:
+                self.instructions.append(instruction)
+        begins.append(len(self.instructions))
+        self.labels |= {name + suffix: begins[index] for name, index in labels.items()}
+
+    def _call(self, instruction: Instruction, function: Function) -> None:
+        self.calls += 1
+        suffix = f"@{self.calls}"
+        end = f"{function.name}{suffix}"
+        results, given = instruction.operands
+        assert isinstance(results, Vector)
+        assert isinstance(given, Vector)
+        if len(given.elements) != len(function.parameters) or len(results.elements) != len(function.results):
+            raise EmulationError(
+                f"{_where(instruction)}: {function.name} takes other parameters: pass as many as declared"
+            )
+        if instruction.guard is not None:
+            skip = replace(instruction, opcode="bra", operands=(Label(end),), negated=not instruction.negated)
+            self.instructions.append(skip)
+        plain = replace(instruction, guard=None, negated=False)
+        for formal, actual in zip(function.parameters, given.elements, strict=True):
+            self._pass(plain, formal, actual)
+        self.put(function.body.instructions, function.body.labels, suffix, f"return{suffix}")
+        self.labels[f"return{suffix}"] = len(self.instructions)
+        for actual, formal in zip(results.elements, function.results, strict=True):
+            self._pass(plain, actual, formal)
+        self.labels[end] = len(self.instructions)
+
+    def _slot_memory(self, instruction: Instruction) -> Symbol | None:
+        for operand in instruction.operands:
+            if isinstance(operand, Memory) and isinstance(operand.base, Symbol) and operand.base.name in self.slots:
+                return operand.base
+        return None
+
+    def _slot(self, name: str, offset: int) -> Register:
+        """The register that holds a part of a parameter."""
+        made = Register(f"{name}+{offset}", f"b{max(16, 8 * self.slots[name][offset])}")
+        self.registers[made.name] = made.type
+        return made
+
+    def _moves(self, instruction: Instruction, at: Symbol) -> None:
+        """An ld.param or st.param of what is passed, value by value."""
+        width = _width(instruction)
+        sign = "s" if instruction.opcode.rpartition(".")[2].startswith("s") else "u"
+        for i, value in enumerate(_values(instruction)):
+            slot = self._slot(at.name, at.offset + i * width)
+            if instruction.opcode.startswith("st"):
+                self._move(instruction, slot, value, 8 * width, "u")
+            elif isinstance(value, Register) and value.type:
+                self._move(instruction, value, slot, 8 * width, sign)
+
+    def _pass(self, call: Instruction, to: Operand, source: Operand) -> None:
+        """A parameter as the function calls it gets what the caller passed; of two .param variables all parts."""
+        if isinstance(to, Symbol) and isinstance(source, Symbol):
+            for offset, width in self.slots[source.name].items():
+                known = self.slots[to.name]
+                if offset in known:
+                    self._move(call, self._slot(to.name, offset), self._slot(source.name, offset))
+                elif any(at < offset + width and offset < at + known[at] for at in known):
+                    raise EmulationError(f"{_where(call)}: {to.name} is not read as it was written; {WAY_OUT}")
+            return
+        if isinstance(to, Symbol):
+            to = self._whole(to.name)
+        if isinstance(source, Symbol):
+            source = self._whole(source.name)
+        if isinstance(to, Register) and to.type:
+            self._move(call, to, source)
+
+    def _whole(self, name: str) -> Register:
+        self.slots[name].setdefault(0, 4)
+        return self._slot(name, 0)
+
+    def _move(self, origin: Instruction, to: Register, source: Operand, bits: int = 0, sign: str = "u") -> None:
+        """to = source, of which the lowest `bits` count."""
+        wide = _BITS[to.type]
+        held = _BITS[source.type] if isinstance(source, Register) else wide
+        opcode = "mov.pred" if to.type == "pred" else f"mov.b{wide}"
+        if isinstance(source, Register) and (held != wide or 0 < bits < wide):
+            part = held if held > wide else bits or held
+            opcode = f"cvt.{sign}{wide}.{sign}{part}"
+        self.instructions.append(replace(origin, opcode=opcode, operands=(to, source)))
+
+
+def _renamed(operand: Operand, suffix: str) -> Operand:
+    """A label, or the labels of a table, of one call."""
+    if isinstance(operand, Label):
+        return Label(operand.name + suffix)
+    if isinstance(operand, Vector):
+        return Vector(tuple(_renamed(one, suffix) for one in operand.elements))
+    return operand

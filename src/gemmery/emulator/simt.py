@@ -121,9 +121,7 @@ class Machine:
             rank = np.where(ready, self.order, self.warps)
             ready = rank == rank.min()
         at = int(np.where(ready, self.places, self.program.stop).min())
-        mask = self.places == at
-        if self.order is not None or self.waiting.asleep:
-            mask &= ready
+        mask = (self.places == at) & ready  # a thread that waits at a barrier is already where it will go on
         if mask.all():
             self.at, self.places, mask = at, None, None
         self._execute(self.program.blocks[at], mask, at)
@@ -305,9 +303,7 @@ class Machine:
                 found.append((name, addresses - away, some))
         return found
 
-    def _load_generic(
-        self, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int
-    ) -> list[Any]:
+    def _load_generic(self, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int) -> list[Any]:
         values: list[Any] = []
         for name, part, some in self._spaces(addresses, mask):
             found = self.load(index, name, part, some, kind, count, width)

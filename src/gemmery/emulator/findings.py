@@ -173,7 +173,10 @@ class Findings(Observer):
         instructions = others >> INDEX_AT & INDEX
         for other in np.unique(instructions).tolist():
             these = instructions == other
-            first = int(np.flatnonzero(these)[0])
+            apart = these & (threads % self._machine.block_threads >> 5 != (others & THREAD) >> 5)
+            first = int(
+                (apart if kind == "race" and apart.any() else these).argmax()
+            )  # of two warps, if there are such
             thread, address, stamp = int(threads[first]), int(addresses[first]), int(others[first])
             place = f"{self._name(thread)} reads {self._place('shared', address)}"
             count = int(these.sum()) * self._alike
@@ -192,7 +195,9 @@ class Findings(Observer):
     def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
         each = self._machine.block_threads
         second = thread - thread % each + (stamp & THREAD)
-        if second == thread:
+        if self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
+            cause = "whichever comes last stays: let one thread write there, or use an atomic"
+        elif second == thread:
             cause = "a copy of its own that may land later: wait for its group before"
         elif second // 32 == thread // 32:
             cause = "lanes of one warp: put __syncwarp() between the two"

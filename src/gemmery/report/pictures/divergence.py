@@ -33,7 +33,8 @@ def divergence_picture(found: Divergence, source: Mapping[Line, str], name: str 
         parts += _band(found, stretch, top, height)
         code = source.get(stretch.first, "").strip()
         shown = code if len(code) <= CODE else f"{code[: CODE - 1]}…"
-        parts.append(label(LEFT + WARP * LANE + 14, top + height / 2, shown, "ink", 11, "start", mono=True))
+        if shown:
+            parts.append(label(LEFT + WARP * LANE + 14, top + height / 2, shown, "ink", 11, "start", mono=True))
         top += height + GAP
     meanings = ((WAYS["taken"], "lanes that branch"), (WAYS["other"], "lanes that do not"), (WAYS["together"], "both"))
     parts.append(legend(LEFT, top + 12, (*meanings, ("rule", "idle"))))

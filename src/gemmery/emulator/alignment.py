@@ -1,0 +1,126 @@
+"""What is known of the low bits of addresses before a kernel runs: how ptxas tells that an access is aligned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Vector
+
+MOST = 10  # bits that are followed: shared memory begins at a multiple of 1024 bytes
+NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call", "cp")
+
+
+@dataclass(frozen=True)
+class Low:
+    """The lowest `bits` bits of a number are those of `value`."""
+
+    bits: int
+    value: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", min(self.bits, MOST))
+        object.__setattr__(self, "value", self.value & (1 << self.bits) - 1)
+
+    @property
+    def zeros(self) -> int:
+        """How many of the lowest are known to be zeros."""
+        return (self.value & -self.value).bit_length() - 1 if self.value else self.bits
+
+    def is_multiple(self, size: int) -> bool:
+        """True when the number is a multiple of a power of two for sure."""
+        return size <= 1 << self.bits and not self.value & size - 1
+
+    def moved(self, away: int) -> Low:
+        """That of the number plus `away`."""
+        return Low(self.bits, self.value + away)
+
+    def either(self, other: Low) -> Low:
+        """What holds for both."""
+        differ = self.value ^ other.value
+        same = (differ & -differ).bit_length() - 1 if differ else MOST
+        return Low(min(self.bits, other.bits, same), self.value)
+
+
+UNKNOWN = Low(0, 0)
+
+
+def low_bits(kernel: Kernel) -> dict[str, Low]:
+    """The low bits of each register and shared variable, whatever way leads to it."""
+    found = {
+        name: Low(MOST, one.offset) if one.space == "shared" and one.size else Low(one.align.bit_length() - 1, 0)
+        for name, one in kernel.variables.items()
+    }
+    changed = True
+    while changed:  # from too much knowledge down, so that a loop keeps what each of its turns keeps
+        changed = False
+        for instruction in kernel.instructions:
+            for register in written(instruction):
+                result = _result(instruction, found)
+                before = found.get(register.name)
+                if result is not None and (now := result if before is None else before.either(result)) != before:
+                    found[register.name], changed = now, True
+    return found
+
+
+def written(instruction: Instruction) -> tuple[Register, ...]:
+    """The registers that an instruction writes."""
+    if not instruction.operands or instruction.opcode.partition(".")[0] in NO_RESULT:
+        return ()
+    first = instruction.operands[0]
+    parts = first.elements if isinstance(first, Vector) else (first,)
+    return tuple(one for one in parts if isinstance(one, Register))
+
+
+def _result(instruction: Instruction, found: Mapping[str, Low]) -> Low | None:
+    """The low bits of a result; None while nothing is known of an operand that is yet to be reached."""
+    name = instruction.opcode.partition(".")[0]
+    if name not in MEANINGS or ".hi" in instruction.opcode or ".f" in instruction.opcode:
+        return UNKNOWN
+    meaning, count = MEANINGS[name]
+    given = [_low(operand, found) for operand in instruction.operands[1 : 1 + count]]
+    if name == "shl" and not isinstance(instruction.operands[2], Immediate):
+        return UNKNOWN
+    return None if None in given else meaning(*given)
+
+
+def _low(operand: Operand, found: Mapping[str, Low]) -> Low | None:
+    match operand:
+        case Register(name=name):
+            return found.get(name)
+        case Immediate(bits=bits):
+            return Low(MOST, bits)
+        case Symbol(name=name, offset=offset):
+            return found.get(name, UNKNOWN).moved(offset)
+    return UNKNOWN
+
+
+def _sum(one: Low, other: Low) -> Low:
+    return Low(min(one.bits, other.bits), one.value + other.value)
+
+
+def _difference(one: Low, other: Low) -> Low:
+    return Low(min(one.bits, other.bits), one.value - other.value)
+
+
+def _product(one: Low, other: Low) -> Low:
+    return Low(min(one.bits + other.zeros, other.bits + one.zeros), one.value * other.value)
+
+
+def _conjunction(one: Low, other: Low) -> Low:
+    return Low(max(min(one.bits, other.bits), one.zeros, other.zeros), one.value & other.value)
+
+
+# Instructions that carry low bits on: how, and from how many operands.
+MEANINGS: dict[str, tuple[Callable[..., Low], int]] = {
+    **dict.fromkeys(("mov", "cvta", "cvt"), (lambda one: one, 1)),
+    "add": (_sum, 2),
+    "sub": (_difference, 2),
+    "mul": (_product, 2),
+    "mad": (lambda one, other, third: _sum(_product(one, other), third), 3),
+    "shl": (lambda one, by: Low(one.bits + by.value, one.value << by.value), 2),
+    "and": (_conjunction, 2),
+    "or": (lambda one, other: Low(min(one.bits, other.bits), one.value | other.value), 2),
+    "xor": (lambda one, other: Low(min(one.bits, other.bits), one.value ^ other.value), 2),
+    **dict.fromkeys(("selp", "min", "max"), (Low.either, 2)),
+}

@@ -1,0 +1,223 @@
+"""Counts what a kernel does while it runs: the observer behind `Run.shared`, `Run.global_` and the rest.
+
+An access is counted twice, at the cost of one pass over the events: as the PTX says, and as ptxas would merge it with
+its neighbours (merging.py). The rules of memory are those of banks.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import banks
+from gemmery.emulator import ops
+from gemmery.emulator.counts import Banked, Counts, Memory, Shared, Traffic, total
+from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.merging import Merge
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Instruction, Kernel
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+# The field of Memory, and of Shared, that an access counts in, by its kind. ncu counts what cp.async reads as loads.
+GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
+SHARED = {
+    **dict.fromkeys(("ld", "ldmatrix"), "loads"),
+    **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
+    **dict.fromkeys(("atom", "red"), "atomics"),
+}
+PATTERNS = 4096  # of shared memory that are kept: 2 KB each for a block of 256 threads
+
+Place = tuple[int, str, str]  # index of an instruction, space, kind
+
+
+class Counters(Observer):
+    """Counts of one kernel's run, over all its chunks; `counts` gives them."""
+
+    def __init__(self, kernel: Kernel, merges: Mapping[int, Merge] | None = None) -> None:
+        self._kernel = kernel
+        self._merges = {} if merges is None else merges
+        size = len(kernel.instructions) + 1
+        # Differences: what begins at an instruction, less what has ended there. A range is two additions.
+        self._warps, self._threads = [0] * size, [0] * size
+        self._branches, self._divergent = [0] * size, [0] * size
+        self._written: dict[Place, list[int]] = {}  # accesses as the PTX says
+        self._wide: dict[Place, list[int]] = {}  # merged ones, at the instruction that stands for all
+        self._patterns: dict[Any, tuple[int, ...]] = {}
+        self._latest: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
+
+    # ---- while the kernel runs ----
+
+    def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
+        self._warps[first] += warps
+        self._warps[last] -= warps
+        self._threads[first] += threads
+        self._threads[last] -= threads
+
+    def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
+        if active is None:
+            self._branches[index] += machine.warps
+        else:
+            active = active.reshape(-1, banks.LANES)
+            self._branches[index] += int(np.count_nonzero(active.any(axis=1)))
+        if np.ndim(taken):
+            rows = taken.reshape(-1, banks.LANES)
+            going, staying = (rows, ~rows) if active is None else (rows & active, ~rows & active)
+            self._divergent[index] += int(np.count_nonzero(going.any(axis=1) & staying.any(axis=1)))
+
+    def access(self, machine: Machine, event: Access) -> None:
+        self._count(self._written, machine, event)
+        merge = self._merges.get(event.index)
+        if merge is None or merge.first != event.index:
+            return
+        lowest = event.addresses + merge.offset
+        self._count(self._wide, machine, replace(event, addresses=lowest, width=merge.width))
+
+    def _count(self, counted: dict[Place, list[int]], machine: Machine, event: Access) -> None:
+        if event.space == "shared":
+            found = self._served(machine, event) if event.kind in SHARED else ()
+        elif event.kind == "bulk":
+            found = _copied(machine, event)
+        elif event.space == "local":
+            found = _interleaved(machine, event)
+        else:
+            found = self._moved(machine, event)
+        held = counted.setdefault((event.index, event.space, event.kind), [0] * len(found))
+        for place, value in enumerate(found):
+            held[place] += value
+
+    def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
+        """The cost in shared memory; blocks mostly use the same addresses, and those of a step before, moved on."""
+        if not event.addresses.ndim and event.mask is None:
+            one = self._patterns.get((event.kind, event.width))
+            if one is None:
+                lanes = np.zeros((1, banks.LANES), np.int64)
+                one = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
+            return tuple(machine.warps * value for value in one)
+        lanes = machine.spread(event.addresses).reshape(machine.blocks, -1)
+        mask = None if event.mask is None else event.mask.reshape(machine.blocks, -1)
+        if not ((lanes == lanes[0]).all() and (mask is None or (mask == mask[0]).all())):
+            return banks.served(*_warps(lanes, mask), event.width, event.kind)
+        lanes, mask = lanes[0], None if mask is None else mask[0]
+        # Bank conflicts stay what they are when all addresses move by as much, in steps that keep 16 bytes whole.
+        lanes = lanes - (lanes[0] & -16)
+        key = (event.kind, event.width, lanes.tobytes(), None if mask is None else mask.tobytes())
+        found = self._patterns.get(key)
+        if found is None:
+            if len(self._patterns) >= PATTERNS:
+                self._patterns.clear()
+            found = self._patterns[key] = banks.served(*_warps(lanes, mask), event.width, event.kind)
+        return tuple(machine.blocks * value for value in found)
+
+    def _moved(self, machine: Machine, event: Access) -> tuple[int, ...]:
+        """The cost in global memory; in a loop the addresses are often those of a step before, moved on."""
+        lanes = machine.spread(event.addresses)
+        if not event.addresses.ndim and event.mask is None:
+            return machine.warps, machine.warps, machine.warps * event.width
+        first, mask = int(lanes[0]), event.mask
+        away = lanes - first
+        place = event.index, event.width
+        if place in self._latest:
+            before, phase, its_mask, moved = self._latest[place]
+            alike = phase == first % banks.SECTOR or moved.used == event.width * moved.requests  # one address a warp
+            if alike and np.array_equal(away, before) and _same(mask, its_mask):
+                return moved
+        moved = banks.moved(*_warps(lanes, mask), event.width)
+        self._latest[place] = away, first % banks.SECTOR, mask, moved
+        return moved
+
+    # ---- afterwards ----
+
+    def counts(self, merged: bool = True) -> Counts:
+        """All counts, and those of each line; `merged` as ptxas merges, else as the PTX says."""
+        warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
+        return total(
+            (instruction.line, self._at(index, instruction, warps[index], threads[index], merged))
+            for index, instruction in enumerate(self._kernel.instructions)
+            if warps[index]
+        )
+
+    def instruction(self, index: int, merged: bool = True) -> Counts:
+        """The counts of one instruction; none, when ptxas merges it into another."""
+        warps, threads = sum(self._warps[: index + 1]), sum(self._threads[: index + 1])
+        return self._at(index, self._kernel.instructions[index], warps, threads, merged)
+
+    def _at(self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool) -> Counts:
+        merge = self._merges.get(index) if merged else None
+        if merge is not None and merge.first != index:
+            return Counts()
+        op = ops.TABLE.get(instruction.opcode)
+        kind, flops, issues = _kind(instruction.opcode), 0, 1
+        if op is not None:
+            kind, issues = op.kind, op.issues
+            flops = op.flops * (warps if op.scope == "warp" else threads)
+        accessed = self._accessed(index, self._written if merge is None else self._wide, instruction)
+        return Counts(
+            **accessed,
+            flops=flops,
+            instructions=Counter({kind: warps * issues}),
+            thread_instructions=threads * issues,
+            branches=self._branches[index],
+            divergent_branches=self._divergent[index],
+        )
+
+    def _accessed(self, index: int, counted: dict[Place, list[int]], instruction: Instruction) -> dict[str, Any]:
+        if instruction.opcode.startswith("ld.const"):
+            return {}  # constants have a cache and a path of their own
+        fields: dict[str, Any] = {}
+        for kind, name in SHARED.items():
+            if (index, "shared", kind) in counted:
+                fields["shared"] = Shared(**{name: Banked(*counted[index, "shared", kind])})
+        for space, field in (("global", "global_"), ("local", "local")):
+            for kind, name in GLOBAL.items():
+                if (index, space, kind) in counted:
+                    fields[field] = Memory(**{name: Traffic(*counted[index, space, kind])})
+        return fields
+
+
+def _kind(opcode: str) -> str:
+    """What Run.instructions counts an instruction as that the table of ops does not hold.
+
+    >>> [_kind(opcode) for opcode in ("ld.global.v4.f32", "cp.async.cg.shared.global", "cp.async.commit_group")]
+    ['ld', 'cp.async', 'cp.async.commit_group']
+    """
+    words = opcode.split(".")
+    if words[0] == "cp":
+        told_apart = 3 if words[2:3] and words[2] in ("bulk", "commit_group", "wait_group", "wait_all") else 2
+        return ".".join(words[:told_apart])
+    return {"barrier": "bar", "exit": "ret"}.get(words[0], words[0])
+
+
+def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64], Mask]:
+    shape = (-1, banks.LANES)
+    return addresses.reshape(shape), None if mask is None else mask.reshape(shape)
+
+
+def _same(one: Mask, other: Mask) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)
+
+
+def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
+    """A bulk copy of `width` bytes by each thread that issues one."""
+    copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+    return copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
+
+
+def _interleaved(machine: Machine, event: Access) -> tuple[int, ...]:
+    """Local memory: a word of 4 bytes of all lanes lies in 128 bytes in a row."""
+    lanes, mask = _warps(machine.spread(event.addresses), event.mask)
+    requests = sectors = used = 0
+    for word in range(0, event.width, 4):
+        places = (lanes + word >> 2) * (4 * banks.LANES) + 4 * np.arange(banks.LANES)
+        requests, more, bytes_ = banks.moved(places, mask, min(4, event.width))
+        sectors, used = sectors + more, used + bytes_
+    return requests, sectors, used

@@ -1,0 +1,145 @@
+"""What a run counts: memory, banks, arithmetic, instructions, branches; in all and by source line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from gemmery.emulator.ptx import Line
+
+
+class _Sum:
+    """Dataclasses of counts, added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        names = [one.name for one in fields(self) if one.compare]  # type: ignore[arg-type]
+        return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Traffic(_Sum):
+    """Accesses that move sectors of 32 bytes between the L1 cache and the threads."""
+
+    requests: int = 0  # warps' accesses with an active lane; of bulk copies their number
+    sectors: int = 0  # each counted once a request, as the profiler counts those of the L1 cache
+    used: int = 0  # bytes of them that at least one lane of the request asked for
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved: all of each sector, whatever is used of it."""
+        return 32 * self.sectors
+
+    @property
+    def sectors_a_request(self) -> float:
+        """4 for 32 lanes that take 4 adjacent bytes each, 32 when each takes another sector; 0 without requests."""
+        return self.sectors / self.requests if self.requests else 0.0
+
+    @property
+    def used_a_sector(self) -> float:
+        """Bytes used of the 32 of a sector; 0 without sectors."""
+        return self.used / self.sectors if self.sectors else 0.0
+
+
+@dataclass(frozen=True)
+class Memory(_Sum):
+    """Loads and stores of global (or local) memory; cp.async counts among the loads."""
+
+    loads: Traffic = Traffic()
+    stores: Traffic = Traffic()
+    atomics: Traffic = Traffic()
+    bulk: Traffic = Traffic()  # what the tensor memory accelerator moves, past the L1 cache
+
+    @property
+    def total(self) -> Traffic:
+        """All of it."""
+        return self.loads + self.stores + self.atomics + self.bulk
+
+    @property
+    def requests(self) -> int:
+        return self.total.requests
+
+    @property
+    def sectors(self) -> int:
+        return self.total.sectors
+
+    @property
+    def bytes(self) -> int:
+        return self.total.bytes
+
+    @property
+    def used(self) -> int:
+        return self.total.used
+
+
+@dataclass(frozen=True)
+class Banked(_Sum):
+    """Accesses to shared memory."""
+
+    requests: int = 0  # warps' accesses with an active lane
+    wavefronts: int = 0  # passes over the banks
+    wavefronts_ideal: int = 0  # passes for so many bytes: the profiler's memory_l1_wavefronts_shared_ideal
+    bank_conflicts: int = 0  # passes because lanes that are served together want different words of one bank
+
+
+@dataclass(frozen=True)
+class Shared(_Sum):
+    """Loads (ldmatrix too), stores (stmatrix and the writes of cp.async too) and atomics of shared memory."""
+
+    loads: Banked = Banked()
+    stores: Banked = Banked()
+    atomics: Banked = Banked()
+
+    @property
+    def total(self) -> Banked:
+        """All of it."""
+        return self.loads + self.stores + self.atomics
+
+    @property
+    def requests(self) -> int:
+        return self.total.requests
+
+    @property
+    def wavefronts(self) -> int:
+        return self.total.wavefronts
+
+    @property
+    def wavefronts_ideal(self) -> int:
+        return self.total.wavefronts_ideal
+
+    @property
+    def bank_conflicts(self) -> int:
+        return self.total.bank_conflicts
+
+
+@dataclass(frozen=True)
+class Counts(_Sum):
+    """What was counted in a launch, or at one line of it."""
+
+    shared: Shared = Shared()
+    global_: Memory = Memory()
+    local: Memory = Memory()  # spilled registers and arrays of a thread
+    flops: int = 0  # a multiply-add is two
+    instructions: Counter[str] = field(default_factory=Counter)  # kind -> warps that executed one: smsp__inst_executed
+    thread_instructions: int = 0  # the same by active thread
+    branches: int = 0  # conditional ones, by warp
+    divergent_branches: int = 0  # those at which the threads of the warp part
+    lines: Mapping[Line, Counts] = field(default_factory=dict, compare=False)  # of the kernel's file, by its lines
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations for each byte of global memory moved; infinity when none is."""
+        return self.flops / self.global_.bytes if self.global_.bytes else float("inf")
+
+
+def total(parts: Iterable[tuple[Line, Counts]]) -> Counts:
+    """The sum of counts at lines, with the sum at each line."""
+    lines: dict[Line, Counts] = {}
+    for line, counts in parts:
+        lines[line] = lines[line] + counts if line in lines else counts
+    everything = sum(lines.values(), Counts())
+    return Counts(
+        **{one.name: getattr(everything, one.name) for one in fields(Counts) if one.compare},
+        lines=dict(sorted(lines.items(), key=lambda item: (item[0].file, item[0].number))),
+    )

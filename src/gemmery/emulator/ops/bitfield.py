@@ -70,18 +70,23 @@ def fns(mask: Values, base: Values, offset: Values) -> Values:
     return choose(hit.any(axis=-1), hit.argmax(axis=-1).astype(np.uint32), NONE)
 
 
+def byte_of(x: Values, width: int) -> Values:
+    """The byte that counts of a start or a length. The ISA leaves larger ones open: in 64-bit forms an H200 takes all."""
+    return x & 255 if width == 32 else x
+
+
 def bfe(kind: str) -> Meaning:
     """`length` bits from `start` on; beyond them zeros, or the sign: the last bit of the field."""
     width = bits(kind)
     word = np.dtype(NUMPY[f"u{width}"]).type
 
     def meaning(a: Values, start: Values, length: Values) -> Values:
-        start, length = start & 255, length & 255
+        start, length = byte_of(start, width), byte_of(length, width)
         field = unsigned(a >> start.astype(a.dtype))
         inside = ones(word, length)
         if kind[0] == "u":
             return field & inside
-        last = (start + length - 1).astype(a.dtype)
+        last = (np.minimum(start, width) + np.minimum(length, width) - 1).astype(a.dtype)
         sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
         return (field & inside | sign & ~inside).view(a.dtype)
 
@@ -90,11 +95,12 @@ def bfe(kind: str) -> Meaning:
 
 def bfi(kind: str) -> Meaning:
     """The lower `length` bits of a, put into b from bit `start` on."""
+    width = bits(kind)
     word = np.dtype(NUMPY[kind]).type
 
     def meaning(a: Values, b: Values, start: Values, length: Values) -> Values:
-        start = (start & 255).astype(word)
-        field = ones(word, length & 255) << start
+        start = byte_of(start, width).astype(word)
+        field = ones(word, byte_of(length, width)) << start
         return (a << start & field) | (b & ~field)
 
     return meaning

@@ -224,8 +224,10 @@ def arithmetic() -> dict[str, Op]:
     }
     extremes: tuple[tuple[str, Meaning], ...] = (("min", np.minimum), ("max", np.maximum))
     for name, meaning in extremes:
-        table |= same(f"{name}.relu", ("s32",), 2, relu(meaning))
-        table[f"{name}.relu.s16x2"] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")
+        for spelled in ("relu.{}", "{}.relu"):  # as the ISA and as CUDA's headers write it
+            opcode = f"{name}.{spelled}"
+            table[opcode.format("s32")] = Op(("s32",), ("s32",) * 2, relu(meaning), kind="int")
+            table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")
     for kind in ("u16x2", "s16x2"):
         pairs: tuple[tuple[str, Meaning], ...] = (("add", np.add), *extremes)
         for name, meaning in pairs:

@@ -7,8 +7,11 @@ from gemmery.emulator.ops.bitfield import BITFIELD
 from gemmery.emulator.ops.compare import COMPARE
 from gemmery.emulator.ops.convert import CONVERT
 from gemmery.emulator.ops.floating import FLOATING
+from gemmery.emulator.ops.half import HALF
 from gemmery.emulator.ops.integer import INTEGER
 from gemmery.emulator.ops.logic import LOGIC
+from gemmery.emulator.ops.mma import MMA
+from gemmery.emulator.ops.warp import WARP
 
 
 def merged(*parts: Mapping[str, Op]) -> dict[str, Op]:
@@ -22,4 +25,4 @@ def merged(*parts: Mapping[str, Op]) -> dict[str, Op]:
     return table
 
 
-TABLE: dict[str, Op] = merged(INTEGER, BITFIELD, LOGIC, COMPARE, FLOATING, CONVERT)
+TABLE: dict[str, Op] = merged(INTEGER, BITFIELD, LOGIC, COMPARE, FLOATING, HALF, CONVERT, MMA, WARP)

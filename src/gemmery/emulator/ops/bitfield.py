@@ -71,7 +71,7 @@ def fns(mask: Values, base: Values, offset: Values) -> Values:
 
 
 def byte_of(x: Values, width: int) -> Values:
-    """The byte that counts of a start or a length; more is open in the ISA, and in 64-bit forms an H200 takes it all."""
+    """The byte of a start or a length. More than a byte is open in the ISA; in 64-bit forms an H200 takes it all."""
     return x & 255 if width == 32 else x
 
 

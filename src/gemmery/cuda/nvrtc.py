@@ -19,6 +19,7 @@ from gemmery.errors import CompileError, DeviceError
 
 # Where there is a driver, NVRTC has a cache of its own, which gives back no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
+PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,32 @@ def compiled(
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     return Program(entry, ptx, cubin, log)
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """A kernel as PTX, with the lines of its source."""
+
+    entry: str
+    text: str
+
+
+def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = None) -> Ptx:
+    """The instance `kernel` of a template as PTX, from the cache when it is there; ptxas does not run.
+
+    `texts` take the place of files in kernels/ or stand beside them, by file name: `source` may be among them.
+    Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
+    """
+    given = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
+    parts = [version(), source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(given.items()) for part in item)]
+    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in parts)).hex()}"
+    stored = cache.read(config.cache_dir(), key)
+    if stored is None:
+        made = compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts)
+        stored = f"{made.entry}\n{made.ptx}".encode()
+        cache.write(config.cache_dir(), key, stored)
+    entry, _, whole = stored.decode().partition("\n")
+    return Ptx(entry, whole)
 
 
 def report(log: str, entry: str) -> Report:

@@ -38,6 +38,7 @@ Read = Callable[[list[Any]], Any]
 Write = Callable[[list[Any], Mask, Any], None]
 ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier"))
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")
+CARRY = Register("%carry", "pred")  # a flag of each thread, which no program names
 WAYS_OUT = (
     "docs/emulator.md lists what is modelled; another -arch, or the instruction's fallback in plain C++, may avoid it"
 )
@@ -161,18 +162,27 @@ class Lowering:
 
     def computed(self, instruction: Instruction, op: Op) -> Step:
         """The step of an instruction that only computes."""
-        operands = self.flat(instruction.operands)
         first = instruction.operands[0] if instruction.operands else None
         given = len(first.elements) if isinstance(first, Vector) else 1
-        given = min(given, len(op.results))
-        if len(operands) - given != len(op.operands):
-            raise refused(instruction, f"{len(operands) - given} operands where {len(op.operands)} are modelled:")
-        reads = [self.read(*pair, instruction) for pair in zip(operands[given:], op.operands, strict=True)]
-        writes = [self.write(one, kind, instruction) for one, kind in zip(operands, op.results, strict=False)][:given]
+        operands = self.flat(instruction.operands)
+        results, sources = operands[:given], operands[given:]
+        kinds, result_kinds = op.operands, op.results
+        if "in" in op.carry.split():
+            sources, kinds = [*sources, CARRY], (*kinds, "pred")
+        if "out" in op.carry.split():
+            results, result_kinds = [*results, CARRY], (*result_kinds, "pred")
+        if op.complement is not None and len(results) == 2:
+            result_kinds = (*result_kinds, "pred")
+        if len(sources) != len(kinds) or len(results) > len(result_kinds):
+            raise refused(instruction, f"{len(operands)} operands:")
+        reads = [self.read(*pair, instruction) for pair in zip(sources, kinds, strict=True)]
+        writes = [self.write(*pair, instruction) for pair in zip(results, result_kinds, strict=False)]
         meaning = self.meaning(op)
         if op.scope == "warp":
             return _warp_step(meaning, reads, writes)
-        return _lane_step(meaning, reads, writes, len(op.results) > 1)
+        if op.complement is not None and len(results) == 2:
+            meaning = _both(meaning, op.complement)
+        return _lane_step(meaning, reads, writes, len(result_kinds) > 1)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
         """An op's function, the launch's own fused multiply-add in the place of the table's."""
@@ -301,6 +311,10 @@ def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
                 write(held, mask, value.reshape(-1))
 
     return run
+
+
+def _both(meaning: Callable[..., Any], complement: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: (meaning(*operands), complement(*operands))
 
 
 def _viewed(read: Read, held: str, wanted: str) -> Read:

@@ -1,17 +1,133 @@
-"""A launch on the machine, chunk of blocks by chunk."""
+"""A launch on the machine, chunk of blocks by chunk, and what was seen of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from gemmery.emulator.counters import Counters
+from gemmery.emulator.counts import Counts, Memory, Shared
 from gemmery.emulator.events import Observer
+from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.lower import Program
 from gemmery.emulator.memory import Global
+from gemmery.emulator.merging import merged
+from gemmery.emulator.ptx import Line
 from gemmery.emulator.simt import Launch, Machine
 
 CHUNK = 1 << 14  # threads in lock step: a 4-byte register of them is 64 KiB, so that several stay in a core's L2
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a launch did: its counts as a profiler would show them, and what is wrong with it.
+
+    `merged` counts accesses as ptxas merges them, `as_ptx` as the PTX says; the plain attributes are the merged ones
+    unless the run was asked not to merge.
+    """
+
+    kernel: str
+    launch: Launch
+    merged: Counts
+    as_ptx: Counts
+    findings: tuple[Finding, ...] = ()
+    merging: bool = True
+
+    @property
+    def counts(self) -> Counts:
+        """All counts in the view that the run was asked for."""
+        return self.merged if self.merging else self.as_ptx
+
+    @property
+    def shared(self) -> Shared:
+        """Wavefronts and bank conflicts of shared memory."""
+        return self.counts.shared
+
+    @property
+    def global_(self) -> Memory:
+        """Requests and sectors of global memory."""
+        return self.counts.global_
+
+    @property
+    def local(self) -> Memory:
+        """The same of each thread's own memory."""
+        return self.counts.local
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations; a multiply-add is two."""
+        return self.counts.flops
+
+    @property
+    def instructions(self) -> Counter[str]:
+        """Warps' instructions, by kind."""
+        return self.counts.instructions
+
+    @property
+    def branches(self) -> int:
+        """Conditional branches, each warp's counted."""
+        return self.counts.branches
+
+    @property
+    def divergent_branches(self) -> int:
+        """Those at which the threads of a warp part."""
+        return self.counts.divergent_branches
+
+    @property
+    def lines(self) -> Mapping[Line, Counts]:
+        """All of it by source line."""
+        return self.counts.lines
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations for each byte of global memory moved."""
+        return self.counts.intensity
+
+    def __add__(self, other: Run) -> Run:
+        """Two launches together, under the name of the second."""
+        return Run(
+            other.kernel,
+            other.launch,
+            _together(self.merged, other.merged),
+            _together(self.as_ptx, other.as_ptx),
+            self.findings + other.findings,
+            self.merging and other.merging,
+        )
+
+
+def _together(one: Counts, other: Counts) -> Counts:
+    lines = dict(one.lines)
+    for line, counts in other.lines.items():
+        lines[line] = lines[line] + counts if line in lines else counts
+    both = one + other
+    return Counts(**{field.name: getattr(both, field.name) for field in fields(both) if field.compare}, lines=lines)
+
+
+def emulated(
+    program: Program,
+    launch: Launch,
+    memory: Global,
+    *,
+    check: bool = True,
+    merge: bool = True,
+    seed: int | None = None,
+    observers: Sequence[Observer] = (),
+) -> Run:
+    """Run a kernel with all counters, and with `check` all findings."""
+    counters = Counters(program.kernel, merged(program.kernel))
+    findings = Findings() if check else None
+    run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), seed=seed)
+    return Run(
+        program.kernel.name,
+        launch,
+        counters.counts(),
+        counters.counts(merged=False),
+        findings.found if findings else (),
+        merge,
+    )
 
 
 def run(

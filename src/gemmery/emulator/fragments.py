@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -24,6 +25,7 @@ _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern,
 
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
+BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane lie in a column of C
 
 
 def per_chunk(kind: str) -> int:
@@ -66,10 +68,9 @@ def gathered(registers: Sequence[Array], side: Side) -> Array:
 
 
 # ---- wmma ----
-# The ISA leaves its fragments open. What ptxas makes of it for sm_90, read from its machine code, is mma.sync's on two
-# halves: m16n16k16 of n, m32n8k16 of m; m8n32k16 is B^T A^T on two halves of n, so that a lane's two sums lie in a
-# column, unless they are f16, which it transposes back. f16 is handed out in 8 registers of which the first ones
-# count; the others repeat them.
+# The ISA leaves its fragments open. What ptxas makes of them for sm_90, read from its machine code: patterns as above,
+# for mma.sync on two halves, of n for m16n16k16 and of m for m32n8k16; m8n32k16 is B^T A^T on two halves of n, so that
+# its sums are kept by columns. A and B of f16 are 8 registers of which the first ones count; the rest repeats them.
 
 
 def extents(shape: str) -> tuple[int, int, int]:
@@ -85,15 +86,150 @@ def wmma_side(operand: str, shape: str, kind: str) -> Side:
     """A or B ("a", "b") of a wmma instruction."""
     m, n, k = extents(shape)
     blocks = (m if operand == "a" else n) // 8
-    by_16 = m > 8 if operand == "a" else m == 8 and n > 8  # HMMA takes 16 rows of this operand, 8 of the other
+    by_16 = (
+        m > 8 if operand == "a" else shape in BY_COLUMNS
+    )  # the machine takes 16 lines of one operand, 8 of the other
     chunks = k // per_chunk(kind)
-    copies = 8 // (blocks * chunks) if kind == "f16" else 1
-    return Side(kind, blocks, chunks, 2 if by_16 else 1, copies)
+    return Side(kind, blocks, chunks, 2 if by_16 else 1, 8 // (blocks * chunks) if kind == "f16" else 1)
 
 
-def sums_transposed(shape: str, kind: str) -> bool:
-    """Whether a lane's two neighbouring sums lie in a column of C."""
-    return shape == "m8n32k16" and kind != "f16"
+@dataclass(frozen=True)
+class Piece:
+    """One machine instruction of a wmma load or store.
+
+    `major` and `minor` say where each lane begins, in elements: `major` times the stride, plus `minor`. With `matrices`
+    they are the addresses of the 8 rows of 16 bytes of a matrix for each register, as ldmatrix takes them.
+    """
+
+    major: Array  # int64 (32,), or (8 * registers,) with `matrices`
+    minor: Array
+    registers: tuple[int, ...]  # of the fragment, one for each value of a lane
+    dtype: str  # of a value
+    shift: int = 0  # bits, of a byte in its register
+    matrices: bool = False
+    transposed: bool = False  # each register is an 8 x 8 matrix whose transpose the fragment holds
+
+    @property
+    def width(self) -> int:
+        """Bytes that a lane reads or writes."""
+        return np.dtype(self.dtype).itemsize * len(self.registers)
+
+    def put(self, values: Sequence[Array], fragment: list[Any]) -> None:
+        """Loaded values into the fragment's registers."""
+        for register, value in zip(self.registers, values, strict=True):
+            if self.dtype == "u1":
+                shifted = value.astype("u4") << np.uint32(self.shift)
+                fragment[register] = fragment[register] | shifted if self.shift else shifted
+            else:
+                fragment[register] = transposed(value) if self.transposed and not self.matrices else value
+
+    def get(self, fragment: Sequence[Array]) -> list[Array]:
+        """What is to be stored of the fragment's registers."""
+        return [transposed(fragment[i]) if self.transposed else fragment[i] for i in self.registers]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """What wmma.load or wmma.store moves, piece by piece."""
+
+    pieces: tuple[Piece, ...]
+    type: str  # of the registers: "b32", "f32", "s32", "f64"
+    registers: int
+    copies: int  # the registers that pieces fill, so many times
+    size: int  # bytes of an element
+    stride: int  # elements, where the instruction names none
+
+
+_WMMA = re.compile(
+    r"wmma\.(?:load\.([abc])|store\.d)\.sync\.aligned\.(row|col)\.(m\d+n\d+k\d+)"
+    r"(?:\.(global|shared(?:::cta)?))?\.(\w+)"
+)
+_WMMA_TYPES = {
+    **{(operand, shape): ("f16", "bf16", "s8", "u8") for operand in "ab" for shape in WMMA_16},
+    **{("c", shape): ("f16", "f32", "s32") for shape in WMMA_16},
+    **{(operand, "m16n16k8"): ("tf32",) for operand in "ab"},
+    ("c", "m16n16k8"): ("f32",),
+    **{(operand, "m8n8k4"): ("f64",) for operand in "abc"},
+}
+_LANE = np.arange(32)
+
+
+@cache
+def wmma_fragment(opcode: str) -> Fragment:
+    """How a wmma.load or wmma.store reaches memory, as ptxas does it for sm_90.
+
+    >>> [piece.registers for piece in wmma_fragment("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16").pieces]
+    [(0, 1, 2, 3)]
+
+    Raises EmulationError for what is not modelled.
+    """
+    found = _WMMA.fullmatch(opcode)
+    operand, layout, shape, space, kind = found.groups() if found else ("",) * 5
+    operand = operand or "c"
+    if found is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
+        raise EmulationError(f"{opcode} is not modelled: of wmma there are f16, bf16, tf32, f64, s8 and u8")
+    m, n, k = extents(shape)
+    height, width = {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
+    stride = width if layout == "row" else height
+    if operand == "c":
+        return _sums(shape, kind, layout, stride)
+    side, size = wmma_side(operand, shape, kind), BITS[kind] // 8
+    along = (layout == "row") == (operand == "a")  # whether k is contiguous
+    if space is not None and space.startswith("shared") and (size == 2 or (size == 1 and along)):
+        pieces = _by_ldmatrix(side, along)
+    else:
+        word = "f8" if size == 8 else "u4"
+        pieces = _by_lane(side, 1, max(1, 4 // size), size, word, along)
+    return Fragment(pieces, "f64" if size == 8 else "b32", side.registers, side.copies, size, stride)
+
+
+def _sums(shape: str, kind: str, layout: str, stride: int) -> Fragment:
+    m, n, _ = extents(shape)
+    by_columns = shape in BY_COLUMNS
+    lines, along = (n, m) if by_columns else (m, n)
+    side = Side(kind, lines // 8, along // 8, lines // 8)
+    size, word = {"f16": (2, "u4"), "f32": (4, "f4"), "s32": (4, "u4"), "f64": (8, "f8")}[kind]
+    held = 1 if kind == "f16" else 2
+    pieces = _by_lane(side, held, 2, size, word, (layout == "row") != by_columns)
+    return Fragment(pieces, "b32" if kind == "f16" else kind, held * side.registers, 1, size, stride)
+
+
+def _patterns(side: Side) -> list[tuple[int, int]]:
+    """Block and chunk of each pattern in the order of their registers."""
+    patterns = product(range(side.blocks), range(side.chunks))
+    return sorted(patterns, key=lambda pattern: side.register(*pattern))
+
+
+def _by_lane(side: Side, held: int, run: int, size: int, word: str, along: bool) -> tuple[Piece, ...]:
+    """Each lane's own elements, `run` of them in `held` registers: together where the line is contiguous (`along`)."""
+    pieces = []
+    for number, (block, chunk) in enumerate(_patterns(side)):
+        registers = tuple(range(number * held, (number + 1) * held))
+        line, first = 8 * block + _LANE // 4, 4 * run * chunk + _LANE % 4 * run
+        if along:
+            pieces.append(Piece(line, first, registers, word))
+        elif size == 2:  # pairs of the other direction, and MOVM
+            pieces.append(Piece(8 * chunk + _LANE // 4, 8 * block + _LANE % 4 * 2, registers, word, transposed=True))
+        elif size == 1:
+            pieces += [Piece(first + i, line, registers, "u1", 8 * i) for i in range(run)]
+        else:
+            pieces += [Piece(first + i, line, registers[i : i + 1], word) for i in range(run)]
+    return tuple(pieces)
+
+
+def _by_ldmatrix(side: Side, along: bool) -> tuple[Piece, ...]:
+    """LDSM of 4 matrices, or of the 2 of a product where elements are bytes."""
+    patterns, row = _patterns(side), np.arange(8)
+    at_once, elements = (2, 16) if BITS[side.type] == 8 else (4, 8)  # elements: in 16 bytes
+    pieces = []
+    for first in range(0, len(patterns), at_once):
+        group = patterns[first : first + at_once]
+        lines = np.concatenate([8 * block + row if along else 0 * row + 8 * block for block, _ in group])
+        ks = np.concatenate([0 * row + elements * chunk if along else 8 * chunk + row for _, chunk in group])
+        major, minor = (lines, ks) if along else (ks, lines)
+        registers = tuple(range(first, first + len(group)))
+        pieces.append(Piece(major, minor, registers, "u4", matrices=True, transposed=not along))
+    return tuple(pieces)
 
 
 # ---- matrices of 8 x 8 in 16 bits: lane 4 r + w holds elements 2 w and 2 w + 1 of row r ----
@@ -103,3 +239,33 @@ def transposed(register: Array) -> Array:
     """The transpose of a matrix, both a register (warps, 32)."""
     matrix = np.ascontiguousarray(register).view("u2").reshape(-1, 8, 8)
     return np.ascontiguousarray(matrix.transpose(0, 2, 1)).view("u4").reshape(register.shape)
+
+
+_MATRICES = re.compile(r"(?:ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16")
+
+
+def matrices(opcode: str) -> tuple[int, bool]:
+    """How many matrices an ldmatrix or stmatrix moves, and whether it transposes them.
+
+    >>> matrices("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
+    (4, True)
+
+    Raises EmulationError for other forms: m16n16 and m8n16 of b8.
+    """
+    found = _MATRICES.fullmatch(opcode)
+    if found is None:
+        raise EmulationError(f"{opcode} is not modelled: of its kind there are m8n8 .x1 .x2 .x4 of b16, .trans or not")
+    return int(found[1]), found[2] is not None
+
+
+def loaded(rows: Array, transposing: bool) -> list[Array]:
+    """Registers (warps, 32) of matrices whose rows are (warps, 8 * matrices, 16 bytes)."""
+    words = np.ascontiguousarray(rows).view("u4").reshape(len(rows), -1, 32)
+    registers = [np.ascontiguousarray(words[:, i]) for i in range(words.shape[1])]
+    return [transposed(register) for register in registers] if transposing else registers
+
+
+def stored(registers: Sequence[Array], transposing: bool) -> Array:
+    """The rows (warps, 8 * matrices, 16 bytes as uint8) of matrices in registers (warps, 32)."""
+    words = np.stack([transposed(register) if transposing else register for register in registers], axis=1)
+    return words.view("u1").reshape(len(words), -1, 16)

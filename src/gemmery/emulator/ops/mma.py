@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.fragments import WMMA_16, Side, gathered, per_chunk, sums_transposed, wmma_side
+from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
 from gemmery.emulator.op import Op
 
 Array = NDArray[Any]
@@ -154,10 +154,7 @@ def _wmma() -> dict[str, Op]:
     kinds += [("m8n8k4", f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64", 1) for rounding in ("", "rn.")]
     table = {}
     for shape, types, a, c, d, issues in kinds:
-        transposed = sums_transposed(shape, c)
-        if transposed != sums_transposed(shape, d):
-            continue  # ptxas transposes C or D by itself: not modelled
-        op = _op(wmma_side("a", shape, a), wmma_side("b", shape, a), c, d, issues, transposed)
+        op = _op(wmma_side("a", shape, a), wmma_side("b", shape, a), c, d, issues, shape in BY_COLUMNS)
         for layouts in ("row.row", "row.col", "col.row", "col.col"):
             table[f"wmma.mma.sync.aligned.{layouts}.{shape}.{types}"] = op
     return table

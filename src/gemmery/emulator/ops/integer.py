@@ -29,9 +29,10 @@ def bits(kind: str) -> int:
 
 
 def choose(condition: Values, a: Values, b: Values) -> Values:
-    """`a` where the condition holds, else `b`: a scalar of scalars, which np.where would make an array."""
-    chosen: Any = np.where(condition, a, b)
-    return chosen[()]
+    """`a` where the condition holds, else `b`; where all threads agree on the condition, the operand itself."""
+    if condition.ndim == 0:
+        return a if condition else b
+    return np.where(condition, a, b)
 
 
 def clamped(wide: Values) -> Values:

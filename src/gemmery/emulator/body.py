@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemmery.emulator.ptx import Instruction, Label, Line, Operand, Register, Vector
+import numpy as np
+
+from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
 from gemmery.emulator.scopes import Scope, parts
 from gemmery.emulator.variables import variable
 from gemmery.errors import EmulationError
@@ -21,7 +23,7 @@ _STATEMENT = re.compile(
       | (?P<instruction> (?:@\s*(?P<negated>!?)\s*(?P<guard>[\w$%]+)\s+)? (?P<opcode>[a-z][\w.:]*)
         (?P<operands>[^;{}]*(?:\{[^;{}]*\}[^;{}]*)*) ;)
       | (?P<brace> [{}])
-      | (?P<directive> \.[^;]* ;)
+      | (?P<directive> \.(?:"[^"]*"|[^;"])* ;)
     )""",
     re.VERBOSE,
 )
@@ -96,6 +98,8 @@ class Body:
             opcode, read = self._call(operands)
         else:
             read = self.scope.operands(operands)
+            if opcode.endswith(".f32"):
+                read = tuple([_single(one) if type(one) is Immediate else one for one in read])
         line = self._line or Line("ptx", self._number)
         self.instructions.append(
             Instruction(
@@ -123,8 +127,15 @@ class Body:
     def _location(self, found: re.Match[str]) -> None:
         """`.loc 2 19 5, function_name f, inlined_at 1 14 7`: the place it was inlined at may have been inlined, too."""
         place, around = found.group(2, 3, 4), found.group(5, 6, 7)
+        if place[1] == "0":  # what compilers moved away from its line; ptxas counts it to the line before, too
+            return
         self._inner = self._at(place)
-        self._line = self._inner if around[0] is None else self._outermost.get(around) or self._at(around)
+        if around[0] is not None:
+            self._line = self._outermost.get(around) or self._at(around)
+        elif place in self._outermost:  # NVRTC leaves out behind a line 0 where it was inlined
+            self._line = self._outermost[place]
+        else:
+            self._line = self._inner
         self._outermost[place] = self._line
 
     def _at(self, place: tuple[str, ...]) -> Line:
@@ -190,6 +201,14 @@ class Body:
             else:
                 target = Label(scope.label(label.name))
             self.instructions[index] = replace(instruction, operands=(*first, target))
+
+
+def _single(constant: Immediate) -> Immediate:
+    """A constant of an f32 instruction; written as 1.5 or 0d... it is rounded."""
+    if constant.type != "f64":
+        return constant
+    with np.errstate(over="ignore"):
+        return Immediate(int(np.uint64(constant.bits).view("f8").astype("f4").view("u4")), "f32")
 
 
 def place(text: str, at: int) -> str:

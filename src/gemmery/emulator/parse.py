@@ -23,7 +23,7 @@ _TOP = re.compile(
         \.(?P<fact>version|target|address_size) \s+ (?P<value>[^\n]*)
       | (?:\.(?:visible|weak|extern|common)\s+)* \.(?P<function>entry|func) \s* (?:\((?P<results>[^()]*)\))? \s*
         (?P<name>[\w$%]+) \s* (?:\((?P<parameters>[^()]*)\))? (?P<limits>[^{;]*) (?P<opening>[{;])
-      | (?P<variable>\. [^;]*) ;
+      | (?P<variable>\. (?:"[^"]*"|[^;"])*) ;
     )""",
     re.VERBOSE,
 )

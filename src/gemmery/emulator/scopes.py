@@ -189,7 +189,9 @@ class Scope:
         return found
 
     def _operand(self, text: str) -> Operand:
-        first = text[:1]
+        if not text:
+            raise EmulationError("an operand is missing: operands are separated by commas")
+        first = text[0]
         if first == "[" and text[-1] == "]":
             return self._memory(text)
         if first == "{" and text[-1] == "}":
@@ -210,7 +212,7 @@ class Scope:
         variable = self.variable(text)
         if variable is not None:
             return Symbol(variable.name)
-        constant = _constant(text) if text else None
+        constant = _constant(text)
         if constant is not None:
             return constant
         return self._sum(text)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gemmery.emulator import exact
+from rounding import FORMATS, decoded, encoded
 
-FORMATS = {np.float32: (24, -149, 128), np.float64: (53, -1074, 1024)}  # precision, last bit's least exponent, limit
+FORMS = {np.float32: FORMATS["f32"], np.float64: FORMATS["f64"]}
 MODES = ("rn", "rz", "rm", "rp")
 
 
@@ -17,19 +18,9 @@ def _quiet():
         yield
 
 
-def rounded(value, mode, precision, least, limit):
-    """A fraction in a binary format, by the definition of rounding (IEEE 754, section 4.3)."""
-    negative, size = value < 0, abs(value)
-    exponent = size.numerator.bit_length() - size.denominator.bit_length()
-    exponent -= Fraction(2) ** exponent > size
-    unit = Fraction(2) ** max(exponent - precision + 1, least)
-    count, rest = divmod(size, unit)
-    away = {"rn": (rest * 2, count % 2) > (unit, 0), "rz": False, "rm": negative and rest, "rp": not negative and rest}
-    size = (count + bool(away[mode])) * unit
-    if size >= Fraction(2) ** limit:
-        infinite = mode == "rn" or mode == ("rm" if negative else "rp")
-        size = np.inf if infinite else (2**precision - 1) * Fraction(2) ** (limit - precision)
-    return -float(size) if negative else float(size)
+def nearby(value, kind, mode):
+    """A fraction in the format of a NumPy type, as a Python float."""
+    return float(decoded(encoded(value or 0.0, FORMS[kind], mode), FORMS[kind]))
 
 
 def operands(kind, count=1200):
@@ -39,7 +30,7 @@ def operands(kind, count=1200):
     x, y, z = rng.integers(0, 2**bits - 1, (3, 3 * count), np.uint64, endpoint=True).astype(f"u{bits // 8}").view(kind)
     cancel, tie = slice(count), slice(count, 2 * count)
     z[cancel] = -(x[cancel] * y[cancel])
-    half = FORMATS[kind][0] // 2 + 1
+    half = FORMS[kind].precision // 2 + 1
     x[tie], y[tie] = rng.integers(2 ** (half - 1), 2**half, (2, count))
     z[tie] = rng.integers(-1, 2, count) * np.exp2(rng.integers(-120, 20, count))
     scale = np.exp2(rng.integers(*(-100, 30) if kind == np.float32 else (-600, 400), count)).astype(kind)
@@ -51,13 +42,13 @@ def operands(kind, count=1200):
 
 def assert_rounded(got, exact_values, kind, mode):
     assert got.dtype == kind
-    expected = [rounded(v, mode, *FORMATS[kind]) if v else 0.0 for v in exact_values]
+    expected = [nearby(v, kind, mode) for v in exact_values]
     wrong = [(i, float(g), e) for i, (g, e) in enumerate(zip(got, expected, strict=True)) if float(g) != e]
     assert wrong == []
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FORMS)
 def test_fma(kind, mode):
     x, y, z = operands(kind)
     fused = exact.fma if mode == "rn" else exact.directed_fma(mode)
@@ -66,11 +57,11 @@ def test_fma(kind, mode):
     for i in range(0, len(x), 97):
         one = fused(x[i], y[i], z[i])
         assert isinstance(one, kind)
-        assert float(one) == (rounded(values[i], mode, *FORMATS[kind]) if values[i] else 0)
+        assert float(one) == nearby(values[i], kind, mode)
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "sqrt"])
 def test_directed(kind, mode, name):
     x, y, _ = operands(kind, 500)
@@ -93,7 +84,7 @@ def test_directed(kind, mode, name):
     assert_rounded(getattr(exact, f"directed_{name}")(mode)(x, y), values, kind, mode)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", FORMS)
 def test_zeros_infinities_and_nans(kind):
     special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, float(np.finfo(kind).max), -float(np.finfo(kind).max)]
     for x in special:
@@ -105,7 +96,7 @@ def test_zeros_infinities_and_nans(kind):
                 elif np.isfinite([x, y, z]).all() and abs(x * y) > 1:
                     # A product of huge numbers in fractions.
                     value = Fraction(x) * Fraction(y) + Fraction(z)
-                    assert float(got) == (rounded(value, "rn", *FORMATS[kind]) if value else 0)
+                    assert float(got) == nearby(value, kind, "rn")
                 else:
                     np.testing.assert_equal(got, kind(x) * kind(y) + kind(z))
     one = kind(1)

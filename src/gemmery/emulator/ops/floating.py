@@ -31,8 +31,8 @@ def flushed(x: Values) -> Values:
 def saturated(x: Values) -> Values:
     """Clamped to 0 ... 1, NaN to +0."""
     kind = np.asarray(x).dtype.type
-    # fmax takes the number where the other is NaN; the addition makes +0 of -0.
-    return np.fmin(np.fmax(x, kind(0)), kind(1)) + kind(0)
+    # The addition makes +0 of -0.
+    return where(np.isnan(x), kind(0), np.minimum(np.maximum(x, kind(0)), kind(1)) + kind(0))
 
 
 def modified(meaning: Meaning, modifiers: str) -> Meaning:
@@ -182,8 +182,13 @@ def _approximations() -> dict[str, Op]:
 # min, max, and what looks at the bits
 
 
-def _smaller(choose: Meaning) -> Meaning:
-    """min and max (numpy.fmin, .minimum, ...) for which -0 is less than +0."""
+def _of_numbers(choose: Meaning) -> Meaning:
+    """The other operand where one is NaN: numpy.fmin, but for signalling NaNs too."""
+    return lambda x, y: where(np.isnan(x), y, where(np.isnan(y), x, choose(x, y)))
+
+
+def _ordered(choose: Meaning) -> Meaning:
+    """min or max for which -0 is less than +0."""
     low = choose(1, 2) == 1
 
     def chosen(x: Values, y: Values) -> Values:
@@ -206,13 +211,15 @@ def _by_size(choose: Meaning) -> Meaning:
     return chosen
 
 
+_MINIMUM, _MAXIMUM = _of_numbers(np.minimum), _of_numbers(np.maximum)
+
 EXTREMES: dict[str, Meaning] = {
-    "min": _smaller(np.fmin),
-    "max": _smaller(np.fmax),
-    "min.NaN": _smaller(np.minimum),
-    "max.NaN": _smaller(np.maximum),
-    "min.xorsign.abs": _by_size(np.fmin),
-    "max.xorsign.abs": _by_size(np.fmax),
+    "min": _ordered(_MINIMUM),
+    "max": _ordered(_MAXIMUM),
+    "min.NaN": _ordered(np.minimum),
+    "max.NaN": _ordered(np.maximum),
+    "min.xorsign.abs": _by_size(_MINIMUM),
+    "max.xorsign.abs": _by_size(_MAXIMUM),
     "min.NaN.xorsign.abs": _by_size(np.minimum),
     "max.NaN.xorsign.abs": _by_size(np.maximum),
 }

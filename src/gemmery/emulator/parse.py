@@ -112,9 +112,9 @@ def _spaces(variables: Iterable[Variable], spaces: tuple[str, ...]) -> tuple[dic
 def _kernel(
     name: str, body: Body, parameters: list[Parameter], limits: str, scope: Scope, outer: dict[str, Variable]
 ) -> Kernel:
-    """Lay out the memory of one kernel; of the module's shared variables those that it names."""
+    """Lay out the memory of one kernel as ptxas does: its own variables, then those of the module that it names."""
     used = [made for made in scope.variables.values() if made.space == "shared" and made.name in body.scope.seen]
-    inner, sizes = _spaces(used + list(body.scope.memory.values()), ("shared", "local"))
+    inner, sizes = _spaces([*body.scope.memory.values(), *used], ("shared", "local"))
     return Kernel(
         name,
         tuple(parameters),

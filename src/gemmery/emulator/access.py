@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 
+from gemmery.emulator import matrices
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask
@@ -236,6 +237,9 @@ HANDLERS: dict[str, Handler] = {
     "mov": _move,
     "cvta": _convert_address,
     "cp": _copy,
+    "ldmatrix": matrices.load_matrix,
+    "stmatrix": matrices.store_matrix,
+    "wmma": matrices.warp_matrix,
     "prefetch": _nothing,
     "membar": _nothing,
     "fence": _nothing,

@@ -71,7 +71,7 @@ def bound(kernel: Kernel, args: Sequence[Any]) -> Bound:
     names: dict[int, str] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for place, value in enumerate(args):
-        if isinstance(value, np.ndarray) and value.ndim + value.size > 0 and not isinstance(value, np.generic):
+        if isinstance(value, np.ndarray):
             names[place] = _named(place, value, arrays)
     memory = memory_of(arrays, (kernel,))
     parameters = bytearray(max((one.offset + one.size for one in wanted), default=0))
@@ -118,13 +118,13 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         if value.dtype.itemsize != parameter.size or (kind.kind == "f") != (value.dtype.kind == "f"):
             same = f"numpy.{kind.name}"
             raise _mismatch(place, f"{value!r} of {value.dtype}", parameter, f"pass a {same}")
-        return value.tobytes()
+        return bytes(value.tobytes())
     if isinstance(value, bool | int) and kind.kind in "iu":
         if not -(1 << 8 * kind.itemsize - 1) <= value < 1 << 8 * kind.itemsize:
             raise _mismatch(place, value, parameter, "it does not fit")
         return (value % (1 << 8 * kind.itemsize)).to_bytes(kind.itemsize, "little")
     if isinstance(value, float | int) and kind.kind == "f":
-        return kind.type(value).tobytes()
+        return bytes(np.array(value, kind).tobytes())
     raise _mismatch(place, repr(value), parameter, f"pass a numpy.{kind.name}, or an array for an address")
 
 

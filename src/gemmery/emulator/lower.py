@@ -6,14 +6,16 @@ is looked up here once, so that a step costs little more than its NumPy calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gemmery.emulator import ops
+from gemmery.emulator.merging import Merge, merged
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
     Immediate,
@@ -52,7 +54,7 @@ class Block:
     last: int
     steps: tuple[Step, ...]
     end: Instruction | None  # the branch, barrier or return at its end
-    guard: Read | None  # whether a thread takes the branch
+    guard: Read | None  # whether a thread takes the branch; of a switch, which of the targets
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
     waits: bool  # one instruction, repeated until it succeeds
 
@@ -71,6 +73,11 @@ class Program:
     def stop(self) -> int:
         """The block where threads go that have ended."""
         return len(self.blocks)
+
+    @cached_property
+    def merges(self) -> Mapping[int, Merge]:
+        """The accesses that ptxas makes one of."""
+        return merged(self.kernel)
 
 
 class Lowering:
@@ -240,9 +247,11 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
         elif name in ("ret", "exit", "trap"):
             targets = (number[len(kernel.instructions)],)
         if end.guard is not None:
+            if name in ("bar", "barrier", "brx"):
+                raise refused(end, "a barrier or a switch under a guard:")
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
-        if name in ("bar", "barrier") and end.guard is not None:
-            raise refused(end, "a barrier under a guard:")
+        elif name == "brx":
+            guard = lowering.read(end.operands[0], "u32", end)
     return Block(first, last, steps, end, guard, targets, inside[0].opcode.startswith(WAITS))
 
 

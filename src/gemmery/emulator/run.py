@@ -14,7 +14,6 @@ from gemmery.emulator.events import Observer
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.lower import Program
 from gemmery.emulator.memory import Global
-from gemmery.emulator.merging import merged
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.simt import Launch, Machine
 
@@ -117,7 +116,7 @@ def emulated(
     observers: Sequence[Observer] = (),
 ) -> Run:
     """Run a kernel with all counters, and with `check` all findings."""
-    counters = Counters(program.kernel, merged(program.kernel))
+    counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), seed=seed)
     return Run(

@@ -20,7 +20,6 @@ from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Mask, Values
-from gemmery.errors import EmulationError
 
 WARP = 32
 Dims = tuple[int, int, int]
@@ -180,7 +179,10 @@ class Machine:
             self.part()[going] = target
 
     def _switch(self, block: Block, mask: Mask) -> None:
-        raise EmulationError(f"{block.end.text!r} is not modelled" if block.end else "")
+        assert block.guard is not None
+        chosen = self.spread(block.guard(self.registers))
+        places = np.array(block.targets, np.int32)[np.minimum(chosen, len(block.targets) - 1)]
+        self.places = places if mask is None else np.where(mask, places, self.part())
 
     # ---- memory ----
 
@@ -201,15 +203,32 @@ class Machine:
         values = memory.load(addresses, kind, count, width)
         return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
 
+    def rows(self, index: int, space: str, addresses: Values, mask: Mask, what: str) -> NDArray[np.uint32]:
+        """16 bytes a thread, as rows of four words."""
+        if space == "":
+            ((space, addresses, mask),) = self._spaces(addresses, mask)
+        addresses, mask, faulty = self._checked(index, space, what, addresses, mask, 16)
+        memory = self._space(space)
+        found = memory.view("u4", 4).take(self.spread(addresses + memory.base) >> 4, axis=0)
+        return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
+
     def store(
-        self, index: int, space: str, addresses: Values, mask: Mask, values: list[Any], kind: str, width: int
+        self,
+        index: int,
+        space: str,
+        addresses: Values,
+        mask: Mask,
+        values: list[Any],
+        kind: str,
+        width: int,
+        what: str = "st",
     ) -> None:
         """Write a value, or the elements of a vector, of each thread of the mask."""
         if space == "":
             for name, part, some in self._spaces(addresses, mask):
-                self.store(index, name, part, some, values, kind, width)
+                self.store(index, name, part, some, values, kind, width, what)
             return
-        addresses, mask, faulty = self._checked(index, space, "st", addresses, mask, width)
+        addresses, mask, _ = self._checked(index, space, what, addresses, mask, width)
         if mask is None or mask.any():
             self._space(space).store(addresses, values, mask, kind, width, self.threads)
 

@@ -5,6 +5,7 @@ PTX ISA 9.0, chapter 10.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,14 +70,14 @@ def _lane(machine: Machine) -> Any:
     return np.arange(machine.threads, dtype=np.uint32) % 32
 
 
-_BY_AXIS = {
+_BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
     "%tid": _tid,
     "%ctaid": _ctaid,
     "%ntid": lambda machine, axis: machine.launch.block[axis],
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],
 }
 _ONE = np.uint32(1)
-_PLAIN = {
+_PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%laneid": _lane,
     "%warpid": lambda machine: _thread(machine) // 32,
     "%nwarpid": lambda machine: machine.block_threads // 32,

@@ -1,0 +1,155 @@
+"""Matrix fragments to and from memory: ldmatrix, stmatrix, wmma.load and wmma.store.
+
+PTX ISA 9.0, section 9.7.14. fragments.py says which lane reads what; all lanes of a warp take part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import fragments
+from gemmery.emulator.fragments import Fragment, Piece
+from gemmery.emulator.lower import Lowering, Read, Step, refused
+from gemmery.emulator.op import NUMPY, Mask
+from gemmery.emulator.ptx import Instruction, Memory, Vector
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
+Lanes = NDArray[np.bool_]
+
+
+def load_matrix(lowering: Lowering, index: int) -> Step:
+    """ldmatrix."""
+    instruction = lowering.kernel.instructions[index]
+    count, trans = fragments.matrices(instruction.opcode)
+    target, source = instruction.operands
+    if not isinstance(source, Memory):
+        raise refused(instruction)
+    writes = [lowering.write(one, "b32", instruction) for one in lowering.flat((target,))]
+    address, space, lanes = lowering.address(source, instruction), _space(instruction), _first(8 * count)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        rows = machine.rows(index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
+        loaded = fragments.loaded(rows.reshape(machine.warps, 32, ROW // 4)[:, : 8 * count], trans)
+        for write, value in zip(writes, loaded, strict=True):
+            if write is not None:
+                write(machine.registers, mask, value.reshape(-1))
+
+    return step
+
+
+def store_matrix(lowering: Lowering, index: int) -> Step:
+    """stmatrix."""
+    instruction = lowering.kernel.instructions[index]
+    count, trans = fragments.matrices(instruction.opcode)
+    target, source = instruction.operands
+    if not isinstance(target, Memory):
+        raise refused(instruction)
+    reads = [lowering.read(one, "b32", instruction) for one in lowering.flat((source,))]
+    address, space, lanes = lowering.address(target, instruction), _space(instruction), _first(8 * count)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        held, shape = machine.registers, (machine.warps, 32)
+        rows = np.zeros((*shape, ROW // 4), np.uint32)
+        registers = [machine.spread(read(held)).reshape(shape) for read in reads]
+        rows[:, : 8 * count] = fragments.stored(registers, trans).view(np.uint32)
+        values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
+        some = _some(machine, mask, lanes)
+        machine.store(index, space, address(held), some, values, "u4", ROW, "stmatrix")
+
+    return step
+
+
+def warp_matrix(lowering: Lowering, index: int) -> Step:
+    """wmma.load and wmma.store; wmma.mma only computes."""
+    instruction = lowering.kernel.instructions[index]
+    if not instruction.opcode.startswith(("wmma.load", "wmma.store")):
+        raise refused(instruction)
+    fragment = fragments.wmma_fragment(instruction.opcode)
+    place, registers = instruction.operands[:2]
+    loads = isinstance(place, Vector)
+    if loads:
+        place, registers = registers, place
+    if not isinstance(place, Memory):
+        raise refused(instruction)
+    address, space = lowering.address(place, instruction), _space(instruction)
+    given = instruction.operands[2:]
+    apart: Read = lowering.read(given[0], "u32", instruction) if given else lambda _: np.uint32(fragment.stride)
+    make = _loading if loads else _storing
+    return make(lowering, instruction, index, fragment, lowering.flat((registers,)), (space, address, apart))
+
+
+Where = tuple[str, Read, Read]  # a space, an address in it, elements from a row to the next
+
+
+def _loading(
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Where
+) -> Step:
+    writes = [lowering.write(one, fragment.type, instruction) for one in targets]
+    space, address, apart = where
+
+    def step(machine: Machine, mask: Mask) -> None:
+        held: list[Any] = [None] * fragment.registers
+        for piece in fragment.pieces:
+            lanes = _lanes(machine, piece, fragment.size, address, apart)
+            if piece.matrices:
+                some = _some(machine, mask, _first(len(piece.major)))
+                rows = machine.rows(index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
+                piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), held)
+            else:
+                kind, count = piece.dtype, len(piece.registers)
+                values = machine.load(index, space, lanes, mask, kind, count, piece.width)
+                piece.put([value.reshape(machine.warps, 32) for value in values], held)
+        filled = held[: fragment.registers // fragment.copies] * fragment.copies
+        for write, value in zip(writes, filled, strict=True):
+            if write is not None:
+                write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
+
+    return step
+
+
+def _storing(
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Where
+) -> Step:
+    reads = [lowering.read(one, fragment.type, instruction) for one in sources]
+    space, address, apart = where
+
+    def step(machine: Machine, mask: Mask) -> None:
+        held = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
+        for piece in fragment.pieces:
+            lanes = _lanes(machine, piece, fragment.size, address, apart)
+            values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(held)]
+            machine.store(index, space, lanes, mask, values, piece.dtype, piece.width)
+
+    return step
+
+
+def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read) -> NDArray[np.int64]:
+    """Where each lane of each warp begins; lanes beyond the rows of a matrix repeat the first."""
+    major, minor = (np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor))
+    base = machine.spread(address(machine.registers)).reshape(-1, 32)
+    step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
+    found: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
+    return found
+
+
+def _space(instruction: Instruction) -> str:
+    words = instruction.opcode.split(".")
+    return "shared" if "shared" in words or "shared::cta" in words else "global" if "global" in words else ""
+
+
+def _first(count: int) -> Lanes:
+    return np.arange(32) < count
+
+
+def _some(machine: Machine, mask: Mask, lanes: Lanes) -> Mask:
+    """The lanes that give an address; None for all."""
+    if lanes.all():
+        return mask
+    every = np.tile(lanes, machine.warps)
+    return every if mask is None else every & mask

@@ -246,7 +246,7 @@ def of_bits(opcode):
         "infinite": lambda x: isinstance(x, float) and math.isinf(x),
         "number": lambda x: not is_nan(x),
         "notanumber": is_nan,
-        "normal": lambda x: not isinstance(x, float) and abs(x) >= smallest,
+        "normal": lambda x: is_finite(x) and not 0 < abs(x) < smallest,
         "subnormal": lambda x: not isinstance(x, float) and abs(x) < smallest,
     }
 
@@ -315,7 +315,7 @@ def conversion(opcode):
         if of in INTEGERS:
             return Fraction(integer(bits, of)) if bits else 0.0
         x = decoded(bits, FORMATS[of])
-        return flushed(x, FORMATS[of]) if said["ftz"] and of == "f32" else x
+        return flushed(x, FORMATS[of]) if said["ftz"] and of == "f32" and to != "f16" else x
 
     def meaning(bits):
         if to in INTEGERS and of in INTEGERS:
@@ -505,6 +505,16 @@ def test_hot_entries_are_one_numpy_operation_and_share_one_fma():
         for name in ("add", "add.rn", "sub", "sub.rn", "mul", "mul.rn"):
             assert isinstance(FLOATING[f"{name}.{type_}"].meaning, np.ufunc)
         assert FLOATING[f"fma.rn.{type_}"].meaning is FLOATING[f"mad.rn.{type_}"].meaning is exact.fma
+
+
+def test_products_in_the_middle_are_decided_by_a_tiny_third_operand():
+    """7 * 37 lies between 258 and 260 in bf16, 3 * 683 between 2048 and 2050 in f16."""
+    bf16 = {x: np.uint16(encoded(Fraction(x), FORMATS["bf16"])) for x in (7, 37, 258, 260, 2.0**-100, -(2.0**-100))}
+    f16 = {x: np.float16(x) for x in (3, 683, 2048, 2050, 2.0**-24, -(2.0**-24))}
+    for name, values, (x, y, low, high, up, down) in (("bf16", bf16, bf16), ("f16", f16, f16)):
+        fma = HALF[f"fma.rn.{name}"].meaning
+        assert fma(values[x], values[y], values[up]) == values[high]
+        assert fma(values[x], values[y], values[down]) == values[low]
 
 
 def test_flops_of_an_instruction():

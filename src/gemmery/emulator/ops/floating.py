@@ -231,8 +231,8 @@ def with_ftz(name: str, ftz: str) -> str:
     return f"{base}{ftz}{dot}{rest}"
 
 
-def _normal(x: Values) -> Values:
-    return np.isfinite(x) & (np.abs(x) >= np.finfo(np.asarray(x).dtype).tiny)
+def _subnormal(x: Values) -> Values:
+    return (np.abs(x) < np.finfo(np.asarray(x).dtype).tiny) & (x != 0)
 
 
 TESTS: dict[str, Meaning] = {
@@ -240,8 +240,8 @@ TESTS: dict[str, Meaning] = {
     "infinite": np.isinf,
     "number": lambda x: ~np.isnan(x),
     "notanumber": np.isnan,
-    "normal": _normal,
-    "subnormal": lambda x: (np.abs(x) < np.finfo(np.asarray(x).dtype).tiny) & (x != 0),
+    "normal": lambda x: np.isfinite(x) & ~_subnormal(x),  # zeros are normal, says the ISA
+    "subnormal": _subnormal,
 }
 
 

@@ -3,7 +3,8 @@
 All of it is computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24 to 15: a sum of a
 product and a third number that float64 cannot hold, 53 bits, has either a product beyond 2**28, which overflows anyway,
 or one so far below the third number that the sum rounds to that number in any case: float64's own rounding cannot be
-seen. bf16 reaches from 2**-133 to 2**128, so its sums are rounded to odd first.
+seen. bf16 reaches from 2**-133 to 2**128, so there a sum that was rounded onto the middle between two bf16 is rounded
+to odd first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def to_bf16(x: Values, mode: str = "rn") -> Values:
         short = short + ((rest + (short & np.uint32(1))) > 0x8000)
     elif mode != "rz":
         short = short + ((rest > 0) & (np.signbit(x) == (mode == "rm")))
-    return where(np.isnan(x), BF16_NAN, where(np.isinf(x), bits >> np.uint32(16), short).astype(np.uint16))
+    return where(np.isnan(x), BF16_NAN, short.astype(np.uint16))
 
 
 def to_f16(x: Values, mode: str = "rn") -> Values:
@@ -65,7 +66,22 @@ def _of_f16(meaning: Meaning) -> Meaning:
 
 def _of_bf16(meaning: Meaning) -> Meaning:
     """A meaning of float64 for bits of bf16."""
-    return lambda *operands: to_bf16(meaning(*(np.float64(1) * from_bf16(x) for x in operands)))
+    return lambda *operands: to_bf16(meaning(*map(_wide, operands)))
+
+
+def _wide(bits: Values) -> Values:
+    return from_bf16(bits).astype(np.float64)
+
+
+def _sum_to_bf16(x: Values, y: Values) -> Values:
+    """Bits of bf16 nearest to the sum of two float64."""
+    x, y = np.broadcast_arrays(x, y)
+    nearest = np.asarray(x + y).astype(np.float32)
+    # Only what was rounded onto the middle between two bf16 can be rounded the wrong way now.
+    doubtful = (nearest.view(np.uint32) & np.uint32(0xFFFF)) == 0x8000
+    if doubtful.any():
+        nearest[doubtful] = exact.odd_float32(exact.odd_sum(x[doubtful], y[doubtful]))
+    return to_bf16(nearest)
 
 
 def _of_pairs(meaning: Meaning, kind: str) -> Meaning:
@@ -95,12 +111,26 @@ def _rectified(meaning: Meaning) -> Meaning:
     return lambda *operands: np.maximum(meaning(*operands), 0) + 0.0
 
 
+def _rectified_bits(meaning: Meaning) -> Meaning:
+    """The same of bits of bf16, whose NaN has no sign here."""
+
+    def rectified(*operands: Values) -> Values:
+        bits = meaning(*operands)
+        return where(bits >= 0x8000, np.uint16(0), bits)
+
+    return rectified
+
+
 def _fused(x: Values, y: Values, z: Values) -> Values:
     return x * y + z
 
 
-def _fused_odd(x: Values, y: Values, z: Values) -> Values:
-    return exact.odd_sum(x * y, z)
+BF16: dict[str, Meaning] = {
+    "add": lambda x, y: _sum_to_bf16(_wide(x), _wide(y)),
+    "sub": lambda x, y: _sum_to_bf16(_wide(x), -_wide(y)),
+    "mul": _of_bf16(np.multiply),
+    "fma": lambda x, y, z: _sum_to_bf16(_wide(x) * _wide(y), _wide(z)),
+}
 
 
 def _forms(
@@ -118,22 +148,22 @@ def _forms(
 
 def _arithmetic() -> dict[str, Op]:
     """add, sub, mul and fma; bf16 has no .ftz and no .sat."""
-    meanings: dict[str, tuple[str, int, Meaning, Meaning]] = {
-        "add": ("hadd", 2, np.add, exact.odd_sum),
-        "sub": ("hadd", 2, np.subtract, lambda x, y: exact.odd_sum(x, -y)),
-        "mul": ("hmul", 2, np.multiply, np.multiply),
-        "fma": ("hfma", 3, _fused, _fused_odd),
+    meanings: dict[str, tuple[str, int, Meaning]] = {
+        "add": ("hadd", 2, np.add),
+        "sub": ("hadd", 2, np.subtract),
+        "mul": ("hmul", 2, np.multiply),
+        "fma": ("hfma", 3, _fused),
     }
     table: dict[str, Op] = {}
-    for (name, (kind, count, f16, bf16)), modifiers in product(meanings.items(), SAT):
+    for (name, (kind, count, f16)), modifiers in product(meanings.items(), SAT):
         meaning = _modified(_of_f16(f16), modifiers)
-        brain = None if modifiers else _of_bf16(bf16)
+        brain = None if modifiers else BF16[name]
         flops = 2 if name == "fma" else 1
         for rounding in (".rn",) if name == "fma" else ("", ".rn"):
             table |= _forms(f"{name}{rounding}{modifiers}", count, meaning, brain, kind, flops)
     for ftz in FTZ:
         meaning = _modified(_of_f16(_rectified(_fused)), ftz)
-        brain = None if ftz else _of_bf16(_rectified(_fused_odd))
+        brain = None if ftz else _rectified_bits(BF16["fma"])
         table |= _forms(f"fma.rn{ftz}.relu", 3, meaning, brain, "hfma", 2)
     return table
 

@@ -86,7 +86,7 @@ def bfe(kind: str) -> Meaning:
         inside = ones(word, length)
         if kind[0] == "u":
             return field & inside
-        last = (np.minimum(start, width) + np.minimum(length, width) - 1).astype(a.dtype)
+        last = (np.minimum(start, width) + length - 1).astype(a.dtype)
         sign = choose(length == 0, word(0), unsigned(-(a >> last & 1)))
         return (field & inside | sign & ~inside).view(a.dtype)
 

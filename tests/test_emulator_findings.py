@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emulated import findings, program
 from gemmery.errors import EmulationError
+from gemmery.lab.emulation import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
 
@@ -49,11 +49,13 @@ FAULTS = {
 }
 
 
-def found(name, *flags):
+def found(name, fixed=False):
     """What is found in one of the kernels."""
     _, blocks, block, args, *shared = FAULTS[name]
-    ready = program(f"{name}.cu", name, {f"{name}.cu": (FOLDER / f"{name}.cu").read_text()}, *flags)
-    return findings(ready, (blocks, 1, 1), block, args, *shared)
+    code = (FOLDER / f"{name}.cu").read_text()
+    if fixed:
+        code = code.replace(code.partition("\n")[0], "#define FIXED", 1)
+    return emulate(code, name, blocks, block, [np.copy(x) if np.ndim(x) else x for x in args], *shared).findings
 
 
 def marked(name, word):
@@ -85,7 +87,7 @@ def test_a_fault_is_found_at_its_line(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_found_in_the_repaired_kernel(name):
     """The same kernel as it should be."""
-    assert found(name, "-DFIXED") == ()
+    assert found(name, fixed=True) == ()
 
 
 def message(name):
@@ -96,15 +98,15 @@ def message(name):
 def test_a_message_says_who_where_and_what_to_do():
     """Thread, block, address in the array, both lines, and the way out."""
     assert message("missing_barrier") == (
-        "missing_barrier.cu:9: race: thread 0 of block 0 reads byte 508 of shared memory (tile, byte 508), which "
-        "thread 127 writes at missing_barrier.cu:5; no barrier between: put __syncthreads() there"
+        f"{SOURCE}:9: race: thread 0 of block 0 reads byte 508 of shared memory (tile, byte 508), which "
+        f"thread 127 writes at {SOURCE}:5; no barrier between: put __syncthreads() there"
     )
     assert message("off_by_one_global") == (
-        "off_by_one_global.cu:9: out of bounds: thread 72 of block 1 writes 4 bytes at address 0x1320, ending 4 bytes "
+        f"{SOURCE}:9: out of bounds: thread 72 of block 1 writes 4 bytes at address 0x1320, ending 4 bytes "
         "beyond the 800 of argument 0; bound the index, or allocate more"
     )
     assert message("uninitialised").startswith(
-        "uninitialised.cu:10: uninitialised: thread (31, 0, 0) of block 0 reads byte 128 of shared memory (tile, "
+        f"{SOURCE}:10: uninitialised: thread (31, 0, 0) of block 0 reads byte 128 of shared memory (tile, "
     )
     assert "__syncwarp()" in message("missing_syncwarp")
     assert "null pointer" in message("null_pointer")

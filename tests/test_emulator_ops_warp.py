@@ -148,12 +148,12 @@ def some(rng, kind):
         values = rng.integers(0, 2**64, (WARPS, 32), dtype="u8").astype(NUMPY[kind])
         values[-2] = values[-2] & 1 if kind == "b32" else values[-2] % 2
         values[0, 1] = values[0, 0] ^ (1 << 8 * values.itemsize - 2)  # differs in an upper bit alone
-    values[-1] = values[-1, 0]
+    values[-1] = np.nan if kind == "f32" else values[-1, 0]
     return values
 
 
 def masks(rng):
-    """Active lanes and membermasks: whole warps, tiles of 16 and of 4, a ragged end, random lanes."""
+    """Active lanes and membermasks: whole warps, tiles of 16 and of 4, ragged ends, random lanes."""
     active = np.ones((WARPS, 32), bool)
     member = np.full((WARPS, 32), FULL, "u4")
     lanes = np.arange(32, dtype="u4")
@@ -164,6 +164,7 @@ def masks(rng):
     active[4] = rng.random(32) < 0.5
     active[4, 7] = True
     member[4] = sum(1 << j for j in range(32) if active[4, j])
+    active[5, 20:] = False  # ended, but still in the mask
     return active, member
 
 
@@ -195,9 +196,9 @@ def by_warp(oracle, active, operands):
 def test_groups_of_lanes(opcode):
     rng = np.random.default_rng(11)
     op = WARP[opcode]
-    for _ in range(3):
+    for shift in range(WARPS):  # each kind of values meets each kind of mask
         active, member = masks(rng)
-        values = [some(rng, kind) for kind in op.operands]
+        values = [np.roll(some(rng, kind), shift, axis=0) for kind in op.operands]
         if op.operands and "movmatrix" not in opcode:
             values[-1] = member
         check(opcode, active, values)

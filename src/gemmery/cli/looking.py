@@ -63,6 +63,9 @@ def inspect(
     device: Annotated[
         str, Option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
     ] = "",
+    line: Annotated[
+        str, Option(metavar="FILE:LINE", help="Show as pictures what this line does.", show_default="the costliest")
+    ] = "",
     ptx: Annotated[bool, Option("--ptx", help="Show the PTX.")] = False,
     sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
     json: Json = False,
@@ -71,7 +74,7 @@ def inspect(
     """Say what a GPU rung is made of and what it asks of a device, without running it: no GPU is needed."""
     from gemmery import lab
 
-    look = partial(lab.inspect, rung, m, n, k, dtype, settings(config), device)
+    look = partial(lab.inspect, rung, m, n, k, dtype, settings(config), device, line)
     return partial(_inspect, look, ptx, sass, json, html)
 
 

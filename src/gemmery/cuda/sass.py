@@ -19,7 +19,7 @@ from gemmery.errors import DeviceError
 
 MISSING = "SASS needs nvdisasm: pip install nvidia-cuda-nvdisasm, or put the CUDA toolkit's on the PATH"
 _LINE = re.compile(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?);", re.MULTILINE)
-_SECTION = re.compile(r"^//-+ \.text\.(\S+) -+$", re.MULTILINE)
+_SECTION = re.compile(r"^//-+ \.text\.(\S+) +-+$", re.MULTILINE)
 _LABEL = re.compile(r"^(\.\w+):", re.MULTILINE)
 _PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;", re.MULTILINE)
 _WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}

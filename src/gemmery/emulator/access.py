@@ -6,11 +6,9 @@ PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.14 (matrices).
 from __future__ import annotations
 
 from collections.abc import Callable
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 
 from gemmery.emulator import matrices
 from gemmery.emulator.lower import Lowering, Read, Step, refused
@@ -32,11 +30,11 @@ SPACES = {
 }
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 # What an access may say that changes no value and no count here: caches are not modelled.
-HINTS = frozenset(
-    "weak volatile relaxed acquire release mmio cta cluster gpu sys nc ca cg cs lu cv wb wt "
-    "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
-    "L2::64B L2::128B L2::256B L2::evict_first L2::evict_last L2::evict_normal L2::cache_hint unified".split()
-)
+_ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys", "unified")
+_CACHES = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
+_EVICTIONS = tuple(f"L{level}::evict_{when}" for level in (1, 2) for when in ("normal", "unchanged", "first", "last"))
+_FETCHES = ("L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint")
+HINTS = frozenset((*_ORDERS, *_CACHES, *_EVICTIONS, *_FETCHES))
 COUNTS = {"v2": 2, "v4": 4, "v8": 8}
 
 

@@ -27,9 +27,9 @@ class Low:
         """How many of the lowest are known to be zeros."""
         return (self.value & -self.value).bit_length() - 1 if self.value else self.bits
 
-    def is_multiple(self, size: int) -> bool:
-        """True when the number is a multiple of a power of two for sure."""
-        return size <= 1 << self.bits and not self.value & size - 1
+    def is_known(self, size: int) -> bool:
+        """True when it is known what remains of the number beyond multiples of a power of two."""
+        return size <= 1 << self.bits
 
     def moved(self, away: int) -> Low:
         """That of the number plus `away`."""

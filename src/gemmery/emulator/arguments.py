@@ -41,10 +41,7 @@ class Bound:
 def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
     """Global memory with a copy of each array, with `scratch` bytes of zeros by name and the kernels' variables."""
     variables = {
-        one.name: one
-        for kernel in kernels
-        for one in kernel.variables.values()
-        if one.space in ("global", "const")
+        one.name: one for kernel in kernels for one in kernel.variables.values() if one.space in ("global", "const")
     }
     sizes = {name: array.nbytes for name, array in arrays.items()}
     memory = Global({**sizes, **(scratch or {}), **{name: one.size for name, one in variables.items()}})

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from gemmery.emulator.lower import Block
     from gemmery.emulator.simt import Machine
 
-SYNC = frozenset(
-    "bar.sync bar.cta.sync barrier.sync barrier.sync.aligned barrier.cta.sync barrier.cta.sync.aligned".split()
-)
 ARRIVE = frozenset(
-    "bar.arrive bar.cta.arrive barrier.arrive barrier.arrive.aligned barrier.cta.arrive "
-    "barrier.cta.arrive.aligned".split()
+    f"{name}.arrive{how}" for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned")
 )
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier's number that observers are told for bar.warp.sync

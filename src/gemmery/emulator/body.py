@@ -83,9 +83,10 @@ class Body:
         self.at = start
         register = None
         if guard:
-            register = self.scope.operand(guard)
-            if not isinstance(register, Register):
+            found_register = self.scope.operand(guard)
+            if not isinstance(found_register, Register):
                 raise EmulationError(f"{guard} guards an instruction: only a predicate register can")
+            register = found_register
         read: tuple[Operand, ...]
         if opcode in ("bra", "bra.uni"):
             self._branches.append((len(self.instructions), self.scope))
@@ -139,7 +140,7 @@ class Body:
         self._outermost[place] = self._line
 
     def _at(self, place: tuple[str, ...]) -> Line:
-        key = place[:2]
+        key = (place[0], place[1])
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(self.files.get(key[0], f"file {key[0]}"), int(key[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,26 +16,7 @@ MOST = 2  # pictures of a kind, where no line is asked for
 MOST_OF_LINE = 6
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """An operand in global memory: element (i, j) begins at `start` + i `row_step` + j `column_step` bytes."""
-
-    name: str
-    start: int
-    stop: int
-    row_step: int
-    column_step: int
-
-    def element(self, address: int) -> tuple[int, int]:
-        """The row and the column of the element at an address.
-
-        >>> Matrix("A", 4096, 8192, 256, 4).element(4096 + 256 + 8)
-        (1, 2)
-        """
-        away = address - self.start
-        if self.row_step >= self.column_step:
-            return away // self.row_step, away % self.row_step // self.column_step
-        return away % self.column_step // self.row_step, away // self.column_step
+Steps = Mapping[str, tuple[int, int]]  # of an array in global memory: bytes from row to row, and column to column
 
 
 @dataclass(frozen=True)
@@ -48,27 +29,28 @@ class Chosen:
     divergences: tuple[Divergence, ...] = ()
 
 
-def chosen(trace: Trace, matrices: Sequence[Matrix] = (), line: str = "") -> Chosen:
+def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
     """The accesses with the most bank conflicts and the most sectors in vain, the tiles, the branch that idles most.
 
-    With `line`, "simt_smem.cu:18", all that this line does to memory, also where it is inlined.
+    `steps` names the operands, whose tiles are shown. With `line`, "simt_smem.cu:18", all that this line does to
+    memory, also where it is inlined.
 
     Raises ArgumentError for a line without an access or a divergent branch; the message lists those that have one.
     """
-    shared = [_worst(warps, _conflicts) for (_, space), warps in trace.accesses.items() if space == "shared"]
-    global_ = [_worst(warps, _in_vain) for (_, space), warps in trace.accesses.items() if space == "global"]
+    shared = [_worst(warps, _conflicts) for (_, _, space), warps in trace.accesses.items() if space == "shared"]
+    global_ = [_worst(warps, _in_vain) for (_, _, space), warps in trace.accesses.items() if space == "global"]
     parted = list(trace.divergences.values())
     if not line:
         return Chosen(
             _costliest(shared, _conflicts, MOST),
-            _tiles(trace, matrices),
+            _tiles(trace, steps),
             _costliest(global_, _in_vain, MOST),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
         )
     known = sorted({str(place) for one in (*shared, *global_) for place in (one.line, one.inner)})
     found = Chosen(
         _costliest((one for one in shared if _is_at(one, line)), _conflicts, MOST_OF_LINE),
-        tuple(tile for tile in _tiles(trace, matrices) if any(_is_at(one, line) for one in (tile.store, tile.load))),
+        tuple(tile for tile in _tiles(trace, steps) if any(_is_at(one, line) for one in (tile.store, tile.load))),
         _costliest((one for one in global_ if _is_at(one, line)), _in_vain, MOST_OF_LINE),
         tuple(one for one in parted if str(one.line) == line),
     )
@@ -130,15 +112,36 @@ def _costliest(
     return tuple({(one.line, one.inner, one.opcode): one for one in reversed(ranked)}.values())[::-1][:most]
 
 
-def _tiles(trace: Trace, matrices: Sequence[Matrix]) -> tuple[TileLayout, ...]:
-    """The tile of each operand: its first store, and the first load of what was stored there."""
+def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
+    """The tile of each operand in each launch: its first store, and the first load of what was stored there."""
     found = []
-    for matrix in matrices:
-        held = {at: matrix.element(of) for at, of in trace.sources.items() if matrix.start <= of < matrix.stop}
-        shared = [_worst(warps, _conflicts) for (_, space), warps in trace.accesses.items() if space == "shared"]
-        touching = [one for one in shared if any(address in held for address in one.addresses)]
-        store = next((one for one in touching if one.kind in ("st", "cp.async")), None)
-        load = next((one for one in touching if one.kind in ("ld", "ldmatrix")), None)
-        if store and load:
-            found.append(TileLayout(matrix.name, held, store, load))
+    for launch in sorted({launch for launch, _ in trace.sources}):
+        shared = [
+            _worst(warps, _conflicts)
+            for (number, _, space), warps in trace.accesses.items()
+            if (number, space) == (launch, "shared")
+        ]
+        for name, (down, across) in steps.items():
+            lies = trace.arrays[name]
+            held = {
+                at: element(of - lies.start, down, across)
+                for (number, at), of in trace.sources.items()
+                if number == launch and of in lies
+            }
+            touching = [one for one in shared if any(address in held for address in one.addresses)]
+            store = next((one for one in touching if one.kind in ("st", "cp.async")), None)
+            load = next((one for one in touching if one.kind in ("ld", "ldmatrix")), None)
+            if store and load:
+                found.append(TileLayout(name, held, store, load))
     return tuple(found)
+
+
+def element(away: int, down: int, across: int) -> tuple[int, int]:
+    """The row and the column of the element that lies `away` bytes from the first.
+
+    >>> element(256 + 8, down=256, across=4)
+    (1, 2)
+    """
+    if down >= across:
+        return away // down, away % down // across
+    return away % across // down, away // across

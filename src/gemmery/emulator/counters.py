@@ -107,7 +107,7 @@ class Counters(Observer):
             return banks.served(*_warps(lanes, mask), event.width, event.kind)
         lanes, mask = lanes[0], None if mask is None else mask[0]
         # Bank conflicts stay what they are when all addresses move by as much, in steps that keep 16 bytes whole.
-        lanes = lanes - (lanes[0] & -16)
+        lanes = lanes - (lanes.min() & -16)
         key = (event.kind, event.width, lanes.tobytes(), None if mask is None else mask.tobytes())
         found = self._patterns.get(key)
         if found is None:

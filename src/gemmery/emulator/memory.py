@@ -75,12 +75,11 @@ class Space:
         if mask is not None:
             index = index[mask]
         for place, value in enumerate(values):
-            if mask is not None and value.ndim:
-                value = value[mask]
+            some = value[mask] if mask is not None and value.ndim else value
             if len(values) == 1:
-                view[index] = value
+                view[index] = some
             else:
-                view[index, place] = value
+                view[index, place] = some
 
 
 class Global(Space):

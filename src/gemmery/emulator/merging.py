@@ -1,4 +1,4 @@
-"""Which accesses ptxas merges into wider ones: at adjacent addresses off one base, with nothing between that forbids it.
+"""Which accesses ptxas merges into wider ones: at adjacent addresses, off one base, with nothing between to forbid it.
 
 Found by comparing PTX with the machine code that ptxas made of it. An access of 8 or 16 bytes has to be aligned, so
 ptxas merges where it can tell that: from where shared variables lie and from arithmetic on addresses (alignment.py), or
@@ -15,9 +15,10 @@ from gemmery.emulator.alignment import Low, low_bits, written
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
-WIDEST = 16  # bytes
+LEAST = {("ld", 16): 12}  # bytes asked for of a wide access, if not all: three words are loaded as four
+SMALLEST = {"ld": 4, "st": 2}  # bytes of an access that may be merged
 ENDS = ("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call")
-ORDERS = ("membar", "fence", "atom", "red", "cp", "mbarrier")  # no access is moved across
+ORDERS = ("membar", "fence", "cp", "mbarrier")  # no access is moved across
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,20 @@ SPACES = frozenset(("global", "shared", "shared::cta", "local", "const", "param"
 
 # Where an address starts: a register and how often it was written before, or a variable.
 Base = tuple[str, int]
-# What accesses have to share: "ld" or "st", space, base, guard, bytes of an element.
-Stream = tuple[str, str, Base, str, int]
+# What accesses have to share: "ld" or "st", space, base, guard, bytes of an element; stores also all their bytes.
+Stream = tuple[str, str, Base, str, int, int]
 
 
 def merged(kernel: Kernel) -> Mapping[int, Merge]:
     """The merge that each instruction is part of, by its index; those that stay alone are not in it.
 
-    >>> merged(parse(ptx).kernels["sum"])  # ld.shared.f32 of [%r1], [%r1+4], instructions 3 and 4
-    {3: Merge(first=3, members=(3, 4), width=8, offset=0), 4: Merge(first=3, members=(3, 4), width=8, offset=0)}
+    Loads of ld.shared.f32 from [%r1] and [%r1+4] become one of 8 bytes, when %r1 is known to be a multiple of 8.
     """
     bases = _Bases(kernel)
     found: dict[int, Merge] = {}
     for streams in _open_streams(kernel, bases):
-        for (_, _, base, *_), scalars in streams.items():
-            for merge in _joined(scalars, bases.low(base)):
+        for (kind, _, base, *_), scalars in streams.items():
+            for merge in _joined(kind, scalars, bases.low(base)):
                 found |= dict.fromkeys(merge.members, merge)
     return found
 
@@ -74,13 +74,15 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_
         kind = instruction.opcode.partition(".")[0]
         if index in starts or kind in ENDS or kind in ORDERS:
             yield close(("ld", "st"), "")
+        if kind in ("atom", "red"):
+            yield close(("ld", "st"), _space(instruction))
         if kind in ("ld", "st"):
             space = _space(instruction)
             yield close(("st",) if kind == "ld" else ("ld",), space)
             found = _scalar(index, instruction, bases)
             if found is not None:
                 guard = f"{'!' * instruction.negated}{instruction.guard.name}" if instruction.guard else ""
-                key = (kind, space, found[0], guard, found[1].width)
+                key = (kind, space, found[0], guard, _element(instruction), found[1].width if kind == "st" else 0)
                 if any(one.offset == found[1].offset for one in streams.get(key, ())):
                     yield {key: streams.pop(key)}
                 streams[key].append(found[1])
@@ -95,27 +97,28 @@ def _space(instruction: Instruction) -> str:
 def _scalar(index: int, instruction: Instruction, bases: _Bases) -> tuple[Base, _Scalar] | None:
     if _space(instruction) not in ("global", "shared") or index not in bases.before or "volatile" in instruction.opcode:
         return None
+    if _element(instruction) < SMALLEST[instruction.opcode[:2]]:
+        return None
     base, offset = bases.before[index]
     return base, _Scalar(index, offset, _width(instruction))
 
 
-def _joined(scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
-    """The widest aligned runs of adjacent scalars, from the lowest address up."""
-    places = {one.offset: one for one in scalars}
-    free = sorted(places)
-    while free:
-        lowest, width = free[0], places[free[0]].width
-        for count in (count for count in (8, 4, 2) if count * width <= WIDEST):
-            run = [lowest + width * step for step in range(count)]
-            size = width * count
-            if base.moved(lowest).is_multiple(size) and all(place in places for place in run):
-                members = tuple(sorted(places[place].index for place in run))
-                first = next(one for one in scalars if one.index == members[0])
-                yield Merge(members[0], members, size, lowest - first.offset)
-                free = [place for place in free if place not in run]
-                break
-        else:
-            free.pop(0)
+def _joined(kind: str, scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
+    """Merge what lies in the same aligned 16 bytes, then what is left in the same 8, then in 4."""
+    free = list(scalars)
+    for size in (16, 8, 4):
+        if not base.is_known(size):
+            continue
+        pieces = defaultdict(list)
+        for one in free:
+            pieces[(base.value + one.offset) // size].append(one)
+        for piece, inside in pieces.items():
+            covered = sum(one.width for one in inside)
+            if len(inside) > 1 and covered >= LEAST.get((kind, size), size):
+                first = min(inside, key=lambda one: one.index)
+                lowest = piece * size - base.value
+                yield Merge(first.index, tuple(sorted(one.index for one in inside)), size, lowest - first.offset)
+                free = [one for one in free if one not in inside]
 
 
 class _Bases:
@@ -179,6 +182,12 @@ def _origin(operand: Operand, known: Mapping[str, tuple[Base, int]]) -> tuple[Ba
     return ("", 0), operand.bits if isinstance(operand, Immediate) else 0
 
 
+def _element(instruction: Instruction) -> int:
+    """Bytes of an element that a load or store moves."""
+    return int(NUMPY[instruction.opcode.rpartition(".")[2]][1])
+
+
 def _width(instruction: Instruction) -> int:
+    """Bytes that it moves."""
     vector = next((one for one in instruction.operands if isinstance(one, Vector)), None)
-    return int(NUMPY[instruction.opcode.rpartition(".")[2]][1]) * (len(vector.elements) if vector else 1)
+    return _element(instruction) * (len(vector.elements) if vector else 1)

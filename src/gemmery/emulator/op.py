@@ -22,11 +22,16 @@ NUMPY = {
     **dict.fromkeys(("b16", "u16", "bf16", "e4m3x2", "e5m2x2"), "u2"),
     **dict.fromkeys(("b32", "u32", "f16x2", "bf16x2", "tf32"), "u4"),
     **dict.fromkeys(("b64", "u64"), "u8"),
-    **{"s8": "i1", "s16": "i2", "s32": "i4", "s64": "i8"},
-    **{"f16": "f2", "f32": "f4", "f64": "f8"},
+    "s8": "i1",
+    "s16": "i2",
+    "s32": "i4",
+    "s64": "i8",
+    "f16": "f2",
+    "f32": "f4",
+    "f64": "f8",
 }
 # How a register of a declared type is kept: unsigned bits, but for floats of 4 and 8 bytes.
-STORED = {name: "?" if kind == "?" else kind if name in ("f32", "f64") else f"u{kind[1]}" for name, kind in NUMPY.items()}
+STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", "f32": "f4", "f64": "f8"}
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ def _constant(text: str) -> Immediate | None:
         return Immediate(32)
     if text[:2] in ("0f", "0F", "0d", "0D") and number(text) is not None:
         return Immediate(int(text[2:], 16), "f32" if text[1] in "fF" else "f64")
-    value = number(text)
-    return None if value is None else Immediate(struct.unpack("<Q", struct.pack("<d", value))[0], "f64")
+    real = number(text)
+    return None if real is None else Immediate(struct.unpack("<Q", struct.pack("<d", real))[0], "f64")
 
 
 @dataclass
@@ -229,7 +229,7 @@ class Scope:
     def _memory(self, text: str) -> Memory:
         """[%rd1+4], [variable+4], [64], [%rd1, {%r1, %r2}]."""
         address, *rest = parts(text[1:-1]) or [""]
-        coordinates = []
+        coordinates: list[Operand] = []
         for part in rest:
             read = self.operand(part)
             coordinates += read.elements if isinstance(read, Vector) else [read]

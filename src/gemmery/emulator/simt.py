@@ -20,6 +20,7 @@ from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.ptx import Kernel
 
 WARP = 32
 Dims = tuple[int, int, int]
@@ -58,17 +59,17 @@ class Machine:
         observers: Sequence[Observer] = (),
         warp_order: np.random.Generator | None = None,
     ) -> None:
-        self.program = program
-        self.kernel = program.kernel
-        self.launch = launch
-        self.block_ids = block_ids
-        self.blocks = len(block_ids)
-        self.block_threads = -(-launch.block_threads // WARP) * WARP
-        self.threads = self.blocks * self.block_threads
+        self.program: Program = program
+        self.kernel: Kernel = program.kernel
+        self.launch: Launch = launch
+        self.block_ids: NDArray[np.int64] = block_ids
+        self.blocks: int = len(block_ids)
+        self.block_threads: int = -(-launch.block_threads // WARP) * WARP
+        self.threads: int = self.blocks * self.block_threads
         self.warps = self.threads // WARP
         self.observers = tuple(observers)
         self.memory = memory
-        self.shared_bytes = program.kernel.shared + launch.shared
+        self.shared_bytes: int = program.kernel.shared + launch.shared
         self.shared = Own(self.blocks, self.shared_bytes, self.threads)
         self.local = Own(self.threads, program.kernel.local, self.threads)
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
@@ -326,7 +327,8 @@ class Machine:
         values: list[Any] = []
         for name, part, some in self._spaces(addresses, mask):
             found = self.load(index, name, part, some, kind, count, width)
-            values = [np.where(some, *pair) for pair in zip(found, values, strict=True)] if values else found
+            chosen = np.ones(1, bool) if some is None else some
+            values = [np.where(chosen, *pair) for pair in zip(found, values, strict=True)] if values else found
         return values
 
     def _parameter(self, addresses: Values, kind: str, count: int) -> list[Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction, Line, Memory, Register, Vector
+from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -83,34 +83,39 @@ class Divergence:
 class Trace(Observer):
     """Keeps of the first block what pictures show, and looks away once each instruction was seen.
 
-    `accesses` are all warps of the first time that each instruction reaches memory; `divergences` what a warp does from
-    the first time that it parts at each branch until its lanes meet again; `sources` where in global memory the bytes
-    came from that lie in shared memory.
+    Launches one after the other are counted from 0. `accesses` has all warps of the first time that each instruction
+    reaches memory, by launch, instruction and space; `divergences` what a warp does from the first time that it parts
+    at each branch until its lanes meet again; `sources` the global address of what lies at an offset in shared memory.
     """
 
     def __init__(self) -> None:
-        self.accesses: dict[tuple[int, str], tuple[WarpAccess, ...]] = {}
-        self.divergences: dict[int, Divergence] = {}
-        self.sources: dict[int, int] = {}  # offset in shared memory -> global address, for each piece that was stored
-        self._origins: dict[int, tuple[tuple[int, int], ...]] | None = None
-        self._fetched: dict[int, _Block] = {}  # the latest loads of instructions whose values are stored
-        self._open: list[_Walk] = []
-        self._before: tuple[int, int] = (0, 0)
+        self.accesses: dict[tuple[int, int, str], tuple[WarpAccess, ...]] = {}
+        self.divergences: dict[tuple[int, int], Divergence] = {}
+        self.sources: dict[tuple[int, int], int] = {}
+        self.arrays: dict[str, range] = {}  # where arrays lie in global memory
+        self._launch = -1
+        self._kernel: Kernel | None = None
+        self._watching = False
+        self._origins: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
+        self._fetched: dict[int, _Block] = {}  # the latest of them
         self._places: dict[int, int] = {}
+        self._before = 0, 0  # the instructions that were executed last
+        self._open: list[_Walk] = []
 
     def start(self, machine: Machine) -> None:
-        if self._origins is None:
-            self._origins = origins(machine.kernel.instructions)
-            self._feeding = {load for pieces in self._origins.values() for load, _ in pieces}
+        self._watching = machine.kernel is not self._kernel
+        if self._watching:
+            self._launch, self._kernel = self._launch + 1, machine.kernel
+            self._origins, self._fetched = origins(machine.kernel.instructions), {}
+            self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self._places = {block.first: place for place, block in enumerate(machine.program.blocks)}
-            self._watching = True
-        else:
-            self._watching = False
+            self.arrays = {one.name: range(one.start, one.stop) for one in machine.memory.allocations}
 
     def access(self, machine: Machine, event: Access) -> None:
         if not self._watching or event.space not in ("shared", "global"):
             return
-        key = event.index, event.space
+        key = self._launch, event.index, event.space
         feeds = event.index in self._feeding or event.kind == "cp.async"
         if key in self.accesses and not feeds:
             return
@@ -124,7 +129,6 @@ class Trace(Observer):
 
     def _stored(self, event: Access, block: _Block) -> None:
         """Remember what a store puts into shared memory, where a load from global memory gave it."""
-        assert self._origins is not None
         pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
         size = event.width // max(1, len(pieces))
         for place, (load, offset) in enumerate(pieces):
@@ -132,10 +136,12 @@ class Trace(Observer):
             if given is not None:
                 both = block.active & given.active
                 to, of = block.addresses[both] + place * size, given.addresses[both] + offset
-                self.sources.update(zip(to.tolist(), of.tolist(), strict=True))
+                places = ((self._launch, at) for at in to.tolist())
+                self.sources.update(zip(places, of.tolist(), strict=True))
 
     def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
-        if not self._watching or index in self.divergences or not np.ndim(taken):
+        key = self._launch, index
+        if not self._watching or key in self.divergences or not np.ndim(taken):
             return
         threads = machine.block_threads
         works = np.ones(threads, bool) if active is None else active[:threads]
@@ -145,14 +151,14 @@ class Trace(Observer):
         if parted.any():
             warp = int(parted.argmax())
             line = machine.kernel.instructions[index].line
-            self.divergences[index] = Divergence(line, _lanes(going[warp]), _lanes(works[warp]), (), warp)
-            walk = _Walk(index, warp)
+            self.divergences[key] = Divergence(line, _lanes(going[warp]), _lanes(works[warp]), (), warp)
+            walk = _Walk(key, warp)
             walk.add(_stretch(machine, *self._before, _lanes(works[warp])))
             self._open.append(walk)
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
         self._before = first, last
-        for walk in tuple(self._open) if self._open else ():
+        for walk in tuple(self._open):
             lanes = self._active(machine, first, walk.warp)
             if any(lanes):
                 walk.add(_stretch(machine, first, last, lanes))
@@ -209,7 +215,7 @@ class _Block:
 class _Walk:
     """What one warp executes since it parted at a branch."""
 
-    branch: int
+    branch: tuple[int, int]
     warp: int
     stretches: list[Stretch] = field(default_factory=list)
 
@@ -289,4 +295,4 @@ def _written(one: Instruction) -> tuple[str, ...]:
 def _registers(operand: Any) -> tuple[str, ...]:
     if isinstance(operand, Vector):
         return tuple(name for element in operand.elements for name in _registers(element))
-    return (operand.name,) if isinstance(operand, Register) and not isinstance(operand, Memory) else ()
+    return (operand.name,) if isinstance(operand, Register) else ()

@@ -179,9 +179,9 @@ def _only(text: str, kernel: str) -> str:
 
 
 def _dims(name: str, given: Dims) -> tuple[int, int, int]:
-    sides = (given,) if isinstance(given, int | np.integer) else tuple(given)
-    if not 1 <= len(sides) <= 3 or any(not isinstance(side, int | np.integer) or side < 1 for side in sides):
-        raise ArgumentError(f"{name}={given}: a number >= 1, or a tuple of up to three")
+    sides = given if isinstance(given, tuple) else (given,)
+    if not 1 <= len(sides) <= 3 or any(int(side) != side or side < 1 for side in sides):
+        raise ArgumentError(f"{name}={given}: a whole number >= 1, or a tuple of up to three")
     x, y, z = (*map(int, sides), 1, 1)[:3]
     return x, y, z
 
@@ -194,4 +194,3 @@ def _span(array: Array) -> tuple[NDArray[np.uint8], int]:
     before, after = -sum(step for step in reach if step < 0), sum(step for step in reach if step > 0)
     kind = ctypes.c_uint8 * (before + after + array.itemsize)
     return np.ctypeslib.as_array(kind.from_address(array.ctypes.data - before)), before
-

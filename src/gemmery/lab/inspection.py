@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from gemmery.cuda import driver
 from gemmery.cuda.device import Device, find
 from gemmery.cuda.geometry import C_NAMES, refusal
-from gemmery.cuda.inspection import Inspection, inspected
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.cuda.inspection import inspected
+from gemmery.errors import ArgumentError, EmulationError, RefusedError
+from gemmery.lab.counted import counted, small
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.inspection import Emulated, Inspection
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung import find as find_rung
 from gemmery.problem import Problem
@@ -27,19 +30,25 @@ def inspect(
     dtype: str = "",
     config: Mapping[str, int] | None = None,
     device: str = "",
+    line: str = "",
+    counters: bool = True,
 ) -> Inspection:
-    """Registers, shared memory, occupancy, roofline and code of a rung for C[m, n] = A[m, k] B[k, n].
+    """Registers, shared memory, occupancy, roofline and code of a rung for C[m, n] = A[m, k] B[k, n], and what each
+    line of it does to memory.
 
     `m` and `k` are `n` unless said, which is 4096 unless said; a rung that takes only vectors gets a row for m.
     `dtype` is the rung's first unless said, "tf32" for f32 by tensor cores. `device` is "cuda", a card ("a100") or
-    an architecture ("sm_80"); unless said the one that is there, else "h200". Nothing runs: no GPU is needed.
+    an architecture ("sm_80"); unless said the one that is there, else "h200". No GPU is needed.
+
+    The counters are taken on the emulator, with sides of at most 128; `counters=False` leaves them out. `line`,
+    "simt_smem.cu:18", chooses whose accesses are shown as pictures, else the costliest are.
 
     >>> found = inspect("simt_naive", n=1024, device="sm_80")
     >>> found.kernels[-1].spilled, found.loads.intensity
     (0, 0.25)
 
-    Raises ArgumentError for a rung of the CPU, an unknown one, or an unknown key of its config; RefusedError where
-    the rung or the device does not take the product.
+    Raises ArgumentError for a rung of the CPU, an unknown one, an unknown key of its config, or a line that does
+    nothing to memory; RefusedError where the rung or the device does not take the product.
     """
     row = _on_gpu(rung)
     chosen = _device(device)
@@ -50,7 +59,21 @@ def inspect(
     reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
-    return inspected(row.name, row.idea, problem, row.stated(full), geometry, chosen)
+    launches = inspected(row.name, row.idea, problem, row.stated(full), geometry, chosen)
+    run, missing = _counted(row, small(problem), full, chosen, line) if counters else (None, "")
+    return Inspection(
+        **{one.name: getattr(launches, one.name) for one in fields(launches)}, emulated=run, not_emulated=missing
+    )
+
+
+def _counted(
+    rung: Rung, problem: Problem, config: Mapping[str, int], device: Device, line: str
+) -> tuple[Emulated | None, str]:
+    """What the emulator counts, or why it cannot."""
+    try:
+        return counted(rung, problem, config, device.arch, line), ""
+    except (EmulationError, RefusedError) as error:
+        return None, str(error)
 
 
 def _on_gpu(name: str) -> Rung:

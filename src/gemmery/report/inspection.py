@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gemmery import dtypes
-from gemmery.cuda.inspection import Inspection, Kernel
+from gemmery.cuda.inspection import Kernel
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable
-from gemmery.report import words
+from gemmery.ladder.inspection import Inspection
+from gemmery.report import counters, words
 
 UNITS = {
     "f32": "CUDA cores, f32",
@@ -25,6 +26,8 @@ UNITS = {
     "tensor_tf32": "tensor cores, tf32",
     "tensor_f64": "tensor cores, f64",
 }
+SOURCE = counters.HEAD[-1]  # a column of code
+LEAST = 20  # characters of it that are worth showing
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 
 
@@ -45,7 +48,7 @@ def show_inspection(found: Inspection, console: Console, ptx: bool = False, mach
     for part in parts(found):
         console.print()
         console.print(Text(part.title, style="bold"))
-        console.print(_table(part))
+        console.print(_table(part, console.width))
         for note in part.notes:
             console.print(Text(note, style="dim"))
     for title, text in _codes(found, ptx, machine):
@@ -56,7 +59,8 @@ def show_inspection(found: Inspection, console: Console, ptx: bool = False, mach
 
 def inspection_page(found: Inspection) -> str:
     """The same as one HTML page that needs nothing else, with all of the code."""
-    from gemmery.report.page import document
+    from gemmery.report.page import document, figure
+    from gemmery.report.pictures import pictures
 
     sections = [
         f"<section><h2>{html.escape(part.title)}</h2><div class=scroll>{_html(part)}</div>"
@@ -68,21 +72,25 @@ def inspection_page(found: Inspection) -> str:
         f"<details><summary>{html.escape(title)}</summary><pre class=code>{html.escape(text)}</pre></details>"
         for title, text in _codes(found, True, True)
     ]
+    run = found.emulated
+    figures = [figure(plot) for plot in pictures(run.chosen, run.source)] if run else []
     head = (
         f"<header><h1>{html.escape(found.rung)}</h1><p class=lead>{html.escape(found.idea)}</p>"
         f"<p class=faint>{html.escape(_where(found))}</p></header>"
     )
-    return document(f"{found.rung} on {found.device.name}", head, *sections, "<section>", *codes, "</section>")
+    return document(
+        f"{found.rung} on {found.device.name}", head, *sections, *figures, "<section>", *codes, "</section>"
+    )
 
 
 def parts(found: Inspection) -> tuple[Part, ...]:
-    """The sections: each launch, the roofline, the instructions."""
+    """The sections: each launch, the roofline, the instructions, the counters by line."""
     several = len(found.kernels) > 1
     launches = [
         Part(f"Launch {place} of {len(found.kernels)}" if several else "Launch", _launch(one, found))
         for place, one in enumerate(found.kernels, 1)
     ]
-    return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels))
+    return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels), *_counters(found))
 
 
 def _where(found: Inspection) -> str:
@@ -172,6 +180,16 @@ def _instructions(one: Kernel, several: bool) -> Part:
     return Part(title, tuple(rows), ("kind", "kernel", "main loop"), tuple(_loads(one.loop)))
 
 
+def _counters(found: Inspection) -> Sequence[Part]:
+    """What each line does, or why that is not known; nothing where it was not asked for."""
+    if found.emulated is None:
+        return [Part("Counters by line", (("not counted", found.not_emulated),))] if found.not_emulated else []
+    run = found.emulated
+    title = f"Counters by line{counters.of_file(run)}, {counters.where(run)}"
+    head, rows = counters.table(run)
+    return [Part(title, rows, head, (counters.NOTE, counters.kinds(run)))]
+
+
 def _loads(loop: Mapping[str, int]) -> Sequence[str]:
     """What the main loop loads for each multiply-add, where CUDA cores do them."""
     per = {space: bytes_each(loop, space) for space in ("global", "shared")}
@@ -197,17 +215,33 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _table(part: Part) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if part.head else None, show_header=bool(part.head), padding=(0, 2, 0, 0))
-    for index in range(len(part.rows[0]) if part.rows else len(part.head)):
-        name = part.head[index] if part.head else ""
-        table.add_column(name, justify="right" if part.head and index else "left", no_wrap=index == 0, overflow="fold")
-    for row in part.rows:
+def _table(part: Part, width: int) -> Table:
+    """A table for a terminal of so many columns; where there is no room for the source, it is left out."""
+    rows, head = part.rows, part.head
+    if SOURCE in head:
+        taken = sum(2 + max(map(len, column)) for column in zip(head[:-1], *(row[:-1] for row in rows), strict=True))
+        room = width - taken - 4
+        head = head if room >= LEAST else head[:-1]
+        rows = tuple((*row[:-1], _cropped(row[-1], room))[: len(head)] for row in rows)
+    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, 2, 0, 0))
+    for index in range(len(rows[0]) if rows else len(head)):
+        name = head[index] if head else ""
+        left = index == 0 or not head or name == SOURCE
+        table.add_column(name, justify="left" if left else "right", no_wrap=index == 0 or bool(head), overflow="fold")
+    for row in rows:
         table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
     return table
 
 
+def _cropped(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
 def _html(part: Part) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in part.head)
-    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in part.rows)
+    classes = [" class=source" if name == SOURCE else "" for name in part.head] or [""] * len(part.rows[0])
+    head = "".join(f"<th{kind}>{html.escape(name)}</th>" for name, kind in zip(part.head, classes, strict=False))
+    rows = "".join(
+        f"<tr>{''.join(f'<td{kind}>{html.escape(cell)}</td>' for cell, kind in zip(row, classes, strict=True))}</tr>"
+        for row in part.rows
+    )
     return f"<table class={'figures' if head else 'words'}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

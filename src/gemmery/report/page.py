@@ -60,9 +60,9 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     body = [
         _head(run),
         _tiles(run, rungs),
-        *(_figure(plot) for plot in first),
+        *(figure(plot) for plot in first),
         _section("The measurements", *(_table(sheet) for sheet in sheets(run, rungs))),
-        *(_figure(plot) for plot in plots if plot not in first),
+        *(figure(plot) for plot in plots if plot not in first),
         _rungs(run, rungs),
         _section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in protocol.strip().split("\n\n"))),
         _machine(run.machine),
@@ -113,7 +113,8 @@ def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
     return f'<div class="tiles">{shown}</div><p class=faint>{html.escape(words.shape(best))}, {words.types(best)}</p>'
 
 
-def _figure(plot: Plot) -> str:
+def figure(plot: Plot) -> str:
+    """A figure with its title and caption."""
     caption = f"<figcaption>{html.escape(plot.caption)}</figcaption>"
     return f"<figure><h2>{html.escape(plot.title)}</h2>{plot.svg}{caption}</figure>"
 

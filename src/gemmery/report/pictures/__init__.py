@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gemmery.emulator.chosen import Chosen
-from gemmery.emulator.ptx import Line
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture
@@ -15,10 +14,10 @@ from gemmery.report.svg import Plot
 __all__ = ["divergence_picture", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
 
 
-def pictures(chosen: Chosen, source: Mapping[Line, str]) -> tuple[Plot, ...]:
+def pictures(chosen: Chosen, source: Mapping[str, str]) -> tuple[Plot, ...]:
     """A figure for everything that was chosen; `source` gives the text of lines."""
     return (
-        *(tile_picture(one, f"tile-{one.operand}") for one in chosen.tiles),
+        *(tile_picture(one, f"tile-{place}") for place, one in enumerate(chosen.tiles, 1)),
         *(wavefronts_picture(one, f"banks-{place}") for place, one in enumerate(chosen.shared, 1)),
         *(sectors_picture(one, f"sectors-{place}") for place, one in enumerate(chosen.global_, 1)),
         *(divergence_picture(one, source, f"lanes-{place}") for place, one in enumerate(chosen.divergences, 1)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Divergence, Stretch
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, label, legend, svg
@@ -20,7 +19,7 @@ CODE = 42  # characters of a source line that are shown
 WAYS = {"together": "s7", "taken": "accent", "other": "s2"}
 
 
-def divergence_picture(found: Divergence, source: Mapping[Line, str], name: str = "divergence") -> Plot:
+def divergence_picture(found: Divergence, source: Mapping[str, str], name: str = "divergence") -> Plot:
     """Lanes across, time down: a band for each stretch of instructions, filled where a lane is active.
 
     `source` gives the text of lines, for those of the stretches.
@@ -31,7 +30,7 @@ def divergence_picture(found: Divergence, source: Mapping[Line, str], name: str 
     for stretch in found.stretches:
         height = _height(stretch.instructions)
         parts += _band(found, stretch, top, height)
-        code = source.get(stretch.first, "").strip()
+        code = source.get(str(stretch.first), "").strip()
         shown = code if len(code) <= CODE else f"{code[: CODE - 1]}…"
         if shown:
             parts.append(label(LEFT + WARP * LANE + 14, top + height / 2, shown, "ink", 11, "start", mono=True))

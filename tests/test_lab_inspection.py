@@ -162,7 +162,7 @@ def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
     text = inspection_page(naive)
     assert text.startswith("<!doctype html>")
     assert "simt_naive&lt;float, float, 0&gt;" in text
-    assert "http" not in text.split("</style>")[1]
+    assert "http" not in text.split("</style>")[1].replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert cli.run(["inspect", "simt_naive", "--device", "t4", "--html", str(tmp_path / "x.html")]) == 0
     assert "SASS of" in (tmp_path / "x.html").read_text()
     assert "page:" in capsys.readouterr().out

@@ -217,13 +217,14 @@ def _count(number: int, what: str) -> str:
 
 def _table(part: Part, width: int) -> Table:
     """A table for a terminal of so many columns; where there is no room for the source, it is left out."""
-    rows, head = part.rows, part.head
+    rows, head, apart = part.rows, part.head, 2
     if SOURCE in head:
+        apart = 1
         taken = sum(2 + max(map(len, column)) for column in zip(head[:-1], *(row[:-1] for row in rows), strict=True))
-        room = width - taken - 4
+        room = width - taken - 4  # beside the last column's own space and the table's edges
         head = head if room >= LEAST else head[:-1]
         rows = tuple((*row[:-1], _cropped(row[-1], room))[: len(head)] for row in rows)
-    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, 2, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, apart, 0, 0))
     for index in range(len(rows[0]) if rows else len(head)):
         name = head[index] if head else ""
         left = index == 0 or not head or name == SOURCE

@@ -1,0 +1,47 @@
+"""What is known of a rung: its launches as compiled, and what the emulator counted of them at a small size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gemmery.cuda import inspection
+from gemmery.emulator.chosen import Chosen
+from gemmery.problem import Problem
+
+
+@dataclass(frozen=True)
+class LineCounts:
+    """What one line of a kernel's source does, or all of them together."""
+
+    line: str  # "simt_smem.cu:18"
+    code: str
+    instructions: int = 0  # warps that executed one
+    wavefronts: int = 0  # of shared memory
+    wavefronts_ideal: int = 0
+    bank_conflicts: int = 0
+    requests: int = 0  # to global memory
+    sectors: int = 0
+    used: int = 0  # bytes of the sectors that a lane asked for
+    divergent_branches: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """All launches of a rung, run on the emulator."""
+
+    problem: Problem  # smaller than the one asked for
+    lines: tuple[LineCounts, ...]
+    total: LineCounts
+    kinds: Mapping[str, int]  # instructions by kind
+    chosen: Chosen = field(default_factory=Chosen)  # for pictures
+    source: Mapping[str, str] = field(default_factory=dict)  # the text of lines that a picture may show
+
+
+@dataclass(frozen=True)
+class Inspection(inspection.Inspection):
+    """A rung for one problem on one device, with what the emulator counted."""
+
+    emulated: Emulated | None = None
+    not_emulated: str = ""  # why it was not

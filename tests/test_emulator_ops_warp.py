@@ -196,8 +196,10 @@ def by_warp(oracle, active, operands):
 def test_groups_of_lanes(opcode):
     rng = np.random.default_rng(11)
     op = WARP[opcode]
-    for shift in range(WARPS):  # each kind of values meets each kind of mask
+    for shift, tiles in product(range(WARPS), (True, False)):  # each kind of values meets each kind of mask
         active, member = masks(rng)
+        if not tiles:
+            member = np.repeat(member.max(axis=1, keepdims=True), 32, axis=1)
         values = [np.roll(some(rng, kind), shift, axis=0) for kind in op.operands]
         if op.operands and "movmatrix" not in opcode:
             values[-1] = member

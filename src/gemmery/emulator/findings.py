@@ -43,16 +43,17 @@ class Finding:
     thread: Place
     other: Line | None = None  # of a race: the access it races with; of a copy: where it began
     count: int = 1  # how often, over all threads and blocks
+    inner: Line | None = None  # where the code itself stands, when `line` is the one that it was inlined into
 
     def __str__(self) -> str:
-        return f"{self.line}: {self.kind}: {self.message}"
+        return f"{_written(self.line, self.inner)}: {self.kind}: {self.message}"
 
 
 class Findings(Observer):
     """Collects the findings of a run, one for each kind and lines: `found`, in the order of lines."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, Line, Line | None], Finding] = {}
+        self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both places in words
         self._machine: Any = None
 
     @property
@@ -217,17 +218,17 @@ class Findings(Observer):
         return "reads" if opcode.startswith(("ld", "wmma.load")) else "writes"
 
     def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
-        line, second = self._line(index), None if other is None else self._line(other)
-        key = kind, line, second
+        key = kind, self._line(index), "" if other is None else self._line(other)
         if (known := self._found.get(key)) is not None:
             self._found[key] = replace(known, count=known.count + count)
             return
-        block, place = self._where(thread)
-        self._found[key] = Finding(kind, line, message, block, place, second, count)
+        instructions = self._machine.kernel.instructions
+        one, second = instructions[index], None if other is None else instructions[other].line
+        self._found[key] = Finding(kind, one.line, message, *self._where(thread), second, count, one.inner)
 
-    def _line(self, index: int) -> Line:
-        line: Line = self._machine.kernel.instructions[index].line
-        return line
+    def _line(self, index: int) -> str:
+        instruction = self._machine.kernel.instructions[index]
+        return _written(instruction.line, instruction.inner)
 
     def _where(self, thread: int) -> tuple[Place, Place]:
         """Block and thread as a kernel knows them, of a thread of the chunk."""
@@ -277,12 +278,18 @@ class Findings(Observer):
         return f"address {address:#x}, {far}; bound the index, or allocate more"
 
 
+def _written(line: Line, inner: Line | None) -> str:
+    """Two lines as "simt_padded.cu:19 (load.cuh:61)", one where both are the same."""
+    return str(line) if inner in (None, line) else f"{line} ({inner})"
+
+
 def _plain(name: str) -> str:
-    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile."""
-    found = re.fullmatch(r"_ZZ\w*?E(\d+)(\w+)", name)
-    while found and int(found[1]) > len(found[2]):  # an E in the middle
-        found = re.fullmatch(r"\w*?E(\d+)(\w+)", found[2])
-    return found[2][: int(found[1])] if found else name
+    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile, and so is _ZZ3sumPfE4tile_0."""
+    if name.startswith("_ZZ"):
+        for found in re.finditer(r"(?=E(\d+)(\w+)$)", name):
+            if len(re.sub(r"_\d*$", "", found[2])) == int(found[1]) or len(found[2]) == int(found[1]):
+                return found[2][: int(found[1])]
+    return name
 
 
 def _unravel(index: int, shape: Place) -> Place:

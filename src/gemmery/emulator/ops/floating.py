@@ -25,7 +25,7 @@ DIRECTED = ("rz", "rm", "rp")
 
 def flushed(x: Values) -> Values:
     """Subnormal float32 as zeros of their sign."""
-    return where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+    return x * (np.abs(x) >= np.float32(2.0**-126))
 
 
 def saturated(x: Values) -> Values:

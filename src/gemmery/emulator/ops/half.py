@@ -76,9 +76,11 @@ def _wide(bits: Values) -> Values:
 def _sum_to_bf16(x: Values, y: Values) -> Values:
     """Bits of bf16 nearest to the sum of two float64."""
     x, y = np.broadcast_arrays(x, y)
-    nearest = np.asarray(x + y).astype(np.float32)
-    # Only what was rounded onto the middle between two bf16 can be rounded the wrong way now.
-    doubtful = (nearest.view(np.uint32) & np.uint32(0xFFFF)) == 0x8000
+    total = np.asarray(x + y)
+    nearest = total.astype(np.float32)
+    # Only what was rounded, and onto the middle between two bf16, can be rounded the wrong way now.
+    middle = (nearest.view(np.uint32) & np.uint32(0xFFFF)) == 0x8000
+    doubtful = middle & ((nearest != total) | (total - x != y) | (total - y != x))
     if doubtful.any():
         nearest[doubtful] = exact.odd_float32(exact.odd_sum(x[doubtful], y[doubtful]))
     return to_bf16(nearest)

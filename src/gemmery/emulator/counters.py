@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,15 +171,14 @@ class Counters(Observer):
     def _accessed(self, index: int, counted: dict[Place, list[int]], instruction: Instruction) -> dict[str, Any]:
         if instruction.opcode.startswith("ld.const"):
             return {}  # constants have a cache and a path of their own
-        fields: dict[str, Any] = {}
+        shared, memory = Shared(), {"global": Memory(), "local": Memory()}
         for kind, name in SHARED.items():
             if (index, "shared", kind) in counted:
-                fields["shared"] = Shared(**{name: Banked(*counted[index, "shared", kind])})
-        for space, field in (("global", "global_"), ("local", "local")):
-            for kind, name in GLOBAL.items():
-                if (index, space, kind) in counted:
-                    fields[field] = Memory(**{name: Traffic(*counted[index, space, kind])})
-        return fields
+                shared += Shared(**{name: Banked(*counted[index, "shared", kind])})
+        for space, (kind, name) in product(memory, GLOBAL.items()):
+            if (index, space, kind) in counted:
+                memory[space] += Memory(**{name: Traffic(*counted[index, space, kind])})
+        return {"shared": shared, "global_": memory["global"], "local": memory["local"]}
 
 
 def _kind(opcode: str) -> str:

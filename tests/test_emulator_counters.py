@@ -1,0 +1,208 @@
+"""What the counters make of the machine's events: memory, banks, instructions, branches, lines, both views."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gemmery.emulator import ops
+from gemmery.emulator.counters import Counters
+from gemmery.emulator.counts import Banked, Counts, Memory, Shared, Traffic
+from gemmery.emulator.events import Access
+from gemmery.emulator.merging import Merge
+from gemmery.emulator.ptx import Line, parse
+
+PTX = """.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry k()
+{
+    .reg .pred %p<9>; .reg .b32 %r<19>; .reg .b64 %rd<9>; .reg .f32 %f<19>;
+    .shared .align 16 .b8 s[4096];
+    ld.global.f32 %f1, [%rd1];
+    ld.shared.f32 %f2, [%r3];
+    ld.shared.f32 %f3, [%r3+4];
+    fma.rn.f32 %f4, %f1, %f2, %f3;
+    @%p1 bra L;
+    st.global.f32 [%rd1], %f4;
+L:  cp.async.ca.shared.global [%r3], [%rd1], 4;
+    ret;
+}"""
+KERNEL = parse(PTX).kernels["k"]
+LOAD, FIRST, SECOND, FMA, BRANCH, STORE, COPY, END = range(8)
+LANES = np.arange(32)
+
+
+def machine(blocks=2, warps=2):
+    """As much of a machine as the counters ask: `blocks` blocks of `warps` warps."""
+    threads = 32 * blocks * warps
+    return SimpleNamespace(
+        kernel=KERNEL,
+        blocks=blocks,
+        warps=blocks * warps,
+        threads=threads,
+        block_threads=32 * warps,
+        spread=lambda value: value if value.ndim else np.broadcast_to(value, (threads,)),
+    )
+
+
+def accessed(*events, on=None, merges=None):
+    """The counters after some accesses by a machine, all its instructions executed once."""
+    on = on or machine()
+    counters = Counters(KERNEL, merges)
+    counters.start(on)
+    counters.executed(on, 0, END, on.warps, on.threads)
+    for event in events:
+        counters.access(on, event)
+    counters.finish(on)
+    return counters
+
+
+def shared(addresses, mask=None, width=4, kind="ld", index=FIRST):
+    """An access to shared memory."""
+    return Access(index, "shared", kind, np.asarray(addresses), mask, width)
+
+
+def moved(addresses, mask=None, width=4, kind="ld", index=LOAD):
+    """An access to global memory."""
+    return Access(index, "global", kind, np.asarray(addresses), mask, width)
+
+
+def test_global_traffic():
+    """Requests, sectors and bytes, of neighbours, of a stride, of one address, and of some lanes."""
+    threads = np.arange(128)
+    assert accessed(moved(4 * threads)).counts().global_.loads == Traffic(4, 16, 512)
+    assert accessed(moved(32 * threads)).counts().global_.loads == Traffic(4, 128, 512)
+    assert accessed(moved(np.int64(4096))).counts().global_.loads == Traffic(4, 4, 16)
+    some = accessed(moved(4 * threads, threads < 40, kind="st", index=STORE)).counts().global_
+    assert some == Memory(stores=Traffic(2, 5, 160))
+    assert (some.bytes, some.stores.sectors_a_request, some.stores.used_a_sector) == (160, 2.5, 32.0)
+    assert accessed(moved(4 * threads, threads < 0)).counts().global_.loads == Traffic()
+
+
+def test_a_step_of_a_loop_is_counted_anew_where_it_has_to_be():
+    """The same addresses moved on by bytes that are no whole sectors touch more of them."""
+    threads = np.arange(128)
+    steps = [4 * threads, 4 * threads + 4, 4 * threads + 64, 8 * threads, np.zeros(128, int), np.full(128, 36)]
+    one_by_one = [accessed(moved(step)).counts().global_.loads for step in steps]
+    assert [one.sectors for one in one_by_one] == [16, 20, 16, 32, 4, 4]
+    together = accessed(*map(moved, steps)).counts().global_.loads
+    assert together == sum(one_by_one, Traffic())
+    masked = accessed(moved(steps[0]), moved(steps[0], threads < 32), moved(steps[0])).counts().global_.loads
+    assert masked == Traffic(9, 36, 3 * 384)
+
+
+def test_shared_wavefronts():
+    """Blocks alike and not, scalars, masks, and the same pattern moved on."""
+    block = np.arange(64)
+    alike = np.tile(8 * block, 2)
+    assert accessed(shared(alike)).counts().shared.loads == Banked(4, 8, 4, 4)
+    assert accessed(shared(alike), shared(alike + 4), shared(alike + 400)).counts().shared.loads == Banked(
+        12, 24, 12, 12
+    )
+    apart = np.concatenate([8 * block, 4 * block])
+    assert accessed(shared(apart)).counts().shared.loads == Banked(4, 6, 4, 2)
+    assert accessed(shared(np.int64(16), width=16)).counts().shared.loads == Banked(4, 8, 8, 0)
+    half = np.tile(block < 16, 2)
+    found = accessed(shared(alike, half, kind="st", index=COPY)).counts().shared
+    assert found == Shared(stores=Banked(2, 2, 2, 0))
+    both = accessed(shared(alike, half), shared(alike)).counts().shared.loads
+    assert both == Banked(6, 10, 6, 4)
+
+
+def test_where_each_kind_counts():
+    """Both ends of cp.async, matrices, atomics, bulk copies, local memory."""
+    lanes = np.tile(LANES, 4)
+    counts = accessed(
+        shared(4 * lanes, kind="cp.async", index=COPY),
+        moved(4 * lanes, kind="cp.async", index=COPY),
+        shared(16 * lanes, width=16, kind="ldmatrix"),
+        shared(4 * lanes, kind="atom"),
+        moved(4 * lanes, kind="red"),
+        moved(np.zeros(128, int), np.arange(128) == 0, 4096, "bulk"),
+        Access(STORE, "local", "st", np.full(128, 8), None, 8),
+    ).counts()
+    assert counts.shared == Shared(Banked(4, 16, 16, 0), Banked(4, 4, 4, 0), Banked(4, 4, 4, 0))
+    assert counts.global_.loads == counts.global_.atomics == Traffic(4, 16, 512)
+    assert counts.global_.bulk == Traffic(1, 128, 4096)
+    assert counts.local == Memory(stores=Traffic(4, 32, 1024))
+    assert counts.global_.bytes == 2 * 512 + 4096
+
+
+def test_instructions_and_flops():
+    """Ranges of instructions, some executed by fewer warps and threads."""
+    counters, on = Counters(KERNEL), machine()
+    counters.executed(on, 0, 5, 4, 128)
+    counters.executed(on, 5, 6, 1, 20)
+    counters.executed(on, 6, 8, 4, 128)
+    counts = counters.counts()
+    op = ops.TABLE["fma.rn.f32"]
+    assert counts.flops == 128 * op.flops == 256
+    assert counts.instructions == Counter({"ld": 12, op.kind: 4, "bra": 4, "st": 1, "cp.async": 4, "ret": 4})
+    assert counts.thread_instructions == 7 * 128 + 20
+    assert counts.intensity == float("inf")
+    with_store = accessed(moved(4 * np.arange(128), kind="st", index=STORE)).counts()
+    assert with_store.intensity == 256 / 512
+
+
+@pytest.mark.parametrize(
+    ("taken", "active", "branches", "divergent"),
+    [
+        (np.bool_(True), None, 4, 0),
+        (np.arange(128) < 32, None, 4, 0),
+        (np.arange(128) < 40, None, 4, 1),
+        (np.arange(128) % 2 == 0, None, 4, 4),
+        (np.arange(128) % 2 == 0, np.arange(128) < 33, 2, 1),
+        (np.bool_(False), np.arange(128) < 33, 2, 0),
+    ],
+)
+def test_branches(taken, active, branches, divergent):
+    """A warp diverges where its active threads disagree."""
+    counters, on = Counters(KERNEL), machine()
+    counters.executed(on, 0, 8, 4, 128)
+    counters.branch(on, BRANCH, taken, active)
+    counts = counters.counts()
+    assert (counts.branches, counts.divergent_branches) == (branches, divergent)
+
+
+def test_both_views():
+    """Two loads off one base are two as the PTX says, and one of 8 bytes as ptxas merges them."""
+    merge = Merge(FIRST, (FIRST, SECOND), 8, 0)
+    lanes = np.tile(8 * LANES, 4)
+    events = shared(lanes), shared(lanes + 4, index=SECOND)
+    counters = accessed(*events, merges={FIRST: merge, SECOND: merge})
+    as_ptx, merged = counters.counts(merged=False), counters.counts()
+    assert as_ptx.shared.loads == Banked(8, 16, 8, 8)
+    assert merged.shared.loads == Banked(4, 8, 8, 0)
+    assert (as_ptx.instructions["ld"], merged.instructions["ld"]) == (12, 8)
+    assert as_ptx.thread_instructions - merged.thread_instructions == 128
+    assert counters.instruction(SECOND) == Counts()
+    assert counters.instruction(FIRST).shared == merged.shared
+    behind = Merge(FIRST, (FIRST, SECOND), 8, -4)
+    shifted = accessed(shared(lanes + 4), shared(lanes, index=SECOND), merges={FIRST: behind, SECOND: behind})
+    assert shifted.counts().shared == merged.shared
+
+
+def test_lines_add_up():
+    """Each line has what its instructions did; together they are everything."""
+    counts = accessed(moved(4 * np.arange(128)), shared(np.tile(8 * LANES, 4))).counts()
+    assert sum(counts.lines.values(), Counts()) == counts
+    by_number = {line.number: found for line, found in counts.lines.items()}
+    ptx_line = 1 + PTX[: PTX.index("ld.global")].count("\n")
+    assert by_number[ptx_line].global_.loads.requests == 4
+    assert by_number[ptx_line + 1].shared.bank_conflicts == 4
+    assert list(counts.lines) == sorted(counts.lines, key=lambda line: line.number)
+    assert all(isinstance(line, Line) for line in counts.lines)
+
+
+def test_chunks_add_up():
+    """Counters go on from one chunk of blocks to the next."""
+    counters = accessed(moved(4 * np.arange(128)))
+    one = counters.counts()
+    small = machine(blocks=1)
+    counters.start(small)
+    counters.executed(small, 0, END, small.warps, small.threads)
+    counters.access(small, moved(4 * np.arange(64)))
+    assert counters.counts().global_.loads == one.global_.loads + Traffic(2, 8, 256)
+    assert counters.counts().flops == one.flops * 3 // 2

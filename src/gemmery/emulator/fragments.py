@@ -22,7 +22,6 @@ Array = NDArray[Any]
 
 _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern, copied as one
 
-
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
 BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane lie in a column of C
@@ -86,9 +85,8 @@ def wmma_side(operand: str, shape: str, kind: str) -> Side:
     """A or B ("a", "b") of a wmma instruction."""
     m, n, k = extents(shape)
     blocks = (m if operand == "a" else n) // 8
-    by_16 = (
-        m > 8 if operand == "a" else shape in BY_COLUMNS
-    )  # the machine takes 16 lines of one operand, 8 of the other
+    # The machine takes 16 lines of one operand, 8 of the other.
+    by_16 = m > 8 if operand == "a" else shape in BY_COLUMNS
     chunks = k // per_chunk(kind)
     return Side(kind, blocks, chunks, 2 if by_16 else 1, 8 // (blocks * chunks) if kind == "f16" else 1)
 

@@ -52,8 +52,9 @@ def _halves(register: Array) -> Array:
     return _HALF.take(np.ascontiguousarray(register).view("u2")).reshape(*register.shape, 2)
 
 
-# Sums (warps, patterns, 32, 2) plus C in registers of a type, in the registers of D: a lane of a pattern holds two
-# neighbours of a row.
+# C as the two neighbours that a lane holds of each pattern; then sums (warps, patterns, 32, 2) plus C as D's registers.
+
+
 def _to_pairs(c: Sequence[Array], kind: str) -> list[tuple[Array, Array]]:
     if kind == "f16":
         return [(pair[..., 0], pair[..., 1]) for pair in map(_halves, c)]
@@ -65,7 +66,7 @@ def _f16(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:
         for side in range(2):
             sums[:, pattern, :, side] += pair[side]
     packed = sums.astype("f2").view("u4")
-    return tuple(packed[:, pattern, :, 0] for pattern in range(len(c)))
+    return tuple(np.ascontiguousarray(packed[:, pattern, :, 0]) for pattern in range(len(c)))
 
 
 def _float(sums: Array, c: list[tuple[Array, Array]]) -> tuple[Array, ...]:

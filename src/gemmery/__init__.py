@@ -35,6 +35,7 @@ __version__ = "0.1.0"
 
 _PRODUCTS = ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
 _EXPLANATION = ("Explanation", "explain")
+_LOOKS = ("inspect",)
 _ERRORS = (
     "ArgumentError",
     "CheckError",
@@ -49,10 +50,11 @@ _ERRORS = (
 _HOME = {
     **dict.fromkeys(_PRODUCTS, "gemmery.api"),
     **dict.fromkeys(_EXPLANATION, "gemmery.api.explanation"),
+    **dict.fromkeys(_LOOKS, "gemmery.notebook"),
     **dict.fromkeys(_ERRORS, "gemmery.errors"),
 }
 
-__all__ = [*_PRODUCTS, *_EXPLANATION, *_ERRORS]  # noqa: PLE0604 - ruff does not see that these are strings
+__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_ERRORS]  # noqa: PLE0604 - ruff does not see that these are strings
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ from gemmery.cli.options import HtmlToo, Json, settings
 from gemmery.cli.showing import console, write_page
 
 if TYPE_CHECKING:
-    from gemmery.lab import Inspection
+    from gemmery.ladder.inspection import Inspection
 
 
 @ladder_app.command(
@@ -51,10 +51,13 @@ def _diff(old: str, new: str, html: Path | None) -> int:
     Examples:
       gemmery inspect simt_naive
       gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
+      gemmery inspect simt_smem --line simt_smem.cu:21 --html smem.html
+      gemmery inspect simt_padded simt_swizzled
       gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass""",
 )
 def inspect(
     rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU.", show_default=False)],
+    other: Annotated[str, Argument(metavar="[RUNG]", help="Another, beside it.", show_default=False)] = "",
     m: Annotated[int, Option(metavar="M", min=0, help="Rows of C.", show_default="n")] = 0,
     n: Annotated[int, Option(metavar="N", min=0, help="Columns of C.", show_default="4096")] = 0,
     k: Annotated[int, Option(metavar="K", min=0, help="Columns of A.", show_default="n")] = 0,
@@ -71,25 +74,33 @@ def inspect(
     json: Json = False,
     html: HtmlToo = None,
 ) -> Action:
-    """Say what a GPU rung is made of and what it asks of a device, without running it: no GPU is needed."""
+    """Say what a GPU rung is made of, asks of a device and does to memory line by line: no GPU is needed."""
     from gemmery import lab
 
-    look = partial(lab.inspect, rung, m, n, k, dtype, settings(config), device, line)
-    return partial(_inspect, look, ptx, sass, json, html)
+    looks = [
+        partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in (rung, other) if name
+    ]
+    return partial(_inspect, looks, ptx, sass, json, html)
 
 
-def _inspect(look: Callable[[], Inspection], ptx: bool, sass: bool, json: bool, html: Path | None) -> int:
+def _inspect(looks: Sequence[Callable[[], Inspection]], ptx: bool, sass: bool, json: bool, html: Path | None) -> int:
     from gemmery import report
     from gemmery.cuda.inspection import without_code
+    from gemmery.ladder.inspection import Comparison
     from gemmery.report.inspection import inspection_page
+    from gemmery.report.side_by_side import comparison_page
 
-    found = look()
+    found = [look() for look in looks]
     if json:
-        sys.stdout.write(f"{report.as_json(without_code(found, ptx, sass))}\n")
+        texts = [report.as_json(without_code(one, ptx, sass)) for one in found]
+        sys.stdout.write(f"{texts[0]}\n" if len(texts) == 1 else f"[{', '.join(texts)}]\n")
+    elif len(found) == 1:
+        report.show_inspection(found[0], console(), ptx, sass)
     else:
-        report.show_inspection(found, console(), ptx, sass)
+        report.show_comparison(Comparison(*found), console())
     if html is not None:
-        (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, inspection_page(found))}\n")
+        page = inspection_page(found[0]) if len(found) == 1 else comparison_page(Comparison(*found))
+        (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
     return 0
 
 

@@ -45,3 +45,11 @@ class Inspection(inspection.Inspection):
 
     emulated: Emulated | None = None
     not_emulated: str = ""  # why it was not
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rungs for the same product on the same device."""
+
+    old: Inspection
+    new: Inspection

@@ -3,6 +3,7 @@
 from gemmery.report.diff import show_difference
 from gemmery.report.exhibits import list_exhibits, show_exhibit
 from gemmery.report.inspection import show_inspection
+from gemmery.report.side_by_side import show_comparison
 from gemmery.report.terminal import Progressing, findings, show
 from gemmery.report.text import as_json, markdown
 
@@ -13,6 +14,7 @@ __all__ = [
     "list_exhibits",
     "markdown",
     "show",
+    "show_comparison",
     "show_difference",
     "show_exhibit",
     "show_inspection",

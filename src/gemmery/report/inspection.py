@@ -44,7 +44,7 @@ class Part:
 def show_inspection(found: Inspection, console: Console, ptx: bool = False, machine: bool = False) -> None:
     """Print what was found, and the code that was asked for."""
     console.print(Text(found.rung, style="bold"), Text(found.idea, style="dim"))
-    console.print(Text(_where(found), style="dim"))
+    console.print(Text(where(found), style="dim"))
     for part in parts(found):
         console.print()
         console.print(Text(part.title, style="bold"))
@@ -76,7 +76,7 @@ def inspection_page(found: Inspection) -> str:
     figures = [figure(plot) for plot in pictures(run.chosen, run.source)] if run else []
     head = (
         f"<header><h1>{html.escape(found.rung)}</h1><p class=lead>{html.escape(found.idea)}</p>"
-        f"<p class=faint>{html.escape(_where(found))}</p></header>"
+        f"<p class=faint>{html.escape(where(found))}</p></header>"
     )
     return document(
         f"{found.rung} on {found.device.name}", head, *sections, *figures, "<section>", *codes, "</section>"
@@ -93,12 +93,18 @@ def parts(found: Inspection) -> tuple[Part, ...]:
     return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels), *_counters(found))
 
 
-def _where(found: Inspection) -> str:
+def where(found: Inspection) -> str:
+    """The product, the config and the device in a line."""
     problem, device = found.problem, found.device
     shape = f"{problem.m} × {problem.n} × {problem.k}, {problem.precision or problem.dtype}"
     config = "".join(f", {key} {value}" for key, value in found.config.items())
     limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
     return f"{shape}{config}; {device.name}: {device.arch}, {limits}"
+
+
+def launch_of(found: Inspection) -> tuple[tuple[str, str], ...]:
+    """The facts of the launch that multiplies."""
+    return _launch(found.kernels[-1], found)
 
 
 def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:

@@ -14,11 +14,11 @@ from gemmery.report.svg import Plot
 __all__ = ["divergence_picture", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
 
 
-def pictures(chosen: Chosen, source: Mapping[str, str]) -> tuple[Plot, ...]:
-    """A figure for everything that was chosen; `source` gives the text of lines."""
+def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tuple[Plot, ...]:
+    """A figure for everything that was chosen; `source` gives the text of lines, `prefix` begins the figures' names."""
     return (
-        *(tile_picture(one, f"tile-{place}") for place, one in enumerate(chosen.tiles, 1)),
-        *(wavefronts_picture(one, f"banks-{place}") for place, one in enumerate(chosen.shared, 1)),
-        *(sectors_picture(one, f"sectors-{place}") for place, one in enumerate(chosen.global_, 1)),
-        *(divergence_picture(one, source, f"lanes-{place}") for place, one in enumerate(chosen.divergences, 1)),
+        *(tile_picture(one, f"{prefix}tile-{place}") for place, one in enumerate(chosen.tiles, 1)),
+        *(wavefronts_picture(one, f"{prefix}banks-{place}") for place, one in enumerate(chosen.shared, 1)),
+        *(sectors_picture(one, f"{prefix}sectors-{place}") for place, one in enumerate(chosen.global_, 1)),
+        *(divergence_picture(one, source, f"{prefix}lanes-{place}") for place, one in enumerate(chosen.divergences, 1)),
     )

@@ -1,0 +1,126 @@
+"""A trace keeps what pictures show: first accesses by warp, what lies in shared memory, lanes around a branch."""
+
+import numpy as np
+import pytest
+
+from gemmery.emulator.chosen import chosen
+from gemmery.emulator.lower import lowered
+from gemmery.emulator.memory import Global
+from gemmery.emulator.ptx import parse
+from gemmery.emulator.run import run
+from gemmery.emulator.simt import Launch
+from gemmery.emulator.trace import Trace
+from gemmery.errors import ArgumentError
+
+# Each thread copies x[t] to shared[t * 8] and reads shared[(t ^ 1) * 4] back; threads from 20 on add 1 to it.
+KERNEL = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 k_x, .param .u64 k_y)
+{
+ .reg .pred %p<4>;
+ .reg .b32 %r<16>;
+ .reg .f32 %f<8>;
+ .reg .b64 %rd<16>;
+ .shared .align 4 .b8 held[2048];
+ ld.param.u64 %rd1, [k_x];
+ ld.param.u64 %rd2, [k_y];
+ mov.u32 %r1, %tid.x;
+ mul.wide.u32 %rd3, %r1, 4;
+ add.s64 %rd4, %rd1, %rd3;
+ ld.global.f32 %f1, [%rd4];
+ mov.f32 %f5, %f1;
+ shl.b32 %r2, %r1, 3;
+ mov.u32 %r3, held;
+ add.s32 %r4, %r3, %r2;
+ st.shared.f32 [%r4], %f5;
+ bar.sync 0;
+ xor.b32 %r5, %r1, 1;
+ shl.b32 %r6, %r5, 2;
+ add.s32 %r7, %r3, %r6;
+ ld.shared.f32 %f2, [%r7];
+ setp.lt.u32 %p1, %r1, 20;
+ @%p1 bra $L_end;
+ add.f32 %f2, %f2, 0f3F800000;
+ add.f32 %f2, %f2, 0f3F800000;
+$L_end:
+ add.s64 %rd5, %rd2, %rd3;
+ st.global.f32 [%rd5], %f2;
+ ret;
+}
+"""
+THREADS = 64
+
+
+@pytest.fixture(scope="module")
+def traced():
+    trace, memory = Trace(), Global({"x": 4 * THREADS * 3, "y": 4 * THREADS * 3})
+    parameters = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "y"))
+    kernel = parse(KERNEL).kernels["k"]
+    run(lowered(kernel), Launch((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=64)
+    return trace, memory, kernel
+
+
+def accesses(trace, opcode):
+    return next(warps for warps in trace.accesses.values() if warps[0].opcode == opcode)
+
+
+def test_each_warp_of_the_first_block_is_kept_once(traced):
+    trace, memory, _ = traced
+    for opcode, space, address in (
+        ("st.shared.f32", "shared", lambda t: 8 * t),
+        ("ld.shared.f32", "shared", lambda t: 4 * (t ^ 1)),
+        ("ld.global.f32", "global", lambda t: memory.address("x") + 4 * t),
+        ("st.global.f32", "global", lambda t: memory.address("y") + 4 * t),
+    ):
+        warps = accesses(trace, opcode)
+        assert [one.warp for one in warps] == [0, 1]
+        assert {one.space for one in warps} == {space}
+        assert [a for one in warps for a in one.addresses] == [address(t) for t in range(THREADS)]
+    assert len(trace.accesses) == 4
+
+
+def test_what_lies_in_shared_memory_is_known_by_where_it_came_from(traced):
+    trace, memory, _ = traced
+    assert trace.sources == {(0, 8 * t): memory.address("x") + 4 * t for t in range(THREADS)}
+
+
+def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
+    trace, _, kernel = traced
+    (found,) = trace.divergences.values()
+    assert found.warp == 0
+    assert found.taken == tuple(lane < 20 for lane in range(32))
+    assert found.active == (True,) * 32
+    before, way, after = found.stretches
+    assert before.lanes == after.lanes == (True,) * 32
+    assert way.lanes == tuple(lane >= 20 for lane in range(32))
+    assert (way.instructions, after.instructions) == (2, 3)
+    line = next(one.line for one in kernel.instructions if one.opcode.startswith("bra"))
+    assert found.line == line
+
+
+def test_the_costliest_are_chosen_and_the_tile_with_its_store_and_load(traced):
+    trace, _, _ = traced
+    found = chosen(trace, {"x": (4 * 16, 4)})
+    assert [one.opcode for one in found.shared] == ["st.shared.f32", "ld.shared.f32"]  # 2 wavefronts, then 1
+    (tile,) = found.tiles
+    assert tile.held[8 * 19] == (1, 3)
+    assert (tile.store.opcode, tile.load.opcode) == ("st.shared.f32", "ld.shared.f32")
+    assert len(found.divergences) == 1
+
+
+def test_a_line_chooses_and_one_without_access_is_refused(traced):
+    trace, _, _ = traced
+    store = accesses(trace, "st.shared.f32")[0]
+    found = chosen(trace, {}, str(store.line))
+    assert [one.opcode for one in found.shared] == ["st.shared.f32"]
+    assert found.global_ == found.divergences == ()
+    with pytest.raises(ArgumentError, match=str(store.line)):
+        chosen(trace, {}, "ptx:1")
+
+
+def test_a_trace_changes_nothing(traced):
+    _, memory, _ = traced
+    assert not memory.bytes("y").view(np.float32)[:20].any()
+    assert (memory.bytes("y").view(np.float32)[20:64] == 2).all()

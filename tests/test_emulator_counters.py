@@ -179,9 +179,16 @@ def test_both_views():
     assert as_ptx.thread_instructions - merged.thread_instructions == 128
     assert counters.instruction(SECOND) == Counts()
     assert counters.instruction(FIRST).shared == merged.shared
-    behind = Merge(FIRST, (FIRST, SECOND), 8, -4)
-    shifted = accessed(shared(lanes + 4), shared(lanes, index=SECOND), merges={FIRST: behind, SECOND: behind})
-    assert shifted.counts().shared == merged.shared
+
+
+def test_a_merged_access_begins_at_its_lowest_address():
+    """The first of two stores may be the upper one."""
+    behind = Merge(STORE, (STORE, COPY), 8, -4)
+    lanes = 8 * np.arange(128)
+    events = moved(lanes + 4, kind="st", index=STORE), moved(lanes, kind="st", index=COPY)
+    counters = accessed(*events, merges={STORE: behind, COPY: behind})
+    assert counters.counts(merged=False).global_.stores == Traffic(8, 64, 1024)
+    assert counters.counts().global_.stores == Traffic(4, 32, 1024)
 
 
 def test_lines_add_up():

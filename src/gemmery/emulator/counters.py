@@ -212,11 +212,9 @@ def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
 
 
 def _interleaved(machine: Machine, event: Access) -> tuple[int, ...]:
-    """Local memory: a word of 4 bytes of all lanes lies in 128 bytes in a row."""
+    """Local memory: each word of 4 bytes of the 32 lanes lies in 128 bytes in a row, the next word in the next."""
     lanes, mask = _warps(machine.spread(event.addresses), event.mask)
-    requests = sectors = used = 0
-    for word in range(0, event.width, 4):
-        places = (lanes + word >> 2) * (4 * banks.LANES) + 4 * np.arange(banks.LANES)
-        requests, more, bytes_ = banks.moved(places, mask, min(4, event.width))
-        sectors, used = sectors + more, used + bytes_
-    return requests, sectors, used
+    places = (lanes >> 2) * (4 * banks.LANES) + 4 * np.arange(banks.LANES)
+    words = -(-event.width // 4)
+    requests, sectors, used = banks.moved(places, mask, min(4, event.width))
+    return requests, words * sectors, words * used

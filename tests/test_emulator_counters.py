@@ -109,6 +109,9 @@ def test_shared_wavefronts():
     assert found == Shared(stores=Banked(2, 2, 2, 0))
     both = accessed(shared(alike, half), shared(alike)).counts().shared.loads
     assert both == Banked(6, 10, 6, 4)
+    again = accessed(shared(alike), shared(alike // 2), shared(alike), shared(alike, half)).counts().shared.loads
+    assert again == Banked(14, 22, 14, 8)
+    assert accessed(shared(np.int64(0)), shared(alike * 0, half)).counts().shared.loads == Banked(6, 6, 6, 0)
 
 
 def test_where_each_kind_counts():
@@ -181,8 +184,8 @@ def test_both_views():
     assert counters.instruction(FIRST).shared == merged.shared
 
 
-def test_a_merged_access_begins_at_its_lowest_address():
-    """The first of two stores may be the upper one."""
+def test_merged_stores():
+    """Two stores become one request to the same sectors, whichever comes first."""
     behind = Merge(STORE, (STORE, COPY), 8, -4)
     lanes = 8 * np.arange(128)
     events = moved(lanes + 4, kind="st", index=STORE), moved(lanes, kind="st", index=COPY)

@@ -51,7 +51,8 @@ class Counters(Observer):
         self._written: dict[Place, list[int]] = {}  # accesses as the PTX says
         self._wide: dict[Place, list[int]] = {}  # merged ones, at the instruction that stands for all
         self._patterns: dict[Any, tuple[int, ...]] = {}
-        self._latest: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
+        self._latest_served: dict[tuple[int, int], tuple[NDArray[np.int64], Mask, tuple[int, ...]]] = {}
+        self._latest_moved: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
 
     # ---- while the kernel runs ----
 
@@ -101,6 +102,16 @@ class Counters(Observer):
                 lanes = np.zeros((1, banks.LANES), np.int64)
                 one = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
             return tuple(machine.warps * value for value in one)
+        place = event.index, event.width
+        if place in self._latest_served:  # no register is written in place: the arrays are as they were
+            addresses, mask, served = self._latest_served[place]
+            if np.array_equal(addresses, event.addresses) and _same(mask, event.mask):
+                return served
+        served = self._served_anew(machine, event)
+        self._latest_served[place] = event.addresses, event.mask, served
+        return served
+
+    def _served_anew(self, machine: Machine, event: Access) -> tuple[int, ...]:
         lanes = machine.spread(event.addresses).reshape(machine.blocks, -1)
         mask = None if event.mask is None else event.mask.reshape(machine.blocks, -1)
         if not ((lanes == lanes[0]).all() and (mask is None or (mask == mask[0]).all())):
@@ -124,13 +135,13 @@ class Counters(Observer):
         first, mask = int(lanes[0]), event.mask
         away = lanes - first
         place = event.index, event.width
-        if place in self._latest:
-            before, phase, its_mask, moved = self._latest[place]
+        if place in self._latest_moved:
+            before, phase, its_mask, moved = self._latest_moved[place]
             alike = phase == first % banks.SECTOR or moved.used == event.width * moved.requests  # one address a warp
             if alike and np.array_equal(away, before) and _same(mask, its_mask):
                 return moved
         moved = banks.moved(*_warps(lanes, mask), event.width)
-        self._latest[place] = away, first % banks.SECTOR, mask, moved
+        self._latest_moved[place] = away, first % banks.SECTOR, mask, moved
         return moved
 
     # ---- afterwards ----

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import matrices
+from gemmery.emulator import atomics, matrices
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask
@@ -179,6 +179,47 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
     return step
 
 
+def _is_in_space(lowering: Lowering, index: int) -> Step:
+    """isspacep: whether a generic address lies in a space."""
+    instruction = lowering.kernel.instructions[index]
+    space = SPACES.get(instruction.opcode.partition(".")[2], "")
+    if space not in ("global", "shared", "local"):
+        raise refused(instruction)
+    read = lowering.read(instruction.operands[1], "s64", instruction)
+    write = lowering.write(instruction.operands[0], "pred", instruction)
+    bounds = {"global": (0, SHARED_WINDOW), "shared": (SHARED_WINDOW, LOCAL_WINDOW)}
+    low, high = bounds.get(space, (LOCAL_WINDOW, PARAMETER_WINDOW))
+
+    def step(machine: Machine, mask: Mask) -> None:
+        value = read(machine.registers)
+        if write is not None:
+            write(machine.registers, mask, (value >= low) & (value < high))
+
+    return step
+
+
+def _policy(lowering: Lowering, index: int) -> Step:
+    """createpolicy: how caches treat an access is not modelled, so every policy is 0."""
+    instruction = lowering.kernel.instructions[index]
+    write = lowering.write(instruction.operands[0], "b64", instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        if write is not None:
+            write(machine.registers, mask, np.uint64(0))
+
+    return step
+
+
+def _call(lowering: Lowering, index: int) -> Step:
+    """A function outside of the text, such as printf: an error when it is reached, not before."""
+    error = refused(lowering.kernel.instructions[index], "a call of a function that the text does not hold,")
+
+    def step(machine: Machine, mask: Mask) -> None:
+        raise error
+
+    return step
+
+
 def _nothing(lowering: Lowering, index: int) -> Step:
     """Instructions that order or hint: the lock step keeps every order already."""
     return lambda machine, mask: None
@@ -235,6 +276,11 @@ HANDLERS: dict[str, Handler] = {
     "mov": _move,
     "cvta": _convert_address,
     "cp": _copy,
+    "atom": atomics.lower,
+    "red": atomics.lower,
+    "isspacep": _is_in_space,
+    "createpolicy": _policy,
+    "call": _call,
     "ldmatrix": matrices.load_matrix,
     "stmatrix": matrices.store_matrix,
     "wmma": matrices.warp_matrix,

@@ -15,13 +15,22 @@ from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register
 
 if TYPE_CHECKING:
-    from gemmery.emulator.lower import Block
+    from gemmery.emulator.lower import Block, Reduction
     from gemmery.emulator.simt import Machine
 
 ARRIVE = frozenset(
     f"{name}.arrive{how}" for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned")
 )
 WARP_SYNC = "bar.warp.sync"
+_NAMES = tuple(f"{name}.{{}}{how}" for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned"))
+SYNC = frozenset((WARP_SYNC, *(name.format("sync") for name in _NAMES)))
+# bar.red: what a block's predicates make, and the type of the result that every thread gets.
+REDUCTIONS = {
+    opcode: (way, kind)
+    for way, kind in (("popc", "u32"), ("and", "pred"), ("or", "pred"))
+    for name in ("bar", "bar.cta", "barrier", "barrier.cta")
+    for opcode in (f"{name}.red.{way}.{kind}", f"{name}.red.{way}.aligned.{kind}")
+}
 WHOLE_WARP = -1  # the barrier's number that observers are told for bar.warp.sync
 
 
@@ -75,8 +84,10 @@ class Waiting:
             self._pass(end, mask, block.last - 1)
             machine._go(mask, at + 1)
             return
-        number = WHOLE_WARP if end.opcode == WARP_SYNC else self._operand(end, 0, 0, mask)
-        if mask is None and (number == WHOLE_WARP or len(end.operands) < 2):
+        number = WHOLE_WARP if end.opcode == WARP_SYNC else self._operand(end, _first(end), 0, mask)
+        if mask is None and (number == WHOLE_WARP or not _counts(end)):
+            if block.reduction is not None:
+                self._reduce(block.reduction, None)
             for observer in machine.observers:
                 observer.barrier(machine, block.last - 1, number, None)
             machine._go(None, at + 1)
@@ -130,18 +141,31 @@ class Waiting:
             members = self._values(instruction, 0)
             named = (members >> (np.arange(machine.threads) % 32).astype(np.uint32)) & 1 == 1
             needed = (alive & named).reshape(shape).sum(axis=1)
-        elif len(instruction.operands) > 1:
-            needed = np.full(len(come), self._operand(instruction, 1, 0, here))
+        elif _counts(instruction):
+            needed = np.full(len(come), self._operand(instruction, _first(instruction) + 1, 0, here))
             come = come + self._arrived.get(number, 0)
         done = (come >= needed) & (here.reshape(shape).any(axis=1))
         if not done.any():
             return False
         leave = here & np.repeat(done, group)
+        reduction = machine.program.reductions.get(index)
+        if reduction is not None:
+            self._reduce(reduction, leave)
         self._tell(index, number, leave, group)
         if number in self._arrived:
             self._arrived[number][done] = 0
         self._parked &= ~leave
         return True
+
+    def _reduce(self, reduction: Reduction, leave: Mask) -> None:
+        """Give the threads that leave bar.red what the predicates of their block make."""
+        machine = self.machine
+        given = machine.spread(reduction.read(machine.registers))
+        here = np.ones(machine.threads, bool) if leave is None else leave
+        ayes = (given & here).reshape(machine.blocks, -1).sum(axis=1)
+        all_ = here.reshape(machine.blocks, -1).sum(axis=1)
+        made = {"popc": ayes.astype(np.uint32), "and": ayes == all_, "or": ayes > 0}[reduction.way]
+        reduction.write(machine.registers, leave, np.repeat(made, machine.block_threads))
 
     def _tell(self, index: int, number: int, leave: NDArray[np.bool_], group: int) -> None:
         machine = self.machine
@@ -175,3 +199,14 @@ class Waiting:
             return np.uint32(operand.bits & 0xFFFFFFFF)
         assert isinstance(operand, Register)
         return self.machine.registers[self.machine.program.slots[operand.name]]
+
+
+def _first(instruction: Instruction) -> int:
+    """The place of the barrier's number among the operands."""
+    return 1 if instruction.opcode in REDUCTIONS else 0
+
+
+def _counts(instruction: Instruction) -> bool:
+    """Whether the threads that a barrier waits for are counted."""
+    reduces = instruction.opcode in REDUCTIONS
+    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode != WARP_SYNC

@@ -24,6 +24,7 @@ class Access:
     addresses: Any  # int64, one a thread (threads,) or a scalar for all; of shared memory from the block's own zero
     mask: Mask  # threads that access; None is all
     width: int  # bytes a thread
+    values: Any = None  # of "st": what is written, for each element of the vector one a thread or one for all
 
 
 class Observer:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import ops
+from gemmery.emulator import barriers, ops
 from gemmery.emulator.merging import Merge, merged
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
@@ -47,6 +47,15 @@ WAYS_OUT = (
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """What bar.red does besides waiting."""
+
+    way: str  # "popc", "and", "or"
+    read: Read  # the predicate
+    write: Write
+
+
+@dataclass(frozen=True)
 class Block:
     """Instructions first ... last - 1, entered at the first alone; steps[i] is None where the machine itself acts."""
 
@@ -57,6 +66,7 @@ class Block:
     guard: Read | None  # whether a thread takes the branch; of a switch, which of the targets
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
     waits: bool  # one instruction, repeated until it succeeds
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,11 @@ class Program:
     def stop(self) -> int:
         """The block where threads go that have ended."""
         return len(self.blocks)
+
+    @cached_property
+    def reductions(self) -> Mapping[int, Reduction]:
+        """Those of barriers, by instruction."""
+        return {one.last - 1: one.reduction for one in self.blocks if one.reduction is not None}
 
     @cached_property
     def merges(self) -> Mapping[int, Merge]:
@@ -252,7 +267,23 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
         elif name == "brx":
             guard = lowering.read(end.operands[0], "u32", end)
-    return Block(first, last, steps, end, guard, targets, inside[0].opcode.startswith(WAITS))
+    waits = inside[0].opcode.startswith(WAITS)
+    return Block(first, last, steps, end, guard, targets, waits, _reduction(lowering, end))
+
+
+def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
+    if end is None or end.opcode.split(".")[0] not in ("bar", "barrier"):
+        return None
+    found = barriers.REDUCTIONS.get(end.opcode)
+    if found is None:
+        if end.opcode not in barriers.SYNC | barriers.ARRIVE:
+            raise refused(end)
+        return None
+    way, kind = found
+    write = lowering.write(end.operands[0], kind, end)
+    if write is None:
+        raise refused(end)
+    return Reduction(way, lowering.read(end.operands[-1], "pred", end), write)
 
 
 def _step(lowering: Lowering, index: int) -> Step:

@@ -199,8 +199,8 @@ class Machine:
             return self._load_generic(index, addresses, mask, kind, count, width)
         if space == "param":
             return self._parameter(addresses, kind, count)
-        memory = self._space(space)
-        addresses, mask, faulty = self._checked(index, space, "ld", addresses, mask, width)
+        memory = self.space(space)
+        addresses, mask, faulty = self.checked(index, space, "ld", addresses, mask, width)
         values = memory.load(addresses, kind, count, width)
         return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
 
@@ -208,8 +208,8 @@ class Machine:
         """16 bytes a thread, as rows of four words."""
         if space == "":
             ((space, addresses, mask),) = self._spaces(addresses, mask)
-        addresses, mask, faulty = self._checked(index, space, what, addresses, mask, 16)
-        memory = self._space(space)
+        addresses, mask, faulty = self.checked(index, space, what, addresses, mask, 16)
+        memory = self.space(space)
         found = memory.view("u4", 4).take(self.spread(addresses + memory.base) >> 4, axis=0)
         return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
 
@@ -229,9 +229,9 @@ class Machine:
             for name, part, some in self._spaces(addresses, mask):
                 self.store(index, name, part, some, values, kind, width, what)
             return
-        addresses, mask, _ = self._checked(index, space, what, addresses, mask, width)
+        addresses, mask, _ = self.checked(index, space, what, addresses, mask, width, values)
         if mask is None or mask.any():
-            self._space(space).store(addresses, values, mask, kind, width, self.threads)
+            self.space(space).store(addresses, values, mask, kind, width, self.threads)
 
     def copy(self, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
         """Begin a cp.async: the bytes that are `taken` (None: all), then zeros."""
@@ -244,13 +244,13 @@ class Machine:
         kind = f"u{width}" if width < 16 else "u8"
         rows = np.zeros((self.threads, width), np.uint8)
         if reading is None or reading.any():
-            source, reading, _ = self._checked(index, "global", "cp.async", source, reading, width)
+            source, reading, _ = self.checked(index, "global", "cp.async", source, reading, width)
             values = self.memory.load(source, kind, max(1, width // 8), width)
             fetched = np.stack([self.spread(value) for value in values], axis=-1).view(np.uint8)
             rows = fetched if reading is None else np.where(reading[:, None], fetched, rows)
         if taken is not None and np.any((taken > 0) & (taken < width)):
             rows = np.where(np.arange(width) < np.broadcast_to(taken, (self.threads,))[:, None], rows, np.uint8(0))
-        to, mask, _ = self._checked(index, "shared", "cp.async", to, mask, width)
+        to, mask, _ = self.checked(index, "shared", "cp.async", to, mask, width)
         to = self.spread(to)
         place = (to + self.shared.base) >> width.bit_length() - 1
         threads = np.arange(self.threads)
@@ -263,11 +263,19 @@ class Machine:
         for observer in self.observers:
             observer.access(self, event)
 
-    def _space(self, space: str) -> Global | Own:
+    def space(self, space: str) -> Global | Own:
+        """The memory of a space."""
         return {"shared": self.shared, "local": self.local}.get(space, self.memory)
 
-    def _checked(
-        self, index: int, space: str, what: str, addresses: Values, mask: Mask, width: int
+    def checked(
+        self,
+        index: int,
+        space: str,
+        what: str,
+        addresses: Values,
+        mask: Mask,
+        width: int,
+        values: list[Any] | None = None,
     ) -> tuple[Values, Mask, Mask]:
         """Addresses that may be followed, of the threads that are left, and those that faulted; observers are told."""
         if mask is not None and addresses.ndim:
@@ -276,16 +284,16 @@ class Machine:
         low = int(np.bitwise_or.reduce(addresses)) if addresses.ndim else int(addresses)
         if low & width - 1:
             faulty = self._fault(index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
-        outside = self._space(space).outside(addresses, mask, width)
+        outside = self.space(space).outside(addresses, mask, width)
         if outside is not None:
             more = self._fault(index, space, what, addresses, mask, width, "outside", outside)
             faulty = more if faulty is None else faulty | more
         if faulty is not None:
             mask = ~faulty if mask is None else mask & ~faulty
-            some = self.spread(addresses)[mask.argmax()] if mask.any() else self._space(space).safe
+            some = self.spread(addresses)[mask.argmax()] if mask.any() else self.space(space).safe
             addresses = np.where(mask, addresses, some)
         if space != "const" and (mask is None or mask.any()):
-            self.emit(Access(index, space, what, addresses, mask, width))
+            self.emit(Access(index, space, what, addresses, mask, width, values))
         return addresses, mask, faulty
 
     def _fault(
@@ -298,6 +306,10 @@ class Machine:
         for observer in self.observers:
             observer.fault(self, event, kind, threads)
         return threads
+
+    def placed(self, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
+        """Addresses by the space they lie in: the one that is named, or of generic ones ("") each."""
+        return self._spaces(addresses, mask) if space == "" else [(space, addresses, mask)]
 
     def _spaces(self, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
         """Generic addresses, by the space they lie in."""

@@ -1,0 +1,124 @@
+"""atom and red: threads that change one place take turns, in the order of their numbers.
+
+PTX ISA 9.0, sections 9.7.13.5 and 9.7.13.7. On a device the order is open: a sum of floats may differ in its last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import ops
+from gemmery.emulator.lower import Lowering, Step, refused
+from gemmery.emulator.memory import Space
+from gemmery.emulator.op import NUMPY, Mask
+from gemmery.emulator.ptx import Memory
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+Array = NDArray[Any]
+Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
+
+_ORDERS = frozenset(("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint"))
+_SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared"}
+_LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
+_WHOLE = ("u32", "s32", "u64", "s64")
+_BITS = ("b32", "b64")
+_HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+
+
+def _half(name: str) -> Change:
+    meaning = ops.TABLE[name].meaning
+    return lambda old, given: meaning(old, given[0])
+
+
+def _plain(function: Callable[[Array, Array], Array]) -> Change:
+    return lambda old, given: function(old, given[0])
+
+
+def _changes() -> dict[tuple[str, str], Change]:
+    """What each operation makes of a type's values; half precision only with `.noftz`, which it always is."""
+    table: dict[tuple[str, str], Change] = {}
+    for kind in (*_WHOLE, "f32", "f64"):
+        table["add", kind] = _plain(np.add)
+    for kind in _WHOLE:
+        table["min", kind], table["max", kind] = _plain(np.minimum), _plain(np.maximum)
+    for kind in _BITS:
+        table["and", kind], table["or", kind] = _plain(np.bitwise_and), _plain(np.bitwise_or)
+        table["xor", kind] = _plain(np.bitwise_xor)
+    for kind in (*_BITS, "b16"):
+        table["exch", kind] = lambda old, given: given[0]
+        table["cas", kind] = lambda old, given: np.where(old == given[0], given[1], old)
+    table["inc", "u32"] = lambda old, given: np.where(old >= given[0], 0, old + 1).astype(np.uint32)
+    table["dec", "u32"] = lambda old, given: np.where((old == 0) | (old > given[0]), given[0], old - 1)
+    for kind in _HALVES:
+        rounding = "rn." if kind.startswith("b") else ""
+        table["add", kind] = _half(f"add.{rounding}{kind}")
+        table["min", kind], table["max", kind] = _half(f"min.{kind}"), _half(f"max.{kind}")
+    return table
+
+
+CHANGES = _changes()
+
+
+def lower(lowering: Lowering, index: int) -> Step:
+    """An atom or red as a step."""
+    instruction = lowering.kernel.instructions[index]
+    name, *words = instruction.opcode.split(".")
+    kind, named = words[-1], [word for word in words[:-1] if word not in _ORDERS and word not in _SPACES]
+    space = next((_SPACES[word] for word in words if word in _SPACES), "")
+    count = next((_LENGTHS[word] for word in named if word in _LENGTHS), 1)
+    named = [word for word in named if word not in _LENGTHS and not (word == "noftz" and kind in _HALVES)]
+    change = CHANGES.get((named[0], kind)) if len(named) == 1 else None
+    operands = list(instruction.operands)
+    target = operands.pop(0) if name == "atom" else None
+    if change is None or not isinstance(operands[0], Memory):
+        raise refused(instruction)
+    address = lowering.address(operands[0], instruction)
+    given = [[lowering.read(one, kind, instruction) for one in lowering.flat((part,))] for part in operands[1:]]
+    if any(len(part) != count for part in given) or len(given) != (2 if named[0] == "cas" else 1):
+        raise refused(instruction, f"{len(operands)} operands:")
+    writes = [] if target is None else [lowering.write(one, kind, instruction) for one in lowering.flat((target,))]
+    size = np.dtype(NUMPY[kind]).itemsize
+
+    def step(machine: Machine, mask: Mask) -> None:
+        held = machine.registers
+        values = [[machine.spread(read(held)) for read in part] for part in given]
+        every = address(held)
+        for where, addresses, some in machine.placed(space, every, mask):
+            checked, some, _ = machine.checked(index, where, name, addresses, some, size * count)
+            if some is not None and not some.any():
+                continue
+            memory, checked = machine.space(where), machine.spread(checked)
+            for place in range(count):
+                old = _changed(
+                    memory, checked + place * size, some, NUMPY[kind], change, [part[place] for part in values]
+                )
+                if writes and writes[place] is not None:
+                    writes[place](held, some, old)
+
+    return step
+
+
+def _changed(memory: Space, addresses: Array, mask: Mask, kind: str, change: Change, given: list[Array]) -> Array:
+    """Change each thread's place in turn; returns what each found there."""
+    view = memory.view(kind, 1)
+    index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
+    found = np.zeros(len(index), view.dtype)
+    threads = np.arange(len(index)) if mask is None else np.flatnonzero(mask)
+    places = index[threads]
+    order = np.argsort(places, kind="stable")
+    first = np.flatnonzero(np.diff(places[order], prepend=-1))
+    lengths = np.diff(first, append=len(order))
+    turn = np.empty(len(order), np.int64)
+    turn[order] = np.arange(len(order)) - np.repeat(first, lengths)
+    for number in range(int(lengths.max(initial=0))):
+        now = threads[turn == number]
+        old = view[index[now]]
+        found[now] = old
+        view[index[now]] = change(old, [part[now] for part in given])
+    return found

@@ -103,7 +103,7 @@ def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
 def test_the_costliest_are_chosen_and_the_tile_with_its_store_and_load(traced):
     trace, _, _ = traced
     found = chosen(trace, {"x": (4 * 16, 4)})
-    assert [one.opcode for one in found.shared] == ["st.shared.f32", "ld.shared.f32"]  # 2 wavefronts, then 1
+    assert [one.opcode for one in found.shared] == ["ld.shared.f32", "st.shared.f32"]
     (tile,) = found.tiles
     assert tile.held[8 * 19] == (1, 3)
     assert (tile.store.opcode, tile.load.opcode) == ("st.shared.f32", "ld.shared.f32")

@@ -12,8 +12,8 @@ from gemmery import banks
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.errors import ArgumentError
 
-MOST = 2  # pictures of a kind, where no line is asked for
-MOST_OF_LINE = 6
+LOADS = ("ld", "ldmatrix")
+MOST_OF_LINE = 6  # pictures of a kind
 
 
 Steps = Mapping[str, tuple[int, int]]  # of an array in global memory: bytes from row to row, and column to column
@@ -30,7 +30,8 @@ class Chosen:
 
 
 def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
-    """The accesses with the most bank conflicts and the most sectors in vain, the tiles, the branch that idles most.
+    """The loads and stores with the most bank conflicts and the most sectors in vain, the tiles, the branch at which
+    lanes idle most.
 
     `steps` names the operands, whose tiles are shown. With `line`, "simt_smem.cu:18", all that this line does to
     memory, also where it is inlined.
@@ -42,9 +43,9 @@ def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
     parted = list(trace.divergences.values())
     if not line:
         return Chosen(
-            _costliest(shared, _conflicts, MOST),
+            _of_each(shared, _conflicts, loads=1),
             _tiles(trace, steps),
-            _costliest(global_, _in_vain, MOST),
+            _of_each(global_, _in_vain, loads=2),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
         )
     known = sorted({str(place) for one in (*shared, *global_) for place in (one.line, one.inner)})
@@ -104,6 +105,14 @@ def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, 
     return max(alike.values(), key=cost)
 
 
+def _of_each(
+    accesses: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], loads: int
+) -> tuple[WarpAccess, ...]:
+    """The costliest loads, and the costliest store."""
+    reading, writing = (lambda one: one.kind in LOADS), (lambda one: one.kind not in LOADS)
+    return (*_costliest(filter(reading, accesses), cost, loads), *_costliest(filter(writing, accesses), cost, 1))
+
+
 def _costliest(
     accesses: Iterable[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], most: int
 ) -> tuple[WarpAccess, ...]:
@@ -130,7 +139,7 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
             }
             touching = [one for one in shared if any(address in held for address in one.addresses)]
             store = next((one for one in touching if one.kind in ("st", "cp.async")), None)
-            load = next((one for one in touching if one.kind in ("ld", "ldmatrix")), None)
+            load = next((one for one in touching if one.kind in LOADS), None)
             if store and load:
                 found.append(TileLayout(name, held, store, load))
     return tuple(found)

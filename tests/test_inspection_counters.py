@@ -1,0 +1,140 @@
+"""inspect(): counters by line of the source, pictures of what a line does, two rungs side by side, in a notebook."""
+
+import html
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+import gemmery as gm
+from gemmery import cli, lab, report
+from gemmery.errors import ArgumentError
+from gemmery.ladder.inspection import Comparison
+from gemmery.report.inspection import inspection_page, parts
+from gemmery.report.side_by_side import comparison_page, sections
+
+SIDE = 128  # of what is emulated
+
+
+@pytest.fixture(scope="module")
+def smem():
+    return lab.inspect("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
+
+
+@pytest.fixture(scope="module")
+def naive():
+    return lab.inspect("simt_naive", n=1024, device="sm_80")
+
+
+def at(found, code):
+    """The counts of the line that begins with this code."""
+    return next(one for one in found.emulated.lines if one.code.startswith(code))
+
+
+def test_lines_count_what_arithmetic_says(smem):
+    loop, a, b = at(smem, "for (int k"), at(smem, "a[y][x] ="), at(smem, "b[y][x] =")
+    warps_loading = 2 * SIDE**3 // 16 // 32  # each tile once for each of SIDE / 16 tiles of C beside it
+    assert loop.flops == 2 * SIDE**3
+    assert loop.requests == loop.bank_conflicts == 0
+    for load in (a, b):
+        assert load.requests == load.wavefronts == warps_loading // 2
+        assert load.sectors == 4 * load.requests
+        assert load.used == 32 * load.sectors
+        assert load.flops == 0
+    assert loop.wavefronts == 3 * SIDE**3 // 32 // 2  # 1.5 a multiply-add, as the profiler counts on an H200
+
+
+def test_the_total_is_the_sum_of_the_lines(smem):
+    total = smem.emulated.total
+    for name in ("instructions", "wavefronts", "requests", "sectors", "used", "flops", "divergent_branches"):
+        assert getattr(total, name) == sum(getattr(one, name) for one in smem.emulated.lines)
+    assert sum(smem.emulated.kinds.values()) == total.instructions
+    assert smem.emulated.kinds["fma"] == SIDE**3 // 32
+
+
+def test_launch_facts_stay_those_of_the_size_asked_for(smem):
+    assert smem.problem.n == 1024
+    assert smem.kernels[-1].grid == (64 * 64, 1, 1)
+    assert (smem.emulated.problem.m, smem.emulated.problem.n, smem.emulated.problem.k) == (SIDE,) * 3
+
+
+def test_the_table_stands_beside_the_source(smem):
+    (part,) = [part for part in parts(smem) if part.title.startswith("Counters")]
+    assert part.title == "Counters by line of simt_smem.cu, at 128 × 128 × 128, on the emulator"
+    assert part.head[0] == "line"
+    assert part.head[-1] == "source"
+    assert part.rows[-1][0] == "total"
+    loop = next(row for row in part.rows if row[-1].startswith("for (int k"))
+    assert "4,194,304" in loop
+    shown = io.StringIO()
+    report.show_inspection(smem, Console(file=shown, width=140))
+    assert "a[y][x] = a_or_zero<S>" in shown.getvalue()
+    narrow = io.StringIO()
+    report.show_inspection(smem, Console(file=narrow, width=80))
+    assert "4,194,304" in narrow.getvalue()
+    assert all(len(line) <= 80 for line in narrow.getvalue().splitlines())
+
+
+def test_the_page_has_the_pictures(smem):
+    page = inspection_page(smem)
+    titles = re.findall(r"<figure><h2>(.+?)</h2>", page)
+    assert titles[:2] == ["The tile of A in shared memory", "The tile of B in shared memory"]
+    assert any(title.startswith("Banks of ld.shared") for title in titles)
+    assert any(title.startswith("Sectors of ") for title in titles)
+    assert page.count("<figure>") == page.count("<figcaption>") == page.count("<svg ")
+
+
+def test_a_line_chooses_the_pictures():
+    found = lab.inspect("simt_smem", n=256, device="sm_80", line="simt_smem.cu:18")
+    assert {str(one.line) for one in (*found.emulated.chosen.shared, *found.emulated.chosen.global_)} == {
+        "simt_smem.cu:18"
+    }
+    with pytest.raises(ArgumentError, match=r"simt_smem\.cu:19.*there are: .*simt_smem\.cu:18"):
+        lab.inspect("simt_smem", n=256, device="sm_80", line="simt_smem.cu:19")
+
+
+def test_what_differs_between_two_rungs_is_marked(naive, smem):
+    found = Comparison(naive, smem)
+    rows = {name: row for section in sections(found) for name, *row in section.rows}
+    before, after = naive.emulated.total.sectors, smem.emulated.total.sectors
+    assert rows["sectors"] == [f"{before:,}", f"{after:,}", f"{after / before:.3f}×"]
+    assert rows["flops"] == ["4,194,304", "4,194,304", ""]
+    page = comparison_page(found)
+    assert "<td class=differs>" in page
+    assert page.count("<h1>") == 1
+    shown = io.StringIO()
+    report.show_comparison(found, Console(file=shown, width=100))
+    assert "wavefronts of shared memory" in shown.getvalue()
+
+
+def test_the_command_takes_two_rungs(tmp_path, capsys):
+    line = "inspect simt_naive simt_smem --n 256 --device sm_80"
+    assert cli.run([*line.split(), "--html", str(tmp_path / "both.html")]) == 0
+    assert "simt_naive and simt_smem" in capsys.readouterr().out
+    assert "Sectors of" in (tmp_path / "both.html").read_text()
+    assert cli.run([*line.split(), "--json"]) == 0
+    one, other = json.loads(capsys.readouterr().out)
+    assert (one["rung"], other["rung"]) == ("simt_naive", "simt_smem")
+    assert one["emulated"]["total"]["sectors"] > other["emulated"]["total"]["sectors"] > 0
+
+
+def test_a_notebook_displays_the_page():
+    found = gm.inspect("simt_smem", n=256, device="sm_80")
+    inside = html.unescape(re.search(r'srcdoc="([^"]+)"', found._repr_html_())[1])
+    assert inside == inspection_page(found)
+    both = gm.inspect("simt_naive", "simt_smem", n=256, device="sm_80")
+    inside = html.unescape(re.search(r'srcdoc="([^"]+)"', both._repr_html_())[1])
+    assert inside == comparison_page(both)
+
+
+def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
+    from gemmery.emulator import ops
+
+    monkeypatch.delitem(ops.TABLE, "fma.rn.f32")
+    found = lab.inspect("simt_linear", n=96, device="sm_86")
+    assert found.emulated is None
+    assert "fma.rn.f32" in found.not_emulated
+    (part,) = [part for part in parts(found) if part.title.startswith("Counters")]
+    assert part.rows == (("not counted", found.not_emulated),)

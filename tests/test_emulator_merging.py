@@ -75,6 +75,7 @@ def loads(*offsets, base="%r3", kind="f32"):
         ("st.shared.f32 [%r3], %f1;\nst.shared.f32 [%r3+4], %f2;", [(0, 1, 8, 0)]),
         ("".join(f"st.shared.f32 [%r3+{at}], %f1;\n" for at in (0, 4, 8)), [(0, 1, 8, 0)]),  # a store makes no hole
         ("st.shared.b16 [%r3], %h1;\nst.shared.b16 [%r3+2], %h2;", [(0, 1, 4, 0)]),
+        ("".join(f"st.shared.b8 [%r3+{at}], %h1;\n" for at in range(4)), []),
         ("st.global.f32 [%rd1], %f1;\nst.global.f32 [%rd1+4], %f2;", []),  # nothing shows that it is aligned
         (
             "ld.global.v2.f32 {%f1, %f2}, [%rd1+8];\nst.global.f32 [%rd1], %f1;\nst.global.f32 [%rd1+4], %f2;",
@@ -123,7 +124,8 @@ COMPILED = {
     "doubles": "__shared__ double s[512]; s[t] = x[t]; __syncthreads(); y[t] = s[2 * t] * s[2 * t + 1];",
     "stores": SHARED + "s[i] = x[t]; s[i + 1] = x[t + 9]; s[i + 2] = x[t + 99]; __syncthreads(); y[t] = s[t];",
     "short_stores": "__shared__ short s[512]; s[2 * t] = x[t]; s[2 * t + 1] = x[t + 9]; __syncthreads(); y[t] = s[t];",
-    "byte_stores": "__shared__ char s[512]; s[2 * t] = x[t]; s[2 * t + 1] = x[t + 9]; __syncthreads(); y[t] = s[t];",
+    "byte_stores": "__shared__ char s[512]; char* p = s + 4 * t; p[0] = x[t]; p[1] = x[t + 9]; p[2] = x[t + 99];"
+    "p[3] = x[t + 77]; __syncthreads(); y[t] = s[t];",
     "anywhere": "y[4 * t] = 1; y[4 * t + 1] = 2; y[4 * t + 2] = x[t]; y[4 * t + 3] = 5;",
     "proven": "float2 v = *(float2*)(y + 2 * t); y[2 * t] = v.x + 1; y[2 * t + 1] = v.y + v.x;",
     "proven_loads": "float4 v = *(float4*)(x + 4 * t); y[t] = v.x + v.y + v.z + v.w + x[4 * t + 4] * x[4 * t + 5];",

@@ -89,8 +89,8 @@ def lower(lowering: Lowering, index: int) -> Step:
         held = machine.registers
         values = [[machine.spread(read(held)) for read in part] for part in given]
         every = address(held)
-        for where, addresses, some in machine.placed(space, every, mask):
-            checked, some, _ = machine.checked(index, where, name, addresses, some, size * count)
+        for where, addresses, there in machine.placed(space, every, mask):
+            checked, some, _ = machine.checked(index, where, name, addresses, there, size * count)
             if some is not None and not some.any():
                 continue
             memory, checked = machine.space(where), machine.spread(checked)

@@ -33,6 +33,8 @@ FAULTS = {
     "narrow_neighbours": ("race", 1, ONE, [np.zeros(128, np.uint8), np.arange(128, dtype=np.uint8)]),
     "missing_syncwarp": ("race", 1, ONE, [floats(128), floats(128)]),
     "atomic_and_store": ("race", 1, ONE, [np.zeros(128, np.int32)]),
+    "same_value": ("race", 1, ONE, [np.zeros(128, np.int32), floats(128)]),
+    "blocks_race": ("race", 3, (129, 1, 1), [floats(384), floats(384)]),
     "lax_wait": ("not landed", 1, ONE, [floats(128), floats(256)]),
     "uninitialised": ("uninitialised", 1, SIDE, [floats(1024), floats(1024)]),
     "off_by_one_global": ("out of bounds", 2, ONE, [floats(200), np.int32(200)]),
@@ -69,7 +71,7 @@ def test_every_kernel_of_the_folder_is_launched():
     assert set(FAULTS) == {path.stem for path in FOLDER.glob("*.cu")}
 
 
-WAITING = {"mbarrier_count", "mbarrier_parity", "atomic_and_store"}  # their instructions are not modelled yet
+WAITING = {"mbarrier_count", "mbarrier_parity"}  # their instructions are not modelled yet
 NAMES = [
     pytest.param(name, marks=pytest.mark.xfail(raises=EmulationError, strict=True) if name in WAITING else ())
     for name in FAULTS

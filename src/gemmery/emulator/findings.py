@@ -14,7 +14,7 @@ from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.memory import PAGE
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Line
-from gemmery.emulator.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words
+from gemmery.emulator.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -55,6 +55,8 @@ class Findings(Observer):
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both places in words
         self._machine: Any = None
+        self._event: Any = None  # the access that is looked at
+        self._writers: Writers | None = None
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -63,10 +65,15 @@ class Findings(Observer):
 
     def start(self, machine: Machine) -> None:
         self._machine = machine
+        if self._writers is None and machine.launch.blocks > 1:
+            self._writers = Writers(machine.memory.data.size)
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
         self._alike = machine.blocks  # blocks for which the one that is followed stands
 
     def access(self, machine: Machine, event: Access) -> None:
+        self._event = event
+        if event.space == "global" and event.kind == "st" and self._writers is not None:
+            self._across_blocks(event, self._writers)
         if event.space != "shared":
             return
         threads, addresses = self._taking_part(event.addresses, event.mask)
@@ -171,6 +178,10 @@ class Findings(Observer):
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """From the history: of each instruction that conflicts with this one the first thread is told."""
+        if kind in ("race", "clash") and self._event.kind == "st":
+            differ = ~self._same(kind, threads, addresses, others)
+            threads, addresses, others = threads[differ], addresses[differ], others[differ]
+        kind = "race" if kind == "clash" else kind
         instructions = others >> INDEX_AT & INDEX
         for other in np.unique(instructions).tolist():
             these = instructions == other
@@ -192,6 +203,52 @@ class Findings(Observer):
                 self._add(kind, index, thread, count, what, other)
             else:
                 self._race(index, thread, count, address, other, stamp)
+
+    def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
+        """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
+        machine, size = self._machine, self._history.granule
+        own = self._stored(threads, addresses, size)
+        blocks = threads // machine.block_threads
+        if kind == "clash":
+            held = self._stored(blocks * machine.block_threads + (others & THREAD), addresses, size)
+        else:
+            held = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
+        opcodes = [one.opcode for one in machine.kernel.instructions]
+        stores = np.array([opcode.startswith("st.") for opcode in opcodes])[others >> INDEX_AT & INDEX]
+        same: Flags = np.all(own == held, axis=1)
+        same &= stores
+        return same
+
+    def _stored(self, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:
+        """What these threads store at these addresses: `size` bytes each."""
+        event, spread = self._event, self._machine.spread
+        rows = np.ascontiguousarray(np.stack([spread(value)[threads] for value in event.values], axis=1))
+        from_start = addresses - spread(event.addresses)[threads]
+        columns = from_start[:, None] + np.arange(size)
+        stored: NDArray[np.uint8] = np.take_along_axis(rows.view(np.uint8), columns, axis=1)
+        return stored
+
+    def _across_blocks(self, event: Access, writers: Writers) -> None:
+        machine = self._machine
+        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        addresses = machine.spread(event.addresses)[threads]
+        blocks = machine.block_ids[threads // machine.block_threads]
+        met = writers.writes(event.index, addresses, blocks, event.width)
+        if met is None:
+            return
+        size, by = writers.granule, threads[met.accesses]
+        held = machine.memory.data[met.addresses[:, None] + np.arange(size)]
+        together = np.flatnonzero(met.rivals >= 0)
+        held[together] = self._stored(threads[met.rivals[together]], met.addresses[together], size)
+        changed = np.any(self._stored(by, met.addresses, size) != held, axis=1)
+        for other in np.unique(met.others[changed]).tolist():
+            these = changed & (met.others == other)
+            thread, address = int(by[these][0]), int(met.addresses[these][0])
+            what = (
+                f"{self._name(thread)} writes {self._place('global', address)}, which a thread of another block writes "
+                f"at {self._line(other)}; blocks run in any order: give each its own elements, or use an atomic"
+            )
+            self._add("race", event.index, thread, int(these.sum()), what, other)
 
     def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
         each = self._machine.block_threads

@@ -11,6 +11,7 @@ While all blocks of a chunk do the same, one of them is followed for all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ Flags = NDArray[np.bool_]
 
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
+WRITER_AT = 21  # a stamp in global memory: the instruction below, the block above
 
-# What is found: kind, the instruction, its threads, the byte addresses, the stamps of the other accesses.
+# What is found: kind ("clash" is a race of threads that execute one instruction together), the instruction, its
+# threads, the byte addresses, the stamps of the other accesses.
 Report = Callable[[str, int, Words, Words, Words], None]
 
 
@@ -42,6 +45,11 @@ class History:
         self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
         self._told: dict[Any, NDArray[np.int64]] = {}
         self._tick()
+
+    @property
+    def granule(self) -> int:
+        """Bytes that are told apart."""
+        return 1 << self._shift
 
     def spread(self, blocks: int) -> None:
         """From one block that stood for all to each on its own."""
@@ -70,7 +78,7 @@ class History:
         last = self._written[places]
         lost = ((last ^ stamps) & THREAD) != 0
         if lost.any():
-            self._tell("race", index, lost, places, threads, last & ~UNDER_WAY)
+            self._tell("clash", index, lost, places, threads, last & ~UNDER_WAY)
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Atomics: they do not race with each other."""
@@ -191,3 +199,56 @@ class History:
 
     def _tell(self, kind: str, index: int, found: Flags, places: Words, threads: Words, others: Words) -> None:
         self.report(kind, index, threads[found], places[found] % self._granules << self._shift, others[found])
+
+
+@dataclass(frozen=True)
+class Met:
+    """Granules of global memory at which blocks meet: an element for each."""
+
+    addresses: Words
+    accesses: Words  # which of the accesses it belongs to
+    rivals: Words  # the access of another block that is made together with it; -1: it was made before
+    others: Words  # the other block's instruction
+
+
+class Writers:
+    """Which block of a grid wrote each granule of global memory, of `size` bytes, and by which instruction.
+
+    Blocks run in any order, so that what two of them write is a race; what they read is not looked at, since atomics
+    may order it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._shift = 4
+        self._written = np.zeros(-(-size // 16), np.int64)
+
+    @property
+    def granule(self) -> int:
+        """Bytes that are told apart."""
+        return 1 << self._shift
+
+    def writes(self, index: int, addresses: Words, blocks: Words, width: int) -> Met | None:
+        """Blocks, one for each address, store `width` bytes; None where no other block has stored."""
+        while width < 1 << self._shift:
+            self._shift -= 1
+            self._written = np.repeat(self._written, 2)
+        count = width >> self._shift
+        places, accesses = addresses >> self._shift, np.arange(len(addresses))
+        stamps = (blocks + 1) << WRITER_AT | index
+        if count > 1:
+            places = (places[:, None] + np.arange(count)).ravel()
+            accesses, stamps = np.repeat(accesses, count), np.repeat(stamps, count)
+        before = self._written[places]
+        self._written[places] = stamps
+        last = self._written[places]
+        together = last >> WRITER_AT != stamps >> WRITER_AT
+        found = together | (before != 0) & (before >> WRITER_AT != stamps >> WRITER_AT)
+        if not found.any():
+            return None
+        rivals = np.full(len(places), -1)
+        if together.any():  # the last of each place stays
+            unique, backwards = np.unique(places[::-1], return_index=True)
+            winners = len(places) - 1 - backwards[np.searchsorted(unique, places)]
+            rivals[together] = accesses[winners[together]]
+        others = np.where(together, index, before & INDEX)
+        return Met(places[found] << self._shift, accesses[found], rivals[found], others[found])

@@ -4,7 +4,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Warp-level Matrix Instructions". Ele
 of f32 (f64 for f64) in NumPy's order, C added last and rounded once more: the order, and the truncation, of a tensor
 core's sums are not modelled, so a result agrees within a bound of k roundings. Sums of integers are exact. On an H200
 all of integers is equal, f32 agrees to 2e-7 of the largest sum and f64 to 4e-16; fp8 summed in f16 is rounded once
-more there, between its two halves of k (1e-3). Of machine instructions `issues` says what ptxas makes of them for sm_90.
+more there, between its two halves of k (1e-3). `issues` says how many machine instructions ptxas makes for sm_90.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import html
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 from rich.console import Console
@@ -118,6 +119,18 @@ def test_the_command_takes_two_rungs(tmp_path, capsys):
     one, other = json.loads(capsys.readouterr().out)
     assert (one["rung"], other["rung"]) == ("simt_naive", "simt_smem")
     assert one["emulated"]["total"]["sectors"] > other["emulated"]["total"]["sectors"] > 0
+
+
+def test_pictures_are_files_that_stand_alone(tmp_path, capsys):
+    line = "inspect simt_naive --n 256 --device sm_80 --svg"
+    assert cli.run([*line.split(), str(tmp_path)]) == 0
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["simt_naive-sectors-1.svg", "simt_naive-sectors-2.svg", "simt_naive-sectors-3.svg"]
+    assert capsys.readouterr().out.count("picture: ") == 3
+    for name in written:
+        text = (tmp_path / name).read_text()
+        assert ElementTree.fromstring(text).get("role") == "img"
+        assert "--accent:" in text
 
 
 def test_a_notebook_displays_the_page():

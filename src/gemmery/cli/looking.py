@@ -73,6 +73,9 @@ def inspect(
     sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
     json: Json = False,
     html: HtmlToo = None,
+    svg: Annotated[
+        Path | None, Option("--svg", metavar="FOLDER", help="Write the pictures as files.", show_default=False)
+    ] = None,
 ) -> Action:
     """Say what a GPU rung is made of, asks of a device and does to memory line by line: no GPU is needed."""
     from gemmery import lab
@@ -80,10 +83,12 @@ def inspect(
     looks = [
         partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in (rung, other) if name
     ]
-    return partial(_inspect, looks, ptx, sass, json, html)
+    return partial(_inspect, looks, ptx, sass, json, html, svg)
 
 
-def _inspect(looks: Sequence[Callable[[], Inspection]], ptx: bool, sass: bool, json: bool, html: Path | None) -> int:
+def _inspect(
+    looks: Sequence[Callable[[], Inspection]], ptx: bool, sass: bool, json: bool, html: Path | None, svg: Path | None
+) -> int:
     from gemmery import report
     from gemmery.cuda.inspection import without_code
     from gemmery.ladder.inspection import Comparison
@@ -101,7 +106,22 @@ def _inspect(looks: Sequence[Callable[[], Inspection]], ptx: bool, sass: bool, j
     if html is not None:
         page = inspection_page(found[0]) if len(found) == 1 else comparison_page(Comparison(*found))
         (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
+    if svg is not None:
+        for path in _write_pictures(svg, found):
+            (sys.stderr if json else sys.stdout).write(f"picture: {path}\n")
     return 0
+
+
+def _write_pictures(folder: Path, found: Sequence[Inspection]) -> list[Path]:
+    from gemmery.report.pictures import files
+
+    texts = {
+        name: text
+        for one in found
+        if one.emulated
+        for name, text in files(one.rung, one.emulated.chosen, one.emulated.source).items()
+    }
+    return [write_page(folder / name, text) for name, text in texts.items()]
 
 
 @app.command(

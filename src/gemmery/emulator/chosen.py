@@ -98,11 +98,13 @@ def _is_at(access: WarpAccess | None, line: str) -> bool:
 
 def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]]) -> WarpAccess:
     """The costliest warp, the first of equals; warps whose lanes lie alike to each other are looked at once."""
-    alike: dict[tuple[int | None, ...], WarpAccess] = {}
-    for one in warps:
-        start = min(address for address in one.addresses if address is not None) // 128 * 128
-        alike.setdefault(tuple(None if a is None else a - start for a in one.addresses), one)
-    return max(alike.values(), key=cost)
+    return max({_pattern(one): one for one in reversed(warps)}.values(), key=lambda one: (cost(one), -one.warp))
+
+
+def _pattern(access: WarpAccess) -> tuple[int | None, ...]:
+    """How the lanes lie to each other and to the banks."""
+    start = min(address for address in access.addresses if address is not None) // 128 * 128
+    return tuple(None if address is None else address - start for address in access.addresses)
 
 
 def _of_each(
@@ -116,9 +118,11 @@ def _of_each(
 def _costliest(
     accesses: Iterable[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], most: int
 ) -> tuple[WarpAccess, ...]:
-    """The costliest accesses, one for each place in the source and opcode."""
-    ranked = sorted(accesses, key=cost, reverse=True)
-    return tuple({(one.line, one.inner, one.opcode): one for one in reversed(ranked)}.values())[::-1][:most]
+    """The costliest accesses; of those that look alike the first."""
+    found: dict[object, WarpAccess] = {}
+    for one in sorted(accesses, key=cost, reverse=True):
+        found.setdefault((one.line, one.inner, one.opcode, _pattern(one)), one)
+    return tuple(found.values())[:most]
 
 
 def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:

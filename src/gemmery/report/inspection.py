@@ -93,13 +93,18 @@ def parts(found: Inspection) -> tuple[Part, ...]:
     return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels), *_counters(found))
 
 
-def where(found: Inspection) -> str:
+def where(found: Inspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
     problem, device = found.problem, found.device
     shape = f"{problem.m} × {problem.n} × {problem.k}, {problem.precision or problem.dtype}"
-    config = "".join(f", {key} {value}" for key, value in found.config.items())
+    chosen = f", {configured(found)}" if config and found.config else ""
     limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
-    return f"{shape}{config}; {device.name}: {device.arch}, {limits}"
+    return f"{shape}{chosen}; {device.name}: {device.arch}, {limits}"
+
+
+def configured(found: Inspection) -> str:
+    """Its config: "bm 128, bn 64"."""
+    return ", ".join(f"{key} {value}" for key, value in found.config.items())
 
 
 def launch_of(found: Inspection) -> tuple[tuple[str, str], ...]:

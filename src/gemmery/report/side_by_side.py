@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gemmery.ladder.inspection import Comparison
 from gemmery.report import counters, words
-from gemmery.report.inspection import launch_of, where
+from gemmery.report.inspection import configured, launch_of, where
 
 COUNTS = {
     "instructions": "instructions of warps",
@@ -39,7 +39,7 @@ class Section:
 def show_comparison(found: Comparison, console: Console) -> None:
     """Print the facts of both, what differs in colour."""
     console.print(Text(_title(found), style="bold"))
-    console.print(Text(where(found.new), style="dim"))
+    console.print(Text(where(found.new, config=False), style="dim"))
     for section in sections(found):
         console.print()
         console.print(Text(section.title, style="bold"))
@@ -58,13 +58,14 @@ def comparison_page(found: Comparison) -> str:
     from gemmery.report.page import document, figure
     from gemmery.report.pictures import pictures
 
+    place = html.escape(where(found.new, config=False))
     parts = [
-        f"<header><h1>{html.escape(_title(found))}</h1><p class=faint>{html.escape(where(found.new))}</p></header>",
+        f"<header><h1>{html.escape(_title(found))}</h1><p class=faint>{place}</p></header>",
         *(_html(section, found) for section in sections(found)),
     ]
-    for place, one in enumerate((found.old, found.new)):
+    for number, one in enumerate((found.old, found.new), 1):
         if one.emulated:
-            plots = pictures(one.emulated.chosen, one.emulated.source, f"{place}-")
+            plots = pictures(one.emulated.chosen, one.emulated.source, f"{number}-")
             parts.append(f"<section><h2>{html.escape(one.rung)}</h2>{''.join(map(figure, plots))}</section>")
     return document(_title(found), *parts)
 
@@ -72,6 +73,8 @@ def comparison_page(found: Comparison) -> str:
 def sections(found: Comparison) -> tuple[Section, ...]:
     """Launches, then counters and instructions where both were run."""
     old, new = (dict(launch_of(one)) for one in (found.old, found.new))
+    if found.old.config or found.new.config:
+        old, new = ({"config": configured(one), **facts} for one, facts in ((found.old, old), (found.new, new)))
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
     made = [Section("Launch", launch)]
     if found.old.kernels[-1].counts and found.new.kernels[-1].counts:
@@ -93,7 +96,7 @@ def _numbers(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[tuple[str,
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, 0), new.get(name, 0)
         if before or after:
-            ratio = words.times(after / before) if before and after != before else ""
+            ratio = words.times(after / before) if before and after and after != before else ""
             rows.append((name, f"{before:,}", f"{after:,}", ratio))
     return tuple(rows)
 

@@ -9,9 +9,9 @@ from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture
 from gemmery.report.pictures.wavefronts import wavefronts_picture
-from gemmery.report.svg import Plot
+from gemmery.report.svg import Plot, standalone
 
-__all__ = ["divergence_picture", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
+__all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
 
 
 def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tuple[Plot, ...]:
@@ -22,3 +22,8 @@ def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tup
         *(sectors_picture(one, f"{prefix}sectors-{place}") for place, one in enumerate(chosen.global_, 1)),
         *(divergence_picture(one, source, f"{prefix}lanes-{place}") for place, one in enumerate(chosen.divergences, 1)),
     )
+
+
+def files(rung: str, chosen: Chosen, source: Mapping[str, str]) -> dict[str, str]:
+    """The same as SVG files that stand alone, by their names: "simt_smem-banks-1.svg"."""
+    return {f"{plot.name}.svg": standalone(plot.svg) for plot in pictures(chosen, source, f"{rung}-")}

@@ -53,13 +53,17 @@ $L_end:
 THREADS = 64
 
 
-@pytest.fixture(scope="module")
-def traced():
+def traced_by(text):
     trace, memory = Trace(), Global({"x": 4 * THREADS * 3, "y": 4 * THREADS * 3})
     parameters = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "y"))
-    kernel = parse(KERNEL).kernels["k"]
+    kernel = parse(text).kernels["k"]
     run(lowered(kernel), Launch((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=64)
     return trace, memory, kernel
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return traced_by(KERNEL)
 
 
 def accesses(trace, opcode):
@@ -84,6 +88,14 @@ def test_each_warp_of_the_first_block_is_kept_once(traced):
 def test_what_lies_in_shared_memory_is_known_by_where_it_came_from(traced):
     trace, memory, _ = traced
     assert trace.sources == {(0, 8 * t): memory.address("x") + 4 * t for t in range(THREADS)}
+
+
+def test_each_part_of_a_vector_has_its_own_source():
+    wide = KERNEL.replace("%r1, 4", "%r1, 8").replace("ld.global.f32 %f1", "ld.global.v2.f32 {%f1, %f3}")
+    trace, memory, _ = traced_by(wide.replace("st.shared.f32 [%r4], %f5", "st.shared.v2.f32 [%r4], {%f3, %f5}"))
+    start = memory.address("x")
+    expected = {(0, 8 * t): start + 8 * t + 4 for t in range(THREADS)}
+    assert trace.sources == expected | {(0, 8 * t + 4): start + 8 * t for t in range(THREADS)}
 
 
 def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):

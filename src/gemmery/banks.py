@@ -66,6 +66,9 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
     addresses, active = _working(addresses, active)
     if kind in ("ldmatrix", "stmatrix"):
         return _matrices(addresses, width // BANK)
+    if kind in ("atom", "red"):  # one lane after the other, also where they want the same word
+        plain = _together(addresses, active, width, LANES * BANK // max(width, BANK))
+        return _each(plain, _crowd(addresses, active, max(width, BANK)))
     element = max(width, BANK)
     lanes = LANES * BANK // element
     paired = _are_paired(addresses, active) if kind == "ld" and lanes < LANES else np.False_
@@ -76,6 +79,51 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
     wide = _together(addresses[paired], None if active is None else active[paired], width, 2 * lanes)
     rest = _together(addresses[~paired], None if active is None else active[~paired], width, lanes)
     return Served(*(ours + theirs for ours, theirs in zip(wide, rest, strict=True)))
+
+
+def copied(addresses: Integers, sources: Integers, active: Active, fetched: Active, width: int, bypass: bool) -> Served:
+    """Wavefronts of what cp.async writes: they depend on both ends, the `sources` in global memory too.
+
+    `fetched` are the active lanes that read; the others write zeros. `bypass` is .cg, past the L1 cache.
+
+    >>> rows = np.arange(32).reshape(1, 32)
+    >>> copied(16 * rows, 16 * rows, None, None, 16, bypass=True).wavefronts
+    4
+    >>> copied(16 * rows, 16 * rows + 1024 * (rows // 4), None, None, 16, bypass=True).wavefronts  # 64 bytes of a line
+    8
+    """
+    everywhere = np.ones(addresses.shape, np.bool_)
+    active = everywhere if active is None else active
+    fetched = active if fetched is None else fetched & active
+    plain = served(addresses, active, width, "st")
+    if bypass:
+        zeros = served(addresses, active & ~fetched, width, "st")
+        return plain._replace(wavefronts=zeros.wavefronts + _streams(addresses, sources, fetched))
+    return _each(plain, np.maximum(_crowd(addresses, active, width), _crowd(sources, fetched, width)))
+
+
+def _each(plain: Served, wavefronts: Integers) -> Served:
+    """The same accesses with so many wavefronts for each group of lanes."""
+    total = int(wavefronts.sum())
+    return plain._replace(wavefronts=total, conflicts=total - int(np.count_nonzero(wavefronts)))
+
+
+def _streams(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_]) -> int:
+    """What .cg writes at once: of 16 lanes those of one line, one row of all banks and one exclusive or of both."""
+    some = fetched.any(axis=1)
+    addresses, sources, fetched = addresses[some], sources[some], fetched[some]
+    ways = (addresses >> 4 ^ sources >> 4) & 7
+    keys = (np.arange(LANES) // 16 << 60) + (addresses >> 7 << 40) + (sources >> 7 << 3) + ways
+    return _distinct(np.where(fetched, keys, _largest(keys, fetched))) if len(keys) else 0
+
+
+def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
+    """For each 128 bytes' worth of lanes the most that want one place of a row, equal addresses each for itself."""
+    lanes = LANES * BANK // width
+    places = (addresses // width % lanes).reshape(-1, lanes) + lanes * np.arange(addresses.size // lanes)[:, None]
+    wanted = places if active is None else places[active.reshape(-1, lanes)]
+    most: Integers = np.bincount(wanted.ravel(), minlength=places.size).reshape(-1, lanes).max(axis=1)
+    return most
 
 
 def _together(addresses: Integers, active: Active, width: int, lanes: int) -> Served:

@@ -6,10 +6,10 @@ its neighbours (merging.py). The rules of memory are those of banks.py.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from gemmery import banks
 from gemmery.emulator import ops
-from gemmery.emulator.counts import Banked, Counts, Memory, Shared, Traffic, total
+from gemmery.emulator.counts import FIELDS, Banked, Counts, Key, Traffic, of
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.merging import Merge
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction, Kernel
+from gemmery.emulator.ptx import Instruction, Kernel, Line
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -35,7 +35,8 @@ SHARED = {
 }
 PATTERNS = 4096  # of shared memory that are kept: 2 KB each for a block of 256 threads
 
-Place = tuple[int, str, str]  # index of an instruction, space, kind
+# By instruction, by its space and the field that it counts in: sums in the order of Banked's or Traffic's fields.
+Counted = dict[int, dict[tuple[str, str], list[int]]]
 
 
 class Counters(Observer):
@@ -48,8 +49,8 @@ class Counters(Observer):
         # Differences: what begins at an instruction, less what has ended there. A range is two additions.
         self._warps, self._threads = [0] * size, [0] * size
         self._branches, self._divergent = [0] * size, [0] * size
-        self._written: dict[Place, list[int]] = {}  # accesses as the PTX says
-        self._wide: dict[Place, list[int]] = {}  # merged ones, at the instruction that stands for all
+        self._written: Counted = {}  # accesses as the PTX says
+        self._wide: Counted = {}  # merged ones, at the instruction that stands for all
         self._patterns: dict[Any, tuple[int, ...]] = {}
         self._latest_served: dict[tuple[int, int], tuple[NDArray[np.int64], Mask, tuple[int, ...]]] = {}
         self._latest_moved: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
@@ -81,7 +82,7 @@ class Counters(Observer):
         lowest = event.addresses + merge.offset
         self._count(self._wide, machine, replace(event, addresses=lowest, width=merge.width))
 
-    def _count(self, counted: dict[Place, list[int]], machine: Machine, event: Access) -> None:
+    def _count(self, counted: Counted, machine: Machine, event: Access) -> None:
         if event.space == "shared":
             found = self._served(machine, event) if event.kind in SHARED else ()
         elif event.kind == "bulk":
@@ -90,9 +91,12 @@ class Counters(Observer):
             found = _interleaved(machine, event)
         else:
             found = self._moved(machine, event)
-        held = counted.setdefault((event.index, event.space, event.kind), [0] * len(found))
-        for place, value in enumerate(found):
-            held[place] += value
+        ways = SHARED if event.space == "shared" else GLOBAL
+        if event.kind in ways:
+            places = counted.setdefault(event.index, {})
+            held = places.setdefault((event.space, ways[event.kind]), [0] * len(found))
+            for place, value in enumerate(found):
+                held[place] += value
 
     def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost in shared memory; blocks mostly use the same addresses, and those of a step before, moved on."""
@@ -149,47 +153,49 @@ class Counters(Observer):
     def counts(self, merged: bool = True) -> Counts:
         """All counts, and those of each line; `merged` as ptxas merges, else as the PTX says."""
         warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
-        return total(
-            (instruction.line, self._at(index, instruction, warps[index], threads[index], merged))
-            for index, instruction in enumerate(self._kernel.instructions)
-            if warps[index]
-        )
+        everything: defaultdict[Key, int] = defaultdict(int)
+        lines: dict[Line, defaultdict[Key, int]] = {}
+        for index, instruction in enumerate(self._kernel.instructions):
+            if warps[index]:
+                line = lines.setdefault(instruction.line, defaultdict(int))
+                for key, value in self._of(index, instruction, warps[index], threads[index], merged):
+                    line[key] += value
+        for line in lines.values():
+            for key, value in line.items():
+                everything[key] += value
+        return of(everything, lines)
 
     def instruction(self, index: int, merged: bool = True) -> Counts:
         """The counts of one instruction; none, when ptxas merges it into another."""
         warps, threads = sum(self._warps[: index + 1]), sum(self._threads[: index + 1])
-        return self._at(index, self._kernel.instructions[index], warps, threads, merged)
+        sums: defaultdict[Key, int] = defaultdict(int)
+        for key, value in self._of(index, self._kernel.instructions[index], warps, threads, merged):
+            sums[key] += value
+        return of(sums, {})
 
-    def _at(self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool) -> Counts:
+    def _of(
+        self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool
+    ) -> Iterator[tuple[Key, int]]:
         merge = self._merges.get(index) if merged else None
         if merge is not None and merge.first != index:
-            return Counts()
+            return
         op = ops.TABLE.get(instruction.opcode)
-        kind, flops, issues = _kind(instruction.opcode), 0, 1
+        kind, issues = _kind(instruction.opcode), 1
         if op is not None:
             kind, issues = op.kind, op.issues
-            flops = op.flops * (warps if op.scope == "warp" else threads)
-        accessed = self._accessed(index, self._written if merge is None else self._wide, instruction)
-        return Counts(
-            **accessed,
-            flops=flops,
-            instructions=Counter({kind: warps * issues}),
-            thread_instructions=threads * issues,
-            branches=self._branches[index],
-            divergent_branches=self._divergent[index],
-        )
-
-    def _accessed(self, index: int, counted: dict[Place, list[int]], instruction: Instruction) -> dict[str, Any]:
+            yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
+        yield ("instructions", kind), warps * issues
+        yield ("thread_instructions",), threads * issues
+        if self._branches[index]:
+            yield ("branches",), self._branches[index]
+            yield ("divergent_branches",), self._divergent[index]
         if instruction.opcode.startswith("ld.const"):
-            return {}  # constants have a cache and a path of their own
-        shared, memory = Shared(), {"global": Memory(), "local": Memory()}
-        for kind, name in SHARED.items():
-            if (index, "shared", kind) in counted:
-                shared += Shared(**{name: Banked(*counted[index, "shared", kind])})
-        for space, (kind, name) in product(memory, GLOBAL.items()):
-            if (index, space, kind) in counted:
-                memory[space] += Memory(**{name: Traffic(*counted[index, space, kind])})
-        return {"shared": shared, "global_": memory["global"], "local": memory["local"]}
+            return  # constants have a cache and a path of their own
+        counted = self._written if merge is None else self._wide
+        for (space, way), held in counted.get(index, {}).items():
+            names = FIELDS[Banked if space == "shared" else Traffic]
+            for name, value in zip(names, held, strict=True):
+                yield (space, way, name), value
 
 
 def _kind(opcode: str) -> str:

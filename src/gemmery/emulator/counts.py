@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from gemmery.emulator.ptx import Line
 
@@ -133,13 +133,31 @@ class Counts(_Sum):
         return self.flops / self.global_.bytes if self.global_.bytes else float("inf")
 
 
-def total(parts: Iterable[tuple[Line, Counts]]) -> Counts:
-    """The sum of counts at lines, with the sum at each line."""
-    lines: dict[Line, Counts] = {}
-    for line, counts in parts:
-        lines[line] = lines[line] + counts if line in lines else counts
-    everything = sum(lines.values(), Counts())
+Key = tuple[str, ...]  # ("flops",), ("instructions", kind), ("shared", "loads", "wavefronts")
+
+
+def of(sums: Mapping[Key, int], lines: Mapping[Line, Mapping[Key, int]]) -> Counts:
+    """Sums by name as counts, with those of each line."""
+    return replace(_of(sums), lines={line: _of(lines[line]) for line in sorted(lines, key=_place)})
+
+
+def _of(sums: Mapping[Key, int]) -> Counts:
+    def part(kind: type, *place: str) -> Any:
+        return kind(**{one: sums.get((*place, one), 0) for one in FIELDS[kind]})
+
+    ways = FIELDS[Memory]
     return Counts(
-        **{one.name: getattr(everything, one.name) for one in fields(Counts) if one.compare},
-        lines=dict(sorted(lines.items(), key=lambda item: (item[0].file, item[0].number))),
+        shared=Shared(**{way: part(Banked, "shared", way) for way in FIELDS[Shared]}),
+        global_=Memory(**{way: part(Traffic, "global", way) for way in ways}),
+        local=Memory(**{way: part(Traffic, "local", way) for way in ways}),
+        instructions=Counter({key[1]: value for key, value in sums.items() if key[0] == "instructions"}),
+        **{name: sums.get((name,), 0) for name in SINGLE},
     )
+
+
+def _place(line: Line) -> tuple[str, int]:
+    return line.file, line.number
+
+
+FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, Shared, Memory)}
+SINGLE = ("flops", "thread_instructions", "branches", "divergent_branches")

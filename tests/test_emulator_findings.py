@@ -33,6 +33,7 @@ FAULTS = {
     "narrow_neighbours": ("race", 1, ONE, [np.zeros(128, np.uint8), np.arange(128, dtype=np.uint8)]),
     "missing_syncwarp": ("race", 1, ONE, [floats(128), floats(128)]),
     "atomic_and_store": ("race", 1, ONE, [np.zeros(128, np.int32)]),
+    "producer_consumer": ("race", 1, ONE, [floats(128), floats(128), np.int32(1)]),
     "same_value": ("race", 1, ONE, [np.zeros(128, np.int32), floats(128)]),
     "blocks_race": ("race", 3, (129, 1, 1), [floats(384), floats(384)]),
     "lax_wait": ("not landed", 1, ONE, [floats(128), floats(256)]),

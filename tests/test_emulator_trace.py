@@ -98,6 +98,13 @@ def test_each_part_of_a_vector_has_its_own_source():
     assert trace.sources == expected | {(0, 8 * t + 4): start + 8 * t for t in range(THREADS)}
 
 
+def test_a_packed_register_comes_from_its_lower_half():
+    packed = KERNEL.replace(".reg .f32 %f<8>;", ".reg .f32 %f<8>; .reg .b16 %h<4>;")
+    packed = packed.replace("ld.global.f32 %f1, [%rd4];", "ld.global.v2.b16 {%h1, %h2}, [%rd4];")
+    trace, memory, _ = traced_by(packed.replace("mov.f32 %f5, %f1;", "mov.b32 %f5, {%h1, %h2};"))
+    assert trace.sources == {(0, 8 * t): memory.address("x") + 4 * t for t in range(THREADS)}
+
+
 def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
     trace, _, kernel = traced
     (found,) = trace.divergences.values()

@@ -269,7 +269,7 @@ def _origin(
     """The load that a register's value comes from; zeros of elements outside have no load, and do not matter."""
     seen, ahead = set(), [(register, 0)]
     while ahead:
-        name, offset = ahead.pop()
+        name, offset = ahead.pop(0)  # of registers packed into one the lowest stands first
         for index in writers.get(name, ()):
             one = instructions[index]
             targets = _registers(one.operands[0])

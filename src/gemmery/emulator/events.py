@@ -51,6 +51,11 @@ class Observer:
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         """These threads leave a barrier that is complete for their blocks (their warps: barrier -1)."""
 
+    def ordered(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
+    ) -> None:
+        """Threads arrive at mbarriers of their blocks, or are let pass by them (`acquired`): all before is seen."""
+
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         """These threads do not access: "outside" their memory or "misaligned"."""
 

@@ -31,9 +31,8 @@ class Finding:
 
     `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier" or "deadlock".
 
-    >>> print(gm.emulate(source, "kernel", 1, 64, [x]).findings[0])
-    sum.cu:7: race: thread 33 of block 0 reads byte 4 of shared memory (tile, byte 4), which thread 1 writes at
-    sum.cu:5; no barrier between: put __syncthreads() there
+    >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
+    sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
     """
 
     kind: str
@@ -89,15 +88,7 @@ class Findings(Observer):
     def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
         size = machine.kernel.instructions[index].operands[2]
         assert isinstance(size, Immediate)
-        blocks, each = self._alike, machine.block_threads
-        if blocks > 1:
-            taken = np.zeros(blocks * each, bool)
-            spread = np.zeros(blocks * each, np.int64)
-            taken[threads], spread[threads] = True, addresses
-            if taken.sum() == len(threads):
-                threads, addresses = self._taking_part(spread, taken)
-            else:  # one thread copied more than once by this instruction
-                self._spread()
+        threads, addresses = self._followed(threads, addresses)
         self._history.lands(index, addresses, threads, size.bits)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
@@ -118,6 +109,18 @@ class Findings(Observer):
         else:
             self._history.acquire(warps, barrier)  # from those that arrived there and went on
             self._history.meets(warps)
+
+    def ordered(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
+    ) -> None:
+        threads, addresses = self._followed(threads, addresses)
+        for address in np.unique(addresses).tolist():
+            warps: Flags = np.zeros((self._history.blocks, machine.block_threads // 32), np.bool_)
+            warps.reshape(-1)[threads[addresses == address] // 32] = True
+            if acquired:
+                self._history.acquire(warps, ("mbarrier", address))
+            else:
+                self._history.release(warps, ("mbarrier", address))
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         thread = int(np.flatnonzero(mask)[0])
@@ -170,6 +173,17 @@ class Findings(Observer):
         if not addresses.ndim:
             return threads, np.full(threads.shape, addresses, np.int64)
         return threads, addresses if mask is None else addresses[mask]
+
+    def _followed(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
+        """The same where threads are given by number, each once for each instruction, or not in one block's stead."""
+        if self._alike > 1:
+            taken = np.zeros(self._machine.threads, bool)
+            spread = np.zeros(self._machine.threads, np.int64)
+            taken[threads], spread[threads] = True, addresses
+            if np.count_nonzero(taken) == len(threads):
+                return self._taking_part(spread, taken)
+            self._spread()
+        return threads, addresses
 
     def _spread(self) -> None:
         if self._alike > 1:

@@ -1,0 +1,315 @@
+"""What Nsight Compute counts while the rungs of the GPU ladder run.
+
+To profile needs a CUDA device, `ncu` on the PATH, and its module `ncu_report` (extras/python beside it) on PYTHONPATH.
+
+    python benchmarks/nsight.py [RUNG ...]                profile them: benchmarks/nsight/<machine>.jsonl
+    python benchmarks/nsight.py --compare FILE [RUNG ...] emulate them and say where the counts of FILE are others
+
+The first line of a file is the machine, each other one a product: a square one of side 512, or of a vector and a
+matrix for the rungs that take no other, of operands that `gemmery.bench.work.operands` gives alike on every machine. It
+holds what is needed to repeat it (the kernels, how they were launched, the digest of their PTX), the SHA-256 of the
+bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions executed
+by warps, by kind; and for each line of the source and each opcode what its instructions did to memory (Nsight Compute,
+"Source Counters").
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmery.arrays import View
+from gemmery.bench.gpu.operands import alignment
+from gemmery.bench.record import gpu_machine
+from gemmery.bench.work import Work, operands
+from gemmery.cuda import driver, nvrtc, sass
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import arguments
+from gemmery.emulator.lower import lowered
+from gemmery.emulator.memory import Global
+from gemmery.emulator.parse import module
+from gemmery.emulator.run import Run
+from gemmery.emulator.run import emulated as run_emulated
+from gemmery.emulator.simt import Launch
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung, find
+
+SIDES = 512, 16  # the smaller for a rung that refuses the larger
+DTYPES = ("f64", "f32", "f16")
+FOLDER = Path(__file__).parent / "nsight"
+GLOBAL = {
+    f"{what}_{way}": f"l1tex__t_{what}_pipe_lsu_mem_global_op_{way}.sum"
+    for what in ("requests", "sectors")
+    for way in ("ld", "st")
+}
+SOURCE = {  # by instruction
+    "executed": "inst_executed",
+    "wavefronts": "memory_l1_wavefronts_shared",
+    "ideal": "memory_l1_wavefronts_shared_ideal",
+    "sectors": "memory_l2_theoretical_sectors_global",
+}
+ARCH = "sm_90a"
+SHARED = {"loads": ("LDS", "LDSM"), "stores": ("STS", "STSM", "LDGSTS")}  # by what they do to shared memory
+MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
+
+
+def products(rungs: list[Rung], device: str) -> Iterator[tuple[Rung, Work]]:
+    """Each rung with its products: in each element type a square one, or a vector times a matrix and its transpose."""
+    for rung in rungs:
+        for dtype in (dtype for dtype in DTYPES if dtype in rung.dtypes):
+            for precision in ("", "tf32") if dtype == "f32" else ("",):
+                like = partial(Work, dtype=dtype, out=dtype, precision=precision)
+                squares = [like(side, side, side) for side in SIDES]
+                vectors = [like(1, SIDES[0], SIDES[0], b_layout=layout) for layout in ("col", "row")]
+                square, vector = (
+                    [work for work in works if not rung.refuses(replace(work.problem, device=device))]
+                    for works in (squares, vectors)
+                )
+                yield from ((rung, work) for work in square[:1] or vector)
+                if square or vector:
+                    break
+
+
+def launch(rungs: list[Rung], plan: Path) -> None:
+    """Run every product once, and write what was launched, in order, as JSON lines."""
+    with plan.open("w", encoding="utf-8") as file:
+        for rung, work in products(rungs, "cuda:0"):
+            kernel, digest = run(rung, work)
+            launches = [described(one) for one in (*kernel.geometry.before, kernel.geometry)]
+            file.write(json.dumps({"rung": rung.name, "work": asdict(work), "c": digest, "launches": launches}) + "\n")
+
+
+def run(rung: Rung, work: Work) -> tuple[Any, str]:
+    """The rung's kernel after one call, and the SHA-256 of the bytes of C, row by row."""
+    host, stream = operands(work), driver.Stream()
+    memories = [driver.Memory(x.nbytes) for x in host]
+    for memory, x in zip(memories, host, strict=True):
+        memory.write(x if x.base is None else x.base)
+    memories[2].fill(0xFF)  # NaN in every type
+    driver.synchronize()
+    views = [
+        View(memory.pointer, x[None].shape, x[None].strides, work.dtype, "cuda:0", stream.handle, True, memory)
+        for memory, x in zip(memories, host, strict=True)
+    ]
+    a, b, c = (alignment(view) for view in views)
+    kernel = rung.build(replace(work.problem, device="cuda:0", alignments=(a, b, c)), rung.default)
+    kernel(*views)
+    stream.synchronize()
+    memories[2].read(host[2])
+    return kernel, hashlib.sha256(host[2].tobytes()).hexdigest()
+
+
+def described(geometry: Geometry) -> dict[str, Any]:
+    """One launch, and the digest of the PTX that its kernel is in."""
+    made = nvrtc.compiled(geometry.source, geometry.kernel, driver.device().arch)
+    return {
+        "kernel": geometry.kernel,
+        "entry": made.entry,
+        "grid": geometry.grid,
+        "block": geometry.block,
+        "shared": geometry.shared,
+        "ptx": hashlib.sha256(made.ptx.encode()).hexdigest(),
+    }
+
+
+def profile(rungs: list[Rung], ncu: str, folder: Path) -> list[dict[str, Any]]:
+    """Run the rungs under Nsight Compute: what `launch` wrote, with what was counted."""
+    plan, report = folder / "plan.jsonl", folder / "report"
+    metrics = ",".join([*GLOBAL.values(), *SOURCE.values()])
+    names = [rung.name for rung in rungs]
+    options = ["--clock-control", "none", "--section", "SourceCounters", "--metrics", metrics, "-f", "-o", str(report)]
+    subprocess.run([ncu, *options, sys.executable, __file__, "--launch", str(plan), *names], check=True)
+    rows = [json.loads(line) for line in plan.read_text(encoding="utf-8").splitlines()]
+    counted = actions(report.with_suffix(".ncu-rep"))
+    for row in rows:
+        for one in row["launches"]:
+            one.update(counters(one["entry"], next(counted)))
+    left = [action.name() for action in counted]
+    if left:
+        raise SystemExit(f"Nsight Compute saw {len(left)} launches more than were planned: {left[:3]}")
+    return rows
+
+
+def actions(report: Path) -> Iterator[Any]:
+    """The launches in a report, in order."""
+    try:
+        import ncu_report
+    except ImportError:
+        raise SystemExit("ncu_report: put extras/python of Nsight Compute's folder on PYTHONPATH") from None
+    context = ncu_report.load_report(str(report))
+    for one in (context.range_by_idx(index) for index in range(context.num_ranges())):
+        yield from (one.action_by_idx(index) for index in range(one.num_actions()))
+
+
+def counters(entry: str, action: Any) -> dict[str, Any]:
+    """What was counted of one launch, which must be of the kernel whose symbol is `entry`."""
+    if action.name(action.NameBase_MANGLED) != entry:
+        raise SystemExit(f"launch of {action.name(action.NameBase_MANGLED)}, where {entry} was planned")
+    memory: dict[tuple[int, str], Counter[str]] = {}
+    kinds: Counter[str] = Counter()
+    found = {name: by_address(action.metric_by_name(metric)) for name, metric in SOURCE.items()}
+    for address, executed in found["executed"].items():
+        opcode = opcode_of(action.sass_by_pc(address))
+        kinds[sass.kind(opcode)] += executed
+        if opcode.split(".")[0] in MEMORY:
+            line = action.source_info(address)
+            at = (Path(line.file_name()).name, line.line(), opcode) if line else ("", 0, opcode)
+            memory.setdefault(at, Counter()).update({name: values.get(address, 0) for name, values in found.items()})
+    return {
+        **{name: int(action.metric_by_name(metric).as_uint64()) for name, metric in GLOBAL.items()},
+        "instructions": dict(sorted(kinds.items())),
+        "memory": [
+            {"file": file, "line": line, "opcode": opcode, **values}
+            for (file, line, opcode), values in sorted(memory.items())
+        ],
+    }
+
+
+def by_address(metric: Any) -> dict[int, int]:
+    """The values of a metric by the address of the instruction."""
+    places = metric.correlation_ids()
+    return {int(places.as_uint64(index)): int(metric.as_uint64(index)) for index in range(metric.num_instances())}
+
+
+def opcode_of(text: str) -> str:
+    """The opcode of a line of SASS, which may begin with a predicate.
+
+    >>> opcode_of("@!P0 LDG.E.128 R4, [R2.64]")
+    'LDG.E.128'
+    """
+    words = text.split()
+    return words[1] if words[0].startswith("@") else words[0]
+
+
+def machine(file: Path) -> dict[str, Any]:
+    """What a file was measured on: its GPU and the version of ncu."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
+    return found
+
+
+def stored(file: Path) -> list[dict[str, Any]]:
+    """The products in a file of this script."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if "rung" in row]
+
+
+def measured(launch: dict[str, Any]) -> dict[str, int]:
+    """Global memory and shared memory of a launch by the profiler; what cp.async writes is a store."""
+    found = {name: launch[name] for name in GLOBAL}
+    for name, opcodes in SHARED.items():
+        lines = [line for line in launch["memory"] if line["opcode"].split(".")[0] in opcodes]
+        found[f"{name}_wavefronts"] = sum(line["wavefronts"] for line in lines)
+        found[f"{name}_ideal"] = sum(line["ideal"] for line in lines)
+    return found
+
+
+def emulated(row: dict[str, Any]) -> tuple[list[dict[str, int]], str]:
+    """The same of each launch by the emulator, and the SHA-256 of the bytes of C."""
+    work = Work(**row["work"])
+    a, b, c = operands(work)
+    geometry = geometry_of(row)
+    memory = Global({"A": a.nbytes, "B": b.nbytes, "C": c.nbytes, "scratch": geometry.workspace})
+    for name, x in (("A", a), ("B", b)):
+        memory.bytes(name)[:] = (x if x.base is None else x.base).view(np.uint8).ravel()
+    memory.bytes("C")[:] = 0xFF
+    views = [
+        View(memory.address(name), x[None].shape, x[None].strides, work.dtype)
+        for name, x in zip("ABC", (a, b, c), strict=True)
+    ]
+    packed = arguments(work.problem, False, *views, 1.0, 0.0, None, memory.address("scratch"))
+    found = []
+    for one in (*geometry.before, geometry):
+        made = nvrtc.compiled(one.source, one.kernel, ARCH)
+        program = lowered(module(made.ptx).kernels[made.entry])
+        found.append(
+            counted(run_emulated(program, Launch(one.grid, one.block, packed, one.shared), memory, check=False))
+        )
+    return found, hashlib.sha256(memory.bytes("C").tobytes()).hexdigest()
+
+
+def geometry_of(row: dict[str, Any]) -> Geometry:
+    """How the product of a stored row is launched on an H200."""
+    rung, work = find(CUDA, row["rung"]), Work(**row["work"])
+    assert rung.geometry is not None
+    return rung.geometry(replace(work.problem, device="h200", alignments=(16, 16, 16)), rung.default)
+
+
+def counted(run: Run) -> dict[str, int]:
+    """What `measured` gives, of an emulated launch."""
+    held, shared = run.global_, run.shared
+    return {
+        "requests_ld": held.loads.requests,
+        "sectors_ld": held.loads.sectors,
+        "requests_st": held.stores.requests,
+        "sectors_st": held.stores.sectors,
+        "loads_wavefronts": shared.loads.wavefronts,
+        "loads_ideal": shared.loads.wavefronts_ideal,
+        "stores_wavefronts": shared.stores.wavefronts,
+        "stores_ideal": shared.stores.wavefronts_ideal,
+    }
+
+
+def differences(row: dict[str, Any]) -> Iterator[str]:
+    """Where the emulator differs from a stored row, in words."""
+    found, digest = emulated(row)
+    if digest != row["c"]:
+        yield "the bytes of C"
+    for launch, ours in zip(row["launches"], found, strict=True):
+        for name, value in measured(launch).items():
+            if value != ours[name]:
+                yield f"{launch['kernel']}: {name} {ours[name]:,} emulated, {value:,} measured"
+
+
+def main() -> None:
+    """Profile rungs, or with --launch run them once for the profiler."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rungs", nargs="*", help="names in the GPU ladder; all when none is given")
+    parser.add_argument(
+        "--launch", type=Path, metavar="PLAN", help="run them once, and write to PLAN what was launched"
+    )
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="emulate the products of FILE and compare")
+    given = parser.parse_args()
+    rungs = [find(CUDA, name) for name in given.rungs] or list(CUDA)
+    if given.compare:
+        for row in stored(given.compare):
+            if find(CUDA, row["rung"]) in rungs:
+                said = list(differences(row)) or ["equal"]
+                sys.stdout.write("".join(f"{row['rung']}, {Work(**row['work'])}: {line}\n" for line in said))
+        return
+    if given.launch:
+        launch(rungs, given.launch)
+        return
+    ncu = shutil.which("ncu")
+    if not ncu:
+        raise SystemExit("ncu, the command line of Nsight Compute, is not on the PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = profile(rungs, ncu, Path(folder))
+    here = gpu_machine()
+    file = FOLDER / f"{here.name}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    head = {"gpu": asdict(here.gpu), "ncu": version(ncu)}
+    file.write_text("".join(json.dumps(row) + "\n" for row in [head, *rows]), encoding="utf-8")
+    sys.stdout.write(f"{len(rows)} products: {file}\n")
+
+
+def version(ncu: str) -> str:
+    """Nsight Compute's version, "2025.3.1.0"."""
+    said = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.partition("Version ")[2].split()[0]
+
+
+if __name__ == "__main__":
+    main()

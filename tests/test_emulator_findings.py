@@ -34,7 +34,7 @@ FAULTS = {
     "missing_syncwarp": ("race", 1, ONE, [floats(128), floats(128)]),
     "atomic_and_store": ("race", 1, ONE, [np.zeros(128, np.int32)]),
     "producer_consumer": ("race", 1, ONE, [floats(128), floats(128), np.int32(1)]),
-    "same_value": ("race", 1, ONE, [np.zeros(128, np.int32), floats(128)]),
+    "same_value": ("race", 2, ONE, [np.zeros(128, np.int32), floats(128)]),
     "blocks_race": ("race", 3, (129, 1, 1), [floats(384), floats(384)]),
     "lax_wait": ("not landed", 1, ONE, [floats(128), floats(256)]),
     "uninitialised": ("uninitialised", 1, SIDE, [floats(1024), floats(1024)]),
@@ -123,6 +123,15 @@ def test_a_message_says_who_where_and_what_to_do():
     )
     assert "__syncwarp()" in message("missing_syncwarp")
     assert "null pointer" in message("null_pointer")
+
+
+def test_a_missing_barrier_shows_where_all_values_are_the_same():
+    """Equal stores pass, but not a store over what another thread reads."""
+    _, blocks, block, _ = FAULTS["missing_second_barrier"]
+    code = (FOLDER / "missing_second_barrier.cu").read_text()
+    args = [floats(128), np.ones(512, np.float32), np.int32(4)]
+    (one,) = emulate(code, "missing_second_barrier", blocks, block, args).findings
+    assert one.kind == "race"
 
 
 def test_faults_are_counted_over_all_blocks():

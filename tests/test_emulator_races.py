@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +120,19 @@ def access(does, index, threads, address=0, width=4, **options):
     """All of these threads at one address."""
     threads = np.array(threads)
     does(index, np.full(threads.shape, address), threads, width, **options)
+
+
+@pytest.mark.parametrize("writer", [0, 33])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_writer_meets_the_other_of_two_readers(writer, together):
+    """Whichever of the two that read a place writes it, the other has not been waited for."""
+    one, told = history()
+    access(one.writes, 1, [5])
+    one.meets(np.ones((1, 2), bool))
+    for threads in [[0, 33]] if together else [[0], [33]]:
+        access(one.reads, 2, threads)
+    access(one.writes, 3, [writer])
+    assert told == [("race", 3)]
 
 
 def test_release_and_acquire_order_two_warps():

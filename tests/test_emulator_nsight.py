@@ -26,8 +26,7 @@ TENSOR = ("mma_", "wmma_")  # how these units round their sums is not documented
 # What is known to differ, and why.
 DIFFERENT = {
     "simt_linear": {"requests_ld", "sectors_ld"},  # ptxas hands a stored sum on to the next load of it
-    "simt_pipelined": {"stores_wavefronts"},  # cp.async
-    "mma_pipelined": {"stores_wavefronts"},  # cp.async
+    "mma_pipelined": {"stores_wavefronts"},  # in f16 the profiler takes half of B's cp.async for writes of zeros
 }
 MANY_STEPS = ("simt_uncoalesced", "simt_packed", "simt_linear")
 

@@ -68,7 +68,9 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
         return _matrices(addresses, width // BANK)
     if kind in ("atom", "red"):  # one lane after the other, also where they want the same word
         plain = _together(addresses, active, width, LANES * BANK // max(width, BANK))
-        return _each(plain, _crowd(addresses, active, max(width, BANK)))
+        wavefronts = _crowd(addresses, active, max(width, BANK))
+        total = int(wavefronts.sum())
+        return plain._replace(wavefronts=total, conflicts=total - int(np.count_nonzero(wavefronts)))
     element = max(width, BANK)
     lanes = LANES * BANK // element
     paired = _are_paired(addresses, active) if kind == "ld" and lanes < LANES else np.False_
@@ -84,7 +86,8 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
 def copied(addresses: Integers, sources: Integers, active: Active, fetched: Active, width: int, bypass: bool) -> Served:
     """Wavefronts of what cp.async writes: they depend on both ends, the `sources` in global memory too.
 
-    `fetched` are the active lanes that read; the others write zeros. `bypass` is .cg, past the L1 cache.
+    `fetched` are the active lanes that read; the others write zeros. `bypass` is .cg, past the L1 cache. Conflicts are
+    those of a store to the same addresses.
 
     >>> rows = np.arange(32).reshape(1, 32)
     >>> copied(16 * rows, 16 * rows, None, None, 16, bypass=True).wavefronts
@@ -99,13 +102,8 @@ def copied(addresses: Integers, sources: Integers, active: Active, fetched: Acti
     if bypass:
         zeros = served(addresses, active & ~fetched, width, "st")
         return plain._replace(wavefronts=zeros.wavefronts + _streams(addresses, sources, fetched))
-    return _each(plain, np.maximum(_crowd(addresses, active, width), _crowd(sources, fetched, width)))
-
-
-def _each(plain: Served, wavefronts: Integers) -> Served:
-    """The same accesses with so many wavefronts for each group of lanes."""
-    total = int(wavefronts.sum())
-    return plain._replace(wavefronts=total, conflicts=total - int(np.count_nonzero(wavefronts)))
+    wavefronts = np.maximum(_crowd(addresses, active, width), _crowd(sources, fetched, width))
+    return plain._replace(wavefronts=int(wavefronts.sum()))
 
 
 def _streams(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_]) -> int:

@@ -52,6 +52,8 @@ class Counters(Observer):
         self._written: Counted = {}  # accesses as the PTX says
         self._wide: Counted = {}  # merged ones, at the instruction that stands for all
         self._patterns: dict[Any, tuple[int, ...]] = {}
+        self._source: Access | None = None  # what the cp.async reads whose write comes next
+        self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
         self._latest_served: dict[tuple[int, int], tuple[NDArray[np.int64], Mask, tuple[int, ...]]] = {}
         self._latest_moved: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
 
@@ -83,7 +85,9 @@ class Counters(Observer):
         self._count(self._wide, machine, replace(event, addresses=lowest, width=merge.width))
 
     def _count(self, counted: Counted, machine: Machine, event: Access) -> None:
-        if event.space == "shared":
+        if event.kind == "cp.async" and event.space == "shared":
+            found = self._written_by_copy(machine, event)
+        elif event.space == "shared":
             found = self._served(machine, event) if event.kind in SHARED else ()
         elif event.kind == "bulk":
             found = _copied(machine, event)
@@ -91,6 +95,8 @@ class Counters(Observer):
             found = _interleaved(machine, event)
         else:
             found = self._moved(machine, event)
+        if event.kind == "cp.async":
+            self._source = event if event.space == "global" else None
         ways = SHARED if event.space == "shared" else GLOBAL
         if event.kind in ways:
             places = counted.setdefault(event.index, {})
@@ -113,6 +119,28 @@ class Counters(Observer):
                 return served
         served = self._served_anew(machine, event)
         self._latest_served[place] = event.addresses, event.mask, served
+        return served
+
+    def _written_by_copy(self, machine: Machine, event: Access) -> tuple[int, ...]:
+        """The cost of what cp.async writes, which both ends decide; both may move on by whole lines."""
+        to, mask, source = machine.spread(event.addresses), event.mask, self._source
+        away = to - (to[0] & -128)
+        if source is None:
+            fetched: Mask = np.zeros(machine.threads, np.bool_)
+            read = away
+        else:
+            at = machine.spread(source.addresses)
+            read, fetched = at - (at[0] & -128), source.mask
+        key = away, read, mask, fetched
+        before = self._latest_copied.get(event.index)
+        if before and all(map(_same, key, before[0])):
+            return before[1]
+        # Idle threads may hold any address.
+        lowest = min(0, int(away.min())) & -128, min(0, int(read.min())) & -128
+        lanes, sources = _warps(away - lowest[0], mask), _warps(read - lowest[1], fetched)
+        bypass = ".cg." in self._kernel.instructions[event.index].opcode
+        served = banks.copied(lanes[0], sources[0], lanes[1], sources[1], event.width, bypass)
+        self._latest_copied[event.index] = key, served
         return served
 
     def _served_anew(self, machine: Machine, event: Access) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from gemmery.emulator.ptx import Kernel, Parameter
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
+ALIGNED = 16  # bytes of the widest access, which must begin at a multiple of them
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,16 @@ class Bound:
 
 
 def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
-    """Global memory with a copy of each array, with `scratch` bytes of zeros by name and the kernels' variables."""
+    """Global memory with a copy of each array, with `scratch` bytes of zeros by name and the kernels' variables.
+
+    An array is as far from a multiple of 16 bytes as it is on the host: what is misaligned there is so here.
+    """
     variables = {
         one.name: one for kernel in kernels for one in kernel.variables.values() if one.space in ("global", "const")
     }
     sizes = {name: array.nbytes for name, array in arrays.items()}
-    memory = Global({**sizes, **(scratch or {}), **{name: one.size for name, one in variables.items()}})
+    beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
+    memory = Global({**sizes, **(scratch or {}), **{name: one.size for name, one in variables.items()}}, beside)
     for name, array in arrays.items():
         memory.bytes(name)[:] = _bytes(array)
     for name, one in variables.items():

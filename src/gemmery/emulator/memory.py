@@ -8,6 +8,7 @@ memory and of parameters lie in windows far above, as they do on a device (PTX I
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,14 +84,18 @@ class Space:
 
 
 class Global(Space):
-    """All arrays of a launch, and the module's variables."""
+    """All arrays of a launch, and the module's variables.
 
-    def __init__(self, sizes: dict[str, int]) -> None:
+    Each begins at a multiple of 512 bytes, or `beside` bytes after one.
+    """
+
+    def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None) -> None:
         self.allocations: list[Allocation] = []
         place = PAGE
         for name, size in sizes.items():
-            self.allocations.append(Allocation(name, place, size))
-            place += -(-max(size, 1) // APART) * APART + APART
+            step = (beside or {}).get(name, 0)
+            self.allocations.append(Allocation(name, place + step, size))
+            place += -(-max(step + size, 1) // APART) * APART + APART
         super().__init__(np.zeros(place + PAGE, np.uint8))
         self.safe = np.int64(0)  # an address that may be read: zeros
         self._starts = [one.start for one in self.allocations]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery import dtypes
-from gemmery.arrays import View
+from gemmery import arrange, dtypes
+from gemmery.arrays import View, alignment
 from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import find
@@ -90,6 +90,31 @@ class Operands:
     b: Array
     c: Array
     bias: Array | None = None
+
+
+def problem_of(
+    operands: Operands,
+    dtype: str,
+    out: str,
+    device: str,
+    *,
+    epilogue: str = "",
+    scaled: bool = False,
+    precision: str = "",
+) -> Problem:
+    """The product of these operands as a rung sees it: shapes, layouts, and how they are aligned."""
+    (batch, m, n), k = operands.c.shape, operands.a.shape[2]
+    (a, a_bytes), (b, b_bytes), (c, c_bytes) = (_lies(array) for array in (operands.a, operands.b, operands.c))
+    aligned = a_bytes, b_bytes, c_bytes
+    return Problem(m, n, k, dtype, out, batch, a, b, c, epilogue, scaled, device, precision, aligned)
+
+
+def _lies(array: Array) -> tuple[str, int]:
+    """The layout of a batch of matrices, and how its address and strides are aligned."""
+    (_, rows, columns), (step, row, column), size = array.shape, array.strides, array.itemsize
+    walked = zip((step, row, column), array.shape, strict=True)
+    steps = tuple(step for step, length in walked if length > 1 and step != size)
+    return arrange.layout(rows, columns, row, column, size), alignment(array.ctypes.data, steps)
 
 
 def run_rung(

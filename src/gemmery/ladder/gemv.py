@@ -27,6 +27,7 @@ GEMV: tuple[Rung, ...] = (
         geometry=gemv.thread,
         space={"threads": (32, 64, 128, 256)},
         default={"threads": 128},
+        expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "load_bytes_a_sector": 4},
         lesson=(
             "A thread walks along its own row of W, so the 32 lanes of a warp read 32 rows at once: every load touches "
             "32 sectors, and each sector is fetched for 2 or 4 bytes at a time. With few results most of the device "
@@ -44,7 +45,7 @@ GEMV: tuple[Rung, ...] = (
         geometry=gemv.thread_smem,
         space={"threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"threads": 128, "tile": 2048},
-        expect={"bank_conflicts": 0},
+        expect={"divergent_branches": 0, "bank_conflicts": 0},
         lesson=(
             "All threads need the same x, and x is small: shared memory serves one word to a whole warp at once. But W "
             "is read once and is all the traffic, so staging x saves what the L1 cache served already, and costs two "
@@ -62,7 +63,7 @@ GEMV: tuple[Rung, ...] = (
         geometry=gemv.warp,
         space={"r": (1, 2, 4, 8, 16), "smem": (0, 1), "threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"r": 1, "smem": 0, "threads": 128, "tile": 2048},
-        expect={"bank_conflicts": 0},
+        expect={"bank_conflicts": 0, "load_sectors_a_request": 4, "load_bytes_a_sector": 32},
         lesson=(
             "Lanes side by side on one row of W read neighbours: a load of a warp touches r pieces of rows instead of "
             "32. There are 32 / r times as many threads, so a short y fills the device sooner. The price is "
@@ -87,7 +88,7 @@ GEMV: tuple[Rung, ...] = (
             "overlap": (0, 1),
         },
         default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1},
-        expect={"bank_conflicts": 0},
+        expect={"bank_conflicts": 0, "load_bytes_a_sector": 32},
         lesson=(
             "y = W x does two operations for every element it reads, so all that counts is how soon W is under way and "
             "that enough of it is in flight: wide loads, several of them before the first is used, and no thread "

@@ -10,6 +10,14 @@ from gemmery.problem import Problem
 
 _SUMMED_IN_F32 = ("f16", "bf16", "f32")
 
+_WIDE = {
+    "bank_conflicts": 0,
+    "divergent_branches": 0,
+    "local_requests": 0,
+    "load_sectors_a_request": 16,
+    "load_bytes_a_sector": 32,
+}
+
 
 def _takes(problem: Problem) -> str:
     if problem.dtype == "f32" and problem.precision != "tf32":
@@ -33,7 +41,7 @@ MMA = (
         geometry=mma.ldmatrix,
         space=_TILES,
         default={"bm": 128, "bn": 128, "bk": 64, "wm": 64, "wn": 64},
-        expect={"bank_conflicts": 0},
+        expect={**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32},
         lesson=(
             "ldmatrix gives a warp four 8 x 8 matrices, each from eight rows of 16 bytes at addresses of its "
             "choice. Rows that lie 128 bytes apart would meet the same banks eight times; storing chunk c of row "
@@ -57,7 +65,7 @@ MMA = (
             "splits": (0, 1, 2, 4),
         },
         default=dict.fromkeys(mma.KEYS, 0),  # by the problem's size
-        expect={"bank_conflicts": 0},
+        expect=_WIDE,
         lesson=(
             "Three copies are on their way while a fourth tile is multiplied, and the fragments of the next 32 "
             "bytes of k are read while those of this one are used, so that the tensor cores hardly wait. What is "

@@ -39,7 +39,13 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Rung:
-    """One kernel of the ladder."""
+    """One kernel of the ladder.
+
+    What `expect` claims is of an aligned product: square, row by row in memory, sides that are multiples of 128 (32
+    for the one block), or for a rung of vectors y = W x with the rows of such a W contiguous; f32, or the first of its
+    `dtypes` where it does not take f32; its default config, on any device that runs it. The emulator shows whether it
+    holds. A rung of the CPU claims nothing.
+    """
 
     name: str  # <unit>_<idea>
     idea: str  # what it changed against its parent, in one line
@@ -50,7 +56,7 @@ class Rung:
     bound: Callable[[int], float] = float  # f(k) of the error bound f(k) u |A||B|
     space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     default: Config = field(default_factory=dict)
-    expect: Mapping[str, int] = field(default_factory=dict)
+    expect: Mapping[str, float] = field(default_factory=dict)  # fields of emulated.RungCounts
     normwise: bool = False  # the bound holds for the norm, not for each element
     lesson: str = ""  # what a reader learns from it, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"

@@ -18,6 +18,15 @@ _SPACE = {
 }
 _RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen
 
+_WIDE = {
+    "divergent_branches": 0,
+    "local_requests": 0,
+    "load_sectors_a_request": 16,
+    "load_bytes_a_sector": 32,
+    "store_sectors_a_request": 16,
+    "store_bytes_a_sector": 32,
+}
+
 
 def _doubles(problem: Problem) -> str:
     """Every problem of this element type is served."""
@@ -50,6 +59,7 @@ TENSOR: tuple[Rung, ...] = (
         geometry=tensor.wmma_f64,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
+        expect=_WIDE,
         lesson=(
             "One instruction of a warp does the work of eight multiply-adds a thread, on fragments that each lane "
             "holds a part of. It changes what limits: shared memory and the wait for tiles have to keep up, so a "
@@ -69,6 +79,7 @@ TENSOR: tuple[Rung, ...] = (
         geometry=tensor.wmma_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk: 64 bytes
+        expect=_WIDE,
         lesson=(
             "The same program with another element type, and four to eight times the speed: tensor cores the easy "
             "way. It is a third of what the vendor reaches: the wait for tiles is no longer hidden by arithmetic, "
@@ -86,7 +97,7 @@ TENSOR: tuple[Rung, ...] = (
         geometry=tensor.mma_f64,
         space=_RING,
         default=dict.fromkeys(_RING, 0),  # by how many tiles there are
-        expect={"bank_conflicts": 0},
+        expect={**_WIDE, "bank_conflicts": 0},
         lesson=(
             "mma.sync says which lane holds what, so the tile can be laid out for it: no bank conflict, and no "
             "registers on the way in. A ring of tiles hides the memory's latency, reading fragments one step "

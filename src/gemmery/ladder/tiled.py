@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gemmery.cuda import tiled
 from gemmery.cuda.geometry import Geometry
@@ -24,6 +24,10 @@ _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
 _PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
 _PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # by the size of the product
 
+_IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
+_WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
+_WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
+
 
 def _takes(problem: Problem) -> str:
     """Every problem of these element types is served."""
@@ -38,7 +42,7 @@ def _rung(
     geometry: Callable[[Problem, Config], Geometry],
     space: dict[str, tuple[int, ...]],
     default: Config,
-    expect: dict[str, int] | None = None,
+    expect: Mapping[str, float],
 ) -> Rung:
     return Rung(
         name=name,
@@ -50,7 +54,7 @@ def _rung(
         geometry=geometry,
         space=space,
         default=default,
-        expect=expect or {},
+        expect=expect,
         lesson=lesson,
         source=f"cuda/kernels/{name}.cu",
     )
@@ -66,6 +70,7 @@ TILED: tuple[Rung, ...] = (
         tiled.threadtile,
         _TILE,
         _DEFAULT,
+        {**_IN_REGISTERS, "load_sectors_a_request": 4},
     ),
     _rung(
         "simt_vectorized",
@@ -76,6 +81,7 @@ TILED: tuple[Rung, ...] = (
         tiled.vectorized,
         _TILE,
         _DEFAULT,
+        _WIDE,
     ),
     _rung(
         "simt_padded",
@@ -86,7 +92,7 @@ TILED: tuple[Rung, ...] = (
         tiled.padded,
         _TILE,
         _DEFAULT,
-        {"bank_conflicts": 0},
+        _WITHOUT_CONFLICTS,
     ),
     _rung(
         "simt_swizzled",
@@ -96,7 +102,7 @@ TILED: tuple[Rung, ...] = (
         tiled.swizzled,
         _TILE,
         _DEFAULT,
-        {"bank_conflicts": 0},
+        _WITHOUT_CONFLICTS,
     ),
     _rung(
         "simt_warptile",
@@ -107,7 +113,7 @@ TILED: tuple[Rung, ...] = (
         tiled.warptile,
         _WARPS,
         _WARP_DEFAULT,
-        {"bank_conflicts": 0},
+        _WITHOUT_CONFLICTS,
     ),
     _rung(
         "simt_pipelined",
@@ -118,6 +124,6 @@ TILED: tuple[Rung, ...] = (
         tiled.pipelined,
         _PIPELINE,
         _PIPELINE_DEFAULT,
-        {"bank_conflicts": 0},
+        {**_IN_REGISTERS, "bank_conflicts": 0},
     ),
 )

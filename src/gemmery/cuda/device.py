@@ -88,7 +88,8 @@ RATES = {
 }
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
-# Data sheets and architecture white papers of the vendor.
+# Data sheets and architecture white papers of the vendor: Turing (t4, 2080ti), A100 and A30, GA102 (a10, a40 and the
+# rtx30 cards), Ada (the rtx40 cards, l4, and l40s by its data sheet, its L2 as of the L40), H100 and H200, Blackwell.
 KNOWN = {
     row.name: row
     for row in (
@@ -101,6 +102,14 @@ KNOWN = {
         Device("b200", 100, 148, LIMITS[100], 126 << 20, 1.965, 8000.0),
         Device("t4", 75, 40, LIMITS[75], 4 << 20, 1.59, 320.0),
         Device("2080ti", 75, 68, LIMITS[75], 5632 << 10, 1.545, 616.0, tensor_share=0.5),
+        Device("a30", 80, 56, LIMITS[80], 24 << 20, 1.44, 933.0),
+        Device("a10", 86, 72, LIMITS[86], 6 << 20, 1.695, 600.0),
+        Device("a40", 86, 84, LIMITS[86], 6 << 20, 1.74, 696.0),
+        Device("rtx3080", 86, 68, LIMITS[86], 5 << 20, 1.71, 760.0, tensor_share=0.5),
+        Device("l4", 89, 58, LIMITS[89], 48 << 20, 2.04, 300.0),
+        Device("l40s", 89, 142, LIMITS[89], 96 << 20, 2.52, 864.0),
+        Device("rtx4080", 89, 76, LIMITS[89], 64 << 20, 2.505, 716.8, tensor_share=0.5),
+        Device("rtx5080", 120, 84, LIMITS[120], 64 << 20, 2.617, 960.0, tensor_share=0.5),
     )
 }
 

@@ -11,13 +11,21 @@ from typer import Argument, Context, Option
 
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import DType, Html, Json, Keep, NoHtml, Rungs, Seconds, Threads, names, numbers
-from gemmery.cli.showing import console, judged, measured
+from gemmery.cli.showing import console, counted, judged, measured
+from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError
 
 Sizes = Annotated[
     str, Option(metavar="N,M", help="Sides of the square matrices.", show_default="512,1024,2048; twice that on a GPU")
 ]
-Device = Annotated[str, Option(metavar="NAME", help="cpu, cuda, or cuda:N for the Nth GPU.")]
+Device = Annotated[str, Option(metavar="NAME", help="cpu, cuda, cuda:N for the Nth GPU, or emulator.")]
+LadderDType = Annotated[
+    str, Option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...; tf32 on a GPU.", show_default="f32")
+]
+As = Annotated[
+    str,
+    Option("--as", metavar="CARD", help=f"What the emulator runs as: {', '.join(KNOWN)}.", show_default="h200"),
+]
 
 Suites = Annotated[list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")]
 Rivals = Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="every one")]
@@ -56,6 +64,7 @@ SweptOn = Annotated[
       gemmery ladder --sizes 256,1024 --rungs simd_row,packed
       gemmery ladder --dtype f64 --html f64.html
       gemmery ladder --device cuda --dtype f16
+      gemmery ladder --device emulator --as rtx3090
       gemmery ladder --json > ladder.json
       gemmery ladder diff simd_row simd_blocked""",
 )
@@ -63,31 +72,66 @@ def ladder(
     context: Context,
     rungs: Rungs = "",
     sizes: Sizes = "",
-    dtype: DType = "f32",
+    dtype: LadderDType = "",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
     device: Device = "cpu",
+    card: As = "",
     store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action | None:
-    """Run every rung, check it, time it beside NumPy or cuBLAS, and show what each idea bought."""
+    """Run every rung, check it, time it beside NumPy or cuBLAS, and show what each idea bought.
+
+    On the emulator, which needs no GPU and stands in where there is none, rungs are counted instead of timed.
+    """
     from gemmery import lab
 
     if context.invoked_subcommand is not None:
         _nothing_before(context)
         return None
     chosen = numbers("--sizes", sizes)
-    measure = partial(lab.ladder, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
+    reason = _emulated_for(context, device, card, dtype)
+    if reason is not None:
+        count = partial(lab.emulated_ladder, names(rungs), chosen, dtype, card)
+        return partial(counted, count, reason, json, html, no_html)
+    measure = partial(lab.ladder, names(rungs), chosen, dtype or "f32", threads, seconds, device=device, store=store)
     return partial(measured, "ladder", measure, json, html, no_html, lab.registry(device))
+
+
+def _emulated_for(context: Context, device: str, card: str, dtype: str) -> str | None:
+    """Why the emulator climbs: "" when it was asked to, or what CUDA lacks; None when it does not.
+
+    Raises ArgumentError for options that have no meaning there.
+    """
+    from gemmery import lab
+    from gemmery.cuda import driver
+
+    emulator = device == "emulator"
+    if card and not emulator:
+        raise ArgumentError(f"--as {card}: it is for the emulator; say --device emulator too")
+    if emulator:
+        for option in ("threads", "seconds", "store"):
+            if _said(context, option):
+                raise ArgumentError(f"--{option}: the emulator counts and times nothing; leave it out")
+        lab.emulated_card(card)
+        return ""
+    if lab.on_gpu(device):
+        lab.check_of_gpu(dtype or "f32", context.params["threads"], device)
+        return None if _said(context, "store") else driver.missing() or None
+    return None
+
+
+def _said(context: Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _nothing_before(context: Context) -> None:
     for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = f"--{name.replace('_', '-')}"
+        if _said(context, name):
+            option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
             raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs nothing; leave it out")
 
 

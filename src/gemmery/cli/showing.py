@@ -13,7 +13,8 @@ from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
-    from gemmery.lab import OnEvent
+    from gemmery.lab import OnEvent, OnRung
+    from gemmery.ladder.emulated import EmulatedLadder
     from gemmery.ladder.rung import Rung
 
 
@@ -46,15 +47,45 @@ def measured(
     return judged(run)
 
 
+def counted(
+    count: Callable[[OnRung], EmulatedLadder], instead_of: str, json: bool, html: Path | None, no_html: bool
+) -> int:
+    """Climb the ladder on the emulator with progress on stderr, then show it as asked; 1 when something is wrong.
+
+    `instead_of` says why it is not a GPU's ladder, which is announced; "" when the emulator was asked for.
+    """
+    from gemmery import report
+    from gemmery.report.emulated import emulated_page
+
+    if instead_of:
+        said = f"no CUDA device ({instead_of}): on the emulator instead, as an h200; --device emulator says so too"
+        sys.stderr.write(f"gemmery: {said}\n")
+    with report.Counting(Console(stderr=True)) as shown:
+        ladder = count(shown.update)
+    if json:
+        sys.stdout.write(f"{report.as_json(ladder)}\n")
+    else:
+        report.show_emulated(ladder, console())
+    if html is not None or not (no_html or json):
+        path = write_page(html or _dated("emulated", ladder.started), emulated_page(ladder))
+        (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    wrong = report.complaints(ladder)
+    sys.stderr.writelines(f"gemmery: {one}\n" for one in wrong)
+    return 1 if wrong else 0
+
+
 def _page_writer(name: str, path: Path | None) -> Callable[[Run, Sequence[Rung]], Path]:
     """What writes the page; asked for before anything is measured, so that what is missing is said then."""
     from gemmery.report.page import page
 
     def write(run: Run, rungs: Sequence[Rung]) -> Path:
-        chosen = path or Path("out") / f"{name}-{run.started[:19].replace(':', '')}.html"
-        return write_page(chosen, page(run, rungs))
+        return write_page(path or _dated(name, run.started), page(run, rungs))
 
     return write
+
+
+def _dated(name: str, started: str) -> Path:
+    return Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
 
 
 def write_page(path: Path, text: str) -> Path:

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gemmery.cuda import nvrtc, sass
+from gemmery.cuda import roofline as roofs
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.occupancy import Occupancy, occupancy
 from gemmery.cuda.roofline import Roofline, loaded, roofline
 from gemmery.errors import DeviceError
 from gemmery.problem import Problem
-
-_UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
-_TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def inspected(
     kernels = tuple(_kernel(one, device) for one in (*geometry.before, geometry))
     last = kernels[-1]
     tensor = sass.on_tensor_cores(last.counts or last.ptx_counts)
-    unit = (_TENSOR_UNITS if tensor else _UNITS)[problem.dtype]
+    unit = roofs.unit(problem.dtype, tensor)
     peak = device.peak(unit)
     return Inspection(
         rung=rung,

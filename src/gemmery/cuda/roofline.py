@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from gemmery import dtypes
 from gemmery.problem import Problem
 
+_UNITS = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}  # CUDA cores sum half precision in f32
+_TENSOR_UNITS = {"f32": "tensor_tf32", "f64": "tensor_f64", "f16": "tensor", "bf16": "tensor"}
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -34,6 +37,15 @@ def roofline(flops: float, moved: float, peak: float, bandwidth: float) -> Roofl
     by_memory = bandwidth * intensity
     by = "memory" if by_memory < peak else "compute"
     return Roofline(flops, moved, peak, bandwidth, intensity, min(peak, by_memory), by)
+
+
+def unit(dtype: str, tensor: bool) -> str:
+    """What multiplies elements of a type, on tensor cores or on CUDA cores: a field of device.Rates.
+
+    >>> unit("f16", tensor=True), unit("f16", tensor=False)
+    ('tensor', 'f32')
+    """
+    return (_TENSOR_UNITS if tensor else _UNITS)[dtype]
 
 
 def loaded(problem: Problem, bm: int, bn: int) -> float:

@@ -73,6 +73,14 @@ def registry(device: str) -> tuple[Rung, ...]:
     return CPU if ordinal(device) is None else CUDA
 
 
+def on_gpu(device: str) -> bool:
+    """True for "cuda" and "cuda:N", False for "cpu". Raises ArgumentError for any other name."""
+    try:
+        return ordinal(device) is not None
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; or emulator, which needs none") from None
+
+
 def element(dtype: str) -> Work:
     """A product of one element of a type, which on a GPU may be "tf32": f32 of which 10 bits of fraction are kept."""
     name = "f32" if dtype == "tf32" else dtype

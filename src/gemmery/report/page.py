@@ -61,10 +61,10 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         _head(run),
         _tiles(run, rungs),
         *(figure(plot) for plot in first),
-        _section("The measurements", *(_table(sheet) for sheet in sheets(run, rungs))),
+        section("The measurements", *(table(sheet) for sheet in sheets(run, rungs))),
         *(figure(plot) for plot in plots if plot not in first),
         _rungs(run, rungs),
-        _section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in protocol.strip().split("\n\n"))),
+        section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in protocol.strip().split("\n\n"))),
         _machine(run.machine),
         f"<footer>gemmery {html.escape(run.machine.gemmery)}, {words.when(run)}</footer>",
     ]
@@ -119,11 +119,12 @@ def figure(plot: Plot) -> str:
     return f"<figure><h2>{html.escape(plot.title)}</h2>{plot.svg}{caption}</figure>"
 
 
-def _section(title: str, *parts: str) -> str:
+def section(title: str, *parts: str) -> str:
+    """A part of the page under its title."""
     return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
 
 
-def _table(sheet: Sheet) -> str:
+def table(sheet: Sheet) -> str:
     """A table; what is said aside stands below what it is about."""
     after = 2 if sheet.aside else 1
     head = "".join(f"<th>{html.escape(name)}</th>" for name in (sheet.head[0], *sheet.head[after:]))
@@ -152,7 +153,7 @@ def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
     shown = [rung for rung in rungs if rung.name in ran]
     if not shown:
         return ""
-    return _section("Rung by rung", f"<dl class=rungs>{''.join(_rung(rung, ladder) for rung in shown)}</dl>")
+    return section("Rung by rung", f"<dl class=rungs>{''.join(_rung(rung, ladder) for rung in shown)}</dl>")
 
 
 def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
@@ -189,7 +190,7 @@ def _machine(machine: Machine) -> str:
         ("llvmlite", machine.llvmlite),
     ]
     shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts if value)
-    return _section("The machine", f"<dl class=facts>{shown}</dl>")
+    return section("The machine", f"<dl class=facts>{shown}</dl>")
 
 
 def _gpu(gpu: Gpu) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
-from typing import Literal
+from typing import Generic, Literal, Self, TypeVar
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -23,25 +23,21 @@ from gemmery.report import words
 from gemmery.report.sheet import IDEA, Cell, Sheet, sheets
 from gemmery.report.text import machine as described
 
+Record = TypeVar("Record")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # columns from which the ideas stand in the table; below that they follow it
 NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
-class Progressing:
-    """What is shown while a command runs; `update` it with every event.
+class Growing(Generic[Record]):
+    """Rows that grow above a progress bar on a terminal; elsewhere each finished step is a line.
 
-    On a terminal, the rows of the problem at hand grow above a progress bar; elsewhere each finished step is a
-    line. Nothing is drawn between events: a thread that redraws would disturb what is being timed.
-
-    >>> with Progressing(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
-    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    Nothing is drawn between events: a thread that redraws would disturb what is being timed.
     """
 
-    def __init__(self, rungs: Sequence[Rung], console: Console) -> None:
-        self._rungs = rungs
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._rows: list[Measurement] = []
+        self._rows: list[Record] = []
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -54,7 +50,19 @@ class Progressing:
         self._task = self._bar.add_task("starting", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def __enter__(self) -> Progressing:
+    def line(self, record: Record) -> str:
+        """A finished step in one line."""
+        raise NotImplementedError
+
+    def sheets(self, rows: Sequence[Record]) -> Sequence[Sheet]:
+        """The tables that the rows so far make."""
+        raise NotImplementedError
+
+    def place(self, record: Record) -> object:
+        """What the rows of one table share: those of another make room for a new one's."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -64,43 +72,62 @@ class Progressing:
     ) -> None:
         self._live.stop()
 
-    def update(self, what: str, done: int, total: int, measurement: Measurement | None = None) -> None:
-        """A step begins (`measurement` None), or has ended."""
-        if measurement is not None:
-            self._keep(measurement)
+    def update(self, what: str, done: int, total: int, record: Record | None = None) -> None:
+        """A step begins (`record` None), or has ended."""
+        if record is not None:
+            self._keep(record)
         if not self._console.is_terminal:
-            if measurement is not None:
-                self._console.print(
-                    f"{done}/{total} {_line(measurement)}", markup=False, highlight=False, soft_wrap=True
-                )
+            if record is not None:
+                line = f"{done}/{total} {self.line(record)}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         self._bar.update(self._task, description=escape(what), completed=done, total=total)
         self._live.update(Group(*self._so_far(), self._bar), refresh=True)
 
-    def _keep(self, measurement: Measurement) -> None:
-        """Rows of another problem make room for this one's."""
-        last = self._rows[-1] if self._rows else measurement
-        if _place(last) != _place(measurement):
+    def _keep(self, record: Record) -> None:
+        last = self._rows[-1] if self._rows else record
+        if self.place(last) != self.place(record):
             self._rows.clear()
-        self._rows.append(measurement)
+        self._rows.append(record)
 
     def _so_far(self) -> list[RenderableType]:
-        shown = sheets(Run(NOWHERE, "", tuple(self._rows)), self._rungs) if self._rows else ()
         room = max(self._console.height - 8, 1)
+        shown = self.sheets(self._rows) if self._rows else ()
         cut = [replace(sheet, rows=sheet.rows[-room:], notes=()) for sheet in shown]
-        return [part for sheet in cut for part in _sheet(sheet, self._console.width)]
+        return [part for sheet in cut for part in laid_out(sheet, self._console.width)]
+
+
+class Progressing(Growing[Measurement]):
+    """What is shown while a command measures; `update` it with every event.
+
+    >>> with Progressing(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
+    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+    """
+
+    def __init__(self, rungs: Sequence[Rung], console: Console) -> None:
+        super().__init__(console)
+        self._rungs = rungs
+
+    def line(self, record: Measurement) -> str:
+        return _line(record)
+
+    def sheets(self, rows: Sequence[Measurement]) -> Sequence[Sheet]:
+        return sheets(Run(NOWHERE, "", tuple(rows)), self._rungs)
+
+    def place(self, record: Measurement) -> object:
+        return _place(record)
 
 
 def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
     """Print the tables of a run: with the ideas in them on a wide terminal, below them on a narrow one."""
     shown = sheets(run, rungs)
     for sheet in shown:
-        console.print(Group(*_sheet(sheet, console.width)))
+        console.print(Group(*laid_out(sheet, console.width)))
     ran = {m.kernel for m in run.measurements}
     named = [rung for rung in rungs if rung.name in ran]
     if console.width < WIDE and named and any(IDEA in sheet.head for sheet in shown):
         console.print(Text("What each rung changed", style="bold"))
-        console.print(_ideas(named))
+        console.print(ideas(named))
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
         console.print(Text("~ is a tie: the difference is smaller than its spread.", style="dim"))
@@ -120,7 +147,8 @@ def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> No
     console.print(table)
 
 
-def _ideas(rungs: Sequence[Rung]) -> Table:
+def ideas(rungs: Sequence[Rung]) -> Table:
+    """What each rung changed, in a line each."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -129,7 +157,7 @@ def _ideas(rungs: Sequence[Rung]) -> Table:
     return table
 
 
-def _sheet(sheet: Sheet, width: int) -> list[RenderableType]:
+def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
     """A sheet as a rich table, its notes below it."""
     kept = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
     table = Table(

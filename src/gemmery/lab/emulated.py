@@ -1,0 +1,165 @@
+"""The GPU's ladder where there is no GPU: every rung at a small size on the emulator, checked and counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from gemmery.bench import record
+from gemmery.bench.work import Work, operands
+from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.roofline import unit
+from gemmery.emulator.run import Run
+from gemmery.errors import ArgumentError, RefusedError
+from gemmery.lab import results
+from gemmery.lab.emulation import Operands, problem_of, run_rung
+from gemmery.lab.gpu.check import TF32
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
+from gemmery.ladder.rung import Rung, find
+from gemmery.problem import Problem
+
+EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
+MOST = 1024  # a side: the longest rung takes half a minute there
+SMALL = 32  # a side that the rung of one block takes
+ALIGNED = 128  # sides that `Rung.expect` speaks of are multiples of this: no tile has an edge within
+LAPTOP = "h200"  # the device that is emulated unless said
+
+OnRung = Callable[[str, int, int, EmulatedRung | None], None]  # what, done, total, and its record when it has ended
+
+
+def emulated_ladder(
+    rungs: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    dtype: str = "",
+    device: str = "",
+    on_rung: OnRung = lambda *_: None,
+) -> EmulatedLadder:
+    """Climb the GPU's ladder without a GPU: each rung on square matrices, checked, and counted as a profiler would.
+
+    `rungs` are names, () for every one. `sizes` () takes EMULATED_SIZES. `dtype` "" takes f32, and of a rung that is
+    not written for it the first type that it is written for; a type that is said leaves out rungs without it, unless
+    they are named. `device` is a card of cuda/device.py whose code and limits count, "h200" unless said. A rung that
+    takes no squares gets a row and a matrix whose columns are contiguous.
+
+    >>> run = emulated_ladder(["simt_uncoalesced"], device="a100")  # doctest: +SKIP
+    >>> run.rungs[0].counts.load_sectors_a_request
+    16.5
+
+    Raises ArgumentError for an unknown rung, dtype or device, or a size that is not in 1 ... 1024; EmulationError for
+    an instruction that is not modelled.
+    """
+    card = emulated_card(device)
+    for n in sizes:
+        if not 1 <= n <= MOST:
+            raise ArgumentError(f"size {n}: the emulator takes sides of 1 to {MOST}; a GPU takes the larger ones")
+    known = dict.fromkeys([*(name for rung in CUDA for name in rung.dtypes), "tf32"])
+    if dtype and dtype not in known:
+        raise ArgumentError(f"dtype {dtype!r}: no rung of the GPU is written for it; known: {', '.join(known)}")
+    element = "f32" if dtype == "tf32" else dtype
+    chosen = [find(CUDA, name) for name in rungs] or [one for one in CUDA if not element or element in one.dtypes]
+    todo = [(rung, n) for n in sorted(sizes or EMULATED_SIZES) for rung in chosen]
+    started, found = record.now(), []
+    for done, (rung, n) in enumerate(todo):
+        work = suited(rung, n, dtype, card)
+        on_rung(f"{rung.name}, {work}", done, len(todo), None)
+        found.append(replace(emulated_rung(rung, work, card), size=n))
+        on_rung(f"{rung.name}, {work}", done + 1, len(todo), found[-1])
+    return EmulatedLadder(card, started, tuple(found))
+
+
+def emulated_card(name: str) -> Device:
+    """A device of the table; "" is the one that is emulated unless said. Raises ArgumentError for an unknown one."""
+    if (name or LAPTOP) not in KNOWN:
+        raise ArgumentError(f"--as {name}: not a card that is known; known: {', '.join(KNOWN)}")
+    return KNOWN[name or LAPTOP]
+
+
+def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
+    """The product that shows a rung at size n: two squares, small ones for the rung of one block, else x W'."""
+    precision = "tf32" if dtype == "tf32" else ""
+    element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
+    square = Work(n, n, n, element, element, precision=precision)
+    small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
+    for work in (square, small, replace(vector, m=1, b_layout="col")):
+        if not rung.refuses(replace(work.problem, device=card.name)):
+            return work
+    return square
+
+
+def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
+    """One rung on random operands: its result checked over NaN, its launches counted and looked at for faults."""
+    full = {**rung.default, **(config or {})}
+    plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.stated(full))
+    given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    given.c.fill(np.nan)
+    problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
+    start = time.perf_counter()
+    try:
+        if work.dtype not in rung.dtypes:
+            raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
+        runs = run_rung(rung, problem, full, given)
+    except RefusedError as refused:
+        return replace(plain, refused=str(refused))
+    seconds = time.perf_counter() - start
+    together = reduce(add, runs)
+    counts, on = _counts(together), unit(work.dtype, tensor="mma" in together.instructions)
+    return replace(
+        plain,
+        error=results.error(given.c, given.a, given.b, _bound(rung, problem), rung.normwise),
+        counts=counts,
+        kinds=dict(together.instructions.most_common()),
+        intensity=together.intensity,
+        unit=on,
+        compute_seconds=counts.flops / (card.peak(on) * 1e9),
+        memory_seconds=counts.bytes / (card.bandwidth * 1e9),
+        expected=dict(rung.expect) if expects(rung, work) and not config else {},
+        findings=tuple(str(one) for one in together.findings),
+        seconds=seconds,
+    )
+
+
+def expects(rung: Rung, work: Work) -> bool:
+    """True at the products that `Rung.expect` speaks of: sides that no tile's edge cuts, f32 or the rung's first type.
+
+    The rung of one block has its largest product, 32 x 32 x 32.
+    """
+    sides = {work.n, work.k} if work.m == 1 else {work.m, work.n, work.k}
+    whole = all(side % ALIGNED == 0 for side in sides) or sides == {SMALL}
+    return whole and not work.precision and work.dtype == ("f32" if _takes_f32(rung) else rung.dtypes[0])
+
+
+def _takes_f32(rung: Rung) -> bool:
+    """In f32 itself, not in the fewer bits of tensor cores."""
+    return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
+
+
+def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
+    """f(k) of the rung's bound, with what rounding A and B to 10 bits of fraction may cost."""
+    return (lambda k: rung.bound(k) + TF32) if problem.precision == "tf32" else rung.bound
+
+
+def _counts(run: Run) -> RungCounts:
+    moved, shared = run.global_, run.shared
+    return RungCounts(
+        flops=run.flops,
+        warp_instructions=sum(run.instructions.values()),
+        requests=moved.requests,
+        sectors=moved.sectors,
+        load_sectors_a_request=moved.loads.sectors_a_request,
+        store_sectors_a_request=moved.stores.sectors_a_request,
+        load_bytes_a_sector=moved.loads.used_a_sector,
+        store_bytes_a_sector=moved.stores.used_a_sector,
+        bytes=moved.bytes,
+        local_requests=run.local.requests,
+        wavefronts=shared.wavefronts,
+        wavefronts_ideal=shared.wavefronts_ideal,
+        bank_conflicts=shared.bank_conflicts,
+        branches=run.branches,
+        divergent_branches=run.divergent_branches,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +210,11 @@ class Lowering:
         """An op's function, the launch's own fused multiply-add in the place of the table's."""
         from gemmery.emulator import exact
 
-        return self.fma if self.fma is not None and op.meaning is exact.fma else op.meaning
+        if self.fma is None:
+            return op.meaning
+        if op.fuses:
+            return partial(op.meaning, fma=self.fma)
+        return self.fma if op.meaning is exact.fma else op.meaning
 
 
 def lowered(kernel: Kernel, fma: Callable[..., Any] | None = None) -> Program:
@@ -239,17 +243,22 @@ def _starts(kernel: Kernel) -> list[int]:
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(kernel.instructions):
         name = instruction.opcode
-        if name.split(".")[0] in ENDS:
+        if _ends(name):
             starts.add(index + 1)
         if name.startswith(WAITS):
             starts.update((index, index + 1))
     return sorted(start for start in starts if start < count)
 
 
+def _ends(opcode: str) -> bool:
+    """Does an instruction end a basic block; the cluster's barrier is two that do not."""
+    return opcode.partition(".")[0] in ENDS and not opcode.startswith("barrier.cluster")
+
+
 def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) -> Block:
     kernel = lowering.kernel
     inside = kernel.instructions[first:last]
-    end = inside[-1] if inside[-1].opcode.split(".")[0] in ENDS else None
+    end = inside[-1] if _ends(inside[-1].opcode) else None
     steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
     guard = None
     targets: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator import exact
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
 from gemmery.emulator.op import Op
 
@@ -103,6 +104,24 @@ def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Ca
     return meaning
 
 
+def _chain(a: Side, b: Side) -> Callable[..., tuple[Array, ...]]:
+    """D = A B + C in f64: a chain of fused multiply-adds that begins at C, k ascending, as on an H200."""
+
+    def meaning(_active: Array, *operands: Array, fma: Callable[..., Array] = exact.fma) -> tuple[Array, ...]:
+        of_b, of_c = a.registers, a.registers + b.registers
+        rows, columns = gathered(operands[:of_b], a), gathered(operands[of_b:of_c], b)
+        warps, n, k = columns.shape
+        by_eight = columns.reshape(warps, n // 8, 1, 8, k)
+        sums = np.stack(operands[of_c:], axis=-1).reshape(warps, 32, -1, 2).transpose(0, 2, 1, 3)
+        sums = sums.reshape(warps, n // 8, -1, 8)
+        for step in range(k):
+            sums = fma(rows[:, None, :, step, None], by_eight[..., step], sums)
+        patterns = sums.reshape(warps, -1, 32, 2)
+        return tuple(patterns[:, i // 2, :, i % 2] for i in range(2 * patterns.shape[1]))
+
+    return meaning
+
+
 def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = False) -> Op:
     patterns = a.blocks * b.blocks
     word = "f64" if a.type == "f64" else "b32"
@@ -111,7 +130,8 @@ def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = Fa
     return Op(
         results=(types.get(d, d),) * count[d],
         operands=(word,) * (a.registers + b.registers) + (types.get(c, c),) * count[c],
-        meaning=_product(a, b, c, d, transposed),
+        meaning=_chain(a, b) if a.type == "f64" else _product(a, b, c, d, transposed),
+        fuses=a.type == "f64",
         scope="warp",
         kind="mma",
         flops=2 * patterns * 64 * a.depth,

@@ -216,3 +216,19 @@ def test_chunks_add_up():
     counters.access(small, moved(4 * np.arange(64)))
     assert counters.counts().global_.loads == one.global_.loads + Traffic(2, 8, 256)
     assert counters.counts().flops == one.flops * 3 // 2
+
+
+def test_what_is_inlined_counts_at_its_frames_and_at_the_outermost_line():
+    """Two calls of one function: each call's line has what it does there, and the frames tell where."""
+    loc = ".loc 1 {} 1\n.loc 2 5 1, function_name $L__info_string0, inlined_at 1 {} 1\n"
+    text = PTX.replace("    ld.global.f32", f"{loc.format(7, 7)}    ld.global.f32")
+    text = text.replace("    st.global.f32", f"{loc.format(9, 9)}    st.global.f32")
+    kernel = parse(f'{text}\n.file 1 "k.cu"\n.file 2 "a.cuh"').kernels["k"]
+    counters = Counters(kernel)
+    counters.executed(machine(), 0, END, 4, 128)
+    counters.access(machine(), moved(4 * np.arange(128)))
+    found, inlined = counters.counts(), Line("a.cuh", 5)
+    assert list(found.frames) == [(Line("k.cu", 7), inlined), (Line("k.cu", 9), inlined)]
+    assert {place[0]: one for place, one in found.frames.items()} == found.lines
+    assert found.frames[Line("k.cu", 7), inlined].global_.loads == Traffic(4, 16, 512)
+    assert sum(found.frames.values(), Counts()) == found

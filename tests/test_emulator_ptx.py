@@ -261,7 +261,26 @@ def test_lines_follow_what_was_inlined_where():
     ]
     inner = ["k.cu:10", "a.cuh:24", *["b.cuh:11"] * 3, *["k.cu:19"] * 2, "b.cuh:11"]
     assert [str(one.inner) for one in found[1:]] == inner
+    frames = [" ".join(map(str, one.frames)) for one in found[1:]]
+    deep = "a.cuh:24 b.cuh:11"
+    assert frames == [
+        "k.cu:10",
+        "k.cu:16 a.cuh:24",
+        *[f"k.cu:16 {deep}"] * 2,
+        f"k.cu:18 {deep}",
+        *["k.cu:19"] * 2,
+        f"k.cu:18 {deep}",
+    ]
     assert found[0].line == found[0].inner == Line("ptx", 2)
+    assert found[0].frames == (Line("ptx", 2),)
+
+
+def test_frames_of_what_calls_itself_stay_finite():
+    again = ".loc 1 5 3, function_name $L__info_string0, inlined_at 1 9 3\n mov.b32 %r1, 1;\n"
+    back = ".loc 1 9 3, function_name $L__info_string0, inlined_at 1 5 3\n mov.b32 %r1, 1;\n"
+    text = f'.entry k() {{ .reg .b32 %r<2>; {(again + back) * 50} ret; }}\n.file 1 "k.cu"'
+    found = parse(text).kernels["k"].instructions
+    assert all(len(set(one.frames)) == len(one.frames) <= 2 for one in found)
 
 
 def test_comments_and_pragmas_are_passed_over():

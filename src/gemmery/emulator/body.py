@@ -41,10 +41,9 @@ class Body:
         self.labels: dict[str, int] = {}
         self._branches: list[tuple[int, Scope]] = []  # labels may stand behind the branches
         self._table = ""  # the last label: the name of a table of labels that follows it
-        self._outermost: dict[tuple[str, ...], Line] = {}
+        self._frames: tuple[Line, ...] = ()
+        self._found: dict[tuple[str, ...], tuple[Line, ...]] = {}  # the frames of each place, where it stood last
         self._lines: dict[tuple[str, str], Line] = {}
-        self._line: Line | None = None
-        self._inner: Line | None = None
         self._counted, self._number = at, text.count("\n", 0, at) + 1
 
     def read(self) -> int:
@@ -101,17 +100,18 @@ class Body:
             read = self.scope.operands(operands)
             if opcode.endswith(".f32"):
                 read = tuple([_single(one) if type(one) is Immediate else one for one in read])
-        line = self._line or Line("ptx", self._number)
+        frames = self._frames or (Line("ptx", self._number),)
         self.instructions.append(
             Instruction(
                 opcode,
                 read,
-                line,
-                self._inner or line,
+                frames[0],
+                frames[-1],
                 " ".join(statement[:-1].split()),
                 self._number,
                 register,
                 bool(negated),
+                frames,
             )
         )
 
@@ -130,14 +130,14 @@ class Body:
         place, around = found.group(2, 3, 4), found.group(5, 6, 7)
         if place[1] == "0":  # what compilers moved away from its line; ptxas counts it to the line before, too
             return
-        self._inner = self._at(place)
+        inner = self._at(place)
         if around[0] is not None:
-            self._line = self._outermost.get(around) or self._at(around)
-        elif place in self._outermost:  # NVRTC leaves out behind a line 0 where it was inlined
-            self._line = self._outermost[place]
-        else:
-            self._line = self._inner
-        self._outermost[place] = self._line
+            above = self._found.get(around) or (self._at(around),)
+            recursive = above.index(inner) if inner in above else len(above)
+            frames = (*above[:recursive], inner)
+        else:  # NVRTC leaves out behind a line 0 where it was inlined
+            frames = self._found.get(place) or (inner,)
+        self._frames = self._found[place] = frames
 
     def _at(self, place: tuple[str, ...]) -> Line:
         key = (place[0], place[1])

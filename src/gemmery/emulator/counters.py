@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from gemmery import banks
 from gemmery.emulator import ops
-from gemmery.emulator.counts import FIELDS, Banked, Counts, Key, Traffic, of
+from gemmery.emulator.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.merging import Merge
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction, Kernel, Line
+from gemmery.emulator.ptx import Instruction, Kernel
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -179,27 +179,24 @@ class Counters(Observer):
     # ---- afterwards ----
 
     def counts(self, merged: bool = True) -> Counts:
-        """All counts, and those of each line; `merged` as ptxas merges, else as the PTX says."""
+        """All counts, and those of each line and its frames; `merged` as ptxas merges, else as the PTX says."""
         warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
-        everything: defaultdict[Key, int] = defaultdict(int)
-        lines: dict[Line, defaultdict[Key, int]] = {}
+        frames: dict[Frames, defaultdict[Key, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
             if warps[index]:
-                line = lines.setdefault(instruction.line, defaultdict(int))
+                place = frames.setdefault(instruction.frames or (instruction.line,), defaultdict(int))
                 for key, value in self._of(index, instruction, warps[index], threads[index], merged):
-                    line[key] += value
-        for line in lines.values():
-            for key, value in line.items():
-                everything[key] += value
-        return of(everything, lines)
+                    place[key] += value
+        return of(frames)
 
     def instruction(self, index: int, merged: bool = True) -> Counts:
         """The counts of one instruction; none, when ptxas merges it into another."""
         warps, threads = sum(self._warps[: index + 1]), sum(self._threads[: index + 1])
+        instruction = self._kernel.instructions[index]
         sums: defaultdict[Key, int] = defaultdict(int)
-        for key, value in self._of(index, self._kernel.instructions[index], warps, threads, merged):
+        for key, value in self._of(index, instruction, warps, threads, merged):
             sums[key] += value
-        return of(sums, {})
+        return of({(instruction.line,): sums})
 
     def _of(
         self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool

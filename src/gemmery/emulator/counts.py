@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -126,6 +126,7 @@ class Counts(_Sum):
     branches: int = 0  # conditional ones, by warp
     divergent_branches: int = 0  # those at which the threads of the warp part
     lines: Mapping[Line, Counts] = field(default_factory=dict, compare=False)  # of the kernel's file, by its lines
+    frames: Mapping[Frames, Counts] = field(default_factory=dict, compare=False)  # by where calls were inlined, too
 
     @property
     def intensity(self) -> float:
@@ -133,25 +134,38 @@ class Counts(_Sum):
         return self.flops / self.global_.bytes if self.global_.bytes else float("inf")
 
 
+Frames = tuple[Line, ...]  # a line of the kernel's file, what it calls, and so on
 Key = tuple[str, ...]  # ("flops",), ("instructions", kind), ("shared", "loads", "wavefronts")
 
 
-def of(sums: Mapping[Key, int], lines: Mapping[Line, Mapping[Key, int]]) -> Counts:
-    """Sums by name as counts, with those of each line."""
-    return replace(_of(sums), lines={line: _of(lines[line]) for line in sorted(lines, key=_place)})
+def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
+    """Sums by name, and by where in the source, as counts; in all, by line and by frames."""
+    lines: dict[Line, defaultdict[Key, int]] = {}
+    everything: defaultdict[Key, int] = defaultdict(int)
+    for place, sums in frames.items():
+        line = lines.setdefault(place[0], defaultdict(int))
+        for key, value in sums.items():
+            line[key] += value
+            everything[key] += value
+    return replace(
+        _of(everything),
+        lines={line: _of(lines[line]) for line in sorted(lines, key=_place)},
+        frames={place: _of(frames[place]) for place in sorted(frames, key=_places)},
+    )
 
 
 def _of(sums: Mapping[Key, int]) -> Counts:
-    def part(kind: type, *place: str) -> Any:
+    def part(kind: type[Banked | Traffic], *place: str) -> Any:
         return kind(**{one: sums.get((*place, one), 0) for one in FIELDS[kind]})
 
     ways = FIELDS[Memory]
+    single: Mapping[str, Any] = {name: sums.get((name,), 0) for name in SINGLE}
     return Counts(
         shared=Shared(**{way: part(Banked, "shared", way) for way in FIELDS[Shared]}),
         global_=Memory(**{way: part(Traffic, "global", way) for way in ways}),
         local=Memory(**{way: part(Traffic, "local", way) for way in ways}),
         instructions=Counter({key[1]: value for key, value in sums.items() if key[0] == "instructions"}),
-        **{name: sums.get((name,), 0) for name in SINGLE},
+        **single,
     )
 
 
@@ -159,5 +173,11 @@ def _place(line: Line) -> tuple[str, int]:
     return line.file, line.number
 
 
-FIELDS = {kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, Shared, Memory)}
+def _places(frames: Frames) -> list[tuple[str, int]]:
+    return [_place(line) for line in frames]
+
+
+FIELDS: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, Shared, Memory)
+}
 SINGLE = ("flops", "thread_instructions", "branches", "divergent_branches")

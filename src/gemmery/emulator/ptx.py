@@ -96,6 +96,7 @@ class Instruction:
     ptx_line: int  # in the PTX text, from 1
     guard: Register | None = None
     negated: bool = False  # @!%p1
+    frames: tuple[Line, ...] = ()  # the calls that were inlined, `line` first and `inner` last
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counts import Counts, Memory, Shared
+from gemmery.emulator.counts import Counts, Frames, Memory, Shared
 from gemmery.emulator.events import Observer
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.lower import Program
@@ -21,6 +22,8 @@ from gemmery.emulator.simt import Launch, Machine
 # keeps what is freed. Without it the pages of every 8-byte register are new ones, at 2 to 9 times the cost.
 KEPT = (1 << 25) - (1 << 13)
 CHUNK = 1 << 14  # threads in lock step: a 4-byte register of them is 64 KiB, so that several stay in a core's L2
+
+Place = TypeVar("Place", Line, Frames)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ class Run:
         return self.counts.lines
 
     @property
+    def frames(self) -> Mapping[Frames, Counts]:
+        """The same, each line's told apart by the lines that were inlined into it: outermost first."""
+        return self.counts.frames
+
+    @property
     def intensity(self) -> float:
         """Floating-point operations for each byte of global memory moved."""
         return self.counts.intensity
@@ -101,11 +109,14 @@ class Run:
 
 
 def _together(one: Counts, other: Counts) -> Counts:
-    lines = dict(one.lines)
-    for line, counts in other.lines.items():
-        lines[line] = lines[line] + counts if line in lines else counts
-    both = one + other
-    return Counts(**{field.name: getattr(both, field.name) for field in fields(both) if field.compare}, lines=lines)
+    return replace(one + other, lines=_merged(one.lines, other.lines), frames=_merged(one.frames, other.frames))
+
+
+def _merged(one: Mapping[Place, Counts], other: Mapping[Place, Counts]) -> Mapping[Place, Counts]:
+    found = dict(one)
+    for place, counts in other.items():
+        found[place] = found[place] + counts if place in found else counts
+    return found
 
 
 def emulated(

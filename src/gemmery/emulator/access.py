@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, matrices
+from gemmery.emulator import atomics, bulk, cluster, matrices, mbarrier, wgmma
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask
@@ -23,12 +23,13 @@ SPACES = {
     "global": "global",
     "shared": "shared",
     "shared::cta": "shared",
+    "shared::cluster": "shared::cluster",
     "local": "local",
     "const": "global",
     "param": "param",
     "param::entry": "param",
 }
-WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
+WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 # What an access may say that changes no value and no count here: caches are not modelled.
 _ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys", "unified")
 _CACHES = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
@@ -183,12 +184,18 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
     """isspacep: whether a generic address lies in a space."""
     instruction = lowering.kernel.instructions[index]
     space = SPACES.get(instruction.opcode.partition(".")[2], "")
-    if space not in ("global", "shared", "local"):
+    if space not in ("global", "shared", "shared::cluster", "local"):
         raise refused(instruction)
     read = lowering.read(instruction.operands[1], "s64", instruction)
     write = lowering.write(instruction.operands[0], "pred", instruction)
-    bounds = {"global": (0, SHARED_WINDOW), "shared": (SHARED_WINDOW, LOCAL_WINDOW)}
-    low, high = bounds.get(space, (LOCAL_WINDOW, PARAMETER_WINDOW))
+    peers = SHARED_WINDOW + (1 << cluster.RANK_AT)  # as mapa gives them, the block's own memory among them
+    bounds = {
+        "global": (0, SHARED_WINDOW),
+        "shared": (SHARED_WINDOW, peers),
+        "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
+        "local": (LOCAL_WINDOW, PARAMETER_WINDOW),
+    }
+    low, high = bounds[space]
 
     def step(machine: Machine, mask: Mask) -> None:
         value = read(machine.registers)
@@ -229,6 +236,10 @@ def _copy(lowering: Lowering, index: int) -> Step:
     """cp.async, its groups and its waits."""
     instruction = lowering.kernel.instructions[index]
     words = instruction.opcode.split(".")[2:]
+    if "bulk" in instruction.opcode.split("."):
+        return bulk.handler(lowering, index)
+    if words[:1] == ["mbarrier"]:
+        return mbarrier.copies_arrive(lowering, index)
     if words[:1] == ["commit_group"]:
         return lambda machine, mask: machine.copies.commit(mask, machine.threads)
     if words[:1] == ["wait_all"]:
@@ -284,6 +295,12 @@ HANDLERS: dict[str, Handler] = {
     "ldmatrix": matrices.load_matrix,
     "stmatrix": matrices.store_matrix,
     "wmma": matrices.warp_matrix,
+    "wgmma": wgmma.handler,
+    "mbarrier": mbarrier.handler,
+    "barrier": cluster.barrier,
+    "mapa": cluster.map_address,
+    "getctarank": cluster.rank_of,
+    "setmaxnreg": wgmma.registers_of,
     "prefetch": _nothing,
     "membar": _nothing,
     "fence": _nothing,

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
 
 _ORDERS = frozenset(("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint"))
-_SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared"}
+_SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared::cluster"}
 _LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 _WHOLE = ("u32", "s32", "u64", "s64")
 _BITS = ("b32", "b64")

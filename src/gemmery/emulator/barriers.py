@@ -64,6 +64,7 @@ class Waiting:
         """Put the threads whose wait failed to sleep where they are; returns those that go on."""
         machine = self.machine
         failed = np.broadcast_to(machine.failed, (machine.threads,))
+        machine.failed = np.False_  # a wait under a guard that no thread takes leaves nothing
         if mask is not None:
             failed = failed & mask
         if not failed.any():

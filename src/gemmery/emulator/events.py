@@ -56,6 +56,20 @@ class Observer:
     ) -> None:
         """Threads arrive at mbarriers of their blocks, or are let pass by them (`acquired`): all before is seen."""
 
+    def bulk(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
+    ) -> None:
+        """Units beside the threads reach 16 bytes of shared memory at each of `addresses` (threads, pieces).
+
+        `what` is "begins" of a copy into it that is on its way, "lands" when it is there, or "reads".
+        """
+
+    def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
+        """The four warps from each of these threads on have waited together for their products."""
+
+    def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+        """These threads break a rule: "arrives at ..." in words."""
+
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         """These threads do not access: "outside" their memory or "misaligned"."""
 

@@ -29,7 +29,8 @@ UPDATES = frozenset(("atom", "red"))
 class Finding:
     """One fault at one line, or between two, of the first thread that was seen to commit it.
 
-    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier" or "deadlock".
+    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
+    "deadlock" or "misuse".
 
     >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
     sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
@@ -122,6 +123,35 @@ class Findings(Observer):
             else:
                 self._history.release(warps, ("mbarrier", address))
 
+    def bulk(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
+    ) -> None:
+        self._event, each = None, addresses.shape[1]
+        if self._alike > 1:
+            rows = np.column_stack([threads, addresses])
+            own = rows.reshape(self._alike, -1, each + 1) if len(rows) % self._alike == 0 else rows[None, :0]
+            own[..., 0] -= np.arange(len(own))[:, None] * machine.block_threads
+            if own.size and (own == own[0]).all():
+                threads, addresses = own[0, :, 0], own[0, :, 1:]
+            else:
+                self._spread()
+        threads, addresses = np.repeat(threads, each), addresses.ravel()
+        if what == "begins":
+            self._history.writes(index, addresses, threads, 16, asynchronous=True)
+        elif what == "lands":
+            self._history.lands(index, addresses, threads, 16, then=True)
+        else:
+            self._history.reads(index, addresses, threads, 16)
+
+    def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
+        threads, _ = self._followed(threads, np.zeros_like(threads))
+        warps: Flags = np.zeros((self._history.blocks, machine.block_threads // 32), np.bool_)
+        warps.reshape(-1)[threads[:, None] // 32 + np.arange(4)] = True
+        self._history.meets(warps)
+
+    def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+        self._add("misuse", index, int(threads[0]), len(threads), f"{self._name(int(threads[0]))} {message}")
+
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         thread = int(np.flatnonzero(mask)[0])
         address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
@@ -192,7 +222,7 @@ class Findings(Observer):
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """From the history: of each instruction that conflicts with this one the first thread is told."""
-        if kind in ("race", "clash") and self._event.kind == "st":
+        if kind in ("race", "clash") and self._event is not None and self._event.kind == "st":
             differ = ~self._same(kind, threads, addresses, others)
             threads, addresses, others = threads[differ], addresses[differ], others[differ]
         kind = "race" if kind == "clash" else kind
@@ -210,10 +240,10 @@ class Findings(Observer):
                 what = f"{place}, which no thread has written: write it first, or do not read it"
                 self._add(kind, index, thread, count, what)
             elif kind == "not landed":
-                what = (
-                    f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for its group "
-                    "before (cp.async.wait_group with a smaller number)"
-                )
+                way_out = "its group before (cp.async.wait_group with a smaller number)"
+                if self._in_bulk(other):
+                    way_out = "its mbarrier before, and expect all bytes that are copied"
+                what = f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for {way_out}"
                 self._add(kind, index, thread, count, what, other)
             else:
                 self._race(index, thread, count, address, other, stamp)
@@ -269,6 +299,8 @@ class Findings(Observer):
         second = thread - thread % each + (stamp & THREAD)
         if self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
             cause = "whichever comes last stays: let one thread write there, or use an atomic"
+        elif self._in_bulk(index) or self._in_bulk(other):
+            cause = "no mbarrier between: wait for the one at which the other side arrives"
         elif second == thread:
             cause = "a copy of its own that may land later: wait for its group before"
         elif second // 32 == thread // 32:
@@ -286,7 +318,12 @@ class Findings(Observer):
         opcode = self._machine.kernel.instructions[index].opcode
         if opcode.startswith(("atom", "red")) or atomic:
             return "updates"
-        return "reads" if opcode.startswith(("ld", "wmma.load")) else "writes"
+        if opcode.startswith("cp") and opcode.partition("bulk_group")[1]:
+            return "reads"
+        return "reads" if opcode.startswith(("ld", "wmma.load", "wgmma")) else "writes"
+
+    def _in_bulk(self, index: int) -> bool:
+        return ".bulk." in self._machine.kernel.instructions[index].opcode
 
     def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
         key = kind, self._line(index), "" if other is None else self._line(other)

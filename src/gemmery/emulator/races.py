@@ -91,13 +91,13 @@ class History:
         self._keep_read(places, stamps)
         self._written[places] = stamps
 
-    def lands(self, index: int, addresses: Words, threads: Words, width: int) -> None:
-        """Threads have waited for what they copied: from now on it counts as written by them."""
+    def lands(self, index: int, addresses: Words, threads: Words, width: int, then: bool = False) -> None:
+        """Threads have waited for what they copied: it counts as written by them from now on, or from back `then`."""
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         written = self._written[places]
         still = (written & UNDER_WAY != 0) & ((written ^ stamps) & (THREAD | INDEX << INDEX_AT) == 0)
-        self._written[places[still]] = stamps[still]
+        self._written[places[still]] = written[still] & ~UNDER_WAY if then else stamps[still]
 
     def meets(self, warps: Flags) -> None:
         """Warps (blocks, warps) meet at a barrier of their block: each has seen all that any of them had."""

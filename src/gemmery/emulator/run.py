@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from gemmery.emulator import cluster
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counts import Counts, Frames, Memory, Shared
 from gemmery.emulator.events import Observer
@@ -158,10 +159,10 @@ def run(
     barrier in an order of its own: a result that depends on it is a race.
     """
     order = None if seed is None else np.random.default_rng(seed)
-    ids = np.arange(launch.blocks) if order is None else order.permutation(launch.blocks)
+    ids = cluster.in_order(launch, order)
     padded = -(-launch.block_threads // 32) * 32
-    cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-    step = max(chunk // padded // cluster, 1) * cluster
+    together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    step = max(chunk // padded // together, 1) * together
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for first in range(0, launch.blocks, step):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, specials
+from gemmery.emulator import barriers, bulk, cluster, mbarrier, specials, wgmma
 from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.lower import Block, Program
@@ -23,6 +24,8 @@ from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.ptx import Kernel
 
 WARP = 32
+PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
+_ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "local": LOCAL_WINDOW}
 Dims = tuple[int, int, int]
 
 
@@ -98,6 +101,7 @@ class Machine:
             observer.start(self)
         while self._step():
             pass
+        self.bulk.finish()
         for observer in self.observers:
             observer.finish(self)
 
@@ -185,6 +189,45 @@ class Machine:
         places = np.array(block.targets, np.int32)[np.minimum(chosen, len(block.targets) - 1)]
         self.places = places if mask is None else np.where(mask, places, self.part())
 
+    # ---- what works beside the threads ----
+
+    @cached_property
+    def mbarriers(self) -> mbarrier.Mbarriers:
+        """The mbarriers of all blocks."""
+        return mbarrier.Mbarriers(self)
+
+    @cached_property
+    def bulk(self) -> bulk.Bulk:
+        """The bulk copies under way."""
+        return bulk.Bulk(self)
+
+    @cached_property
+    def products(self) -> wgmma.Products:
+        """The products of warpgroups under way."""
+        return wgmma.Products(self)
+
+    @cached_property
+    def peers(self) -> cluster.Peers:
+        """Shared memory of the blocks of a cluster."""
+        return cluster.Peers(self)
+
+    @cached_property
+    def cluster_barrier(self) -> cluster.Barrier:
+        """The barrier of each cluster."""
+        return cluster.Barrier(self)
+
+    def order_by(self, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool) -> None:
+        """Tell the observers that threads arrived at mbarriers, or passed; a cluster's threads of one number as one."""
+        if acquired:
+            threads, addresses = self.peers.alike(threads, addresses)
+        for observer in self.observers:
+            observer.ordered(self, index, threads, addresses, acquired)
+
+    def misuse(self, index: int, threads: NDArray[np.int64], message: str) -> None:
+        """Tell the observers of threads that break a rule."""
+        for observer in self.observers:
+            observer.misused(self, index, threads, message)
+
     # ---- memory ----
 
     def spread(self, value: Values) -> NDArray[Any]:
@@ -265,7 +308,7 @@ class Machine:
 
     def space(self, space: str) -> Global | Own:
         """The memory of a space."""
-        return {"shared": self.shared, "local": self.local}.get(space, self.memory)
+        return {"shared": self.shared, cluster.SPACE: self.shared, "local": self.local}.get(space, self.memory)
 
     def checked(
         self,
@@ -280,11 +323,14 @@ class Machine:
         """Addresses that may be followed, of the threads that are left, and those that faulted; observers are told."""
         if mask is not None and addresses.ndim:
             addresses = np.where(mask, addresses, addresses[mask.argmax()])
+        if space == cluster.SPACE and not (addresses >> cluster.RANK_AT).any():
+            space = "shared"
         faulty = None
         low = int(np.bitwise_or.reduce(addresses)) if addresses.ndim else int(addresses)
         if low & width - 1:
             faulty = self._fault(index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
-        outside = self.space(space).outside(addresses, mask, width)
+        memory = self.peers if space == cluster.SPACE else self.space(space)
+        outside = memory.outside(addresses, mask, width)
         if outside is not None:
             more = self._fault(index, space, what, addresses, mask, width, "outside", outside)
             faulty = more if faulty is None else faulty | more
@@ -294,6 +340,8 @@ class Machine:
             addresses = np.where(mask, addresses, some)
         if space != "const" and (mask is None or mask.any()):
             self.emit(Access(index, space, what, addresses, mask, width, values))
+        if space == cluster.SPACE:
+            addresses = self.peers.relative(addresses)
         return addresses, mask, faulty
 
     def _fault(
@@ -302,7 +350,7 @@ class Machine:
         threads = np.array(np.broadcast_to(bad, (self.threads,)))
         if mask is not None:
             threads &= mask
-        event = Access(index, space, what, addresses, mask, width)
+        event = Access(index, space.partition("::")[0], what, addresses, mask, width)
         for observer in self.observers:
             observer.fault(self, event, kind, threads)
         return threads
@@ -318,16 +366,18 @@ class Machine:
         low, high = int(addresses.min()), int(addresses.max())
         for name, start, stop in (
             ("global", -(1 << 63), SHARED_WINDOW),
-            ("shared", SHARED_WINDOW, LOCAL_WINDOW),
+            ("shared", SHARED_WINDOW, PEERS_WINDOW),
+            (cluster.SPACE, PEERS_WINDOW, LOCAL_WINDOW),
             ("local", LOCAL_WINDOW, 1 << 62),
         ):
-            away = np.int64(start if name != "global" else 0)
+            away = np.int64(_ZEROS[name])
             if start <= low and high < stop:
                 return [(name, addresses - away, mask)]
         found: list[tuple[str, Values, Mask]] = []
         for name, inside, away in (
             ("global", addresses < SHARED_WINDOW, np.int64(0)),
-            ("shared", (addresses >= SHARED_WINDOW) & (addresses < LOCAL_WINDOW), np.int64(SHARED_WINDOW)),
+            ("shared", (addresses >= SHARED_WINDOW) & (addresses < PEERS_WINDOW), np.int64(SHARED_WINDOW)),
+            (cluster.SPACE, (addresses >= PEERS_WINDOW) & (addresses < LOCAL_WINDOW), np.int64(SHARED_WINDOW)),
             ("local", addresses >= LOCAL_WINDOW, np.int64(LOCAL_WINDOW)),
         ):
             some = inside if mask is None else inside & mask

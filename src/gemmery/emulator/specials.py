@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery.errors import EmulationError
 
@@ -29,6 +30,8 @@ def value(machine: Machine, name: str) -> Any:
     stem, axis = name[:-2], AXES.get(name[-2:])
     if axis is not None and stem in _BY_AXIS:
         return _narrow(_BY_AXIS[stem](machine, axis))
+    if name == "%is_explicit_cluster":
+        return np.bool_(machine.launch.cluster != (1, 1, 1))
     if name in _PLAIN:
         return _narrow(_PLAIN[name](machine))
     raise EmulationError(
@@ -70,11 +73,25 @@ def _lane(machine: Machine) -> Any:
     return np.arange(machine.threads, dtype=np.uint32) % 32
 
 
+def _place(machine: Machine) -> NDArray[np.int64]:
+    """Rank of each thread's block in its cluster."""
+    x, y, z = machine.launch.cluster
+    return np.repeat(np.arange(machine.blocks) % (x * y * z), machine.block_threads)
+
+
+def _cluster_ctaid(machine: Machine, axis: int) -> Any:
+    return _ctaid(machine, axis) % machine.launch.cluster[axis]
+
+
 _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
     "%tid": _tid,
     "%ctaid": _ctaid,
     "%ntid": lambda machine, axis: machine.launch.block[axis],
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],
+    "%clusterid": lambda machine, axis: _ctaid(machine, axis) // machine.launch.cluster[axis],
+    "%nclusterid": lambda machine, axis: machine.launch.grid[axis] // machine.launch.cluster[axis],
+    "%cluster_ctaid": _cluster_ctaid,
+    "%cluster_nctaid": lambda machine, axis: machine.launch.cluster[axis],
 }
 _ONE = np.uint32(1)
 _PLAIN: dict[str, Callable[[Machine], Any]] = {
@@ -82,6 +99,8 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%warpid": lambda machine: _thread(machine) // 32,
     "%nwarpid": lambda machine: machine.block_threads // 32,
     "%gridid": lambda machine: 0,
+    "%cluster_ctarank": _place,
+    "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),
     "%lanemask_eq": lambda machine: _ONE << _lane(machine),
     "%lanemask_lt": lambda machine: (_ONE << _lane(machine)) - _ONE,
     "%lanemask_le": lambda machine: (_ONE << _lane(machine)) * np.uint32(2) - _ONE,

@@ -1,0 +1,424 @@
+"""Bulk copies between global and shared memory, of bytes in a row and of boxes of tensors.
+
+PTX ISA 9.0, sections 9.7.9.25.4 and .5. What a load fetches lands when a thread waits for its mbarrier, and no more of
+it than ends the phase; what a store reads is read when its thread waits for the group. Both are as late as can be, so
+that a wait that is missing shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import cluster, tensormap
+from gemmery.emulator.events import Access
+from gemmery.emulator.lower import Lowering, Read, Step, refused
+from gemmery.emulator.mbarrier import chosen, of
+from gemmery.emulator.memory import PARAMETER_WINDOW
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Memory
+from gemmery.emulator.tensormap import Chunks, Indices, Tensor
+from gemmery.errors import EmulationError
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+PIECE = 16  # bytes: what addresses and sizes are multiples of
+TILE_ALIGNMENT = 128  # bytes: of a tensor's box in shared memory
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one instruction fetches, a row for each copy: on its way until its mbarrier's phase needs it."""
+
+    index: int  # of the instruction
+    threads: Indices  # of the block that it lands in: the one of the issuing thread's number
+    places: Indices  # (copies, pieces) in the chunk's shared memory
+    data: Chunks
+    barriers: Indices
+
+    def only(self, some: NDArray[np.bool_]) -> Load:
+        """Those copies of it."""
+        rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
+        return Load(self.index, *rest)
+
+
+@dataclass(frozen=True)
+class Store:
+    """What one instruction writes to global memory, once its thread waits."""
+
+    index: int
+    threads: Indices
+    places: Indices  # (copies, pieces) in the chunk's shared memory
+    write: Any  # of which copies, and their data
+    groups: Indices
+
+
+class Bulk:
+    """The bulk copies under way of a chunk of blocks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._loads: list[Load] = []
+        self._stores: list[Store] = []
+        self._committed = np.zeros(machine.threads, np.int64)
+        self._tensors: dict[int, Tensor] = {}
+
+    @property
+    def _shared(self) -> NDArray[Any]:
+        return self._machine.shared.view("c16", 1)
+
+    # ---- into shared memory ----
+
+    def load(self, load: Load) -> None:
+        """Begin; who passes the mbarrier later has seen what the issuing threads did before."""
+        self._tell(load.index, load.threads, load.places, "begins")
+        first = np.unique(load.threads, return_index=True)[1]
+        offsets = self._machine.mbarriers.offsets(load.barriers[first])
+        self._machine.order_by(load.index, load.threads[first], offsets, acquired=False)
+        self._loads.append(load)
+
+    def hurry(self, barriers: Indices) -> None:
+        """Land what is on its way to these mbarriers, one instruction after the other, until their phase ends."""
+        mbarriers = self._machine.mbarriers
+        before = mbarriers.phases(barriers)
+        left = []
+        for load in self._loads:
+            needed = np.isin(load.barriers, barriers[mbarriers.phases(barriers) == before])
+            if needed.any():
+                self._land(load if needed.all() else load.only(needed))
+            if not needed.all():
+                left.append(load.only(~needed) if needed.any() else load)
+        self._loads = left
+
+    def _land(self, load: Load) -> None:
+        self._tell(load.index, load.threads, load.places, "lands")
+        self._shared[load.places] = load.data
+        self._machine.mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
+
+    # ---- out of shared memory ----
+
+    def store(self, store: Store) -> None:
+        """Begin; it belongs to the group that its thread commits next."""
+        self._tell(store.index, store.threads, store.places, "reads")
+        self._stores.append(replace(store, groups=self._committed[store.threads]))
+
+    def commit(self, mask: Mask) -> None:
+        """Close the group of these threads."""
+        self._committed[slice(None) if mask is None else mask] += 1
+
+    def wait(self, mask: Mask, pending: int) -> None:
+        """End all groups of these threads but the latest `pending`."""
+        left = []
+        for store in self._stores:
+            ready = store.groups < self._committed[store.threads] - pending
+            if mask is not None:
+                ready &= mask[store.threads]
+            self._write(store, ready)
+            if not ready.all():
+                rest = ~ready
+                threads, places, groups = store.threads[rest], store.places[rest], store.groups[rest]
+                left.append(replace(store, threads=threads, places=places, groups=groups, write=store.write.only(rest)))
+        self._stores = left
+
+    def finish(self) -> None:
+        """What no thread waited for ends with the grid."""
+        for store in self._stores:
+            self._write(store, np.ones(len(store.threads), bool))
+        self._stores = []
+
+    def _write(self, store: Store, some: NDArray[np.bool_]) -> None:
+        if some.any():
+            store.write.only(some).put(self._machine, self._shared[store.places[some]])
+
+    # ---- tensor maps ----
+
+    def tensor(self, index: int, address: int) -> Tensor:
+        """The map at a generic address, of a parameter or in global memory."""
+        machine = self._machine
+        found = self._tensors.get(address)
+        if found is None:
+            inside = address - PARAMETER_WINDOW
+            source = machine.parameters if inside >= 0 else machine.memory.data
+            start = inside if inside >= 0 else address
+            found = tensormap.decoded(source[start : start + tensormap.BYTES].tobytes().ljust(tensormap.BYTES, b"\0"))
+            one = machine.memory.nearest(found.address)
+            if one is None or not (one.start <= found.address and found.end <= one.stop):
+                raise EmulationError(
+                    f"{machine.kernel.instructions[index].text!r}: its tensor map reaches beyond the array it is of"
+                )
+            self._tensors[address] = found
+        return found
+
+    def _tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
+        machine = self._machine
+        addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]
+        for observer in machine.observers:
+            observer.bulk(machine, index, threads, addresses, what)
+
+
+# ---- instructions ----
+
+
+def handler(lowering: Lowering, index: int) -> Step:
+    """cp.async.bulk and cp.reduce.async.bulk, of tensors and not, their groups and waits."""
+    instruction = lowering.kernel.instructions[index]
+    words = [word for word in instruction.opcode.split(".")[1:] if word not in ("async", "bulk")]
+    if words == ["commit_group"]:
+        return lambda machine, mask: machine.bulk.commit(mask)
+    if words in (["wait_group"], ["wait_group", "read"]):
+        pending = instruction.operands[0]
+        if not isinstance(pending, Immediate):
+            raise refused(instruction)
+        return lambda machine, mask: machine.bulk.wait(mask, pending.bits)
+    if words[0] == "prefetch":
+        return lambda machine, mask: None
+    hinted = "L2::cache_hint" in words
+    reduces = words[0] == "reduce"
+    words = [word for word in words if word not in ("reduce", "L2::cache_hint", "tile")]
+    multicast = "multicast::cluster" in words
+    words = [word for word in words if word != "multicast::cluster"]
+    operands = instruction.operands[: len(instruction.operands) - hinted]
+    mask_of: Read | None = None
+    if multicast:
+        mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
+    tensor = words[0] == "tensor"
+    made = _MOVES.get(tuple(words[2:] if tensor else words))
+    if made is None or reduces != ("add" in words) or (reduces and not tensor):
+        raise refused(instruction)
+    if len(operands) != 2 + (not tensor) + (made is _loads):
+        raise refused(instruction)
+    ends = _Ends(lowering, instruction, operands, tensor, made is _loads)
+    return made(instruction, index, ends, mask_of)
+
+
+class _Ends:
+    """Both ends of a copy, as functions of the registers."""
+
+    def __init__(
+        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, loads: bool
+    ) -> None:
+        shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
+        if not isinstance(shared, Memory) or not isinstance(outside, Memory):
+            raise refused(instruction)
+        self.tensor = tensor
+        self.shared = lowering.address(shared, instruction)
+        self.outside = lowering.address(outside, instruction)
+        self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
+        self.bytes = None if tensor else lowering.read(operands[2], "u32", instruction)
+        self.barrier = lowering.address(operands[-1], instruction) if loads else None
+
+    def boxes(self, machine: Machine, index: int, threads: Indices) -> list[tuple[Indices, _Boxes | _Row]]:
+        """The threads by what they copy: by tensor map, or by number of bytes; each with the end outside."""
+        held = machine.registers
+        addresses = of(self.outside(held), threads)
+        groups = addresses if self.tensor else of(self.bytes(held), threads) if self.bytes else addresses
+        made: list[tuple[Indices, _Boxes | _Row]] = []
+        for one in np.unique(groups).tolist():
+            these = groups == one
+            some = threads[these]
+            if self.tensor:
+                tensor = machine.bulk.tensor(index, one)
+                if len(self.coordinates) != len(tensor.box):
+                    text = machine.kernel.instructions[index].text
+                    raise EmulationError(f"{text!r}: its tensor map has {len(tensor.box)} dimensions")
+                where = np.stack([of(read(held), some) for read in self.coordinates], axis=1)
+                made.append((some, _Boxes(index, some, tensor, where)))
+            else:
+                made.append((some, _Row(index, some, addresses[these], one)))
+        return made
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """Boxes of a tensor in global memory, one a copy."""
+
+    index: int
+    threads: Indices
+    tensor: Tensor
+    coordinates: Indices
+    adds: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor.bytes
+
+    @property
+    def swizzle(self) -> int:
+        return self.tensor.swizzle
+
+    def only(self, some: NDArray[np.bool_]) -> _Boxes:
+        return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
+
+    def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
+        data, moved = self.tensor.fetch(machine.memory, self.coordinates)
+        _count(machine, self.index, self.threads, self.tensor.address, moved)
+        return self, data
+
+    def put(self, machine: Machine, data: Chunks) -> None:
+        moved = self.tensor.put(machine.memory, self.coordinates, data, self.adds)
+        _count(machine, self.index, self.threads, self.tensor.address, moved)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Bytes in a row in global memory, one row a copy."""
+
+    index: int
+    threads: Indices
+    addresses: Indices
+    bytes: int
+    swizzle: int = 0
+
+    def only(self, some: NDArray[np.bool_]) -> _Row:
+        return replace(self, threads=self.threads[some], addresses=self.addresses[some])
+
+    def get(self, machine: Machine) -> tuple[_Row, Chunks]:
+        kept, places = self._checked(machine)
+        return kept, machine.memory.view("c16", 1).take(places)
+
+    def put(self, machine: Machine, data: Chunks) -> None:
+        kept, places = self._checked(machine)
+        machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, kept.threads)]
+
+    def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
+        """Copies that stay within an array."""
+        bad = self.addresses % PIECE != 0
+        bad |= np.array([_beyond(machine, int(one), self.bytes) for one in self.addresses])
+        if bad.any():
+            _fault(machine, self.index, "global", self.threads, self.addresses, self.bytes, bad)
+        kept = self.only(~bad) if bad.any() else self
+        _count(machine, self.index, kept.threads, int(self.addresses[0]), self.bytes * len(kept.threads))
+        return kept, kept.addresses[:, None] // PIECE + np.arange(self.bytes // PIECE)
+
+
+def _beyond(machine: Machine, address: int, width: int) -> bool:
+    one = machine.memory.nearest(address)
+    return one is None or not (one.start <= address and address + width <= one.stop)
+
+
+def _count(machine: Machine, index: int, threads: Indices, address: int, moved: int) -> None:
+    """Tell what is moved in all: so many bytes by each thread, and by the last one the rest."""
+    if not len(threads):
+        return
+    each = moved // len(threads)
+    for some, width in ((threads[:-1], each), (threads[-1:], moved - each * (len(threads) - 1))):
+        if len(some):
+            mask = np.zeros(machine.threads, bool)
+            mask[some] = True
+            machine.emit(Access(index, "global", "bulk", np.int64(address), mask, width))
+
+
+def _fault(
+    machine: Machine, index: int, space: str, threads: Indices, addresses: Indices, width: int, bad: NDArray[np.bool_]
+) -> None:
+    spread, mask = np.zeros(machine.threads, np.int64), np.zeros(machine.threads, bool)
+    spread[threads], mask[threads[bad]] = addresses, True
+    aligned = addresses[bad] % PIECE == 0
+    event = Access(index, space, "bulk", spread, mask, width if aligned.all() else PIECE)
+    for observer in machine.observers:
+        observer.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
+
+
+def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> NDArray[np.bool_]:
+    """Which copies keep to shared memory's bounds and alignment; the others are told."""
+    offsets = addresses & cluster.OFFSET
+    alignment = TILE_ALIGNMENT if isinstance(end, _Boxes) else PIECE
+    bad = offsets + end.bytes > machine.shared_bytes
+    if bad.any():
+        _fault(machine, index, "shared", threads, offsets, end.bytes, bad)
+    crooked = (offsets % alignment != 0) & ~bad
+    if crooked.any():
+        what = f"copies in bulk at byte {offsets[crooked][0]} of shared memory: a multiple of {alignment} is needed"
+        machine.misuse(index, threads[crooked], what)
+    if end.bytes % PIECE:
+        machine.misuse(index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
+        bad = np.ones_like(bad)
+    good: NDArray[np.bool_] = ~(bad | crooked)
+    return good
+
+
+def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> Indices:
+    """Where in the chunk's shared memory the pieces of 16 bytes of each copy lie: (copies, pieces)."""
+    offsets = (addresses & cluster.OFFSET)[:, None] + np.arange(0, end.bytes, PIECE)
+    found: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
+    return found
+
+
+def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
+    """Global to shared memory, of one block or of several of the cluster."""
+    assert ends.barrier is not None
+    barrier = ends.barrier
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+            addresses = of(ends.shared(machine.registers), threads)
+            good = _inside(machine, index, addresses, threads, end)
+            if good.any():
+                kept, data = end.only(good).get(machine)
+                good &= np.isin(threads, kept.threads)
+                ready = threads[good], addresses[good], of(barrier(machine.registers), threads[good])
+                wanted = None if mask_of is None else of(mask_of(machine.registers), threads[good])
+                _begin(machine, index, kept, *ready, data, wanted)
+
+    return step
+
+
+def _begin(
+    machine: Machine,
+    index: int,
+    end: Any,
+    threads: Indices,
+    addresses: Indices,
+    marks: Indices,
+    data: Chunks,
+    wanted: Indices | None,
+) -> None:
+    """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
+
+    The mbarrier lies at the same offset in the block that the copy lands in.
+    """
+    size, each = cluster.size(machine), machine.block_threads
+    if wanted is None:
+        copies = np.arange(len(threads))
+        blocks = cluster.resolved(addresses, threads // each, size)
+    else:
+        copies, ranks = np.nonzero(wanted[:, None] >> np.arange(size) & 1)
+        own = threads[copies] // each
+        blocks = own - own % size + ranks
+    there = threads[copies] % each + blocks * each
+    order = np.lexsort((addresses[copies], there))
+    there, blocks, copies = there[order], blocks[order], copies[order]
+    barriers = machine.mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
+    if len(barriers) == len(there):
+        places = _pieces(machine, blocks, addresses[copies], end)
+        machine.bulk.load(Load(index, there, places, data[copies], barriers))
+
+
+def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
+    """Shared to global memory, at the latest when the thread waits for its group."""
+    adds = instruction.opcode.startswith("cp.reduce")
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+            addresses = of(ends.shared(machine.registers), threads)
+            good = _inside(machine, index, addresses, threads, end)
+            if good.any():
+                kept = end.only(good)
+                kept = replace(kept, adds=True) if adds and isinstance(kept, _Boxes) else kept
+                places = _pieces(machine, kept.threads // machine.block_threads, addresses[good], kept)
+                machine.bulk.store(Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64)))
+
+    return step
+
+
+_COMPLETE = "mbarrier::complete_tx::bytes"
+_MOVES = {
+    ("shared::cluster", "global", _COMPLETE): _loads,
+    ("shared::cta", "global", _COMPLETE): _loads,
+    ("global", "shared::cta", "bulk_group"): _stores,
+    ("global", "shared::cta", "add", "bulk_group"): _stores,
+}

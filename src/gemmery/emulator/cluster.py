@@ -1,0 +1,179 @@
+"""Clusters: which blocks belong together, addresses of another block's shared memory, and the cluster's barrier.
+
+PTX ISA 9.0, sections 9.7.9 (mapa, getctarank, isspacep) and 9.7.13.4 (barrier.cluster). In a chunk the blocks of a
+cluster follow each other in the order of their ranks. A shared::cluster address holds the rank plus one above the
+offset, so that a plain shared address means the block's own memory in both windows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.lower import Lowering, Step, refused
+from gemmery.emulator.memory import SHARED_WINDOW
+from gemmery.emulator.op import Mask, Values
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Launch, Machine
+
+SPACE = "shared::cluster"
+RANK_AT = 24
+OFFSET = (1 << RANK_AT) - 1
+BARRIER = -1  # the cluster's barrier, as observers are told: no address in shared memory
+Indices = NDArray[np.int64]
+
+
+def in_order(launch: Launch, shuffled: np.random.Generator | None = None) -> Indices:
+    """All blocks of a grid, those of a cluster together and by rank; `shuffled` draws the order of the clusters.
+
+    >>> from gemmery.emulator.simt import Launch
+    >>> in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1))).tolist()
+    [0, 1, 4, 5, 2, 3, 6, 7]
+    """
+    (gx, gy, gz), (x, y, z) = launch.grid, launch.cluster
+    ids = np.arange(launch.blocks).reshape(gz // z, z, gy // y, y, gx // x, x)
+    clusters = ids.transpose(0, 2, 4, 1, 3, 5).reshape(-1, x * y * z)
+    if shuffled is not None:
+        clusters = shuffled.permutation(clusters)
+    return clusters.reshape(-1)
+
+
+def size(machine: Machine) -> int:
+    """Blocks of a cluster."""
+    x, y, z = machine.launch.cluster
+    return x * y * z
+
+
+def ranks(machine: Machine) -> Indices:
+    """Each block's place in its cluster."""
+    return np.arange(machine.blocks) % size(machine)
+
+
+class Peers:
+    """Shared memory of all blocks of a cluster, by shared::cluster addresses."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.size, self.stride, self.cluster = machine.shared_bytes, machine.shared.stride, size(machine)
+        self._threads = machine.block_threads
+        self._own = np.repeat(np.arange(machine.blocks), machine.block_threads)
+
+    def outside(self, addresses: Values, mask: Mask, width: int) -> Mask:
+        """Threads that name no block of their cluster or reach beyond its memory; None when there are none."""
+        bad = ((addresses & OFFSET) + width > self.size) | (addresses < 0) | (addresses >> RANK_AT > self.cluster)
+        if mask is not None:
+            bad = bad & mask
+        return np.atleast_1d(bad) if bad.any() else None
+
+    def relative(self, addresses: Values) -> Indices:
+        """The same places as bytes from the thread's own block's zero, below it too."""
+        away: Indices = (resolved(addresses, self._own, self.cluster) - self._own) * self.stride + (addresses & OFFSET)
+        return away
+
+    def alike(self, threads: Indices, addresses: Indices) -> tuple[Indices, Indices]:
+        """Also the threads of the same numbers in the other blocks of the cluster.
+
+        What a block sends into another one counts there as done by the thread of the same number, so that each block
+        is followed by itself: that thread then knows what its double knows.
+        """
+        if self.cluster == 1:
+            return threads, addresses
+        block, own = np.divmod(threads, self._threads)
+        every = (block - block % self.cluster)[:, None] + np.arange(self.cluster)
+        both = np.stack([(every * self._threads + own[:, None]).ravel(), np.repeat(addresses, self.cluster)])
+        threads, addresses = np.unique(both, axis=1)
+        return threads, addresses
+
+
+def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
+    """The block of the chunk that each address means, of threads in the blocks `own`."""
+    rank = addresses >> RANK_AT
+    if not rank.any():
+        return own
+    found: Indices = np.where(rank > 0, own - own % cluster + rank - 1, own)
+    return found
+
+
+def map_address(lowering: Lowering, index: int) -> Step:
+    """mapa: the address in the shared memory of the block of a rank."""
+    instruction = lowering.kernel.instructions[index]
+    _, *words, kind = instruction.opcode.split(".")
+    if words not in ([], ["shared::cluster"]) or kind not in ("u32", "u64"):
+        raise refused(instruction)
+    target, source, rank = instruction.operands
+    read, its_rank = lowering.read(source, kind, instruction), lowering.read(rank, "u32", instruction)
+    write = lowering.write(target, kind, instruction)
+    window = 0 if words else SHARED_WINDOW
+
+    def step(machine: Machine, mask: Mask) -> None:
+        held = machine.registers
+        offset = read(held).astype(np.int64) - window & OFFSET
+        mapped = (its_rank(held).astype(np.int64) + 1 << RANK_AT) + offset + window
+        if write is not None:
+            write(held, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
+
+    return step
+
+
+def rank_of(lowering: Lowering, index: int) -> Step:
+    """getctarank: the rank of the block that an address belongs to."""
+    instruction = lowering.kernel.instructions[index]
+    _, *words, kind = instruction.opcode.split(".")
+    if words not in ([], ["shared::cluster"]) or kind not in ("u32", "u64"):
+        raise refused(instruction)
+    target, source = instruction.operands
+    read, write = lowering.read(source, kind, instruction), lowering.write(target, "u32", instruction)
+    window = 0 if words else SHARED_WINDOW
+
+    def step(machine: Machine, mask: Mask) -> None:
+        addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
+        named = addresses >> RANK_AT
+        own = np.repeat(ranks(machine), machine.block_threads)
+        if write is not None:
+            write(machine.registers, mask, np.where(named > 0, named - 1, own).astype(np.uint32))
+
+    return step
+
+
+class Barrier:
+    """barrier.cluster: how often each thread arrived, and how often it waited."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._threads = size(machine) * machine.block_threads
+        self._arrived, self._waited = np.zeros((2, machine.threads), np.int64)
+
+    def arrive(self, machine: Machine, index: int, mask: Mask) -> None:
+        """These threads have come; they do not stop here."""
+        self._tell(machine, index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
+        self._arrived[slice(None) if mask is None else mask] += 1
+        machine.waiting.changes += 1
+
+    def wait(self, machine: Machine, index: int, mask: Mask) -> None:
+        """These threads go on where all of their cluster that have not ended came as often."""
+        alive = np.ones(machine.threads, bool) if machine.places is None else machine.places < machine.program.stop
+        come = np.where(alive, self._arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
+        passes = np.repeat(come, self._threads) > self._waited
+        if mask is not None:
+            passes &= mask
+        self._waited[passes] += 1
+        machine.failed = ~passes if mask is None else mask & ~passes
+        if passes.any():
+            self._tell(machine, index, passes, acquired=True)
+
+    def _tell(self, machine: Machine, index: int, some: NDArray[np.bool_], acquired: bool) -> None:
+        threads = np.flatnonzero(some)
+        machine.order_by(index, threads, np.full(threads.shape, BARRIER), acquired)
+
+
+def barrier(lowering: Lowering, index: int) -> Step:
+    """barrier.cluster.arrive and barrier.cluster.wait."""
+    instruction = lowering.kernel.instructions[index]
+    _, name, what, *words = instruction.opcode.split(".")
+    allowed = {"arrive": ("release", "relaxed", "aligned"), "wait": ("acquire", "aligned")}.get(what, ())
+    if name != "cluster" or any(word not in allowed for word in words):
+        raise refused(instruction)
+    if what == "arrive":
+        return lambda machine, mask: machine.cluster_barrier.arrive(machine, index, mask)
+    return lambda machine, mask: machine.cluster_barrier.wait(machine, index, mask)

@@ -1,0 +1,326 @@
+"""mbarriers: objects in shared memory that count arrivals and bytes on their way, and end a phase when none is left.
+
+PTX ISA 9.0, section 9.7.13.15. Their state is kept beside the memory: one number a granule of 8 bytes of each block,
+so that the barriers of all blocks that lie at one address are one vector. test_wait waits as try_wait does: who is
+told "not yet" sleeps until some phase ends, and polls no more than that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import cluster
+from gemmery.emulator.lower import Lowering, Read, Step, refused
+from gemmery.emulator.memory import SHARED_WINDOW
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Instruction, Memory
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+SIZE = 8  # bytes of an mbarrier
+MOST = (1 << 20) - 1  # arrivals, and bytes, that one can expect
+PENDING_AT = 32  # a state that arrive returns: the phase below, the arrivals that were pending above
+Indices = NDArray[np.int64]
+
+_WORDS = frozenset(("shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta"))
+WORDS = _WORDS | {"cluster"}
+
+
+class Mbarriers:
+    """All mbarriers of a chunk, by `place`: the granule of 8 bytes in the chunk's shared memory."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._stride = machine.shared.stride // SIZE
+        count = self._stride * machine.blocks
+        self._live = np.zeros(count, bool)
+        self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
+
+    # ---- which barrier ----
+
+    def places(self, index: int, threads: Indices, addresses: Indices, fresh: bool = False) -> tuple[Indices, Indices]:
+        """The threads whose address names an mbarrier, and its place; the others are told to the observers."""
+        machine = self._machine
+        blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
+        offsets = addresses & cluster.OFFSET
+        bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared_bytes) | (blocks < 0)
+        bad |= blocks >= machine.blocks
+        if bad.any():
+            what = "names an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
+            machine.misuse(index, threads[bad], what)
+        places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
+        if not fresh:
+            dead = ~self._live[places] & ~bad
+            if dead.any():
+                what = "uses an mbarrier that is not initialised, or no longer: mbarrier.init it before"
+                machine.misuse(index, threads[dead], what)
+            bad |= dead
+        return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
+
+    # ---- what happens to it ----
+
+    def start(self, places: Indices, count: Any) -> None:
+        """mbarrier.init."""
+        self._live[places] = True
+        self._phase[places] = self._bytes[places] = 0
+        self._pending[places] = self._expected[places] = count
+
+    def end(self, places: Indices) -> None:
+        """mbarrier.inval."""
+        self._live[places] = False
+
+    def expect(self, places: Indices, count: Any) -> None:
+        """So many bytes more will come in this phase."""
+        np.add.at(self._bytes, places, count)
+
+    def came(self, places: Indices, count: Any) -> None:
+        """So many bytes have come."""
+        np.subtract.at(self._bytes, places, count)
+        self._turn(places)
+
+    def drop(self, places: Indices, count: Any) -> None:
+        """From the next phase on so many arrivals fewer are awaited."""
+        np.subtract.at(self._expected, places, count)
+
+    def more(self, places: Indices) -> None:
+        """One arrival more is awaited in this phase."""
+        np.add.at(self._pending, places, 1)
+
+    def arrive(self, index: int, threads: Indices, places: Indices, count: Any) -> Indices:
+        """Arrivals; returns the state before them."""
+        before = self._phase[places] | self._pending[places] << PENDING_AT
+        np.subtract.at(self._pending, places, count)
+        over = self._pending[places] < 0
+        if over.any():
+            what = "arrives at a phase that awaits no more arrivals: initialise the mbarrier for all that come, or wait"
+            self._machine.misuse(index, threads[over], what)
+        self._turn(places)
+        return before
+
+    def offsets(self, places: Indices) -> Indices:
+        """Their addresses in their blocks' shared memory."""
+        return places % self._stride * SIZE
+
+    def phases(self, places: Indices) -> Indices:
+        """How many phases have ended."""
+        return self._phase[places]
+
+    def _turn(self, places: Indices) -> None:
+        """End the phases for which nothing is left to come; what came too often counts for those that follow."""
+        done = (self._pending[places] <= 0) & (self._bytes[places] == 0)
+        if not done.any():
+            return
+        ended = _distinct(places[done], len(self._phase))
+        self._machine.waiting.changes += 1
+        awaited = np.maximum(self._expected[ended], 1)
+        times, rest = np.divmod(-self._pending[ended], awaited)
+        self._phase[ended] += 1 + times
+        self._pending[ended] = self._expected[ended] - rest
+
+    # ---- who waits ----
+
+    def failed(self, index: int, threads: Indices, places: Indices, wanted: Indices, parity: bool) -> NDArray[np.bool_]:
+        """Which threads' phase is not over; what is on its way to their barriers lands as far as it ends the phase."""
+        waits = self._waits(places, wanted, parity)
+        if waits.any():
+            self._machine.bulk.hurry(_distinct(places[waits], len(self._phase)))
+            waits = self._waits(places, wanted, parity)
+        return waits
+
+    def _waits(self, places: Indices, wanted: Indices, parity: bool) -> NDArray[np.bool_]:
+        phases = self._phase[places]
+        waits: NDArray[np.bool_] = (phases & 1) == (wanted & 1) if parity else phases == wanted & 0xFFFFFFFF
+        return waits
+
+
+def _distinct(places: Indices, count: int) -> Indices:
+    """Each place once, in order."""
+    if len(places) < 64:
+        return np.unique(places)
+    flags = np.zeros(count, bool)
+    flags[places] = True
+    return np.flatnonzero(flags)
+
+
+# ---- instructions ----
+
+
+def handler(lowering: Lowering, index: int) -> Step:
+    """mbarrier.*"""
+    instruction = lowering.kernel.instructions[index]
+    _, what, *words = instruction.opcode.split(".")
+    made = _HANDLERS.get(what)
+    if made is None or any(word not in WORDS | _EXTRA.get(what, frozenset()) for word in words):
+        raise refused(instruction)
+    return made(lowering, instruction, index, words)
+
+
+def address(lowering: Lowering, operand: Any, instruction: Instruction, words: list[str]) -> Read:
+    """The address of an mbarrier as an offset in shared memory, also of a generic address."""
+    if not isinstance(operand, Memory):
+        raise refused(instruction)
+    read = lowering.address(operand, instruction)
+    return read if any(word.startswith("shared") for word in words) else lambda held: read(held) - SHARED_WINDOW
+
+
+def chosen(machine: Machine, mask: Mask) -> Indices:
+    """The threads of a mask."""
+    return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+
+
+def of(value: Any, threads: Indices) -> NDArray[np.int64]:
+    """A value of each of these threads."""
+    if not value.ndim:
+        return np.full(threads.shape, value).astype(np.int64)
+    found: NDArray[np.int64] = value[threads].astype(np.int64)
+    return found
+
+
+def _init(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, words)
+    count = lowering.read(instruction.operands[1], "u32", instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        threads = chosen(machine, mask)
+        told, places = machine.mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
+        counts = of(count(machine.registers), told)
+        wrong = (counts < 1) | (counts > MOST)
+        if wrong.any():
+            machine.misuse(index, told[wrong], f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}")
+        machine.mbarriers.start(places, counts)
+
+    return step
+
+
+def _inval(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, words)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        threads = chosen(machine, mask)
+        machine.mbarriers.end(machine.mbarriers.places(index, threads, of(where(machine.registers), threads))[1])
+
+    return step
+
+
+def _transaction(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    """expect_tx and complete_tx."""
+    where = address(lowering, instruction.operands[0], instruction, words)
+    count = lowering.read(instruction.operands[1], "u32", instruction)
+    expects = instruction.opcode.startswith("mbarrier.expect_tx")
+
+    def step(machine: Machine, mask: Mask) -> None:
+        threads = chosen(machine, mask)
+        threads, places = machine.mbarriers.places(index, threads, of(where(machine.registers), threads))
+        counts = of(count(machine.registers), threads)
+        (machine.mbarriers.expect if expects else machine.mbarriers.came)(places, counts)
+
+    return step
+
+
+def _arrive(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    """arrive and arrive_drop, also with expect_tx."""
+    expects, drops = "expect_tx" in words, instruction.opcode.startswith("mbarrier.arrive_drop")
+    operands = instruction.operands
+    result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
+    where = address(lowering, operands[0], instruction, words)
+    given = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
+    write = None if result is None else lowering.write(result, "b64", instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        every = chosen(machine, mask)
+        addresses = of(where(machine.registers), every)
+        threads, places = machine.mbarriers.places(index, every, addresses)
+        counts = of(given(machine.registers), threads) if given is not None else np.ones(len(threads), np.int64)
+        machine.order_by(index, threads, machine.mbarriers.offsets(places), acquired=False)
+        if expects:
+            machine.mbarriers.expect(places, counts)
+            counts = np.ones_like(counts)
+        if drops:
+            machine.mbarriers.drop(places, counts)
+        state = machine.mbarriers.arrive(index, threads, places, counts)
+        if write is not None:
+            states = np.zeros(machine.threads, np.uint64)
+            states[threads] = state
+            write(machine.registers, mask, states)
+
+    return step
+
+
+def _wait(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    """test_wait and try_wait."""
+    parity = "parity" in words
+    result, place, phase, *_ = instruction.operands
+    where = address(lowering, place, instruction, words)
+    wanted = lowering.read(phase, "u32" if parity else "b64", instruction)
+    write = lowering.write(result, "pred", instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        every = chosen(machine, mask)
+        addresses = of(where(machine.registers), every)
+        threads, places = machine.mbarriers.places(index, every, addresses)
+        waits = machine.mbarriers.failed(index, threads, places, of(wanted(machine.registers), threads), parity)
+        failed = np.zeros(machine.threads, bool)
+        failed[threads[waits]] = True
+        machine.failed = failed
+        passed = ~failed[every]
+        if passed.any():
+            machine.order_by(index, every[passed], addresses[passed] & cluster.OFFSET, acquired=True)
+        if write is not None:
+            write(machine.registers, mask, ~failed)
+
+    return step
+
+
+def _pending_count(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+    read = lowering.read(instruction.operands[1], "b64", instruction)
+    write = lowering.write(instruction.operands[0], "u32", instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        if write is not None:
+            write(machine.registers, mask, (read(machine.registers) >> np.uint64(PENDING_AT)).astype(np.uint32))
+
+    return step
+
+
+def copies_arrive(lowering: Lowering, index: int) -> Step:
+    """cp.async.mbarrier.arrive: an arrival when all that the thread copies has landed; here that is at once."""
+    instruction = lowering.kernel.instructions[index]
+    words = instruction.opcode.split(".")[4:]
+    if any(word not in WORDS | {"noinc"} for word in words):
+        raise refused(instruction)
+    where = address(lowering, instruction.operands[0], instruction, words)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        machine.copies.wait_all(machine, mask)
+        every = chosen(machine, mask)
+        addresses = of(where(machine.registers), every)
+        threads, places = machine.mbarriers.places(index, every, addresses)
+        machine.order_by(index, threads, machine.mbarriers.offsets(places), acquired=False)
+        if "noinc" not in words:
+            machine.mbarriers.more(places)
+        machine.mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
+
+    return step
+
+
+_EXTRA = {
+    "arrive": frozenset(("expect_tx",)),
+    "arrive_drop": frozenset(("expect_tx",)),
+    "test_wait": frozenset(("parity",)),
+    "try_wait": frozenset(("parity",)),
+}
+_HANDLERS = {
+    "init": _init,
+    "inval": _inval,
+    "arrive": _arrive,
+    "arrive_drop": _arrive,
+    "expect_tx": _transaction,
+    "complete_tx": _transaction,
+    "test_wait": _wait,
+    "try_wait": _wait,
+    "pending_count": _pending_count,
+}

@@ -1,0 +1,198 @@
+"""Tensor maps: what the tensor memory accelerator is told of an array, and which bytes a box of it is.
+
+PTX ISA 9.0, section 5.5 (tensors) and the CUDA driver's cuTensorMapEncodeTiled. A device's map is made by its driver
+and is opaque; the 128 bytes here are the emulator's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.memory import Global
+from gemmery.errors import ArgumentError, EmulationError, LayoutError
+
+BYTES = 128
+ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box
+MOST_DIMENSIONS, LONGEST_BOX = 5, 256
+SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which 16-byte pieces are exchanged
+_MAGIC = b"gemmery tensor\0\0"
+_FORMAT = struct.Struct("<16sQBBBx5I5H5B3x4Q")
+Indices = NDArray[np.int64]
+Chunks = NDArray[Any]  # 16 bytes an element
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """An array with the box that one copy moves: make it with `tensor_map`, pass it to `emulate` as an argument."""
+
+    array: NDArray[Any]
+    box: tuple[int, ...]
+    swizzle: int
+    steps: tuple[int, ...]
+
+    def encoded(self, address: int) -> bytes:
+        """The 128 bytes, for an array that lies at an address."""
+        array, missing = self.array, MOST_DIMENSIONS - self.array.ndim
+        extents = (*array.shape[::-1], *(1,) * missing)
+        box, steps = ((*given[::-1], *(1,) * missing) for given in (self.box, self.steps))
+        strides = (*array.strides[-2::-1], *(0,) * missing) if array.ndim > 1 else (0,) * 4
+        kind = ord(array.dtype.char)
+        return _FORMAT.pack(
+            _MAGIC, address, array.ndim, kind, self.swizzle, *extents, *box, *steps, *strides
+        ).ljust(BYTES, b"\0")  # fmt: skip
+
+
+def tensor_map(
+    array: NDArray[Any], box: tuple[int, ...], *, swizzle: int = 0, steps: tuple[int, ...] | None = None
+) -> TensorMap:
+    """A tensor map of an array, for a parameter `const __grid_constant__ CUtensorMap` or a pointer to one.
+
+    `box` is in elements, in the order of the array's shape (a kernel names coordinates in the opposite order);
+    `swizzle` is 0, 32, 64 or 128 bytes; `steps` takes each so-many-th element of a dimension. What lies outside the
+    array reads as zeros and is not written.
+
+    >>> a = np.zeros((200, 128), np.float16)
+    >>> tensor_map(a, (64, 64), swizzle=128).box
+    (64, 64)
+
+    Raises ArgumentError, LayoutError where cuTensorMapEncodeTiled would refuse.
+    """
+    steps = steps or (1,) * array.ndim
+    if not 1 <= array.ndim <= MOST_DIMENSIONS or not len(box) == len(steps) == array.ndim:
+        raise ArgumentError(
+            f"box={box}, steps={steps}: the array has {array.ndim} dimensions; give one number for each"
+        )
+    if any(not 1 <= side <= LONGEST_BOX for side in box) or any(not 1 <= step <= 8 for step in steps):
+        raise ArgumentError(f"box={box}, steps={steps}: sides are 1 to {LONGEST_BOX} elements, steps 1 to 8")
+    if swizzle not in SWIZZLES:
+        raise ArgumentError(f"swizzle={swizzle}: 0, 32, 64 or 128 bytes")
+    if array.strides[-1] != array.itemsize or any(step % ALIGNMENT or step < 0 for step in array.strides[:-1]):
+        raise LayoutError(f"strides {array.strides}: the last dimension contiguous, the others multiples of 16 bytes")
+    row = box[-1] * array.itemsize
+    if row % ALIGNMENT or (swizzle and row != swizzle):
+        rule = f"{swizzle} with this swizzle" if swizzle else f"a multiple of {ALIGNMENT}"
+        raise ArgumentError(f"box={box}: its rows have {row} bytes; the emulator takes {rule}")
+    return TensorMap(array, tuple(box), swizzle, tuple(steps))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A map as the accelerator reads it, dimensions from the innermost."""
+
+    address: int
+    dtype: np.dtype[Any]
+    swizzle: int
+    extents: Indices
+    strides: Indices  # bytes
+    box: Indices
+    steps: Indices
+
+    @property
+    def row(self) -> int:
+        """Bytes of a box along the innermost dimension."""
+        return int(self.box[0]) * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a box, what lies outside the array included."""
+        sides = -(-self.box[1:] // self.steps[1:])
+        return self.row * int(sides.prod())
+
+    @property
+    def end(self) -> int:
+        """The address behind its last element."""
+        size = self.dtype.itemsize
+        return self.address + int(((self.extents - 1) * self.strides).sum()) + size if self.extents.all() else 0
+
+    def pieces(self, coordinates: Indices) -> tuple[Indices, NDArray[np.bool_] | None, int]:
+        """Addresses of the boxes at `coordinates` (boxes, dimensions), in pieces of so many bytes: (boxes, pieces).
+
+        The mask says which lie inside the array; None where all do.
+        """
+        size = self.dtype.itemsize
+        inner = coordinates[:, 0] * size
+        width = ALIGNMENT
+        if int(self.extents[0]) * size % ALIGNMENT or np.bitwise_or.reduce(inner) % ALIGNMENT:
+            width = size
+        along = np.arange(0, self.row, width)
+        offsets, inside = inner[:, None] + along, None
+        if (inner < 0).any() or int(inner.max()) + self.row > int(self.extents[0]) * size:
+            inside = (offsets >= 0) & (offsets < int(self.extents[0]) * size)
+        for place in range(1, len(self.box)):
+            index = coordinates[:, place, None] + np.arange(0, self.box[place], self.steps[place])
+            if int(index.min()) < 0 or int(index.max()) >= self.extents[place]:
+                valid = (index >= 0) & (index < self.extents[place])
+                wide = np.ones_like(offsets, bool) if inside is None else inside
+                inside = (valid[:, :, None] & wide[:, None, :]).reshape(len(index), -1)
+            elif inside is not None:
+                inside = np.tile(inside, (1, index.shape[1]))
+            offsets = ((index * self.strides[place])[:, :, None] + offsets[:, None, :]).reshape(len(index), -1)
+        return offsets + self.address, inside, width
+
+    def fetch(self, memory: Global, coordinates: Indices) -> tuple[Chunks, int]:
+        """The boxes, zeros outside the array, as (boxes, pieces of 16 bytes); and the bytes read."""
+        addresses, inside, width = self.pieces(coordinates)
+        view = memory.view(_PIECES[width], 1)
+        if inside is None:
+            found = view.take(addresses >> width.bit_length() - 1)
+            return found.view("c16"), found.nbytes
+        found = view.take(np.where(inside, addresses, 0) >> width.bit_length() - 1)
+        found[~inside] = 0
+        return found.view("c16"), int(np.count_nonzero(inside)) * width
+
+    def put(self, memory: Global, coordinates: Indices, boxes: Chunks, adds: bool) -> int:
+        """Write the boxes, or add them; what is outside the array is left. Returns the bytes written."""
+        addresses, inside, width = self.pieces(coordinates)
+        if adds:
+            addresses, inside, width = self._by_element(addresses, inside, width)
+        view = memory.view(self.dtype.char if adds else _PIECES[width], 1)
+        values = np.ascontiguousarray(boxes).view(view.dtype)
+        places = addresses >> width.bit_length() - 1
+        if inside is not None:
+            places, values = places[inside], values[inside]
+        if adds:
+            np.add.at(view, places, values)
+        else:
+            view[places] = values
+        return values.nbytes
+
+    def _by_element(
+        self, addresses: Indices, inside: NDArray[np.bool_] | None, width: int
+    ) -> tuple[Indices, NDArray[np.bool_] | None, int]:
+        size = self.dtype.itemsize
+        many = width // size
+        apart = (addresses[:, :, None] + np.arange(0, width, size)).reshape(len(addresses), -1)
+        return apart, None if inside is None else np.repeat(inside, many, axis=1), size
+
+
+_PIECES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def decoded(data: bytes) -> Tensor:
+    """Read the 128 bytes that `TensorMap.encoded` made; raises EmulationError for others."""
+    magic, address, rank, kind, swizzle, *rest = _FORMAT.unpack_from(data)
+    if magic != _MAGIC:
+        raise EmulationError(
+            "a tensor map that the emulator has not made: a driver's map is opaque; pass gemmery.tensor_map(array, box)"
+        )
+    dtype = np.dtype(chr(kind))
+    extents, box, steps, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 10 + rank], rest[15 : 14 + rank]
+    sides = (np.array(one, np.int64) for one in (extents, (dtype.itemsize, *strides), box, steps))
+    return Tensor(address, dtype, swizzle, *sides)
+
+
+def swizzled(addresses: Indices, swizzle: int) -> Indices:
+    """Where a byte of shared memory comes to lie: bits 4 to 6 of its address by those from 7 on.
+
+    >>> [int(swizzled(np.int64(place), 128)) for place in (0, 128, 1024, 144)]
+    [0, 144, 1024, 128]
+    """
+    if not swizzle:
+        return addresses
+    found: Indices = addresses ^ ((addresses >> 7 & swizzle // 16 - 1) << 4)
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gemmery.errors import EmulationError
-from gemmery.lab.emulation import SOURCE, emulate
+from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
 

@@ -26,22 +26,26 @@ if TYPE_CHECKING:
     from gemmery.errors import CompileError as CompileError
     from gemmery.errors import DeviceError as DeviceError
     from gemmery.errors import DTypeError as DTypeError
+    from gemmery.errors import EmulationError as EmulationError
     from gemmery.errors import GemmeryError as GemmeryError
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
+    from gemmery.lab.kernel import emulate as emulate
 
 __version__ = "0.1.0"
 
 _PRODUCTS = ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
 _EXPLANATION = ("Explanation", "explain")
 _LOOKS = ("inspect",)
+_EMULATION = ("emulate",)
 _ERRORS = (
     "ArgumentError",
     "CheckError",
     "CompileError",
     "DTypeError",
     "DeviceError",
+    "EmulationError",
     "GemmeryError",
     "LayoutError",
     "RefusedError",
@@ -51,10 +55,12 @@ _HOME = {
     **dict.fromkeys(_PRODUCTS, "gemmery.api"),
     **dict.fromkeys(_EXPLANATION, "gemmery.api.explanation"),
     **dict.fromkeys(_LOOKS, "gemmery.notebook"),
+    **dict.fromkeys(_EMULATION, "gemmery.lab.kernel"),
     **dict.fromkeys(_ERRORS, "gemmery.errors"),
 }
 
-__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_ERRORS]  # noqa: PLE0604 - ruff does not see that these are strings
+# ruff does not see that these are strings.
+__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_EMULATION, *_ERRORS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -72,13 +72,21 @@ class Program:
 
 
 def compiled(
-    source: str, kernel: str, arch: str, options: tuple[str, ...] = OPTIONS, texts: Mapping[str, str] | None = None
+    source: str,
+    kernel: str,
+    arch: str,
+    options: tuple[str, ...] = OPTIONS,
+    texts: Mapping[str, str] | None = None,
+    *,
+    alone: bool = False,
 ) -> Program:
     """Compile without the cache; `arch` is "sm_90a" for machine code and PTX. `texts` take the place of files in
-    kernels/ or stand beside them, by file name.
+    kernels/ or stand beside them, by file name; a source that stands `alone` does not see kernels/.
+
+    `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf").
     """
-    nvrtc = _nvrtc()
-    given = {**headers(), **(texts or {})}
+    nvrtc = bindings()
+    given = {**({} if alone else headers()), **(texts or {})}
     whole = given.pop(source, None) or text(source)
     program = _checked(
         nvrtc.nvrtcCreateProgram(
@@ -89,14 +97,16 @@ def compiled(
             [name.encode() for name in given],
         )
     )
+    named = not kernel.startswith("_Z")
     try:
-        _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
+        if named:
+            _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
         flags = [f"-arch={arch}", *options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"kernel {kernel} of {source} did not compile for {arch}: {log.strip()}")
-        entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode()
+        entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if named else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
     finally:
@@ -126,6 +136,44 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
         made = compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts)
         stored = f"{made.entry}\n{made.ptx}".encode()
         cache.write(config.cache_dir(), key, stored)
+    entry, _, whole = stored.decode().partition("\n")
+    return Ptx(entry, whole)
+
+
+def ptx_alone(
+    text: str,
+    name: str,
+    kernel: str,
+    arch: str,
+    options: tuple[str, ...] = (),
+    beside: Mapping[str, str] | None = None,
+) -> Ptx:
+    """A kernel of anyone's source as PTX; `name` is what the source is called in lines and in the compiler's words.
+
+    `beside` are headers by name.
+    From the cache when it is there, but for a source that includes files of its own: those may have changed.
+    Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
+    """
+    flags = (*PTX_OPTIONS, "-w", *options)
+    parts = (
+        version(),
+        text,
+        name,
+        kernel,
+        arch,
+        *flags,
+        *(part for item in sorted((beside or {}).items()) for part in item),
+    )
+    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in parts)).hex()}"
+    keeps = not re.search(r"^\s*#\s*include\s*(?!<[\w./]+>)", text, re.MULTILINE)
+    stored = cache.read(config.cache_dir(), key) if keeps else None
+    if stored is None:
+        made = compiled(
+            name, kernel, arch.replace("sm_", "compute_"), flags, {**(beside or {}), name: text}, alone=True
+        )
+        stored = f"{made.entry}\n{made.ptx}".encode()
+        if keeps:
+            cache.write(config.cache_dir(), key, stored)
     entry, _, whole = stored.decode().partition("\n")
     return Ptx(entry, whole)
 
@@ -163,7 +211,7 @@ def text(source: str) -> str:
 @lru_cache
 def version() -> str:
     """NVRTC's version, "13.5"."""
-    return ".".join(map(str, _checked_all(_nvrtc().nvrtcVersion())))
+    return ".".join(map(str, _checked_all(bindings().nvrtcVersion())))
 
 
 @lru_cache
@@ -190,7 +238,8 @@ def _unpack(stored: bytes) -> Code:
 
 
 @lru_cache
-def _nvrtc() -> Any:
+def bindings() -> Any:
+    """NVIDIA's bindings of NVRTC; raises DeviceError when they or the library are not installed."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -210,7 +259,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 def _checked_all(result: tuple[Any, ...]) -> tuple[Any, ...]:
     status, *values = result
     if status.value:
-        said = _nvrtc().nvrtcGetErrorString(status)[1].decode()
+        said = bindings().nvrtcGetErrorString(status)[1].decode()
         raise CompileError(f"NVRTC failed: {said}")
     return tuple(values)
 

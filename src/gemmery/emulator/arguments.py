@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Kernel, Parameter
+from gemmery.emulator.tensormap import BYTES, TensorMap
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -29,14 +30,15 @@ class Bound:
     def write_back(self) -> None:
         """Give the arrays what the kernel left in its memory.
 
-        Raises LayoutError for an array that is read-only and was written; the others are as the kernel left them.
+        Raises LayoutError, and writes nothing, when the kernel wrote an array that is read-only.
         """
+        left = {name: self.memory.bytes(name) for name in self.arrays}
         for name, array in self.arrays.items():
-            left = self.memory.bytes(name)
-            if array.flags.writeable:
-                _bytes(array)[:] = left
-            elif not np.array_equal(_bytes(array), left):
+            if not array.flags.writeable and not np.array_equal(_bytes(array), left[name]):
                 raise LayoutError(f"{name} is read-only, and the kernel writes it: pass a writable copy")
+        for name, array in self.arrays.items():
+            if array.flags.writeable:
+                _bytes(array)[:] = left[name]
 
 
 def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
@@ -58,82 +60,138 @@ def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[s
     return memory
 
 
-def bound(kernel: Kernel, args: Sequence[Any]) -> Bound:
-    """The arguments of a kernel, checked against its parameters.
+def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) -> Bound:
+    """The arguments of a kernel, checked against its parameters, and arrays in the place of the module's variables.
 
-    An array stands for its address, None for a null pointer, bytes for a struct; a number is a NumPy scalar of the
-    parameter's size, or a Python one that fits its type. Raises ArgumentError, LayoutError for an array with gaps.
+    An array stands for its address, None for a null pointer, a TensorMap for itself, bytes for a struct; a number is a
+    NumPy scalar of the parameter's size, or a Python one that fits its type. Raises ArgumentError, and LayoutError for
+    an array with gaps.
     """
     wanted = kernel.parameters
     if len(args) != len(wanted):
-        listed = ", ".join(f"{one.type} of {one.size} bytes" for one in wanted)
+        listed = ", ".join(_described(one) for one in wanted)
         raise ArgumentError(
             f"{len(args)} arguments: kernel {kernel.name} takes {len(wanted)} ({listed}); give one for each"
         )
-    names: dict[int, str] = {}
     arrays: dict[str, NDArray[Any]] = {}
-    for place, value in enumerate(args):
-        if isinstance(value, np.ndarray):
-            names[place] = _named(place, value, arrays)
-    memory = memory_of(arrays, (kernel,))
+    names = {
+        place: _named(f"argument {place}", value.array if isinstance(value, TensorMap) else value, arrays)
+        for place, value in enumerate(args)
+        if isinstance(value, np.ndarray | TensorMap)
+    }
+    maps = {
+        f"tensor map of argument {place}": BYTES
+        for place, (value, one) in enumerate(zip(args, wanted, strict=True))
+        if isinstance(value, TensorMap) and _is_pointer(one)
+    }
+    memory = memory_of(arrays, (kernel,), maps)
     parameters = bytearray(max((one.offset + one.size for one in wanted), default=0))
     for place, (value, one) in enumerate(zip(args, wanted, strict=True)):
-        address = memory.address(names[place]) if place in names else None
-        parameters[one.offset : one.offset + one.size] = _packed(place, value, one, address)
-    return Bound(memory, bytes(parameters), arrays)
+        given, address = value, memory.address(names[place]) if place in names else None
+        if isinstance(value, TensorMap) and address is not None:
+            given, address = value.encoded(address), None
+            name = f"tensor map of argument {place}"
+            if name in maps:
+                memory.bytes(name)[:] = np.frombuffer(given, np.uint8)
+                given, address = None, memory.address(name)
+        parameters[one.offset : one.offset + one.size] = _packed(place, given, one, address)
+    for name, array in (variables or {}).items():
+        memory.bytes(name)[:] = _bytes(_variable(kernel, name, array))
+    return Bound(memory, bytes(parameters), {**arrays, **(variables or {})})
 
 
-def _named(place: int, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
-    """The name an array goes by; an array that was given before keeps its first one."""
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise LayoutError(
-            f"argument {place} has strides {array.strides} for shape {array.shape}: a kernel is given an address, so "
-            "memory without gaps is needed; pass numpy.ascontiguousarray of it, or the array it is a view of"
+def _variable(kernel: Kernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An array that a __device__ or __constant__ variable is set to."""
+    known = {one.name: one.size for one in kernel.variables.values() if one.space in ("global", "const")}
+    if name not in known:
+        raise ArgumentError(
+            f"variable {name!r}: this module has {', '.join(known) or 'none'}; "
+            "one in a namespace goes by its symbol, one that no kernel uses is left out by the compiler"
         )
-    if array.dtype.hasobject:
-        raise ArgumentError(f"argument {place} holds Python objects: a kernel needs numbers; convert it with astype")
-    for name, other in arrays.items():
+    _checked(f"variable {name}", array)
+    if array.nbytes != known[name]:
+        raise ArgumentError(f"variable {name} has {known[name]} bytes, the array {array.nbytes}: pass as many")
+    return array
+
+
+def _named(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+    """The name an array goes by; an array that was given before keeps its first one."""
+    _checked(name, array)
+    for known, other in arrays.items():
         if other.ctypes.data == array.ctypes.data and other.nbytes == array.nbytes:
-            return name
+            return known
         if np.may_share_memory(other, array):
-            raise LayoutError(f"argument {place} overlaps {name}: pass one array and an offset, or a copy")
-    name = f"argument {place}"
+            raise LayoutError(f"{name} overlaps {known}: pass one array and an offset, or a copy")
     arrays[name] = array
     return name
 
 
+def _checked(name: str, array: NDArray[Any]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"{name} is {array!r}: pass a NumPy array")
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise LayoutError(
+            f"{name} has strides {array.strides} for shape {array.shape}: a kernel is given an address, so memory "
+            "without gaps is needed; pass numpy.ascontiguousarray of it, or the array it is a view of"
+        )
+    if array.dtype.hasobject:
+        raise ArgumentError(f"{name} holds Python objects: a kernel needs numbers; convert it with astype")
+    if not array.dtype.isnative:
+        raise LayoutError(f"{name} has the foreign byte order {array.dtype.str}: convert it with astype")
+
+
+def _is_pointer(parameter: Parameter) -> bool:
+    return parameter.size == 8 and parameter.type in ("u64", "s64", "b64")
+
+
+def _described(parameter: Parameter) -> str:
+    """A parameter in words.
+
+    >>> _described(Parameter("x", "u64", 0, 8)), _described(Parameter("y", "b8", 0, 12))
+    ('8 bytes of type u64, a pointer or a whole number', 'a struct of 12 bytes')
+    """
+    kind = np.dtype(NUMPY[parameter.type])
+    if kind.itemsize != parameter.size:
+        return f"a struct of {parameter.size} bytes"
+    also = ", a pointer or a whole number" if _is_pointer(parameter) else ""
+    return f"{parameter.size} byte{'s' if parameter.size > 1 else ''} of type {parameter.type}{also}"
+
+
 def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -> bytes:
     """One parameter's bytes."""
-    pointer = parameter.size == 8 and NUMPY.get(parameter.type, "f")[0] in "ui"
-    if address is not None or value is None:
-        if not pointer:
-            raise _mismatch(place, value, parameter, "pass a number")
-        return (address or 0).to_bytes(8, "little")
+    kind, size = np.dtype(NUMPY[parameter.type]), parameter.size
     if isinstance(value, bytes | bytearray):
-        if len(value) != parameter.size:
-            raise _mismatch(place, f"{len(value)} bytes", parameter, "pass as many bytes")
+        if len(value) != size:
+            raise _mismatch(place, f"{len(value)} bytes", parameter, f"pass {size} bytes")
         return bytes(value)
-    kind = np.dtype(NUMPY[parameter.type]) if parameter.type in NUMPY else None
-    if kind is None or parameter.size != kind.itemsize:
-        raise _mismatch(place, value, parameter, "pass its bytes")
+    if address is not None or value is None:
+        if not _is_pointer(parameter):
+            given = "None" if value is None else f"an array of {value.dtype}, which is passed as its address"
+            raise _mismatch(place, given, parameter, _way_out(kind, size))
+        return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
-        if value.dtype.itemsize != parameter.size or (kind.kind == "f") != (value.dtype.kind == "f"):
-            same = f"numpy.{kind.name}"
-            raise _mismatch(place, f"{value!r} of {value.dtype}", parameter, f"pass a {same}")
-        return bytes(value.tobytes())
-    if isinstance(value, bool | int) and kind.kind in "iu":
-        if not -(1 << 8 * kind.itemsize - 1) <= value < 1 << 8 * kind.itemsize:
-            raise _mismatch(place, value, parameter, "it does not fit")
-        return (value % (1 << 8 * kind.itemsize)).to_bytes(kind.itemsize, "little")
-    if isinstance(value, float | int) and kind.kind == "f":
-        return bytes(np.array(value, kind).tobytes())
-    raise _mismatch(place, repr(value), parameter, f"pass a numpy.{kind.name}, or an array for an address")
+        alike = size != kind.itemsize or (kind.kind == "f") == (value.dtype.kind == "f")
+        if value.dtype.itemsize != size or value.dtype.hasobject or not alike:
+            raise _mismatch(place, f"{value} of type {value.dtype}", parameter, _way_out(kind, size))
+        return value.tobytes()
+    if size == kind.itemsize:
+        if isinstance(value, bool | int) and kind.kind in "iu":
+            if not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+                raise _mismatch(place, value, parameter, f"pass a number of {8 * size} bits")
+            return (value % (1 << 8 * size)).to_bytes(size, "little")
+        if isinstance(value, float | int) and kind.kind == "f":
+            return np.array(value, kind).tobytes()
+    raise _mismatch(place, f"{value!r} of type {type(value).__name__}", parameter, _way_out(kind, size))
 
 
-def _mismatch(place: int, value: object, parameter: Parameter, way_out: str) -> ArgumentError:
-    return ArgumentError(
-        f"argument {place} is {value}: the kernel reads {parameter.size} bytes of type {parameter.type}; {way_out}"
-    )
+def _way_out(kind: np.dtype[Any], size: int) -> str:
+    if size != kind.itemsize:
+        return f"pass {size} bytes, or a NumPy scalar of that size"
+    return f"pass a numpy.{kind.name}" + (", or an array for an address" if size == 8 and kind.kind != "f" else "")
+
+
+def _mismatch(place: int, given: object, parameter: Parameter, way_out: str) -> ArgumentError:
+    return ArgumentError(f"argument {place} is {given}: the kernel reads {_described(parameter)}; {way_out}")
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

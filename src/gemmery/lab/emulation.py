@@ -1,4 +1,4 @@
-"""emulate(): any CUDA kernel, run on the CPU and counted; and the rungs of the ladder, run the same way."""
+"""The rungs of the ladder on the emulator: run on NumPy arrays, and counted."""
 
 from __future__ import annotations
 
@@ -18,68 +18,17 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.device import find
 from gemmery.cuda.geometry import refusal
 from gemmery.cuda.launch import arguments, too_large
-from gemmery.emulator.arguments import bound, memory_of
+from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.events import Observer
 from gemmery.emulator.lower import Program, lowered
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.simt import Launch
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 Array = NDArray[Any]
-Dims = int | tuple[int, ...]
-SOURCE = "kernel.cu"  # what a source that is given as text is called in findings and lines
-MOST_THREADS = 1024  # of a block, on every device
-
-
-def emulate(
-    source: str,
-    kernel: str,
-    grid: Dims,
-    block: Dims,
-    args: Sequence[Any],
-    shared: int = 0,
-    arch: str = "sm_90",
-    *,
-    cluster: Dims = 1,
-    merge: bool = True,
-    check: bool = True,
-    seed: int | None = None,
-) -> Run:
-    """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does; no GPU is needed.
-
-    `source` is CUDA C++ (compiled for `arch`) or PTX; `kernel` a function's name or a template's instance ("add<4>").
-    `grid`, `block` and `cluster` are numbers or tuples of up to three; `shared` is bytes of dynamic shared memory.
-    Of `args` an array is passed as its address, a NumPy scalar as itself, None as a null pointer, bytes as a struct.
-    `merge` counts neighbouring accesses as ptxas merges them; `check` looks for faults; `seed` shuffles the order of
-    blocks and of warps, so that what depends on it shows.
-
-    >>> import numpy as np, gemmery as gm
-    >>> x = np.arange(64, dtype=np.float32)
-    >>> code = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
-    >>> run = gm.emulate(code, "twice", 1, 64, [x])
-    >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
-    ([0.0, 2.0, 4.0], 8, 64, ())
-
-    Raises EmulationError for an instruction that is not modelled, CompileError, ArgumentError, LayoutError.
-    """
-    dims = _dims("grid", grid), _dims("block", block)
-    if np.prod(dims[1]) > MOST_THREADS:
-        raise ArgumentError(f"block={block}: {np.prod(dims[1])} threads; a block has at most {MOST_THREADS}")
-    if shared < 0:
-        raise ArgumentError(f"shared={shared}: bytes of shared memory are a number >= 0")
-    if ".version" in source and ".entry" in source:
-        program = _program(source, _only(source, kernel))
-    else:
-        made = nvrtc.ptx(SOURCE, kernel, arch, {SOURCE: source})
-        program = _program(made.text, made.entry)
-    given = bound(program.kernel, args)
-    launch = Launch(*dims, given.parameters, shared, _dims("cluster", cluster))
-    run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed)
-    given.write_back()
-    return replace(run, kernel=kernel or run.kernel)
 
 
 @dataclass(frozen=True)
@@ -148,7 +97,7 @@ def run_rung(
         raise RefusedError(reason)
     launches = (*geometry.before, geometry)
     made = [nvrtc.ptx(one.source, one.kernel, arch or device.arch, texts) for one in launches]
-    programs = [_program(one.text, one.entry) for one in made]
+    programs = [prepared(one.text, one.entry) for one in made]
     named = {"A": operands.a, "B": operands.b, "C": operands.c}
     if operands.bias is not None:
         named["bias"] = operands.bias
@@ -190,25 +139,9 @@ def run_rung(
 
 
 @lru_cache(maxsize=64)
-def _program(text: str, kernel: str) -> Program:
+def prepared(text: str, kernel: str) -> Program:
+    """A kernel of a PTX text, ready for any launch."""
     return lowered(parse(text).kernels[kernel], fused.fma())
-
-
-def _only(text: str, kernel: str) -> str:
-    """The kernel meant in a PTX text: by its name, a part of its mangled one, or the only one."""
-    names = list(parse(text).kernels)
-    found = [name for name in names if name == kernel] or [name for name in names if kernel in name]
-    if len(found) != 1:
-        raise ArgumentError(f"kernel {kernel!r}: this PTX has {', '.join(names)}; name one of them")
-    return found[0]
-
-
-def _dims(name: str, given: Dims) -> tuple[int, int, int]:
-    sides = given if isinstance(given, tuple) else (given,)
-    if not 1 <= len(sides) <= 3 or any(int(side) != side or side < 1 for side in sides):
-        raise ArgumentError(f"{name}={given}: a whole number >= 1, or a tuple of up to three")
-    x, y, z = (*map(int, sides), 1, 1)[:3]
-    return x, y, z
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:

@@ -1,0 +1,57 @@
+"""Where the CUDA toolkit's headers are, for sources that include <cuda_fp16.h>, <mma.h>, <cuda/barrier> ..."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gemmery import config
+from gemmery.cuda import nvrtc
+
+# What the C++ library's headers are to device code: NVRTC has the functions of these built in, ...
+_BUILT_IN = ("cassert", "cmath", "cstdio", "cstdlib", "cuda_runtime.h", "device_launch_parameters.h")
+_BUILT_IN_C = ("assert.h", "math.h", "stdio.h", "stdlib.h")
+_OF_CCCL = ("array", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")  # ... and CCCL brings these.
+STANDARD = {
+    **dict.fromkeys((*_BUILT_IN, *_BUILT_IN_C), ""),
+    **{name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n" for name in _OF_CCCL},
+    "stdint.h": "#include <cuda/std/cstdint>\n",
+    "stddef.h": "#include <cuda/std/cstddef>\n",
+}
+TOOLKIT = Path("/usr/local/cuda/include")  # where the toolkit's installers for Linux link the version in use
+
+
+@lru_cache
+def folders() -> tuple[str, ...]:
+    """Folders to be searched: NVRTC's own headers (13.3 and newer), else a toolkit's or its wheels'; () without any.
+
+    >>> [name for name in ("cuda_fp16.h", "mma.h") if not any(Path(one, name).exists() for one in folders())]
+    []
+    """
+    return _bundled() or _installed()
+
+
+def _bundled() -> tuple[str, ...]:
+    """The headers that NVRTC carries, written out once into the folder of compiled kernels."""
+    bindings: Any = nvrtc.bindings()
+    install = getattr(bindings, "nvrtcInstallBundledHeaders", None)
+    if install is None:
+        return ()
+    folder = os.path.join(config.cache_dir(), f"headers-{nvrtc.version()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)
+    return (folder, os.path.join(folder, "cccl")) if status == bindings.nvrtcResult.NVRTC_SUCCESS else ()
+
+
+def _installed() -> tuple[str, ...]:
+    """The headers of a toolkit, or of the wheels nvidia-cuda-runtime and nvidia-cuda-cccl."""
+    found = [TOOLKIT, TOOLKIT / "cccl"]
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory as find
+    except ImportError:
+        pass
+    else:
+        found = [Path(one) for name in ("cudart", "cccl") if (one := find(name))] + found
+    return tuple(dict.fromkeys(str(one) for one in found if one.is_dir()))

@@ -1,0 +1,215 @@
+"""emulate(): any CUDA C++ or PTX kernel, run on the CPU and counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from gemmery.cuda import include, nvrtc
+from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED
+from gemmery.emulator.arguments import bound
+from gemmery.emulator.lower import Program
+from gemmery.emulator.ptx import Kernel, parse
+from gemmery.emulator.run import Run, emulated
+from gemmery.emulator.simt import Dims, Launch
+from gemmery.errors import ArgumentError, CompileError
+from gemmery.lab.emulation import prepared
+
+Sides = int | Sequence[int]
+SOURCE = "kernel.cu"  # what a source that is given as text is called in findings and lines
+BLOCK = (1024, 1024, 64)  # threads along each side, on every device
+CLUSTER = 16  # blocks; more than 8 have to be opted into
+
+
+def emulate(
+    source: str | Path,
+    kernel: str,
+    grid: Sides,
+    block: Sides,
+    args: Sequence[Any],
+    shared: int = 0,
+    arch: str = "sm_90",
+    *,
+    options: Sequence[str] = (),
+    variables: Mapping[str, NDArray[Any]] | None = None,
+    cluster: Sides | None = None,
+    merge: bool = True,
+    check: bool = True,
+    seed: int | None = None,
+) -> Run:
+    """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does; no GPU is needed.
+
+    `source` is CUDA C++ (compiled for `arch`) or PTX, as text or as the path of a file; `kernel` a function's name, an
+    instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are numbers or tuples of up to three;
+    `shared` is bytes of dynamic shared memory, `options` the compiler's ("-DN=4",). Of `args` an array is passed as its
+    address, a NumPy scalar as itself, None as a null pointer, bytes as a struct; `variables` are arrays for __device__
+    and __constant__ variables by name. `merge` counts neighbouring accesses as ptxas merges them; `check` looks for
+    faults; `seed` shuffles the order of blocks and of warps, so that what depends on it shows.
+
+    >>> import numpy as np, gemmery as gm
+    >>> x = np.arange(64, dtype=np.float32)
+    >>> code = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
+    >>> run = gm.emulate(code, "twice", 1, 64, [x])
+    >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
+    ([0.0, 2.0, 4.0], 8, 64, ())
+
+    Raises EmulationError for what is not modelled, CompileError, LayoutError, and ArgumentError for what a driver would
+    refuse; arrays are then as they were.
+    """
+    capability = _capability(arch)
+    dims = _dims("grid", grid), _dims("block", block)
+    if isinstance(options, str):
+        raise ArgumentError(f"options={options!r}: a tuple of options, one string each: ({options!r},)")
+    program = _program(source, kernel, arch, tuple(options), capability)
+    clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
+    launch = Launch(*dims, b"", shared, clustered)
+    reason = _refusal(program.kernel, launch, capability)
+    if reason:
+        raise ArgumentError(f"kernel {kernel}: {reason}")
+    given = bound(program.kernel, args, variables)
+    launch = replace(launch, parameters=given.parameters)
+    run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed)
+    given.write_back()
+    return replace(run, kernel=kernel or run.kernel)
+
+
+def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> Program:
+    if isinstance(source, Path):
+        text, name = source.read_text(encoding="utf-8"), source.name
+        options = (*options, f"-I{source.parent}")
+    else:
+        text, name = source, SOURCE
+    if re.search(r"^\s*\.version\s", text, re.MULTILINE):
+        if options and not isinstance(source, Path):
+            raise ArgumentError(f"options={options}: PTX is not compiled; pass the CUDA C++ that it was made of")
+        module = parse(text)
+        target = re.match(r"sm_(\d+)", module.target)
+        if target and int(target[1]) > capability:
+            raise ArgumentError(
+                f"arch={arch!r}: this PTX is for {module.target}, which older devices cannot run; "
+                f"pass arch={module.target!r}"
+            )
+        return prepared(text, _only(list(module.kernels), kernel))
+    beside = include.STANDARD if "#include" in text else {}
+    if beside:
+        options = (*options, *(f"-I{folder}" for folder in include.folders()))
+    try:
+        made = nvrtc.ptx_alone(text, name, kernel, arch, options, beside)
+    except CompileError as error:
+        if "nv_mangled_name" not in str(error):
+            raise
+        raise CompileError(f"{error}\n{_names(text)}") from None
+    return prepared(made.text, _only(list(parse(made.text).kernels), made.entry))
+
+
+def _names(text: str) -> str:
+    """What to call a kernel by, when the compiler does not find it."""
+    pattern = r"__global__(?:\s|__launch_bounds__\s*\([^)]*\)|\w)*?\b(\w+)\s*\("
+    found = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
+    return (
+        f"kernels of this source: {', '.join(found) or 'none (a kernel is a function that is __global__)'}; "
+        "an instance of a template is named with its arguments (add<4>), one of several overloads by its symbol"
+    )
+
+
+def _only(names: list[str], kernel: str) -> str:
+    """The kernel meant: by its name, by a part of its symbol, or the only one."""
+    found = [name for name in names if name == kernel] or [name for name in names if kernel in name]
+    if len(found) != 1:
+        raise ArgumentError(f"kernel {kernel!r}: this PTX has {', '.join(names)}; name one of them")
+    return found[0]
+
+
+def _capability(arch: str) -> int:
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
+    if not found or int(found[1]) < min(LIMITS):
+        raise ArgumentError(
+            f"arch={arch!r}: the name of an architecture from sm_{min(LIMITS)} on, such as sm_80, sm_90a"
+        )
+    return int(found[1])
+
+
+def _dims(name: str, given: Sides) -> Dims:
+    sides = tuple(given) if isinstance(given, Sequence) else (given,)
+    try:
+        whole = [int(side) for side in sides]
+    except (TypeError, ValueError):
+        whole = []
+    if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
+        raise ArgumentError(f"{name}={given!r}: a whole number >= 1, or a tuple of up to three")
+    x, y, z = (*whole, 1, 1)[:3]
+    return x, y, z
+
+
+def _own_cluster(kernel: Kernel) -> Dims:
+    """The cluster that a kernel was compiled for."""
+    return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
+
+
+def _refusal(kernel: Kernel, launch: Launch, capability: int) -> str:
+    """Why a driver would refuse a launch; "" when it would not."""
+    return (
+        _refused_threads(kernel, launch)
+        or _refused_memory(kernel, launch, capability)
+        or _refused_cluster(kernel, launch, capability)
+    )
+
+
+def _refused_threads(kernel: Kernel, launch: Launch) -> str:
+    for name, sides, most in (("grid", launch.grid, GRID), ("block", launch.block, BLOCK)):
+        if any(side > limit for side, limit in zip(sides, most, strict=True)):
+            return f"{name}={sides}: no more than {most} are allowed; a loop over the rest, or other sides, avoid it"
+    threads = launch.block_threads
+    if threads > BLOCK[0]:
+        return f"block={launch.block}: {threads} threads; a block has at most {BLOCK[0]}"
+    least = _sides(kernel.limits.get("maxntid", launch.block))
+    if threads > least[0] * least[1] * least[2]:
+        return (
+            f"block={launch.block}: {threads} threads, and it was compiled for at most "
+            f"{least[0] * least[1] * least[2]}; launch fewer, or raise its __launch_bounds__"
+        )
+    needed = _sides(kernel.limits.get("reqntid", launch.block))
+    return "" if needed == launch.block else f"block={launch.block}: it was compiled for blocks of {needed} alone"
+
+
+def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
+    limits = LIMITS[max(row for row in LIMITS if row <= capability)]
+    if launch.shared < 0:
+        return f"shared={launch.shared}: bytes of shared memory are a number >= 0"
+    if kernel.shared > STATIC_SHARED:
+        return (
+            f"it declares {kernel.shared} bytes of shared memory, and {STATIC_SHARED} is the most; declare it "
+            "`extern __shared__` and pass shared="
+        )
+    if kernel.shared + launch.shared > limits.shared:
+        return (
+            f"shared={launch.shared} and {kernel.shared} bytes declared: a block of sm_{capability} has at most "
+            f"{limits.shared}; use less, or pass the arch of a device that has more"
+        )
+    return ""
+
+
+def _refused_cluster(kernel: Kernel, launch: Launch, capability: int) -> str:
+    sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
+    if needed and _sides(needed) != sides:
+        return f"cluster={sides}: it was compiled for clusters of {_sides(needed)} alone"
+    blocks = sides[0] * sides[1] * sides[2]
+    if blocks == 1:
+        return ""
+    if capability < 90:
+        return f"cluster={sides}: sm_{capability} has no clusters; pass arch='sm_90' or a newer one"
+    if blocks > CLUSTER:
+        return f"cluster={sides}: {blocks} blocks; a cluster has at most {CLUSTER}"
+    if any(whole % side for whole, side in zip(launch.grid, sides, strict=True)):
+        return f"cluster={sides}: each side of grid={launch.grid} must be a multiple of the cluster's"
+    return ""
+
+
+def _sides(given: tuple[int, ...]) -> Dims:
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z

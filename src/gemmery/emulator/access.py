@@ -15,6 +15,7 @@ from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Instruction, Memory, Vector
+from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -217,9 +218,17 @@ def _policy(lowering: Lowering, index: int) -> Step:
     return step
 
 
+CALLED = {"vprintf": "printf"}  # what C++ calls a function of the device's runtime
+
+
 def _call(lowering: Lowering, index: int) -> Step:
     """A function outside of the text, such as printf: an error when it is reached, not before."""
-    error = refused(lowering.kernel.instructions[index], "a call of a function that the text does not hold,")
+    instruction = lowering.kernel.instructions[index]
+    name = instruction.opcode.removeprefix("call ")
+    error = EmulationError(
+        f"a call of {CALLED.get(name, name)} ({instruction.line}) is not modelled: leave it out where the kernel is "
+        "emulated, for example with options=('-DEMULATED',) and #ifndef EMULATED"
+    )
 
     def step(machine: Machine, mask: Mask) -> None:
         raise error
@@ -302,6 +311,9 @@ HANDLERS: dict[str, Handler] = {
     "getctarank": cluster.rank_of,
     "setmaxnreg": wgmma.registers_of,
     "prefetch": _nothing,
+    "prefetchu": _nothing,
+    "applypriority": _nothing,
+    "pmevent": _nothing,
     "membar": _nothing,
     "fence": _nothing,
     "griddepcontrol": _nothing,

@@ -98,8 +98,9 @@ def lower(lowering: Lowering, index: int) -> Step:
                 old = _changed(
                     memory, checked + place * size, some, NUMPY[kind], change, [part[place] for part in values]
                 )
-                if writes and writes[place] is not None:
-                    writes[place](held, some, old)
+                write = writes[place] if writes else None
+                if write is not None:
+                    write(held, some, old)
 
     return step
 

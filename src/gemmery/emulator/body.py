@@ -27,7 +27,7 @@ _STATEMENT = re.compile(
     )""",
     re.VERBOSE,
 )
-_REGISTERS = re.compile(r"\.reg\s+\.(\w+)\s+([^.].*)", re.DOTALL)
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+([^.].*)", re.DOTALL)
 _RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?")
 
 
@@ -158,7 +158,7 @@ class Body:
         self._table = name
 
     def _directive(self, text: str) -> None:
-        word = text[1:].split(None, 1)[0]
+        word = text[1:].replace(".", " ").split(None, 1)[0]
         if word == "reg":
             self._registers(text)
         elif word == "branchtargets":

@@ -121,7 +121,9 @@ class _Expansion:
             if name in self.functions and name != instruction.opcode:
                 self._call(instruction, self.functions[name])
             elif name != instruction.opcode:
-                self.instructions.append(replace(instruction, operands=()))
+                # Of a failed assert() the launch does not come back.
+                opcode = "trap" if name == "__assertfail" else instruction.opcode
+                self.instructions.append(replace(instruction, opcode=opcode, operands=()))
             elif end is not None and instruction.opcode in ("ret", "ret.uni"):
                 if instruction is last and instruction.guard is None:
                     continue

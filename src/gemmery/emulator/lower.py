@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import barriers, ops
+from gemmery.emulator import barriers, ops, specials
 from gemmery.emulator.merging import Merge, merged
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
@@ -126,6 +126,8 @@ class Lowering:
             case Immediate(bits, given):
                 value = _constant(bits, given, dtype)
                 return lambda _: value
+            case Special(name) if not specials.is_modelled(name):
+                return _refusing(refused(instruction, f"special register {name} of"))
             case Special(name):
                 wide = name.endswith("64") or name in ("%globaltimer",)
                 stored = "?" if name.startswith("%is_") else "u8" if wide else "u4"
@@ -364,6 +366,15 @@ def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
 
 def _both(meaning: Callable[..., Any], complement: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: (meaning(*operands), complement(*operands))
+
+
+def _refusing(error: EmulationError) -> Read:
+    """An operand that has no value here: an error when it is reached, not before."""
+
+    def read(held: list[Any]) -> Any:
+        raise error
+
+    return read
 
 
 def _viewed(read: Read, held: str, wanted: str) -> Read:

@@ -152,6 +152,8 @@ class Machine:
         elif end.opcode.startswith("brx"):
             self._switch(block, mask)
         elif end.opcode.split(".")[0] in ("ret", "exit", "trap"):
+            if end.opcode == "trap":
+                self._trap(block, mask)
             self._branch(block, mask, at, self.program.stop)
         else:
             self.waiting.arrive(block, mask, at)
@@ -188,6 +190,14 @@ class Machine:
         chosen = self.spread(block.guard(self.registers))
         places = np.array(block.targets, np.int32)[np.minimum(chosen, len(block.targets) - 1)]
         self.places = places if mask is None else np.where(mask, places, self.part())
+
+    def _trap(self, block: Block, mask: Mask) -> None:
+        """Threads stop the launch; here they alone end, and the observers are told."""
+        taken = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
+        threads = np.flatnonzero(taken if mask is None else taken & mask)
+        if threads.size:
+            what = "fails an assert()" if "__assertfail" in self.kernel.instructions[block.last - 1].text else "traps"
+            self.misuse(block.last - 1, threads, f"{what}: on a device the launch ends here with an error")
 
     # ---- what works beside the threads ----
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.errors import EmulationError
-
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
@@ -20,10 +18,7 @@ AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
 def value(machine: Machine, name: str) -> Any:
-    """The address of a variable, or what a special register holds.
-
-    Raises EmulationError for a special register that is not modelled.
-    """
+    """The address of a variable, or what a special register holds that is modelled."""
     variable = machine.kernel.variables.get(name)
     if variable is not None:
         return np.uint64(_address(machine, name))
@@ -32,12 +27,12 @@ def value(machine: Machine, name: str) -> Any:
         return _narrow(_BY_AXIS[stem](machine, axis))
     if name == "%is_explicit_cluster":
         return np.bool_(machine.launch.cluster != (1, 1, 1))
-    if name in _PLAIN:
-        return _narrow(_PLAIN[name](machine))
-    raise EmulationError(
-        f"special register {name} of kernel {machine.kernel.name} is not modelled: "
-        "clocks, hardware identifiers and performance counters have no value here"
-    )
+    return _narrow(_PLAIN[name](machine))
+
+
+def is_modelled(name: str) -> bool:
+    """Whether a special register has a value: clocks, identifiers of hardware and counters of performance have none."""
+    return name in _PLAIN or name == "%is_explicit_cluster" or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
 def _narrow(found: Any) -> Any:

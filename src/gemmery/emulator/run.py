@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ CHUNK = 1 << 14  # threads in lock step: a 4-byte register of them is 64 KiB, so
 Place = TypeVar("Place", Line, Frames)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a launch did: its counts as a profiler would show them, and what is wrong with it.
 
@@ -97,6 +97,15 @@ class Run:
         """Floating-point operations for each byte of global memory moved."""
         return self.counts.intensity
 
+    def __repr__(self) -> str:
+        """One line: what a failed assertion shows."""
+        conflicts, found = self.shared.bank_conflicts, len(self.findings)
+        return f"<Run of {self.kernel}: {conflicts:,} bank conflicts, {found} finding{'s' * (found != 1)}>"
+
+    def __str__(self) -> str:
+        """The counts as a table, the lines with bank conflicts, the findings."""
+        return "\n".join(_told(self))
+
     def __add__(self, other: Run) -> Run:
         """Two launches together, under the name of the second."""
         return Run(
@@ -107,6 +116,29 @@ class Run:
             self.findings + other.findings,
             self.merging and other.merging,
         )
+
+
+def _told(run: Run) -> Iterator[str]:
+    grid, block = (" x ".join(map(str, sides)) for sides in (run.launch.grid, run.launch.block))
+    yield f"{run.kernel}: grid {grid}, block {block}"
+    yield f"{'':16} {'requests':>12} {'sectors':>12} {'bytes used':>12}"
+    for name, memory in (("global", run.global_), ("local", run.local)):
+        for way, traffic in (("loads", memory.loads), ("stores", memory.stores), ("atomics", memory.atomics)):
+            if traffic.requests:
+                yield f"{f'{name} {way}':16} {traffic.requests:12,} {traffic.sectors:12,} {traffic.used:12,}"
+    yield f"{'':16} {'requests':>12} {'wavefronts':>12} {'ideal':>12} {'conflicts':>12}"
+    shared = run.shared
+    for way, banked in (("loads", shared.loads), ("stores", shared.stores), ("atomics", shared.atomics)):
+        if banked.requests:
+            counts = (banked.requests, banked.wavefronts, banked.wavefronts_ideal, banked.bank_conflicts)
+            yield " ".join([f"{f'shared {way}':16}", *(f"{one:12,}" for one in counts)])
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in run.instructions.most_common(8))
+    yield f"warps' instructions: {kinds}"
+    yield f"flops {run.flops:,}; branches {run.branches:,}, divergent {run.divergent_branches:,}"
+    for line, counts in run.lines.items():
+        if counts.shared.bank_conflicts:
+            yield f"{line}: {counts.shared.bank_conflicts:,} bank conflicts"
+    yield from map(str, run.findings or ("no findings",))
 
 
 def _together(one: Counts, other: Counts) -> Counts:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmery import cli, cuda, lab
-from gemmery.cuda import driver, exhibits, nvrtc
+from gemmery.cuda import exhibits, nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.cuda.exhibits import divergent, sectors, wavefronts
 from gemmery.errors import ArgumentError, RefusedError
@@ -164,17 +164,6 @@ def test_the_command_lists_exhibits(capsys):
     assert cli.run(["exhibit"]) == 0
     said = capsys.readouterr().out
     assert all(one.name in said for one in EXHIBITS)
-
-
-@pytest.mark.skipif(not driver.missing(), reason="there is a GPU")
-def test_without_a_gpu_the_command_predicts_and_says_what_is_missing(capsys):
-    assert cli.run(["exhibit", "copy_coalesced"]) == 0
-    said = capsys.readouterr().out
-    assert "25,165,824" in said  # sectors at stride 8
-    assert "__global__" in said
-    assert f"not run: {driver.missing()}" in " ".join(said.split())
-    assert cli.run(["exhibit", "copy_coalesced", "--json"]) == 1
-    assert driver.missing() in capsys.readouterr().err
 
 
 def test_predictions_cover_every_config():

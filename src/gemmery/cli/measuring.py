@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Context, Option
 
@@ -14,6 +14,9 @@ from gemmery.cli.options import DType, Html, Json, Keep, NoHtml, Rungs, Seconds,
 from gemmery.cli.showing import console, counted, judged, measured
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gemmery.ladder.exhibits import Exhibit
 
 Sizes = Annotated[
     str, Option(metavar="N,M", help="Sides of the square matrices.", show_default="512,1024,2048; twice that on a GPU")
@@ -235,7 +238,7 @@ def exhibit(
     store: Keep = None,
     json: Json = False,
 ) -> Action:
-    """Show one effect of the hardware by a kernel of its own: predicted without a GPU, measured with one."""
+    """Show one effect of the hardware by a kernel of its own: predicted, and measured on a GPU or else emulated."""
     return partial(_exhibit, name, device, seconds, store, json)
 
 
@@ -249,10 +252,27 @@ def _exhibit(name: str, device: str, seconds: float, store: Path | None, json: b
         report.list_exhibits(EXHIBITS, console())
         return 0
     shown, missing = find(name), driver.missing()
-    run = None if missing and not json else lab.exhibit(name, device, seconds, store=store)
-    if run is not None and json:
+    source = nvrtc.text(Path(shown.source).name)
+    if missing and store is None:
+        return _exhibit_emulated(shown, source, missing, json)
+    run = lab.exhibit(name, device, seconds, store=store)
+    if json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
-        source = nvrtc.text(Path(shown.source).name)
-        report.show_exhibit(shown, source, lab.predicted(shown), run, missing, console())
-    return judged(run) if run is not None else 0
+        report.show_exhibit(shown, source, lab.predicted(shown), run, console())
+    return judged(run)
+
+
+def _exhibit_emulated(shown: Exhibit, source: str, missing: str, json: bool) -> int:
+    """What the emulator counts in the place of a GPU, which is announced; 1 when it is not what was predicted."""
+    from gemmery import lab, report
+
+    sys.stderr.write(f"gemmery: no CUDA device ({missing}): on the emulator instead, which counts and times nothing\n")
+    emulated = lab.emulated_exhibit(shown.name)
+    if json:
+        sys.stdout.write(f"{report.as_json(emulated)}\n")
+    else:
+        report.show_emulated_exhibit(shown, source, emulated, console())
+    wrong = [f"gemmery: {shown.name} at {one.config} {line}\n" for one in emulated for line in one.wrong]
+    sys.stderr.writelines(wrong)
+    return 1 if wrong else 0

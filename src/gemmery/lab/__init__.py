@@ -2,7 +2,7 @@
 
 from gemmery.lab.emulated import OnRung, emulated_card, emulated_ladder
 from gemmery.lab.event import Event, OnEvent
-from gemmery.lab.exhibits import exhibit, exhibited_on, predicted
+from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
 from gemmery.lab.gpu.chain import chain
 from gemmery.lab.health import Finding, doctor
 from gemmery.lab.inspection import inspect
@@ -27,6 +27,7 @@ __all__ = [
     "diff",
     "doctor",
     "emulated_card",
+    "emulated_exhibit",
     "emulated_ladder",
     "exhibit",
     "exhibited_on",

@@ -1,8 +1,8 @@
-"""exhibit(): one effect of the hardware, measured over its space beside its parent's kernel."""
+"""exhibit(): one effect of the hardware, measured over its space beside its parent's kernel, or emulated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +12,25 @@ from gemmery.bench import timing
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
-from gemmery.cuda import driver, exhibits
+from gemmery.cuda import driver, exhibits, nvrtc
+from gemmery.cuda.device import KNOWN
 from gemmery.cuda.driver import Memory
 from gemmery.cuda.exhibits import Config
+from gemmery.emulator.arguments import bound
+from gemmery.emulator.counters import Counters
+from gemmery.emulator.findings import Findings
+from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.run import run as run_kernel
+from gemmery.emulator.simt import Launch
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import results
+from gemmery.lab.emulation import prepared
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.session import GpuSession, ordinal
-from gemmery.ladder.exhibits import Exhibit, find
+from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find
 
 SHARE = 0.3  # seconds for one config and its parent
+EMULATED = 3 << 12  # elements: whole warps at every config, and a second for all configs of an exhibit
 
 
 def exhibit(
@@ -58,6 +67,78 @@ def exhibited_on(device: str, seconds: float = SHARE) -> int:
 def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
     """What the rules of the hardware say of each config, for one launch; no device is needed."""
     return tuple((config, shown.show.counts(shown.show.n, config)) for config in shown.configs())
+
+
+def emulated_exhibit(
+    name: str, n: int = EMULATED, device: str = "h200", on_config: Callable[[str, int, int], None] = lambda *_: None
+) -> tuple[EmulatedExhibit, ...]:
+    """Run an exhibit's kernel on the emulator at each config: its result checked, its counters beside the predicted.
+
+    `n` elements are taken instead of the many that fill a GPU; `device` is a card of cuda/device.py to compile for.
+    `on_config` is told what runs, and how many of all have ended.
+
+    >>> emulated_exhibit("bank_stride")[0].counted["bank_conflicts"]
+    0
+
+    Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
+    """
+    shown, found = find(name), []
+    if device not in KNOWN:
+        raise ArgumentError(f"device {device!r}: not a card that is known; known: {', '.join(KNOWN)}")
+    for done, config in enumerate(shown.configs()):
+        on_config(f"{name}, {words(config)}", done, len(shown.configs()))
+        found.append(_emulated(shown, config, n, KNOWN[device].arch))
+    return tuple(found)
+
+
+def _emulated(shown: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
+    show, x = shown.show, exhibits.numbers(n)
+    geometry, y = show.launch(n, config), np.full(show.results(n, config), np.nan, np.float32)
+    made = nvrtc.ptx(geometry.source, geometry.kernel, arch)
+    program = prepared(made.text, made.entry)
+    given = bound(program.kernel, (x, y, np.int32(n)))
+    counters, findings = Counters(program.kernel, program.merges), Findings()
+    launch = Launch(geometry.grid, geometry.block, given.parameters)
+    run_kernel(program, launch, given.memory, (counters, findings))
+    given.write_back()
+    predicted, counted = show.counts(n, config), _counted(program.kernel, counters)
+    return EmulatedExhibit(
+        shown.name,
+        dict(config),
+        n,
+        arch,
+        predicted,
+        {one: counted[one] for one in predicted},
+        _error(y, show.expected(x, config)),
+        tuple(str(one) for one in findings.found),
+    )
+
+
+def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
+    """What the rules may predict, as it was counted.
+
+    A warp works at a level of a tree when it executes the addition. Its lanes disagree where a branch at the line of
+    an addition parts them; the branches that leave one lane to write a sum are at lines of their own.
+    """
+    counts = counters.counts()
+    adding = {one.inner for one in kernel.instructions if one.opcode == "add.f32"}
+    levels = [index for index, one in enumerate(kernel.instructions) if one.inner in adding]
+    return {
+        "divergent_branches": counts.divergent_branches,
+        "working_warps": counts.instructions["fadd"],
+        "divergent_warps": sum(counters.instruction(index).divergent_branches for index in levels),
+        "shared_loads": counts.shared.loads.requests,
+        "wavefronts": counts.shared.loads.wavefronts,
+        "bank_conflicts": counts.shared.loads.bank_conflicts,
+        "requests": counts.global_.loads.requests,
+        "sectors": counts.global_.loads.sectors,
+    }
+
+
+def _error(y: exhibits.Floats, expected: exhibits.Floats) -> float:
+    """0 when every element is what it must be; 1 and the number of wrong ones otherwise."""
+    wrong = int(np.count_nonzero(~(y == expected)))
+    return 1.0 + wrong if wrong else 0.0
 
 
 def words(config: Config) -> str:
@@ -112,5 +193,4 @@ class _Stage:
         driver.synchronize(stream.ordinal)
         y = np.empty(show.results(show.n, config), np.float32)
         self._y.read(y)
-        wrong = int(np.count_nonzero(~(y == show.expected(self._host, config))))
-        return 1.0 + wrong if wrong else 0.0
+        return _error(y, show.expected(self._host, config))

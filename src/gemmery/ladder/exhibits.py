@@ -30,6 +30,31 @@ class Exhibit:
         return tuple({tuple(sorted(config.items())): config for config in [dict(self.default), *varied]}.values())
 
 
+@dataclass(frozen=True)
+class EmulatedExhibit:
+    """One launch of an exhibit's kernel on the emulator, over `n` elements."""
+
+    name: str
+    config: Config
+    n: int
+    arch: str  # what it was compiled for
+    predicted: Mapping[str, int]  # by the rules
+    counted: Mapping[str, int]  # the same counters, of the kernel's PTX
+    error: float  # 0 when every element of the result is what it must be; above 1 otherwise
+    findings: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """What is wrong with it, a line each: the result, a finding, a counter that is not as predicted."""
+        inexact = (f"gives {self.error - 1:.0f} wrong elements",) if self.error else ()
+        unmet = tuple(
+            f"has {self.counted[name]:,} {name.replace('_', ' ')}, not the {value:,} predicted"
+            for name, value in self.predicted.items()
+            if self.counted[name] != value
+        )
+        return (*inexact, *(f"has a finding at {one}" for one in self.findings), *unmet)
+
+
 def find(name: str) -> Exhibit:
     """The exhibit called `name`; an unknown name is an ArgumentError that lists the known ones."""
     for exhibit in EXHIBITS:

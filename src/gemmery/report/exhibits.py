@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gemmery.bench.record import Run
 from gemmery.cuda.exhibits import Config
-from gemmery.ladder.exhibits import Exhibit
+from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.report import words
 
 Predicted = Sequence[tuple[Config, Mapping[str, int]]]
@@ -25,38 +25,61 @@ def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
     console.print(table)
 
 
-def show_exhibit(
-    shown: Exhibit, source: str, predicted: Predicted, run: Run | None, missing: str, console: Console
-) -> None:
-    """One exhibit: idea, lesson and kernel, then what the rules predict, and what was measured or why nothing was."""
+def show_exhibit(shown: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
+    """One exhibit: idea, lesson and kernel, then what the rules predict, and what was measured."""
+    _introduce(shown, source, console)
+    console.print(_figures(shown, predicted, run))
+    console.print(Text("counts: of one launch, by the rules of the hardware", style="dim"))
+    for m in run.measurements:
+        if m.refused or not words.passed(m):
+            console.print(Text(f"{m.config}: {m.refused or 'an element of the result is wrong'}"))
+
+
+def show_emulated_exhibit(shown: Exhibit, source: str, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
+    """One exhibit where there is no GPU: what the rules predict, and beside it what the emulator counted."""
+    _introduce(shown, source, console)
+    first = emulated[0]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for name in (*first.config, "counts", *(count.replace("_", " ") for count in first.predicted)):
+        table.add_column(name, justify="right")
+    for one in emulated:
+        table.add_row(
+            *(str(value) for value in one.config.values()), "rules", *map("{:,}".format, one.predicted.values())
+        )
+        seen = [
+            Text(f"{value:,}", style="dim" if value == one.predicted[name] else "bold red")
+            for name, value in one.counted.items()
+        ]
+        table.add_row(*[""] * len(one.config), Text("emulator", style="dim"), *seen)
+    console.print(table)
+    for line in (
+        f"rules: what they predict of one launch for {first.n:,} elements",
+        f"emulator: what it counted in the kernel's PTX for {first.arch}; every result was checked",
+    ):
+        console.print(Text(line, style="dim"))
+
+
+def _introduce(shown: Exhibit, source: str, console: Console) -> None:
     console.print(Text(shown.name, style="bold"), Text(shown.idea, style="dim"))
     console.print(Text(shown.lesson))
     console.print()
     console.print(Text(source.rstrip(), style="dim"), soft_wrap=True)
     console.print()
-    console.print(_figures(shown, predicted, run))
-    console.print(Text("counts: of one launch, by the rules of the hardware", style="dim"))
-    if missing:
-        console.print(Text(f"not run: {missing}"))
-    for m in run.measurements if run else ():
-        if m.refused or not words.passed(m):
-            console.print(Text(f"{m.config}: {m.refused or 'an element of the result is wrong'}"))
 
 
-def _figures(shown: Exhibit, predicted: Predicted, run: Run | None) -> Table:
+def _figures(shown: Exhibit, predicted: Predicted, run: Run) -> Table:
     """A row for each config: what was set, time, ratio to the parent, and the predicted counts."""
     counts = list(predicted[0][1])
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    head = [*shown.default, *(["time"] if run else []), *([shown.parent] if run and shown.parent else [])]
+    head = [*shown.default, "time", *([shown.parent] if shown.parent else [])]
     for name in (*head, *(count.replace("_", " ") for count in counts)):
         table.add_column(name, justify="right")
-    taken = {tuple(sorted(m.config.items())): m for m in run.measurements} if run else {}
+    taken = {tuple(sorted(m.config.items())): m for m in run.measurements}
     for config, each in predicted:
         row = [str(value) for value in config.values()]
-        if run:
-            m = taken[tuple(sorted(config.items()))]
-            row.append(words.duration(m.seconds) if m.seconds else "refused")
-            if shown.parent:
-                row.append(words.times(m.versus.get(shown.parent), m.spread.get(shown.parent, 0.0)))
+        m = taken[tuple(sorted(config.items()))]
+        row.append(words.duration(m.seconds) if m.seconds else "refused")
+        if shown.parent:
+            row.append(words.times(m.versus.get(shown.parent), m.spread.get(shown.parent, 0.0)))
         table.add_row(*row, *(f"{each[count]:,}" for count in counts))
     return table

@@ -84,3 +84,15 @@ def test_scalars_stay_scalars():
 def test_none_without_the_instruction(monkeypatch):
     monkeypatch.setattr(target, "host", lambda: target.Target("generic", frozenset()))
     assert fused.fma.__wrapped__() is None
+
+
+@needs_fma
+def test_chains_are_the_emulators():
+    """Every bit of a chain of four, for numbers of all sizes, infinities and NaN among them."""
+    draw = np.random.default_rng(5)
+    given = [draw.standard_normal((37, 32)) * 10.0 ** draw.integers(-200, 200, (37, 32)) for _ in range(4)]
+    for one in given:
+        one.ravel()[draw.choice(one.size, 20, replace=False)] = np.resize([np.inf, -np.inf, np.nan, 0.0, -0.0], 20)
+    with np.errstate(all="ignore"):
+        for found, expected in zip(fused.chain()(*given), exact.chain(*given), strict=True):
+            assert_same(found, expected)

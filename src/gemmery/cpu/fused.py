@@ -1,16 +1,20 @@
-"""The hardware's fused multiply-add as a NumPy ufunc, which NumPy itself does not offer."""
+"""The hardware's fused multiply-add as a NumPy ufunc, which NumPy itself does not offer, and chains of it."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gemmery.cpu import jit, target, workspace
 from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
 from gemmery.cpu.target import Target
+
+Array = NDArray[Any]
 
 _UNROLL = 2  # vectors a turn of the loop
 _TYPES = {"float": "f", "double": "d"}  # of LLVM, and NumPy's character for it
@@ -29,6 +33,55 @@ def fma() -> np.ufunc | None:
         return None
     loops = jit.load(host, "fused multiply-add loops", lambda: _module(host))
     return _ufunc([loops[f"fma_{element}"] for element in _TYPES], "".join(4 * kind for kind in _TYPES.values()))
+
+
+@functools.cache
+def chain() -> Callable[..., tuple[Array, Array]] | None:
+    """Products of 8 x 4 by 4 x 8 matrices as the emulator's `exact.chain` makes them, 20 times as fast; None where the
+    CPU has no instruction for it.
+
+    >>> ones, zeros = np.ones((1, 32)), np.zeros((1, 32))
+    >>> chained = chain()
+    >>> chained is None or [float(side[0, 0]) for side in chained(ones, ones, zeros, zeros)] == [4.0, 4.0]
+    True
+    """
+    host = target.host()
+    if not host.has_fma:
+        return None
+    address = jit.load(host, "chains of fused multiply-adds", lambda: _chains(host))["chain"]
+    run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6, ctypes.c_int64)(address)
+
+    def chained(a: Array, b: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
+        # Of B the words of one k and of every other line in a row: a vector for each side of the sums.
+        lines = np.ascontiguousarray(b.reshape(-1, 4, 2, 4).transpose(0, 3, 2, 1), np.float64)
+        given = [np.ascontiguousarray(one, np.float64) for one in (a, c0, c1)]
+        d0, d1 = np.empty(given[0].shape), np.empty(given[0].shape)
+        run(*(one.ctypes.data for one in (given[0], lines, *given[1:], d0, d1)), len(lines))
+        return d0, d1
+
+    return chained
+
+
+def _chains(target: Target) -> Module:
+    """Of each warp: 8 rows of a vector for the even columns and one for the odd ones, 4 steps of k."""
+    module = Module(target)
+    names = ("a", "b", "c0", "c1", "d0", "d1")
+    row, warp = 4 * SIZES["double"], 32 * SIZES["double"]
+    four = vector(4, "double")
+    with (
+        module.function("chain", *(("ptr", name) for name in names), ("i64", "warps")) as f,
+        f.loop(0, f["warps"]) as i,
+    ):
+        a, b, *sides = (f[name] + i * warp for name in names)
+        lines = [[f.load(four, b + (2 * k + side) * row) for side in range(2)] for k in range(4)]
+        for r in range(8):
+            words = [f.broadcast(f.load("double", a + r * row + 8 * k), 4) for k in range(4)]
+            for side in range(2):
+                total = f.load(four, sides[side] + r * row)
+                for k in range(4):
+                    total = f.fma(words[k], lines[k][side], total)
+                f.store(total, sides[2 + side] + r * row)
+    return module
 
 
 def _ufunc(loops: list[int], types: str) -> np.ufunc:

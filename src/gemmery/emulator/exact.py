@@ -38,6 +38,21 @@ def fma(x: Values, y: Values, z: Values) -> Values:
     return where(doubtful, odd_sum(product, np.float64(1) * z).astype(np.float32), rounded)
 
 
+def chain(a: Values, b: Values, c0: Values, c1: Values) -> tuple[Values, Values]:
+    """C + A B in f64 as chains of fused multiply-adds, k ascending: 8 x 4 by 4 x 8, an array (warps, 32) each.
+
+    Lane 4 r + w holds A[r, w], B[w, r], and of the sums C[r, 2 w] in the first and C[r, 2 w + 1] in the second.
+    """
+    rows, lines = a.reshape(-1, 8, 4), b.reshape(-1, 4, 2, 4)
+    sums = [c0, c1]
+    for k in range(4):
+        words = np.repeat(rows[..., k], 4, axis=1)
+        for side in range(2):
+            columns = np.broadcast_to(lines[:, None, :, side, k], (len(a), 8, 4)).reshape(-1, 32)
+            sums[side] = fma(words, columns, sums[side])
+    return sums[0], sums[1]
+
+
 def two_sum(a: Values, b: Values) -> tuple[Values, Values]:
     """The rounded sum and its error, both exact together (Knuth); NaN where the sum is not finite."""
     total = a + b

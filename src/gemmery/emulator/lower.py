@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import barriers, ops, specials
+from gemmery.emulator import barriers, exact, ops, specials
 from gemmery.emulator.merging import Merge, merged
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Step = Callable[["Machine", Mask], None]
 Read = Callable[[list[Any]], Any]
 Write = Callable[[list[Any], Mask, Any], None]
+Faster = Mapping[Callable[..., Any], Callable[..., Any]]
 ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier"))
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")
 CARRY = Register("%carry", "pred")  # a flag of each thread, which no program names
@@ -98,9 +99,9 @@ class Program:
 class Lowering:
     """Operands to functions of the registers; gives out slots as it meets them."""
 
-    def __init__(self, kernel: Kernel, fma: Callable[..., Any] | None) -> None:
+    def __init__(self, kernel: Kernel, faster: Faster) -> None:
         self.kernel = kernel
-        self.fma = fma
+        self.faster = faster
         self.slots: dict[str, int] = {}
         self.provided: dict[str, int] = {}
         self.zeros: list[Any] = []
@@ -209,22 +210,18 @@ class Lowering:
         return _lane_step(meaning, reads, writes, len(result_kinds) > 1)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
-        """An op's function, the launch's own fused multiply-add in the place of the table's."""
-        from gemmery.emulator import exact
-
-        if self.fma is None:
-            return op.meaning
-        if op.fuses:
-            return partial(op.meaning, fma=self.fma)
-        return self.fma if op.meaning is exact.fma else op.meaning
+        """An op's function, or the faster one that the launch was given for it."""
+        if op.chains and exact.chain in self.faster:
+            return partial(op.meaning, chain=self.faster[exact.chain])
+        return self.faster.get(op.meaning, op.meaning)
 
 
-def lowered(kernel: Kernel, fma: Callable[..., Any] | None = None) -> Program:
-    """Prepare a kernel; `fma` is a faster exact fused multiply-add of f32 and f64 arrays.
+def lowered(kernel: Kernel, faster: Faster | None = None) -> Program:
+    """Prepare a kernel; `faster` may hold other functions for `exact.fma` and `exact.chain`, that give the same bits.
 
     Raises EmulationError for an instruction that is not modelled.
     """
-    lowering = Lowering(kernel, fma)
+    lowering = Lowering(kernel, faster or {})
     starts = _starts(kernel)
     number = {start: place for place, start in enumerate(starts)}
     number[len(kernel.instructions)] = len(starts)
@@ -305,7 +302,7 @@ def _step(lowering: Lowering, index: int) -> Step:
     if op is not None:
         step = lowering.computed(instruction, op)
     else:
-        handler = HANDLERS.get(instruction.opcode.split(".")[0])
+        handler = HANDLERS.get(instruction.opcode.split(".")[0].partition(" ")[0])  # "call vprintf" too
         if handler is None:
             raise refused(instruction)
         step = handler(lowering, index)

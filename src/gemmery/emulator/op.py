@@ -51,6 +51,6 @@ class Op:
     kind: str = "alu"  # what Run.instructions counts it as: "fma", "mma", "shfl", "cvt", ...
     flops: int = 0  # floating-point operations of one thread ("lane") or of one warp ("warp")
     issues: int = 1  # machine instructions that this one becomes
-    fuses: bool = False  # `meaning` has a parameter `fma`: the exact fused multiply-add of the launch
+    chains: bool = False  # `meaning` has a parameter `chain`, for which a faster exact.chain may be given
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
     complement: Callable[..., Any] | None = None  # of setp: where "p|q" is written, gives q of the same operands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.device import find
 from gemmery.cuda.geometry import refusal
 from gemmery.cuda.launch import arguments, too_large
+from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.events import Observer
 from gemmery.emulator.lower import Program, lowered
@@ -29,6 +30,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 Array = NDArray[Any]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,13 @@ def run_rung(
 @lru_cache(maxsize=64)
 def prepared(text: str, kernel: str) -> Program:
     """A kernel of a PTX text, ready for any launch."""
-    return lowered(parse(text).kernels[kernel], fused.fma())
+    return lowered(parse(text).kernels[kernel], faster())
+
+
+def faster() -> Mapping[Function, Function]:
+    """Compiled functions for those of `emulator.exact`, where the CPU has the instruction."""
+    pairs: tuple[tuple[Function, Function | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
+    return {slow: quick for slow, quick in pairs if quick is not None}
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:

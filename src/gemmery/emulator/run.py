@@ -130,8 +130,8 @@ def _told(run: Run) -> Iterator[str]:
     shared = run.shared
     for way, banked in (("loads", shared.loads), ("stores", shared.stores), ("atomics", shared.atomics)):
         if banked.requests:
-            counts = (banked.requests, banked.wavefronts, banked.wavefronts_ideal, banked.bank_conflicts)
-            yield " ".join([f"{f'shared {way}':16}", *(f"{one:12,}" for one in counts)])
+            served = (banked.requests, banked.wavefronts, banked.wavefronts_ideal, banked.bank_conflicts)
+            yield " ".join([f"{f'shared {way}':16}", *(f"{one:12,}" for one in served)])
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in run.instructions.most_common(8))
     yield f"warps' instructions: {kinds}"
     yield f"flops {run.flops:,}; branches {run.branches:,}, divergent {run.divergent_branches:,}"

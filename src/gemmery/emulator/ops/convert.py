@@ -208,6 +208,8 @@ def _between_floats() -> dict[str, Op]:
             for mode in MODES:
                 meaning = _chain(before, _of_float(of), _to_float(to, mode), after)
                 table[f"cvt.{mode}{modifiers}.{to}.{of}"] = _op(to, of, meaning)
+    for rounding, whole in WHOLE.items():
+        table[f"cvt.{rounding}.bf16.bf16"] = _op("bf16", "bf16", _chain(from_bf16, whole, to_bf16))
     return table
 
 

@@ -13,6 +13,7 @@ import gemmery as gm
 from gemmery import cli, lab, report
 from gemmery.errors import ArgumentError
 from gemmery.ladder.inspection import Comparison
+from gemmery.report import counters
 from gemmery.report.inspection import inspection_page, parts
 from gemmery.report.side_by_side import comparison_page, sections
 
@@ -22,6 +23,11 @@ SIDE = 128  # of what is emulated
 @pytest.fixture(scope="module")
 def smem():
     return lab.inspect("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
+
+
+@pytest.fixture(scope="module")
+def vectorized():
+    return lab.inspect("simt_vectorized", n=SIDE, device="sm_80")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def test_lines_count_what_arithmetic_says(smem):
 def test_the_total_is_the_sum_of_the_lines(smem):
     total = smem.emulated.total
     for name in ("instructions", "wavefronts", "requests", "sectors", "used", "flops", "divergent_branches"):
-        assert getattr(total, name) == sum(getattr(one, name) for one in smem.emulated.lines)
+        assert getattr(total, name) == sum(getattr(one, name) for one in smem.emulated.lines if not one.depth)
     assert sum(smem.emulated.kinds.values()) == total.instructions
     assert smem.emulated.kinds["fma"] == SIDE**3 // 32
 
@@ -74,8 +80,43 @@ def test_the_table_stands_beside_the_source(smem):
     assert "a[y][x] = a_or_zero<S>" in shown.getvalue()
     narrow = io.StringIO()
     report.show_inspection(smem, Console(file=narrow, width=80))
-    assert "4,194,304" in narrow.getvalue()
+    assert "a[y][x] = a_or_zero<S>" not in narrow.getvalue()
     assert all(len(line) <= 80 for line in narrow.getvalue().splitlines())
+
+
+def test_a_line_that_calls_all_is_followed_by_what_it_calls(vectorized):
+    whole = at(vectorized, "multiply_in_registers")
+    inside = vectorized.emulated.lines[vectorized.emulated.lines.index(whole) + 1 :]
+    assert (whole.depth, whole.flops, whole.requests > 0) == (0, 2 * SIDE**3, True)
+    called = [one for one in inside if one.depth == 1]
+    for name in ("wavefronts", "bank_conflicts", "requests", "sectors", "used", "flops"):
+        assert sum(getattr(one, name) for one in called) == getattr(whole, name)
+    # Loads of A and of B are told apart; the multiply-add, one line of types.cuh, counts at the line that calls it.
+    a, b = (next(one for one in inside if one.code.startswith(f"{x}_load.fetch")) for x in "ab")
+    assert a.requests == b.requests == whole.requests // 3
+    product = next(one for one in inside if one.code.startswith("sums[i][j] = multiply_add"))
+    assert (product.line.partition(":")[0], product.depth, product.flops) == ("registers.cuh", 3, 2 * SIDE**3)
+    assert not any(one.line.startswith(("types.cuh", "ptx.cuh")) for one in vectorized.emulated.lines)
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
+def test_a_figure_is_whole_or_rounded_or_left_out(width, vectorized):
+    """Never cut off: each figure that is shown is one of the table, or that one rounded to three digits."""
+    (part,) = [part for part in parts(vectorized) if part.title.startswith("Counters")]
+    head, rows, note = counters.fitted(part.head, part.rows, width)
+    assert sum(2 + max(map(len, column)) for column in zip(head, *rows, strict=True)) <= width
+    names = [counters.SHORT.get(name, name) if note else name for name in part.head]
+    assert {"line", "conflicts", "wavefronts"} <= {part.head[names.index(name)] for name in head}
+    for row, whole in zip(rows, part.rows, strict=True):
+        for name, cell in zip(head, row, strict=True):
+            full = whole[names.index(name)]
+            if note and cell[-1:] in ("k", "M"):
+                value = float(cell[:-1]) * {"k": 1e3, "M": 1e6}[cell[-1]]
+                assert abs(value - int(full.replace(",", ""))) <= 0.005 * value
+            else:
+                assert cell in (full, full.replace(",", "")) or (name == "source" and full.startswith(cell[:-1]))
+    assert bool(note) == (width <= 120)
+    assert ("source" in head) == (width >= 120)
 
 
 def test_the_page_has_the_pictures(smem):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
+from gemmery.emulator.counts import Frames
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.errors import ArgumentError
 
@@ -48,18 +49,25 @@ def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
             _of_each(global_, _in_vain, loads=2),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
         )
-    known = sorted({str(place) for one in (*shared, *global_) for place in (one.line, one.inner)})
     found = Chosen(
         _costliest((one for one in shared if _is_at(one, line)), _conflicts, MOST_OF_LINE),
         tuple(tile for tile in _tiles(trace, steps) if any(_is_at(one, line) for one in (tile.store, tile.load))),
         _costliest((one for one in global_ if _is_at(one, line)), _in_vain, MOST_OF_LINE),
-        tuple(one for one in parted if str(one.line) == line),
+        tuple(one for one in parted if _is_at(one, line)),
     )
     if found == Chosen():
-        raise ArgumentError(
-            f"line {line!r}: no access to memory and no divergent branch; there are: {', '.join(known)}"
-        )
+        raise ArgumentError(f"line {line!r}: no access to memory and no divergent branch; {_known(trace, line)}")
     return found
+
+
+def _known(trace: Trace, line: str) -> str:
+    """The lines of the file asked for that there is something to show of, or else the kernels' own."""
+    found: tuple[WarpAccess | Divergence, ...]
+    found = (*(warps[0] for warps in trace.accesses.values()), *trace.divergences.values())
+    file = line.rpartition(":")[0]
+    within = {place for one in found for place in _frames(one) if place.file == file}
+    places = sorted(within or {one.line for one in found}, key=lambda place: (place.file, place.number))
+    return f"there are: {', '.join(map(str, places))}" if places else "there are none"
 
 
 def served(access: WarpAccess) -> banks.Served:
@@ -92,8 +100,12 @@ def _idle(found: Divergence) -> int:
     return sum(stretch.instructions * stretch.lanes.count(False) for stretch in found.stretches)
 
 
-def _is_at(access: WarpAccess | None, line: str) -> bool:
-    return access is not None and line in (str(access.line), str(access.inner))
+def _is_at(one: WarpAccess | Divergence | None, line: str) -> bool:
+    return one is not None and line in map(str, _frames(one))
+
+
+def _frames(one: WarpAccess | Divergence) -> Frames:
+    return one.frames or (one.line,)
 
 
 def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]]) -> WarpAccess:
@@ -121,7 +133,7 @@ def _costliest(
     """The costliest accesses; of those that look alike the first."""
     found: dict[object, WarpAccess] = {}
     for one in sorted(accesses, key=cost, reverse=True):
-        found.setdefault((one.line, one.inner, one.opcode, _pattern(one)), one)
+        found.setdefault((_frames(one), one.opcode, _pattern(one)), one)
     return tuple(found.values())[:most]
 
 

@@ -33,6 +33,7 @@ class WarpAccess:
     width: int
     addresses: tuple[int | None, ...]  # one a lane, None where it takes no part; of shared memory from the block's zero
     warp: int = 0  # of its block
+    frames: tuple[Line, ...] = ()  # the calls that were inlined, `line` first and `inner` last
 
     @property
     def piece(self) -> int:
@@ -78,6 +79,7 @@ class Divergence:
     active: Lanes  # those that execute the branch
     stretches: tuple[Stretch, ...]
     warp: int = 0  # of its block
+    frames: tuple[Line, ...] = ()  # of the branch, as of an access
 
 
 class Trace(Observer):
@@ -150,8 +152,9 @@ class Trace(Observer):
         parted = going.any(axis=1) & (going != works).any(axis=1)
         if parted.any():
             warp = int(parted.argmax())
-            line = machine.kernel.instructions[index].line
-            self.divergences[key] = Divergence(line, _lanes(going[warp]), _lanes(works[warp]), (), warp)
+            at = machine.kernel.instructions[index]
+            found = Divergence(at.line, _lanes(going[warp]), _lanes(works[warp]), (), warp, at.frames)
+            self.divergences[key] = found
             walk = _Walk(key, warp)
             walk.add(_stretch(machine, *self._before, _lanes(works[warp])))
             self._open.append(walk)
@@ -205,6 +208,7 @@ class _Block:
                 event.width,
                 tuple(address if works else None for address, works in zip(addresses, active, strict=True)),
                 warp,
+                instruction.frames,
             )
             for warp, (addresses, active) in enumerate(rows)
             if any(active)

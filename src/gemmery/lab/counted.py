@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from gemmery.cuda import nvrtc
 from gemmery.emulator.chosen import Chosen, chosen
-from gemmery.emulator.counts import Counts
+from gemmery.emulator.counts import Counts, Frames
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Trace
 from gemmery.lab.emulation import Operands, run_rung
-from gemmery.ladder.inspection import Emulated, LineCounts
+from gemmery.ladder.inspection import Emulated, LineCounts, calling
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 MOST = 128  # side of what is emulated: one of the largest tiles, a few steps along k
+MUCH = 0.05  # of all instructions: enough for a line of its own, where it is inlined and moves nothing
 TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 
 
@@ -43,7 +44,7 @@ def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     counts = reduce(add, runs).counts
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
     found = chosen(trace, steps, line)
-    lines = tuple(_line_counts(str(place), _code(place), here) for place, here in counts.lines.items())
+    lines = tuple(_tree(counts))
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
     return Emulated(problem, lines, total, kinds, found, _shown(found))
 
@@ -56,7 +57,23 @@ def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
     return values.astype(TYPES[dtype])
 
 
-def _line_counts(line: str, code: str, counts: Counts) -> LineCounts:
+def _tree(counts: Counts) -> Iterator[LineCounts]:
+    """The lines of the kernel's file, each followed by what is inlined into it, with all that this calls itself."""
+    sums: dict[Frames, Counts] = {}
+    for frames, here in counts.frames.items():
+        shown = calling(frames)
+        for depth in range(1, len(shown) + 1):
+            place = shown[:depth]
+            sums[place] = sums[place] + here if place in sums else here
+    much = MUCH * sum(counts.instructions.values())
+    for place in sorted(sums, key=lambda frames: [(line.file, line.number) for line in frames]):
+        here, last = sums[place], place[-1]
+        moves = here.shared.requests or here.global_.requests or here.flops or here.divergent_branches
+        if len(place) == 1 or moves or sum(here.instructions.values()) >= much:
+            yield _line_counts(str(last), _code(last), here, len(place) - 1)
+
+
+def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:
     return LineCounts(
         line,
         code,
@@ -69,6 +86,7 @@ def _line_counts(line: str, code: str, counts: Counts) -> LineCounts:
         counts.global_.used,
         counts.divergent_branches,
         counts.flops,
+        depth,
     )
 
 
@@ -79,6 +97,10 @@ def _code(place: Line) -> str:
 
 
 def _shown(found: Chosen) -> Mapping[str, str]:
-    """The text of each line at which a stretch begins."""
-    places = {stretch.first for one in found.divergences for stretch in one.stretches}
+    """The text of each line that a picture names."""
+    accesses = [one for tile in found.tiles for one in (tile.store, tile.load) if one is not None]
+    frames = [one.frames for one in (*accesses, *found.shared, *found.global_)]
+    frames += [one.frames for one in found.divergences]
+    places = {calling(place)[-1] for place in frames}
+    places |= {stretch.first for one in found.divergences for stretch in one.stretches}
     return {str(place): _code(place) for place in places}

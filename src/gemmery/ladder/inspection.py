@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 from gemmery.cuda import inspection
 from gemmery.emulator.chosen import Chosen
+from gemmery.emulator.counts import Frames
 from gemmery.problem import Problem
+
+WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of functions that are an instruction each
 
 
 @dataclass(frozen=True)
 class LineCounts:
-    """What one line of a kernel's source does, or all of them together."""
+    """What one line of a kernel's source does with all that it calls, or all of them together."""
 
     line: str  # "simt_smem.cu:18"
     code: str
@@ -25,6 +28,7 @@ class LineCounts:
     used: int = 0  # bytes of the sectors that a lane asked for
     divergent_branches: int = 0
     flops: int = 0
+    depth: int = 0  # 1 for a line that the line of depth 0 before it calls, and so on
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Emulated:
     """All launches of a rung, run on the emulator."""
 
     problem: Problem  # smaller than the one asked for
-    lines: tuple[LineCounts, ...]
+    lines: tuple[LineCounts, ...]  # each followed by the lines inlined into it that do something to memory, or much
     total: LineCounts
     kinds: Mapping[str, int]  # instructions by kind
     chosen: Chosen = field(default_factory=Chosen)  # for pictures
@@ -45,6 +49,14 @@ class Inspection(inspection.Inspection):
 
     emulated: Emulated | None = None
     not_emulated: str = ""  # why it was not
+
+
+def calling(frames: Frames) -> Frames:
+    """The same without the function of a single instruction at its end: that belongs to the line that calls it."""
+    last = len(frames)
+    while last > 1 and frames[last - 1].file in WRAPPERS:
+        last -= 1
+    return frames[:last]
 
 
 @dataclass(frozen=True)

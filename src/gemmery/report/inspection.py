@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
@@ -27,7 +27,6 @@ UNITS = {
     "tensor_f64": "tensor cores, f64",
 }
 SOURCE = counters.HEAD[-1]  # a column of code
-LEAST = 20  # characters of it that are worth showing
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 
 
@@ -48,8 +47,9 @@ def show_inspection(found: Inspection, console: Console, ptx: bool = False, mach
     for part in parts(found):
         console.print()
         console.print(Text(part.title, style="bold"))
-        console.print(_table(part, console.width))
-        for note in part.notes:
+        shown = _fitted(part, console.width)
+        console.print(_table(shown))
+        for note in shown.notes:
             console.print(Text(note, style="dim"))
     for title, text in _codes(found, ptx, machine):
         console.print()
@@ -226,15 +226,17 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
-def _table(part: Part, width: int) -> Table:
-    """A table for a terminal of so many columns; where there is no room for the source, it is left out."""
-    rows, head, apart = part.rows, part.head, 2
-    if SOURCE in head:
-        apart = 1
-        taken = sum(2 + max(map(len, column)) for column in zip(head[:-1], *(row[:-1] for row in rows), strict=True))
-        room = width - taken - 4  # beside the last column's own space and the table's edges
-        head = head if room >= LEAST else head[:-1]
-        rows = tuple((*row[:-1], _cropped(row[-1], room))[: len(head)] for row in rows)
+def _fitted(part: Part, width: int) -> Part:
+    """Counters as a terminal of so many columns has room for them; any other part as it is."""
+    if SOURCE not in part.head:
+        return part
+    head, rows, note = counters.fitted(part.head, part.rows, width - 2)  # the table's edges
+    return replace(part, head=head, rows=rows, notes=(*part.notes, *filter(None, [note])))
+
+
+def _table(part: Part) -> Table:
+    rows, head = part.rows, part.head
+    apart = 1 if head[:1] == counters.HEAD[:1] else 2
     table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, apart, 0, 0))
     for index in range(len(rows[0]) if rows else len(head)):
         name = head[index] if head else ""
@@ -243,10 +245,6 @@ def _table(part: Part, width: int) -> Table:
     for row in rows:
         table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
     return table
-
-
-def _cropped(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
 def _html(part: Part) -> str:

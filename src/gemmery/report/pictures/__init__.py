@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gemmery.emulator.chosen import Chosen
+from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture
 from gemmery.report.pictures.wavefronts import wavefronts_picture
+from gemmery.report.pictures.wording import quoted
 from gemmery.report.svg import Plot, standalone
 
 __all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
@@ -16,11 +19,18 @@ __all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_p
 
 def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tuple[Plot, ...]:
     """A figure for everything that was chosen; `source` gives the text of lines, `prefix` begins the figures' names."""
-    return (
-        *(tile_picture(one, f"{prefix}tile-{place}") for place, one in enumerate(chosen.tiles, 1)),
-        *(wavefronts_picture(one, f"{prefix}banks-{place}") for place, one in enumerate(chosen.shared, 1)),
-        *(sectors_picture(one, f"{prefix}sectors-{place}") for place, one in enumerate(chosen.global_, 1)),
-        *(divergence_picture(one, source, f"{prefix}lanes-{place}") for place, one in enumerate(chosen.divergences, 1)),
+    drawn: tuple[tuple[Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
+        *((tile_picture(one, f"tile-{place}"), (one.store, one.load)) for place, one in enumerate(chosen.tiles, 1)),
+        *((wavefronts_picture(one, f"banks-{place}"), (one,)) for place, one in enumerate(chosen.shared, 1)),
+        *((sectors_picture(one, f"sectors-{place}"), (one,)) for place, one in enumerate(chosen.global_, 1)),
+        *(
+            (divergence_picture(one, source, f"lanes-{place}"), (one,))
+            for place, one in enumerate(chosen.divergences, 1)
+        ),
+    )
+    return tuple(
+        replace(plot, name=f"{prefix}{plot.name}", caption=plot.caption + quoted(source, *shown))
+        for plot, shown in drawn
     )
 
 

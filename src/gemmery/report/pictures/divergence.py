@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gemmery.emulator.trace import Divergence, Stretch
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, label, legend, svg
-from gemmery.report.pictures.wording import plural
+from gemmery.report.pictures.wording import called, plural, seen
 from gemmery.report.svg import Plot
 
 WARP = 32
@@ -42,12 +42,12 @@ def divergence_picture(found: Divergence, source: Mapping[str, str], name: str =
     apart = sum(stretch.instructions for stretch in found.stretches if _way(found, stretch) != "together")
     taken, active = sum(found.taken), sum(found.active)
     caption = (
-        f"{found.line}: {taken} of {plural(active, 'lane')} branch, {active - taken} do not, and the warp walks both "
-        f"ways one after the other. Of {plural(issued, 'instruction')} it issues {apart:,} for a part of its lanes; "
-        f"{words.percent(worked / (WARP * issued))} of the lanes' time is used."
+        f"{called(found)}: {taken} of {plural(active, 'lane')} branch, {active - taken} do not, and the warp walks "
+        f"both ways one after the other. Of {plural(issued, 'instruction')} it issues {apart:,} for a part of its "
+        f"lanes; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
     )
-    described = f"lanes over time at the branch of {found.line}: {taken} of {active} lanes branch"
-    return Plot(name, f"Lanes at the branch of {found.line}", caption, svg(described, top + 24, parts))
+    described = f"lanes over time at the branch of {seen(found)}: {taken} of {active} lanes branch"
+    return Plot(name, f"Lanes at the branch of {seen(found)}", caption, svg(described, top + 24, parts))
 
 
 def _height(instructions: int) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gemmery.emulator.trace import WarpAccess
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, filled, label, legend, outline, spoken, svg, who
-from gemmery.report.pictures.wording import place, plural
+from gemmery.report.pictures.wording import place, plural, seen
 from gemmery.report.svg import Plot
 
 SECTOR, LINE = 32, 128  # bytes
@@ -45,8 +45,8 @@ def sectors_picture(access: WarpAccess, name: str = "sectors", start: int | None
         f"{words.percent(asked / moved)}. A row is a line of {LINE} bytes; offsets are from "
         f"{'the first one' if start is None else 'the start of the array'}."
     )
-    described = f"sectors of {access.opcode} at {access.line}: {said}, {asked} of {moved} bytes used"
-    return Plot(name, f"Sectors of {access.opcode}, {access.line}", caption, svg(described, top + 22, parts))
+    described = f"sectors of {access.opcode} at {seen(access)}: {said}, {asked} of {moved} bytes used"
+    return Plot(name, f"Sectors of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))
 
 
 def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:

@@ -8,7 +8,7 @@ from gemmery.banks import BANK, BANKS
 from gemmery.emulator.trace import TileLayout, WarpAccess
 from gemmery.report.pictures.drawing import EM, cell, label, legend, spoken, svg, who
 from gemmery.report.pictures.wavefronts import boxes, cost, groups
-from gemmery.report.pictures.wording import place
+from gemmery.report.pictures.wording import place, seen
 from gemmery.report.svg import Plot
 
 BANK_ROW = BANK * BANKS  # bytes that the 32 banks hold once
@@ -66,7 +66,7 @@ def _panel(
     )
     height = 18 + 10 * lines
     parts = [
-        label(0, top, f"{_verb(access)}, {spoken(group)}: {access.opcode}, {access.line}", anchor="start", size=12)
+        label(0, top, f"{_verb(access)}, {spoken(group)}: {access.opcode}, {seen(access)}", anchor="start", size=12)
     ]
     top += 18
     parts.append(label(LEFT - 12, top, "banks" if size > BANK else "bank", "muted", anchor="end"))

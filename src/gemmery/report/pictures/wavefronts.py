@@ -11,7 +11,7 @@ from gemmery.banks import BANK, BANKS, LANES
 from gemmery.emulator.chosen import served
 from gemmery.emulator.trace import WarpAccess
 from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
-from gemmery.report.pictures.wording import place, plural
+from gemmery.report.pictures.wording import place, plural, seen
 from gemmery.report.svg import Plot
 
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
@@ -46,14 +46,14 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
     for group, stack, height in zip(turns, stacks, heights, strict=True):
         parts += _stack(group, stack, height, top, row)
         top += height * row + GAP
-    seen = {box.meets for stack in stacks for box in stack}
-    parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in seen]))
-    described = f"banks of {access.opcode} at {access.line}: {cost(access)}"
+    kinds = {box.meets for stack in stacks for box in stack}
+    parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
+    described = f"banks of {access.opcode} at {seen(access)}: {cost(access)}"
     caption = (
         f"{place(access)}: {cost(access)}. {_turns(turns)} A box is a word, or words side by side, with the lanes "
         "that ask for it; the highest stack of a group is its wavefronts."
     )
-    return Plot(name, f"Banks of {access.opcode}, {access.line}", caption, svg(described, top + 22, parts))
+    return Plot(name, f"Banks of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))
 
 
 def groups(access: WarpAccess) -> list[tuple[int, ...]]:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from gemmery.emulator.trace import WarpAccess
+from collections.abc import Mapping
+
+from gemmery.emulator.ptx import Line
+from gemmery.emulator.trace import Divergence, WarpAccess
+from gemmery.ladder.inspection import calling
+
+
+def seen(one: WarpAccess | Divergence) -> Line:
+    """The line where it is done: the innermost that is more than a name for an instruction."""
+    return calling(one.frames or (one.line,))[-1]
+
+
+def called(one: WarpAccess | Divergence) -> str:
+    """That line, and those that it is called from: "registers.cuh:22 (called from simt_padded.cu:19)"."""
+    *outer, here = map(str, calling(one.frames or (one.line,)))
+    return f"{here} (called from {', '.join(reversed(outer))})" if outer else here
 
 
 def place(access: WarpAccess) -> str:
     """The instruction and where it stands: "st.shared.f32 of simt_smem.cu:18, warp 0"."""
-    inside = f", there {access.inner}" if access.inner != access.line else ""
-    return f"{access.opcode} of {access.line}{inside}, warp {access.warp}"
+    return f"{access.opcode} of {called(access)}, warp {access.warp}"
+
+
+def quoted(source: Mapping[str, str], *ones: WarpAccess | Divergence | None) -> str:
+    """The text of their lines, where it is known: " The source: “x = 0;”."."""
+    texts = [source.get(str(seen(one)), "") for one in ones if one is not None]
+    known = [f"“{text}”" for text in dict.fromkeys(texts) if text]
+    return f" The source: {', '.join(known)}." if known else ""
 
 
 def plural(number: int, what: str) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmery.errors import EmulationError
 from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
@@ -74,14 +73,7 @@ def test_every_kernel_of_the_folder_is_launched():
     assert set(FAULTS) == {path.stem for path in FOLDER.glob("*.cu")}
 
 
-WAITING = {"mbarrier_count", "mbarrier_parity"}  # their instructions are not modelled yet
-NAMES = [
-    pytest.param(name, marks=pytest.mark.xfail(raises=EmulationError, strict=True) if name in WAITING else ())
-    for name in FAULTS
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_at_its_line(name):
     """The kind, the line, and the other line where there are two; and nothing else."""
     others = marked(name, "OTHER") or {None}
@@ -89,7 +81,7 @@ def test_a_fault_is_found_at_its_line(name):
     assert told == {(FAULTS[name][0], line, other) for line in marked(name, "FAULT") for other in others}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_found_in_the_repaired_kernel(name):
     """The same kernel as it should be."""
     assert found(name, fixed=True) == ()
@@ -98,7 +90,7 @@ def test_nothing_is_found_in_the_repaired_kernel(name):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_warps_hides_nothing(seed):
     """Every fault is found in any order of blocks and warps, and no repaired kernel is blamed."""
-    for name in set(FAULTS) - WAITING:
+    for name in FAULTS:
         assert FAULTS[name][0] in {one.kind for one in found(name, seed=seed)}, name
         assert found(name, fixed=True, seed=seed) == (), name
 

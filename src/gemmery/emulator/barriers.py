@@ -42,6 +42,7 @@ class Waiting:
         self.asleep = False  # does any thread wait for an mbarrier
         self.changes = 0  # of mbarriers: who sleeps is woken by the next
         self._seen = 0
+        self._alive = -1  # threads that had not ended when the sleeping ones were last woken to look again
         self._sleeping = np.zeros(0, bool)
         self._parked = np.zeros(0, bool)
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
@@ -85,12 +86,14 @@ class Waiting:
             self._pass(end, mask, block.last - 1)
             machine._go(mask, at + 1)
             return
-        number = WHOLE_WARP if end.opcode == WARP_SYNC else self._operand(end, _first(end), 0, mask)
-        if mask is None and (number == WHOLE_WARP or not _counts(end)):
+        number: Any = np.int32(WHOLE_WARP)
+        if end.opcode != WARP_SYNC:
+            number = self._numbers(end, _first(end), mask)
+        if mask is None and not number.ndim and (number == WHOLE_WARP or not _counts(end)):
             if block.reduction is not None:
                 self._reduce(block.reduction, None)
             for observer in machine.observers:
-                observer.barrier(machine, block.last - 1, number, None)
+                observer.barrier(machine, block.last - 1, int(number), None)
             machine._go(None, at + 1)
             return
         machine.part()
@@ -102,7 +105,7 @@ class Waiting:
         chosen: Any = slice(None) if mask is None else mask
         self._parked[chosen] = True
         self._at[chosen] = block.last - 1
-        self._number[chosen] = number
+        self._number[chosen] = number[chosen] if number.ndim else number
 
     def resolve(self, places: NDArray[np.int32]) -> bool:
         """Nobody can move: complete barriers. False when all threads have ended, or will wait for ever."""
@@ -116,17 +119,22 @@ class Waiting:
                 moved |= self._complete(int(number), alive)
         if moved:
             return True
-        stuck = self._parked if self._parked.any() else alive
-        for index in np.unique(self._at[stuck]) if stuck is self._parked else [self._sleeping_at(places)]:
-            mask = stuck & (self._at == index) if stuck is self._parked else alive
+        if self.asleep and np.count_nonzero(alive) != self._alive:  # who ended is not waited for
+            self._alive = int(np.count_nonzero(alive))
+            self.changes += 1
+            return True
+        stuck: list[tuple[Any, NDArray[np.bool_]]] = []
+        if self._parked.any():
+            stuck += [(index, self._parked & (self._at == index)) for index in np.unique(self._at[self._parked])]
+        if self.asleep:
+            blocks = machine.program.blocks
+            for place in np.unique(places[self._sleeping]):
+                stuck.append((np.int32(blocks[place].first), self._sleeping & (places == place)))
+        for index, mask in stuck:
             for observer in machine.observers:
                 observer.deadlock(machine, int(index), mask)
         places[alive] = machine.program.stop
         return False
-
-    def _sleeping_at(self, places: NDArray[np.int32]) -> int:
-        first = int(places[self._sleeping][0])
-        return self.machine.program.blocks[first].first
 
     def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
         """Let go the blocks (the warps) whose threads have all come."""
@@ -180,12 +188,22 @@ class Waiting:
     def _pass(self, end: Instruction, mask: Mask, index: int) -> None:
         """bar.arrive: counted, and gone."""
         machine = self.machine
-        number = self._operand(end, 0, 0, mask)
-        counts = np.ones(machine.threads, bool) if mask is None else mask
-        held = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
-        held += counts.reshape(machine.blocks, -1).sum(axis=1)
-        for observer in machine.observers:
-            observer.barrier(machine, index, number, mask)
+        numbers = self._numbers(end, 0, mask)
+        every = np.ones(machine.threads, bool) if mask is None else mask
+        for number in np.unique(numbers[every] if numbers.ndim else numbers).tolist():
+            counts = every & (numbers == number)
+            held = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
+            held += counts.reshape(machine.blocks, -1).sum(axis=1)
+            for observer in machine.observers:
+                observer.barrier(machine, index, number, counts)
+
+    def _numbers(self, instruction: Instruction, place: int, mask: Mask) -> Any:
+        """Barriers' numbers: one for all threads of the mask, or of each its own."""
+        if place >= len(instruction.operands):
+            return np.int32(0)
+        values = self._values(instruction, place).astype(np.int32)
+        some = values[mask] if values.ndim and mask is not None else values
+        return some[0] if some.ndim and (some == some[0]).all() else values
 
     def _operand(self, instruction: Instruction, place: int, default: int, mask: Mask) -> int:
         """A barrier's number or its count of threads."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator import ops
+from gemmery.emulator import fragments, ops, wgmma
 from gemmery.emulator.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.merging import Merge
@@ -205,10 +205,12 @@ class Counters(Observer):
         if merge is not None and merge.first != index:
             return
         op = ops.TABLE.get(instruction.opcode)
-        kind, issues = _kind(instruction.opcode), 1
+        kind, issues = _kind(instruction.opcode)
         if op is not None:
             kind, issues = op.kind, op.issues
             yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
+        elif product := wgmma.shape(instruction.opcode):
+            yield ("flops",), product.flops * warps
         yield ("instructions", kind), warps * issues
         yield ("thread_instructions",), threads * issues
         if self._branches[index]:
@@ -223,17 +225,31 @@ class Counters(Observer):
                 yield (space, way, name), value
 
 
-def _kind(opcode: str) -> str:
-    """What Run.instructions counts an instruction as that the table of ops does not hold.
+def _kind(opcode: str) -> tuple[str, int]:
+    """What Run.instructions counts an instruction as that the table of ops does not hold, and as how many of those.
 
-    >>> [_kind(opcode) for opcode in ("ld.global.v4.f32", "cp.async.cg.shared.global", "cp.async.commit_group")]
-    ['ld', 'cp.async', 'cp.async.commit_group']
+    Parameters and constants are not loads: the machine reads them from a cache of their own, mostly as operands.
+
+    >>> [_kind(opcode)[0] for opcode in ("ld.global.v4.f32", "ld.param.u64", "cp.async.cg.shared.global")]
+    ['ld', 'ld.param', 'cp.async']
+    >>> _kind("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32")
+    ('ld', 4)
     """
     words = opcode.split(".")
-    if words[0] == "cp":
-        told_apart = 3 if words[2:3] and words[2] in ("bulk", "commit_group", "wait_group", "wait_all") else 2
-        return ".".join(words[:told_apart])
-    return {"barrier": "bar", "exit": "ret"}.get(words[0], words[0])
+    match words:
+        case ["wmma", way, *_]:
+            pieces = fragments.wmma_fragment(opcode).pieces
+            return "ldmatrix" if pieces[0].matrices else "st" if way == "store" else "ld", len(pieces)
+        case ["cp", *_]:
+            told_apart = 3 if words[2:3] and words[2] in ("bulk", "commit_group", "wait_group", "wait_all") else 2
+            return ".".join(words[:told_apart]), 1
+        case ["wgmma", way, *_] if way != "mma_async":
+            return f"wgmma.{way}", 1
+        case ["ld", "param" | "param::entry" | "const" as space, *_]:
+            return f"ld.{space.partition('::')[0]}", 1
+        case ["bar", "warp", *_] | ["barrier", "cluster", *_]:
+            return ".".join(words[:2]), 1
+    return {"barrier": "bar", "exit": "ret"}.get(words[0], words[0]), 1
 
 
 def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64], Mask]:

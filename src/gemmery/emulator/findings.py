@@ -175,14 +175,19 @@ class Findings(Observer):
         self._add("divergent barrier", index, thread, int(mask.sum()), what)
 
     def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
-        if machine.kernel.instructions[index].opcode.startswith("bar"):
+        opcode = machine.kernel.instructions[index].opcode
+        clustered = opcode.startswith("barrier.cluster")
+        if opcode.startswith("bar") and not clustered:
             self.diverged(machine, index, mask)
             return
         thread = int(np.flatnonzero(mask)[0])
-        what = (
-            f"{self._name(thread)} waits for what no thread will do any more: check how many arrivals the barrier was "
-            "initialised for, that each of them is made, and the parity that is waited for"
+        way_out = (
+            "let all threads of the cluster arrive as often"
+            if clustered
+            else "check how many arrivals the barrier was initialised for, that each of them is made, the bytes that "
+            "are expected, and the parity that is waited for"
         )
+        what = f"{self._name(thread)} waits for what no thread will do any more: {way_out}"
         self._add("deadlock", index, thread, int(mask.sum()), what)
 
     def _taking_part(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
@@ -297,10 +302,10 @@ class Findings(Observer):
     def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
         each = self._machine.block_threads
         second = thread - thread % each + (stamp & THREAD)
-        if self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
+        if self._in_bulk(index) or self._in_bulk(other):
+            cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
+        elif self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
             cause = "whichever comes last stays: let one thread write there, or use an atomic"
-        elif self._in_bulk(index) or self._in_bulk(other):
-            cause = "no mbarrier between: wait for the one at which the other side arrives"
         elif second == thread:
             cause = "a copy of its own that may land later: wait for its group before"
         elif second // 32 == thread // 32:

@@ -90,8 +90,15 @@ class Machine:
         if idle.any():
             self.places = np.where(idle, program.stop, 0).astype(np.int32)
         if warp_order is not None:
-            self.order = np.repeat(warp_order.permutation(self.warps), WARP)
+            self.order = self._shuffled(warp_order)
             self.part()
+
+    def _shuffled(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """The turn of each thread: warp by warp, or four together where the kernel has products of warpgroups."""
+        grouped = any(one.opcode.startswith("wgmma") for one in self.kernel.instructions)
+        each, warps = 4 if grouped else 1, self.block_threads // WARP
+        turns = generator.permutation(self.blocks * -(-warps // each)).reshape(self.blocks, -1)
+        return np.repeat(np.repeat(turns, each, axis=1)[:, :warps], WARP)
 
     # ---- the course of threads ----
 

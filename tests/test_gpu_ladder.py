@@ -13,7 +13,8 @@ from gemmery.cuda import driver, simt
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
-from gpu_operands import OTHERS, built, matrices, place, problem, run
+from gpu_operands import built, matrices, place, problem, run
+from layouts import OTHERS
 from operands import numpy_dtype, random
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

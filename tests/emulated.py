@@ -1,21 +1,26 @@
-"""A rung's product on the emulator, checked as on a GPU: within its bound, no finding."""
+"""Products on the emulator, checked as on a GPU: within the bound, no byte beyond C written, no finding."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gemmery import verify
+from gemmery import dtypes, verify
 from gemmery.emulator.findings import Finding
+from gemmery.emulator.run import Run
+from gemmery.errors import RefusedError
 from gemmery.lab.emulation import Operands, run_rung
+from gemmery.lab.emulation import problem_of as problem_on
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
+from layouts import laid
 from operands import numpy_dtype, random
 
 TF32 = 2.0**14  # float32 units that rounding A and B to 10 bits of fraction may cost: 2 * 2**-11 = 2**14 * 2**-24
+ROWS = ("row", "row", "row")
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,88 @@ class Product:
     bank_conflicts: int
 
 
-def problem_of(
-    shape: tuple[int, int, int], name: str, layouts: tuple[str, str, str] = ("row", "row", "row"), batch: int = 1
-) -> Problem:
+@dataclass(frozen=True)
+class Placed:
+    """A batch of matrices in guarded memory, and that memory as it was."""
+
+    array: np.ndarray
+    image: np.ndarray
+    before: np.ndarray
+    name: str
+
+    def untouched(self) -> bool:
+        """Not a byte has changed."""
+        return np.array_equal(self.image, self.before)
+
+    def untouched_around(self) -> bool:
+        """Not a byte that belongs to no element has changed."""
+        result, after = self.array.copy(), self.image.copy()
+        self.image[...] = self.before
+        self.array[...] = result
+        same = np.array_equal(self.image, after)
+        self.image[...] = after
+        return same
+
+
+def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool = False) -> Placed:
+    """`values` (batch, rows, columns) in guarded memory of that layout."""
+    image, inside = laid(values, layout, one_for_all)
+    return Placed(inside, image, image.copy(), name)
+
+
+def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), filled=False):
+    """A, B and a C that is poisoned, or `filled` with numbers."""
+    m, n, k = shape
+    out = out or name
+    c = random((batch, m, n), out, 3) if filled else np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
+    return (
+        place(random((batch, m, k), name, 1), name, layouts[0], shared[0]),
+        place(random((batch, k, n), name, 2), name, layouts[1], shared[1]),
+        place(c, out, layouts[2]),
+    )
+
+
+def needed(rung: Rung, name: str) -> str:
+    """The precision that a problem must allow for the rung to take this element type: "tf32" on tensor cores."""
+    plain = Problem(64, 64, 64, name, name, device="h200")
+    fewer = replace(plain, precision="tf32")
+    return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
+
+
+def run(
+    rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None
+) -> tuple[Run, ...]:
+    """Multiply and check; () where the rung refuses."""
+    precision = needed(rung, a.name)
+    row = None if bias is None else bias.array[0, 0]
+    given = Operands(a.array, b.array, c.array, row)
+    scaled = alpha != 1 or beta != 0
+    case = problem_on(given, a.name, c.name, device, epilogue=epilogue, scaled=scaled, precision=precision)
+    old = c.array.copy()
+    try:
+        runs = run_rung(rung, case, config or {}, given, alpha=alpha, beta=beta, seed=seed)
+    except RefusedError:
+        return ()
+    found = verify.check(
+        c.array,
+        a.array,
+        b.array,
+        _bound(rung, precision),
+        alpha=alpha,
+        beta=beta,
+        c=old if beta != 0 else None,
+        bias=row,
+        activation=epilogue.split("+")[-1] if epilogue != "bias" else "",
+    )
+    assert found.error_over_bound <= 1, f"{case}: {found}"
+    assert [str(one) for each in runs for one in each.findings] == [], case
+    assert a.untouched(), f"A was written: {case}"
+    assert b.untouched(), f"B was written: {case}"
+    assert c.untouched_around(), f"memory around C was written: {case}"
+    return runs
+
+
+def problem_of(shape: tuple[int, int, int], name: str, layouts: tuple[str, str, str] = ROWS, batch: int = 1) -> Problem:
     """A product of contiguous matrices."""
     m, n, k = shape
     size = numpy_dtype(name).itemsize
@@ -43,21 +127,20 @@ def problem_of(
 def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapping[str, str] | None = None) -> Product:
     """A rung's product of random matrices, its kernels from the package's files or from other texts."""
     p = problem
-    values = [
-        random((p.batch, p.m, p.k), p.dtype, 1),
-        random((p.batch, p.k, p.n), p.dtype, 2),
-        np.full((p.batch, p.m, p.n), np.nan, numpy_dtype(p.out)),
-    ]
-    a, b, c = (_stored(x, layout) for x, layout in zip(values, (p.a_layout, p.b_layout, p.c_layout), strict=True))
+    layouts = p.a_layout, p.b_layout, p.c_layout
+    a, b, c = (one.array for one in matrices((p.m, p.n, p.k), p.dtype, p.out, layouts, p.batch))
     runs = run_rung(rung, p, config, Operands(a, b, c), texts=texts)
-    bound = (lambda k: rung.bound(k) + TF32) if p.precision else rung.bound
     return Product(
-        verify.check(c, a, b, bound).error_over_bound,
+        verify.check(c, a, b, _bound(rung, p.precision)).error_over_bound,
         tuple(one for run in runs for one in run.findings),
         sum(run.shared.bank_conflicts for run in runs),
     )
 
 
-def _stored(x: np.ndarray, layout: str) -> np.ndarray:
-    """The same matrices with their rows, or their columns, contiguous."""
-    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if layout == "col" else np.ascontiguousarray(x)
+def accumulator(name: str) -> str:
+    """The type that a bias has."""
+    return dtypes.get(name).accumulator
+
+
+def _bound(rung: Rung, precision: str):
+    return (lambda k: rung.bound(k) + TF32) if precision else rung.bound

@@ -89,7 +89,8 @@ def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
     assert "the one there is, chain, runs without suites" in capsys.readouterr().err
 
 
-def test_ladder_runs_on_the_device_that_is_named(asked):
+def test_ladder_runs_on_the_device_that_is_named(asked, monkeypatch):
+    monkeypatch.setattr(driver, "missing", lambda: "")
     assert cli.run(["ladder", "--device", "cuda:1", "--dtype", "tf32", "--no-html"]) == 0
     assert asked["ladder"] == [(), (), "tf32", 0, 5.0, "cuda:1", None]
 
@@ -100,8 +101,50 @@ def test_a_device_that_there_is_not_is_bad_usage(device, capsys):
     assert "it is cpu, cuda, or cuda:N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "announced"),
+    [
+        ("--device emulator", ""),
+        ("--device cuda", "gemmery: no CUDA device (gone): on the emulator instead, as an h200; --device emulator"),
+    ],
+)
+def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announced, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(driver, "missing", lambda: "gone")
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["ladder", *line.split(), "--rungs", "simt_naive,simt_smem", "--sizes", "32"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(announced or "1/2 simt_naive")
+    assert "2/2 simt_smem, n = 32, f32" in err
+    assert all(word in out for word in ("Global memory", "bank", "divergent", "Roofline", "fma", "h200: sm_90a"))
+    path = tmp_path / re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
+    assert path.read_text().startswith("<!doctype html>")
+
+
+def test_what_the_emulator_counted_as_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = "ladder --device emulator --as t4 --rungs simt_smem,mma_pipelined --sizes 16,32 --dtype f16 --json"
+    assert cli.run(line.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"]["name"] == "t4"
+    ran = [one for one in found["rungs"] if not one["refused"]]
+    assert [(one["rung"], one["n"]) for one in ran] == [("simt_smem", 16), ("simt_smem", 32)]
+    assert [one["counts"]["flops"] for one in ran] == [2 * 16**3, 2 * 32**3]
+    assert "sm_80" in next(one["refused"] for one in found["rungs"] if one["refused"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_rung_on_the_emulator_fails(monkeypatch, capsys):
+    wrong = replace(lab.emulated_ladder(["simt_naive"], [16]).rungs[0], error=3.0, findings=("a.cu:7: race: both",))
+    run = replace(lab.emulated_ladder(["simt_naive"], [16]), rungs=(wrong,))
+    monkeypatch.setattr(lab, "emulated_ladder", lambda *_: run)
+    assert cli.run(["ladder", "--device", "emulator", "--no-html"]) == 1
+    err = capsys.readouterr().err
+    assert "gemmery: simt_naive, n = 16, f32: it is outside its error bound: 3 times it" in err
+    assert "it has a finding at a.cu:7: race: both" in err
+
+
 @pytest.mark.skipif(not driver.missing(), reason="there is a GPU")
-@pytest.mark.parametrize("line", ["ladder --device cuda", "bench gpu_square", "bench --workload chain"])
+@pytest.mark.parametrize("line", ["ladder --device cuda --store kept", "bench gpu_square", "bench --workload chain"])
 def test_without_a_gpu_one_line_says_what_is_missing(line, capsys):
     assert cli.run([*line.split(), "--no-html"]) == 1
     error = capsys.readouterr().err
@@ -201,6 +244,18 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("ladder --dtype f8", "'f8'"),
         ("ladder --device cuda --dtype i8", "no rung on cuda is written for it"),
         ("ladder --device cuda --threads 2", "leave it out on cuda"),
+        ("ladder --device emulater", "or emulator, which needs none"),
+        ("ladder --as a100", "say --device emulator too"),
+        ("ladder --device cuda --as a100", "say --device emulator too"),
+        ("ladder --device emulator --as vx1", "known: h200, h100, a100"),
+        ("ladder --device emulator --sizes 2048", "sides of 1 to 1024"),
+        ("ladder --device emulator --sizes 0", "sides of 1 to 1024"),
+        ("ladder --device emulator --dtype i8", "known: f32, f64, f16, bf16, tf32"),
+        ("ladder --device emulator --rungs packed", "'packed'"),
+        ("ladder --device emulator --threads 2", "leave it out"),
+        ("ladder --device emulator --seconds 2", "leave it out"),
+        ("ladder --device emulator --store kept", "leave it out"),
+        ("ladder --as t4 diff simt_smem simt_naive", "--as: `ladder diff` runs nothing"),
         ("ladder --sizes 64 diff simt_smem simt_naive", "--sizes: `ladder diff` runs nothing"),
         ("sweep", "EXPERIMENT"),
         ("sweep nosuch", "'nosuch'"),

@@ -47,7 +47,7 @@ def emulated_ladder(
     they are named. `device` is a card of cuda/device.py whose code and limits count, "h200" unless said. A rung that
     takes no squares gets a row and a matrix whose columns are contiguous.
 
-    >>> run = emulated_ladder(["simt_uncoalesced"], device="a100")  # doctest: +SKIP
+    >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
     >>> run.rungs[0].counts.load_sectors_a_request
     16.5
 
@@ -130,7 +130,9 @@ def expects(rung: Rung, work: Work) -> bool:
     The rung of one block has its largest product, 32 x 32 x 32.
     """
     sides = {work.n, work.k} if work.m == 1 else {work.m, work.n, work.k}
-    whole = all(side % ALIGNED == 0 for side in sides) or sides == {SMALL}
+    larger = replace(work, m=ALIGNED, n=ALIGNED, k=ALIGNED)
+    one_block = work.m == SMALL and bool(rung.refuses(larger.problem))
+    whole = all(side % (SMALL if one_block else ALIGNED) == 0 for side in sides)
     return whole and not work.precision and work.dtype == ("f32" if _takes_f32(rung) else rung.dtypes[0])
 
 

@@ -1,0 +1,174 @@
+"""The ladder on the emulator as data: what is chosen, what is counted, and what of it is called wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gemmery import lab, report
+from gemmery.cuda.device import KNOWN
+from gemmery.errors import ArgumentError
+from gemmery.lab import emulated
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.emulated import EmulatedLadder
+from gemmery.ladder.rung import find
+from gemmery.report.emulated import complaints, emulated_page, emulated_sheets
+
+pytest.importorskip("cuda.bindings")
+
+FEW = ["simt_single_block", "simt_naive", "simt_uncoalesced", "mma_ldmatrix", "gemv_warp"]
+
+
+@pytest.fixture(scope="module")
+def few():
+    """A few rungs at 128, as an A100 runs them."""
+    return lab.emulated_ladder(FEW, [128], device="a100")
+
+
+def test_each_rung_gets_a_product_that_shows_it(few):
+    shapes = {one.rung: (one.m, one.n, one.k, one.dtype) for one in few.rungs}
+    assert shapes == {
+        "simt_single_block": (32, 32, 32, "f32"),
+        "simt_naive": (128, 128, 128, "f32"),
+        "simt_uncoalesced": (128, 128, 128, "f32"),
+        "mma_ldmatrix": (128, 128, 128, "f16"),
+        "gemv_warp": (1, 128, 128, "f32"),
+    }
+    assert all(0 < one.error <= 1 and not one.wrong for one in few.rungs)
+
+
+def test_counts_of_naive_are_those_of_its_loop(few):
+    """Each warp loads a word of A (a sector) and 32 of B (4 sectors) for each k, and stores 32 of C."""
+    counts = find_one(few, "simt_naive").counts
+    warps, k = 128 * 128 // 32, 128
+    assert counts.flops == 2 * 128**3
+    assert counts.requests == warps * (2 * k + 1)
+    assert counts.sectors == warps * (5 * k + 4)
+    assert counts.bytes == 32 * counts.sectors
+    assert (counts.load_sectors_a_request, counts.store_sectors_a_request) == (2.5, 4)
+    assert counts.wavefronts == counts.bank_conflicts == counts.divergent_branches == 0
+
+
+def test_the_roof_is_the_longer_of_two_times(few):
+    one, card = find_one(few, "simt_uncoalesced"), KNOWN["a100"]
+    assert one.unit == "f32"
+    assert one.compute_seconds == pytest.approx(2 * 128**3 / (card.peak("f32") * 1e9))
+    assert one.memory_seconds == pytest.approx(one.counts.bytes / (card.bandwidth * 1e9))
+    assert one.roof_seconds == one.memory_seconds > one.compute_seconds
+    assert one.intensity == one.counts.flops / one.counts.bytes
+    assert find_one(few, "mma_ldmatrix").unit == "tensor"
+
+
+def test_f32_of_fewer_bits_runs_on_tensor_cores():
+    run = lab.emulated_ladder(["mma_pipelined", "mma_f64"], [32], "tf32")
+    assert [(one.dtype, one.unit) for one in run.rungs] == [("tf32", "tensor_tf32"), ("tf32", "")]
+    assert "it is written for f64, not f32" in run.rungs[1].refused
+    assert run.rungs[0].error <= 1
+
+
+def test_a_dtype_leaves_out_the_rungs_without_it():
+    wanted = [rung.name for rung in CUDA if "bf16" in rung.dtypes]
+    run = lab.emulated_ladder(sizes=[16], dtype="bf16")
+    assert [one.rung for one in run.rungs] == wanted
+    assert all(one.error <= 1 and not one.wrong and not one.refused for one in run.rungs)
+
+
+def test_a_rung_that_the_card_lacks_instructions_for_says_so():
+    run = lab.emulated_ladder(["mma_ldmatrix", "wmma_f16"], [32], device="t4")
+    assert [bool(one.refused) for one in run.rungs] == [True, False]
+    assert "needs sm_80" in run.rungs[0].refused
+    assert not complaints(run)
+
+
+def test_claims_are_of_aligned_products_alone():
+    smem = find(CUDA, "simt_smem")
+    assert emulated.expects(smem, emulated.suited(smem, 256, "", KNOWN["h200"]))
+    for n, dtype in [(32, ""), (100, ""), (256, "f16"), (192, "")]:
+        assert not emulated.expects(smem, emulated.suited(smem, n, dtype, KNOWN["h200"]))
+
+
+def test_a_claim_that_does_not_hold_is_wrong(monkeypatch):
+    boast = replace(find(CUDA, "simt_uncoalesced"), expect={"load_sectors_a_request": 4, "divergent_branches": 0})
+    found = emulated.emulated_rung(boast, emulated.suited(boast, 128, "", KNOWN["h200"]), KNOWN["h200"])
+    assert found.unmet == ("load_sectors_a_request",)
+    assert found.wrong == ("claims load_sectors_a_request = 4, and has 16.5",)
+
+
+def test_a_result_outside_its_bound_is_wrong():
+    strict = replace(find(CUDA, "simt_naive"), bound=lambda _: 0.0)
+    found = emulated.emulated_rung(strict, emulated.suited(strict, 16, "", KNOWN["h200"]), KNOWN["h200"])
+    assert not found.error <= 1
+    assert "outside its error bound" in found.wrong[0]
+
+
+def test_what_is_shown(few):
+    shown = io.StringIO()
+    report.show_emulated(few, Console(file=shown, width=120))
+    text = shown.getvalue()
+    assert "a100: sm_80, 108 multiprocessors" in text
+    assert "Caches are not modelled" in " ".join(text.split())
+    titles = [sheet.title for sheet in emulated_sheets(few)]
+    assert titles == [
+        "Global memory, n = 128",
+        "Shared memory, branches and checks, n = 128",
+        "Roofline, n = 128",
+        "Warps' instructions by kind, n = 128",
+    ]
+    (naive,) = [row for row in emulated_sheets(few)[0].rows if row[0].text == "simt_naive"]
+    assert [cell.text for cell in naive[1:5]] == ["131,584", "329,728", "2.50", "4.00"]
+
+
+def test_what_is_wrong_is_shown_where_it_is(few):
+    bad = replace(find_one(few, "simt_naive"), error=float("nan"), findings=("a.cu:3: race: two lanes",))
+    run = EmulatedLadder(few.device, few.started, (bad,))
+    assert len(complaints(run)) == 2
+    row = emulated_sheets(run)[1].rows[0]
+    assert [cell.tone for cell in row].count("bad") == 2
+    assert "a.cu:3: race: two lanes" in emulated_page(run)
+
+
+def test_the_page_needs_nothing_else(few):
+    text = emulated_page(few)
+    assert text.startswith("<!doctype html>")
+    assert "http" not in text.split("</style>")[1]
+    assert all(name in text for name in FEW)
+
+
+def test_json_is_the_record(few):
+    found = json.loads(report.as_json(few))
+    assert [one["rung"] for one in found["rungs"]] == FEW
+    assert found["rungs"][1]["counts"]["load_sectors_a_request"] == 2.5
+    assert found["rungs"][1]["kinds"]["fma"] == 128**3 // 32
+
+
+def test_progress_is_told_before_and_after():
+    told = []
+    run = lab.emulated_ladder(["simt_naive", "simt_smem"], [16], on_rung=lambda *event: told.append(event))
+    assert [(done, total, record) for _, done, total, record in told] == [
+        (0, 2, None),
+        (1, 2, run.rungs[0]),
+        (1, 2, None),
+        (2, 2, run.rungs[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rungs": ["packed"]}, "'packed' is not in the ladder"),
+        ({"sizes": [1025]}, "1 to 1024"),
+        ({"dtype": "i8"}, "known: f32"),
+        ({"device": "sm_80"}, "known: h200"),
+    ],
+)
+def test_bad_requests_are_refused(given, said):
+    with pytest.raises(ArgumentError, match=said):
+        lab.emulated_ladder(**given)
+
+
+def find_one(run, name):
+    return next(one for one in run.rungs if one.rung == name)

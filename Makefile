@@ -16,8 +16,9 @@ help: ## what can be made
 
 setup: $(STAMP) ## .venv with every package of requirements.lock and gemmery itself
 
-ladder: $(STAMP) ## run every rung beside NumPy: a table here, and a page whose path is printed
+ladder: $(STAMP) ## run every rung beside NumPy, and the GPU's on the emulator; ARGS choose another ladder
 	@$(PYTHON) -m gemmery ladder $(ARGS)
+	@test -n "$(ARGS)" || $(PYTHON) -m gemmery ladder --device emulator --sizes 128
 
 bench: $(STAMP) ## run the suites of benchmarks/ against the rival libraries
 	@$(PYTHON) -m gemmery bench $(ARGS)

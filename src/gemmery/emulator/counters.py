@@ -205,9 +205,8 @@ class Counters(Observer):
         if merge is not None and merge.first != index:
             return
         op = ops.TABLE.get(instruction.opcode)
-        kind, issues = _kind(instruction.opcode)
+        kind, issues = _kind(instruction.opcode) if op is None else (op.kind, op.issues)
         if op is not None:
-            kind, issues = op.kind, op.issues
             yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
         elif product := wgmma.shape(instruction.opcode):
             yield ("flops",), product.flops * warps

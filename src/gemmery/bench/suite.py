@@ -13,9 +13,10 @@ from gemmery import dtypes
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError
 
-KINDS = ("product", "first_call", "call", "compile")
+KINDS = ("product", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
+ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU has not
 PRECISIONS = ("", "tf32")
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
@@ -52,10 +53,14 @@ def load(path: Path) -> Suite:
     device = _one_of(table.get("device", "cpu"), DEVICES, f"{where}: device")
     if device == "cpu" and kind in ON_A_GPU:
         raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cuda"')
+    if device == "cuda" and kind in ON_A_CPU:
+        raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cpu"')
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")
     for index, row in enumerate(rows):
+        if kind == "emulator" and "rungs" not in row:
+            raise ArgumentError(f"{where}: product {index + 1}: rungs: the emulator runs those that are named")
         if device == "cpu" and "precision" in row:
             raise ArgumentError(f'{where}: product {index + 1}: precision: it is for suites with device = "cuda"')
     works = tuple(work for index, row in enumerate(rows) for work in _works(row, f"{where}: product {index + 1}"))

@@ -19,12 +19,15 @@ from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import results
+from gemmery.lab.emulator_speed import emulator_speed
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
 from gemmery.lab.gpu.session import ordinal
 from gemmery.lab.session import CpuSession
 from gemmery.lab.threads import in_force, on
 from gemmery.lab.tournament import entrant, tournament
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.cuda import CUDA
 
 OURS = "gm.matmul"
 ONE_THREAD = "gm.matmul on one thread"
@@ -73,8 +76,9 @@ def bench(
         return gpu_bench(loaded, named, labels, rivals, seconds, gpu, on_event, store)
     for name in named:
         peers.find(name)
-    for label in labels:
-        entrant(label)
+    for found in loaded:
+        for label in {label for labels in found.rungs.values() for label in labels}:
+            entrant(label, CUDA if found.kind == "emulator" else CPU)
     rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
     able = [(found, count) for found, count in rounds if count <= target.cores()]
     with CpuSession(sum(len(found.works) for found, _ in able), on_event, store) as session:
@@ -89,6 +93,11 @@ def bench(
 
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
     """Every product of a suite with that many threads; a rival that cannot run here is recorded once."""
+    if found.kind == "emulator":
+        for work in found.works:
+            session.begin(f"{found.name}: {work}")
+            session.end(*emulator_speed(found.name, work, found.rungs.get(work.name, ()), seconds))
+        return
     processes = []
     for name in found.rivals or [peer.name for peer in peers.PEERS]:
         if wanted and name not in wanted:

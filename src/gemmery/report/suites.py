@@ -12,9 +12,11 @@ OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, 
 
 
 def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
-    """Each tournament of rungs, then the rest for each number of threads; what was compiled has a sheet of its own."""
+    """Each tournament of rungs, then the rest for each number of threads; ways that a kernel is treated in, which are
+    no product of this machine (compiled, emulated), have a sheet of their own.
+    """
     if not any(m.flops for m in measurements):
-        return [_compiled(suite, measurements)]
+        return [_ways(suite, measurements)]
     cases = tournaments(measurements)
     rest = [m for m in measurements if m.case not in cases]
     return [
@@ -29,15 +31,24 @@ def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def _compiled(suite: str, measurements: Sequence[Measurement]) -> Sheet:
-    """A row for each kernel, a column for each way to have it ready."""
-    ways = tuple(dict.fromkeys(m.case for m in measurements if m.seconds))
+def _ways(suite: str, measurements: Sequence[Measurement]) -> Sheet:
+    """A row for each kernel, and product where it has several, a column for each way to have it ready or to run it."""
+    ran = [m for m in measurements if m.seconds]
+    ways = tuple(dict.fromkeys(m.case for m in ran))
+    of_one = len({(m.kernel, m.dtype) for m in ran}) == len({_of_way(m) for m in ran})
     rows = []
-    for kernel, dtype in dict.fromkeys((m.kernel, m.dtype) for m in measurements if m.seconds):
-        taken = {m.case: m for m in measurements if (m.kernel, m.dtype) == (kernel, dtype)}
-        rows.append((Cell(f"{kernel}, {dtype}"), *(Cell(words.duration(taken[way].seconds)) for way in ways)))
-    notes = tuple(f"{m.kernel} was not compiled for {m.dtype}: {m.refused}" for m in measurements if m.refused)
+    for key in dict.fromkeys(map(_of_way, ran)):
+        taken = {m.case: m for m in ran if _of_way(m) == key}
+        first = next(iter(taken.values()))
+        named = (first.kernel, first.dtype) if of_one else (first.kernel, words.shape(first), first.dtype)
+        times = (Cell(words.duration(taken[way].seconds) if way in taken else "") for way in ways)
+        rows.append((Cell(", ".join(named)), *times))
+    notes = tuple(f"{m.kernel} was not run for {m.dtype}: {m.refused}" for m in measurements if m.refused)
     return Sheet(suite.replace("_", " "), ("kernel", *ways), tuple(rows), notes)
+
+
+def _of_way(m: Measurement) -> tuple[object, ...]:
+    return m.kernel, m.m, m.n, m.k, m.dtype
 
 
 def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:

@@ -1,0 +1,93 @@
+"""How long the emulator takes for rungs of the GPU's ladder, on one core, and to make their kernels ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import threadpoolctl
+
+from gemmery.bench import timing
+from gemmery.bench.record import Measurement
+from gemmery.bench.work import Work, operands
+from gemmery.cuda import nvrtc
+from gemmery.cuda.device import Device
+from gemmery.errors import GemmeryError, RefusedError
+from gemmery.lab import results
+from gemmery.lab.emulated import emulated_card, emulated_rung
+from gemmery.lab.emulation import Operands, prepared, problem_of, run_rung
+from gemmery.lab.tournament import entrant
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
+
+COUNTED, CHECKED, READY = "counted", "counted and checked", "parsed and lowered"
+ROUNDS, LEAST = 9, 3  # turns of each, and those that are taken however long they last
+
+
+def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
+    """Records of each rung on one product: its counters alone, with all checks too, and its kernel made ready.
+
+    A run is what a caller waits for once the kernel is compiled and lowered: operands copied, every block emulated, C
+    copied back. Libraries have one thread. The rounds are fewer when `seconds` is less than those of a rung take.
+
+    Raises ArgumentError for a label that is not a rung.
+    """
+    card, rows = emulated_card(""), []
+    with threadpoolctl.threadpool_limits(1):
+        for label in labels:
+            one = entrant(label, CUDA)
+            plain = replace(results.blank(suite, label, work, 1, config=one.config), case="", flops=0, bytes=0)
+            try:
+                if one.rung is None:
+                    raise RefusedError("it is not one kernel: name a rung of the GPU's ladder")
+                rows += _timed(plain, one.rung, work, {**one.rung.default, **one.config}, card, seconds)
+            except GemmeryError as refused:
+                rows.append(replace(plain, refused=str(refused)))
+    return rows
+
+
+def _timed(
+    plain: Measurement, rung: Rung, work: Work, config: Mapping[str, int], card: Device, seconds: float
+) -> list[Measurement]:
+    """A rung run once to be checked, which makes it ready, and then in turn in each of the ways."""
+    checked = emulated_rung(rung, work, card, config)
+    if checked.refused:
+        raise RefusedError(checked.refused)
+    given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
+    ways: dict[str, Callable[[], object]] = {
+        COUNTED: partial(run_rung, rung, problem, config, given, check=False),
+        CHECKED: partial(run_rung, rung, problem, config, given),
+        READY: _preparation(rung, problem, config, card),
+    }
+    found = timing.tally(_rounds(ways, seconds))
+    plain = replace(plain, note=f"PTX of NVRTC {nvrtc.version()} for {card.arch}")
+    rows = [results.timed(replace(plain, case=way), found.timings[way], (0.0, 0.0)) for way in ways]
+    error = max(checked.error, 2.0 if checked.findings else 0.0)
+    return [replace(row, error=error, checked=True) if row.case != READY else row for row in rows]
+
+
+def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: Device) -> Callable[[], object]:
+    """What makes the PTX of a rung's last launch ready for the emulator."""
+    assert rung.geometry is not None
+    geometry = rung.geometry(problem, config)
+    made = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
+    return partial(prepared.__wrapped__, made.text, made.entry)  # past what it keeps of kernels met before
+
+
+def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:
+    """Seconds of each way by round, all in turn."""
+    taken: dict[str, dict[int, float]] = {way: {} for way in ways}
+    spent = 0.0
+    for index in range(ROUNDS):
+        if index >= LEAST and spent > seconds:
+            break
+        for way, run in ways.items():
+            start = time.perf_counter()
+            run()
+            taken[way][index] = time.perf_counter() - start
+            spent += taken[way][index]
+    return taken

@@ -66,8 +66,7 @@ def test_without_the_compiler_a_record_says_what_is_missing(monkeypatch):
     def absent(*_):
         raise DeviceError("NVRTC is not found")
 
-    monkeypatch.setattr(nvrtc, "_nvrtc", absent)
-    nvrtc.version.cache_clear()
+    monkeypatch.setattr(nvrtc, "ptx", absent)
     rows = emulator_speed.emulator_speed("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
     assert [m.refused for m in rows] == ["NVRTC is not found"]
 

@@ -1,5 +1,7 @@
 """atom and red against a loop over threads in plain Python: every operation and type, in global and shared memory."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -15,12 +17,6 @@ REGISTERS = {"b16": "b16", "f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2"
 def stored(kind):
     """The register type that holds a PTX type."""
     return REGISTERS.get(kind, f"{'f' if kind[0] == 'f' else 'b'}{kind[1:]}")
-
-
-def halves(name, of_bits, to_bits):
-    """The same operation on two halves of 32 bits."""
-    one = serial(name, "f16" if of_bits is np.float16 else "bf16")
-    return lambda old, given: one(old & 0xFFFF, given & 0xFFFF) | one(old >> 16, given >> 16) << 16
 
 
 def as_float(bits, kind):
@@ -77,8 +73,6 @@ def values(kind, count, seed):
         bits = [as_bits(x, kind.removesuffix("x2")) for x in generator.integers(-50, 50, 2 * count) / 4]
         joined = [low | high << 16 for low, high in zip(bits[::2], bits[1::2], strict=True)]
         return np.array(joined if kind.endswith("x2") else bits[:count], f"u{np.dtype(NUMPY[kind]).itemsize}")
-    import random
-
     drawing = random.Random(seed)
     return np.array([drawn(kind, drawing) for _ in range(count)], NUMPY[kind])
 
@@ -182,12 +176,11 @@ def test_vectors():
   mov.f32 %f1, 0f3F800000; mov.f32 %f2, 0f40000000; mov.f32 %f3, 0f40400000; mov.f32 %f4, 0f40800000;
   red.global.add.v4.f32 [%rd1], {%f1, %f2, %f3, %f4};
   mov.b16 %h1, 0x3C00;
-  atom.global.v8.f16.add.noftz {%h2, %h3, %h4, %h5, %h6, %h7, %h8, %h9}, [%rd2], {%h1, %h1, %h1, %h1, %h1, %h1, %h1, %h1};
+  atom.global.add.noftz.v8.f16 {%h2, %h3, %h4, %h5, %h6, %h7, %h8, %h9}, [%rd2],
+    {%h1, %h1, %h1, %h1, %h1, %h1, %h1, %h1};
   ret;
 }"""
-    text = text.replace("add.v4.f32", "v4.f32.add") if False else text
     floats, shorts = np.arange(4, dtype=np.float32), np.arange(8, dtype=np.float16)
-    text = text.replace("atom.global.v8.f16.add.noftz", "atom.global.add.noftz.v8.f16")
     gm.emulate(text, "f", 1, 32, [floats, shorts])
     assert floats.tolist() == [32, 65, 98, 131]
     assert shorts.tolist() == [32 + i for i in range(8)]

@@ -67,8 +67,8 @@ def tensor_map(
         raise ArgumentError(
             f"box={box}, steps={steps}: the array has {array.ndim} dimensions; give one number for each"
         )
-    if any(not 1 <= side <= LONGEST_BOX for side in box) or any(not 1 <= step <= 8 for step in steps):
-        raise ArgumentError(f"box={box}, steps={steps}: sides are 1 to {LONGEST_BOX} elements, steps 1 to 8")
+    if any(not 1 <= side <= LONGEST_BOX for side in box) or any(not 1 <= step <= 8 for step in steps) or steps[-1] > 1:
+        raise ArgumentError(f"box={box}, steps={steps}: sides are 1 to {LONGEST_BOX}, steps 1 to 8, the last one 1")
     if swizzle not in SWIZZLES:
         raise ArgumentError(f"swizzle={swizzle}: 0, 32, 64 or 128 bytes")
     if array.strides[-1] != array.itemsize or any(step % ALIGNMENT or step < 0 for step in array.strides[:-1]):

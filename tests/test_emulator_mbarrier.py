@@ -1,0 +1,125 @@
+"""mbarriers: states and counts, what is out of order, and what they put in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hopper
+from gemmery.errors import EmulationError
+from gemmery.lab.kernel import emulate
+
+pytest.importorskip("cuda.bindings")
+SHARED = hopper.HEAD + "__device__ void pass(u32 barrier, u32 parity) { wait(barrier, parity); }\n"
+INIT = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], {count};" ::"r"(barrier) : "memory");'
+ARRIVE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");'
+INVAL = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");'
+
+
+def launched(body, out, threads=64, blocks=3):
+    """A kernel with a tile and a barrier; what is found in it."""
+    code = f"""{SHARED}
+extern "C" __global__ void f(float* out) {{
+  __shared__ float tile[64];
+  __shared__ __align__(8) u64 memory;
+  u32 barrier = place(&memory), i = threadIdx.x, at = blockIdx.x * blockDim.x + i;
+  {body}
+}}"""
+    return emulate(code, "f", blocks, threads, [out], arch="sm_90a").findings
+
+
+def initialised(count):
+    """Thread 0 initialises; all see it."""
+    return f"if (i == 0) {{ {INIT.format(count=count)} }} __syncthreads();"
+
+
+def kinds(found):
+    """What was found, without the words."""
+    return {one.kind for one in found}
+
+
+def test_states_and_counts_are_those_of_the_isa():
+    """Pending arrivals before each arrival, phases that are over, dropped arrivals, bytes, and cp.async's arrivals."""
+    case = hopper.CASES["barriers"]
+    run = emulate(case.source, case.kernel, 1, 32, case.args, arch="sm_90a")
+    assert case.written[:9].tolist() == [5, 4, 1, 3, 2, 1, 1, 1, 1]
+    assert case.written[32:].tolist() == [*range(31, -1, -1), *range(63, 31, -1)]
+    assert run.findings == ()
+
+
+def test_an_mbarrier_orders_what_is_stored_before_and_loaded_behind():
+    """Without a __syncthreads, in several blocks."""
+    out = np.zeros(192, np.float32)
+    body = f"{initialised(64)} tile[i] = at; {ARRIVE} pass(barrier, 0); out[at] = tile[63 - i];"
+    assert launched(body, out) == ()
+    assert out.tolist() == [64 * block + 63 - i for block in range(3) for i in range(64)]
+
+
+def test_a_wait_that_is_missing_is_a_race():
+    """The same without the wait."""
+    body = f"{initialised(64)} tile[i] = at; {ARRIVE} out[at] = tile[63 - i];"
+    assert "race" in kinds(launched(body, np.zeros(192, np.float32)))
+
+
+def test_a_wait_for_the_other_parity_is_found():
+    """It passes at once where the phase is not over, and waits for ever where it is."""
+    body = f"{initialised(64)} tile[i] = at; {ARRIVE} pass(barrier, 1); out[at] = tile[63 - i];"
+    assert kinds(launched(body, np.zeros(192, np.float32))) == {"deadlock"}
+    body = f"{initialised(64)} tile[i] = at; pass(barrier, 1); {ARRIVE} out[at] = tile[63 - i];"
+    assert "race" in kinds(launched(body, np.zeros(192, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (f"if (i == 0) {{ {ARRIVE} }}", "not initialised"),
+        (f"{initialised(32)} {ARRIVE}", "awaits no more arrivals"),
+        (f"{initialised(64)} if (i == 0) {{ {INVAL} {ARRIVE} }}", "not initialised, or no longer"),
+        (f"{initialised(0)}", "0 arrivals"),
+        (f"barrier += 4; {initialised(1)}", "multiple of 8"),
+    ],
+)
+def test_misuse_is_found(body, words):
+    """In words."""
+    found = launched(body, np.zeros(192, np.float32))
+    assert "misuse" in kinds(found)
+    assert words in next(one.message for one in found if one.kind == "misuse")
+
+
+def test_an_arrival_that_does_not_complete_is_refused():
+    """.noComplete is of sm_80 and not modelled."""
+    body = 'u64 s; asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], 1;" : "=l"(s) : "r"(barrier));'
+    with pytest.raises(EmulationError, match="noComplete"):
+        launched(body, np.zeros(192, np.float32))
+
+
+def test_many_blocks_wait_on_their_own():
+    """Each block's threads go through as many phases as the block's number says."""
+    out = np.zeros(64 * 40, np.float32)
+    body = f"""{initialised(64)}
+  for (u32 round = 0; round <= blockIdx.x; ++round) {{
+    {ARRIVE} pass(barrier, round & 1);
+    out[at] += 1;
+  }}"""
+    assert launched(body, out, blocks=40) == ()
+    assert out.reshape(40, 64).tolist() == [[block + 1] * 64 for block in range(40)]
+
+
+def test_a_cluster_whose_thread_does_not_come_waits_for_ever():
+    """But who has ended is not waited for."""
+    arrive, wait = (f'asm volatile("barrier.cluster.{what};" ::: "memory");' for what in ("arrive", "wait"))
+    code = (
+        SHARED
+        + f"""
+extern "C" __global__ void __cluster_dims__(2, 1, 1) f(int* out, int last) {{
+  if (blockIdx.x == last) return;
+  if (blockIdx.x != 3) {{ {arrive} }}
+  {wait}
+  out[blockIdx.x * 32 + threadIdx.x] = 1;
+}}"""
+    )
+    out = np.zeros(4 * 32, np.int32)
+    found = emulate(code, "f", 4, 32, [out, np.int32(1)], arch="sm_90a").findings
+    assert kinds(found) == {"deadlock"}
+    assert "cluster" in found[0].message
+    assert out.reshape(4, 32).any(axis=1).tolist() == [True, False, False, False]

@@ -1,0 +1,78 @@
+"""A product with a producer warp, tensor maps, mbarriers, wgmma and clusters: right at any size, found when wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hopper
+from gemmery.emulator.tensormap import tensor_map
+from gemmery.lab.kernel import emulate
+
+pytest.importorskip("cuda.bindings")
+
+
+def product(m, n, k, fault="", seed=None):
+    """The product of random numbers: the largest error as a part of its bound, the run, and what was not written."""
+    drawn = np.random.default_rng(1)
+    a, b = drawn.standard_normal((m, k)).astype(np.float16), drawn.standard_normal((n, k)).astype(np.float16)
+    c = np.full((m, n), np.nan, np.float16)
+    maps = [tensor_map(one, (rows, 64), swizzle=128) for one, rows in ((a, 64), (b, 128), (c, 64))]
+    case = hopper.pipeline(m, n, k, fault)
+    args = [np.int32(k), *maps]
+    run = emulate(case.source, "pipeline", case.grid, case.block, args, case.shared, "sm_90a", seed=seed)
+    exact = a.astype(np.float64) @ b.T.astype(np.float64)
+    # Sums of k exact products in float32, in any order, and one rounding to float16.
+    bound = k * 2.0**-24 * (np.abs(a).astype(np.float64) @ np.abs(b).T.astype(np.float64)) + 2.0**-11 * np.abs(exact)
+    return float((np.abs(c - exact) / (1.01 * bound)).max()), run
+
+
+@pytest.mark.parametrize("shape", [(128, 256, 64), (256, 256, 256), (200, 328, 424), (1, 8, 8), (130, 8, 200)])
+def test_the_product_is_within_its_bound(shape):
+    """Also where tiles reach beyond the matrices."""
+    error, run = product(*shape)
+    assert error <= 1
+    assert run.findings == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_order_of_blocks_and_warps_matters(seed):
+    """Nothing is found, and the product is right."""
+    error, run = product(200, 328, 424, seed=seed)
+    assert error <= 1
+    assert run.findings == ()
+
+
+def test_what_it_moves_and_computes_is_counted():
+    """Each block loads half of A's tile and all of B's, and stores its part of C."""
+    _, run = product(256, 256, 256)
+    blocks, steps = 4, 4
+    assert run.flops == 2 * 256**3
+    assert run.global_.bulk.used == blocks * steps * (64 + 128) * 64 * 2 + 256 * 256 * 2
+    assert run.global_.bulk.requests == blocks * (steps * 2 + 4)
+    assert run.instructions["wgmma"] == blocks * 2 * 4 * steps * 4
+    assert run.global_.loads.requests == run.global_.stores.requests == 0
+
+
+FOUND = {
+    "PARITY": "not landed",
+    "SMALL_EXPECT": "not landed",
+    "NO_EMPTY_WAIT": "race",
+    "NO_FENCE": "misuse",
+    "NO_BARRIER": "race",
+}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_fault_is_found(fault, seed):
+    """In the machine's own order and in another."""
+    _, run = product(128, 256, 384, fault, seed)
+    assert FOUND[fault] in {one.kind for one in run.findings}
+
+
+@pytest.mark.parametrize("fault", ["SWIZZLE", "LATE_WAIT"])
+def test_a_fault_that_is_not_found_shows_in_the_product(fault):
+    """A wrong swizzle reads other elements; products that are waited for too late read tiles that are overwritten."""
+    error, _ = product(128, 256, 384, fault)
+    assert not error <= 1

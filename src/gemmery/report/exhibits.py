@@ -60,7 +60,7 @@ def show_emulated_exhibit(shown: Exhibit, source: str, emulated: Sequence[Emulat
 
 
 def _introduce(shown: Exhibit, source: str, console: Console) -> None:
-    console.print(Text(shown.name, style="bold"), Text(shown.idea, style="dim"))
+    console.print(Text.assemble((shown.name, "bold"), (f": {shown.idea}", "dim")))
     console.print(Text(shown.lesson))
     console.print()
     console.print(Text(source.rstrip(), style="dim"), soft_wrap=True)

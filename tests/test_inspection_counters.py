@@ -15,9 +15,9 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.inspection import Comparison
 from gemmery.report import counters
 from gemmery.report.inspection import inspection_page, parts
-from gemmery.report.side_by_side import comparison_page, sections
+from gemmery.report.side_by_side import comparison_page, glance, sections
 
-SIDE = 128  # of what is emulated
+SIDE = 256  # of what is emulated
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_launch_facts_stay_those_of_the_size_asked_for(smem):
 
 def test_the_table_stands_beside_the_source(smem):
     (part,) = [part for part in parts(smem) if part.title.startswith("Counters")]
-    assert part.title == "Counters by line of simt_smem.cu, at 128 × 128 × 128, on the emulator"
+    assert part.title == "Counters by line of simt_smem.cu, at 256 × 256 × 256, on the emulator"
     assert part.head[0] == "line"
     assert part.head[-1] == "source"
     assert part.rows[-1][0] == "total"
     loop = next(row for row in part.rows if row[-1].startswith("for (int k"))
-    assert "4,194,304" in loop
+    assert f"{2 * SIDE**3:,}" in loop
     shown = io.StringIO()
     report.show_inspection(smem, Console(file=shown, width=140))
     assert "a[y][x] = a_or_zero<S>" in shown.getvalue()
@@ -93,7 +93,7 @@ def test_a_line_that_calls_all_is_followed_by_what_it_calls(vectorized):
         assert sum(getattr(one, name) for one in called) == getattr(whole, name)
     # Loads of A and of B are told apart; the multiply-add, one line of types.cuh, counts at the line that calls it.
     a, b = (next(one for one in inside if one.code.startswith(f"{x}_load.fetch")) for x in "ab")
-    assert a.requests == b.requests == whole.requests // 3
+    assert a.requests == b.requests == SIDE**2 * (SIDE // 128) // 128  # a warp moves 128 elements at once
     product = next(one for one in inside if one.code.startswith("sums[i][j] = multiply_add"))
     assert (product.line.partition(":")[0], product.depth, product.flops) == ("registers.cuh", 3, 2 * SIDE**3)
     assert not any(one.line.startswith(("types.cuh", "ptx.cuh")) for one in vectorized.emulated.lines)
@@ -141,10 +141,11 @@ def test_what_differs_between_two_rungs_is_marked(naive, smem):
     found = Comparison(naive, smem)
     rows = {name: row for section in sections(found) for name, *row in section.rows}
     before, after = naive.emulated.total.sectors, smem.emulated.total.sectors
-    assert rows["sectors"] == [f"{before:,}", f"{after:,}", f"{after / before:.3f}×"]
-    assert rows["flops"] == ["4,194,304", "4,194,304", ""]
+    assert rows["sectors of global memory"] == [f"{before:,}", f"{after:,}", f"{after / before:.3f}×"]
+    assert rows["flops"] == [f"{2 * SIDE**3:,}"] * 2 + [""]
+    assert f"sectors of global memory {before:,} → {after:,}" in glance(found)
     page = comparison_page(found)
-    assert "<td class=differs>" in page
+    assert "<td class=fewer>" in page
     assert page.count("<h1>") == 1
     shown = io.StringIO()
     report.show_comparison(found, Console(file=shown, width=100))

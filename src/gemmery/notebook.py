@@ -41,7 +41,7 @@ def inspect(
     """What a rung of the GPU is made of and what each of its lines does to memory, or two rungs side by side.
 
     No GPU is needed. `m` and `k` are `n` unless said, which is 4096; `device` is "cuda", a card ("a100") or an
-    architecture ("sm_80"); the counters are taken on the emulator with sides of at most 128. `line`,
+    architecture ("sm_80"); the counters are taken on the emulator with sides of at most 256. `line`,
     "simt_smem.cu:18", chooses whose accesses are shown as pictures.
 
     >>> found = inspect("simt_smem", n=1024, device="h200")

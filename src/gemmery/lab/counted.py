@@ -21,7 +21,7 @@ from gemmery.ladder.inspection import Emulated, LineCounts, calling
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-MOST = 128  # side of what is emulated: one of the largest tiles, a few steps along k
+MOST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
 MUCH = 0.05  # of all instructions: enough for a line of its own, where it is inlined and moves nothing
 TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 

@@ -40,7 +40,7 @@ def inspect(
     `dtype` is the rung's first unless said, "tf32" for f32 by tensor cores. `device` is "cuda", a card ("a100") or
     an architecture ("sm_80"); unless said the one that is there, else "h200". No GPU is needed.
 
-    The counters are taken on the emulator, with sides of at most 128; `counters=False` leaves them out. `line`,
+    The counters are taken on the emulator, with sides of at most 256; `counters=False` leaves them out. `line`,
     "simt_smem.cu:18", chooses whose accesses are shown as pictures, else the costliest are.
 
     >>> found = inspect("simt_naive", n=1024, device="sm_80")
@@ -55,6 +55,7 @@ def inspect(
     problem = _problem(row, m, n, k, dtype or row.dtypes[0], chosen)
     full = {**row.default, **_checked(row, config or {})}
     reason = row.refuses(problem)
+    full = full if reason else dict(row.settled(problem, full))  # what is counted smaller has the tile asked for
     geometry = row.geometry(problem, full) if row.geometry and not reason else None
     reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
     if reason or geometry is None:

@@ -59,6 +59,7 @@ MMA = (
         bound=cut_off,
         build=builder(mma.pipelined),
         geometry=mma.pipelined,
+        settled=mma.chosen,
         space={
             **{key: (0, *values) for key, values in _TILES.items()},
             "stages": (0, 2, 3, 4, 5, 6),

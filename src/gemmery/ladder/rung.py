@@ -61,6 +61,7 @@ class Rung:
     lesson: str = ""  # what a reader learns from it, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
     geometry: Callable[[Problem, Config], Geometry] | None = None  # how it is launched, of a rung on a GPU
+    settled: Callable[[Problem, Config], Config] = lambda _, config: config  # with a value for what it leaves open
 
     def stated(self, config: Config) -> dict[str, int]:
         """What a config says: without the zeros that leave a choice to the rung, those of more values than 0 and 1."""

@@ -43,6 +43,7 @@ def _rung(
     space: dict[str, tuple[int, ...]],
     default: Config,
     expect: Mapping[str, float],
+    settled: Callable[[Problem, Config], Config] = lambda _, config: config,
 ) -> Rung:
     return Rung(
         name=name,
@@ -52,6 +53,7 @@ def _rung(
         refuses=_takes,
         build=builder(geometry),
         geometry=geometry,
+        settled=settled,
         space=space,
         default=default,
         expect=expect,
@@ -125,5 +127,6 @@ TILED: tuple[Rung, ...] = (
         _PIPELINE,
         _PIPELINE_DEFAULT,
         {**_IN_REGISTERS, "bank_conflicts": 0},
+        tiled.chosen,
     ),
 )

@@ -63,7 +63,7 @@ def inspection_page(found: Inspection) -> str:
     from gemmery.report.pictures import pictures
 
     sections = [
-        f"<section><h2>{html.escape(part.title)}</h2><div class=scroll>{_html(part)}</div>"
+        f"<section><h2>{html.escape(part.title)}</h2><div class='{'scroll wide' if SOURCE in part.head else 'scroll'}'>{_html(part)}</div>"
         + "".join(f"<p class=note>{html.escape(note)}</p>" for note in part.notes)
         + "</section>"
         for part in parts(found)

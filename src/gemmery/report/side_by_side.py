@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemmery.ladder.inspection import Comparison
+from gemmery.ladder.inspection import Comparison, LineCounts
 from gemmery.report import counters, words
 from gemmery.report.inspection import configured, launch_of, where
 
 COUNTS = {
     "instructions": "instructions of warps",
+    "bank_conflicts": "bank conflicts",
     "wavefronts": "wavefronts of shared memory",
     "wavefronts_ideal": "their ideal number",
-    "bank_conflicts": "bank conflicts",
-    "requests": "requests to global memory",
-    "sectors": "sectors",
+    "sectors": "sectors of global memory",
+    "requests": "requests for them",
     "used": "bytes used of them",
     "divergent_branches": "divergent branches",
     "flops": "flops",
 }
+COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
+FEWER, MORE = "fewer", "more"  # what is said of a cost that differs, and the class of its cell
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,17 @@ class Section:
 
     title: str
     rows: tuple[tuple[str, str, str, str], ...]
+    costs: bool = False  # less is better
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
     """Print the facts of both, what differs in colour."""
     console.print(Text(_title(found), style="bold"))
     console.print(Text(where(found.new, config=False), style="dim"))
+    for one in (found.old, found.new):
+        console.print(Text.assemble((f"{one.rung}: ", "dim"), one.idea))
+    if said := glance(found):
+        console.print(Text(said))
     for section in sections(found):
         console.print()
         console.print(Text(section.title, style="bold"))
@@ -48,7 +55,7 @@ def show_comparison(found: Comparison, console: Console) -> None:
         for name in ("", found.old.rung, found.new.rung, *([""] if numbers else [])):
             table.add_column(name, justify="right" if name and numbers else "left", overflow="fold")
         for name, old, new, ratio in section.rows:
-            style = "" if old == new else "green"
+            style = {"": "dim", FEWER: "green", MORE: "yellow"}.get(_differs(section, name, old, new), "bold")
             table.add_row(Text(name, style="dim"), old, Text(new, style=style), *([ratio] if numbers else []))
         console.print(table)
 
@@ -58,37 +65,81 @@ def comparison_page(found: Comparison) -> str:
     from gemmery.report.page import document, figure
     from gemmery.report.pictures import pictures
 
-    place = html.escape(where(found.new, config=False))
-    parts = [
-        f"<header><h1>{html.escape(_title(found))}</h1><p class=faint>{place}</p></header>",
-        *(_html(section, found) for section in sections(found)),
-    ]
-    for number, one in enumerate((found.old, found.new), 1):
-        if one.emulated:
-            plots = pictures(one.emulated.chosen, one.emulated.source, f"{number}-")
-            parts.append(f"<section><h2>{html.escape(one.rung)}</h2>{''.join(map(figure, plots))}</section>")
-    return document(_title(found), *parts)
+    both = (found.old, found.new)
+    ideas = "".join(f"<p>{html.escape(one.rung)}: {html.escape(one.idea)}</p>" for one in both)
+    head = (
+        f"<header><h1>{html.escape(_title(found))}</h1><p class=lead>{html.escape(glance(found))}</p>{ideas}"
+        f"<p class=faint>{html.escape(where(found.new, config=False))}</p></header>"
+    )
+    drawn: dict[str, list[str]] = {}
+    for number, one in enumerate(both, 1):
+        run = one.emulated
+        for plot in pictures(run.chosen, run.source) if run else ():
+            named = replace(plot, name=f"{number}-{plot.name}", title=f"{one.rung}: {plot.title}")
+            drawn.setdefault(plot.name, []).append(figure(named))
+    pairs = [f"<div class='pair wide'>{''.join(plots)}</div>" for plots in drawn.values()]
+    first, *others = (_html(section, found) for section in sections(found))
+    return document(_title(found), head, first, *pairs, *others)
+
+
+def glance(found: Comparison) -> str:
+    """What differs most, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
+    before, after = found.old.emulated, found.new.emulated
+    if not before or not after:
+        return ""
+    said = []
+    for name in COSTS:
+        old, new = getattr(before.total, name), getattr(after.total, name)
+        if old != new:
+            ratio = f", {words.times(new / old)}" if old and new else ""
+            said.append(f"{COUNTS[name]} {old:,} → {new:,}{ratio}")
+    text = "; ".join(said) or "the counters are the same"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def sections(found: Comparison) -> tuple[Section, ...]:
-    """Launches, then counters and instructions where both were run."""
+    """Counters where both were run, launches, instructions."""
+    before, after = found.old.emulated, found.new.emulated
     old, new = (dict(launch_of(one)) for one in (found.old, found.new))
     if found.old.config or found.new.config:
         old, new = ({"config": configured(one), **facts} for one, facts in ((found.old, old), (found.new, new)))
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
-    made = [Section("Launch", launch)]
+    made = [*_counted(found), Section("Launch", launch)]
     if found.old.kernels[-1].counts and found.new.kernels[-1].counts:
         each = [one.kernels[-1].loop or one.kernels[-1].counts for one in (found.old, found.new)]
         made.append(Section("Machine instructions of the main loop", _numbers(*each)))
+    if before and after:
+        made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
+    return tuple(made)
+
+
+def _counted(found: Comparison) -> list[Section]:
+    """The counters of both, or why one of them has none."""
     before, after = found.old.emulated, found.new.emulated
     if before and after:
         totals = [{said: getattr(run.total, name) for name, said in COUNTS.items()} for run in (before, after)]
-        made.append(Section(f"Counters, {counters.where(before)}", _numbers(*totals)))
-        made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
-    else:
-        missing = [(one.rung, one.not_emulated, "", "") for one in (found.old, found.new) if one.not_emulated]
-        made += [Section("Not counted", tuple(missing))] if missing else []
-    return tuple(made)
+        each = [(counters.used(run.total), _digits(run.total)) for run in (before, after)]
+        means = [
+            (name, old, new, "")
+            for name, old, new in zip(("bytes used of a sector", "sectors a request"), *each, strict=True)
+            if old or new
+        ]
+        return [Section(f"Counters, {counters.where(before)}", (*_numbers(*totals), *means), costs=True)]
+    missing = [(one.rung, one.not_emulated, "", "") for one in (found.old, found.new) if one.not_emulated]
+    return [Section("Not counted", tuple(missing))] if missing else []
+
+
+def _digits(total: LineCounts) -> str:
+    return words.digits(total.sectors / total.requests) if total.requests else ""
+
+
+def _differs(section: Section, name: str, old: str, new: str) -> str:
+    """Of a cost whether it is less or more, else that it differs; "" where both are the same."""
+    if old == new:
+        return ""
+    if not section.costs or name not in [COUNTS[cost] for cost in COSTS]:
+        return "differs"
+    return FEWER if int(new.replace(",", "")) < int(old.replace(",", "")) else MORE
 
 
 def _numbers(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[tuple[str, str, str, str], ...]:
@@ -109,7 +160,7 @@ def _html(section: Section, found: Comparison) -> str:
     numbers = any(row[3] for row in section.rows)
     names = ("", found.old.rung, found.new.rung, *([""] if numbers else []))
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-    rows = "".join(_row(row[: len(names)]) for row in section.rows)
+    rows = "".join(_row(section, row[: len(names)]) for row in section.rows)
     kind = "figures" if numbers else "words"
     return (
         f"<section><h2>{html.escape(section.title)}</h2><div class=scroll><table class={kind}><thead><tr>{head}</tr>"
@@ -117,7 +168,8 @@ def _html(section: Section, found: Comparison) -> str:
     )
 
 
-def _row(row: Sequence[str]) -> str:
+def _row(section: Section, row: Sequence[str]) -> str:
+    kind = _differs(section, *row[:3])
     name, old, new, *ratio = map(html.escape, row)
-    differs = "" if old == new else " class=differs"
+    differs = f" class={kind}" if kind else ""
     return f"<tr><td>{name}</td><td>{old}</td><td{differs}>{new}</td>{''.join(f'<td>{x}</td>' for x in ratio)}</tr>"

@@ -138,19 +138,35 @@ class Waiting:
 
     def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
         """Let go the blocks (the warps) whose threads have all come."""
-        machine = self.machine
         here = self._parked & (self._number == number)
+        if number != WHOLE_WARP:
+            return self._let_go(number, here, alive)
+        moved = False
+        members = self._members(here)
+        for named in np.unique(members[here]):  # parts of a warp may wait each for its own
+            lanes = named >> (np.arange(self.machine.threads) % 32).astype(np.uint32) & 1 == 1
+            moved |= self._let_go(number, here & (members == named), alive & lanes)
+        return moved
+
+    def _members(self, here: NDArray[np.bool_]) -> NDArray[np.uint32]:
+        """Of the threads that wait at bar.warp.sync the lanes that they name."""
+        machine = self.machine
+        members = np.zeros(machine.threads, np.uint32)
+        for index in np.unique(self._at[here]):
+            some = here & (self._at == index)
+            members[some] = machine.spread(self._values(machine.kernel.instructions[index], 0))[some]
+        return members
+
+    def _let_go(self, number: int, here: NDArray[np.bool_], awaited: NDArray[np.bool_]) -> bool:
+        """Let go of those who are here the blocks (the warps) of which all come that are awaited."""
+        machine = self.machine
         group = 32 if number == WHOLE_WARP else machine.block_threads
         shape = (-1, group)
         come = here.reshape(shape).sum(axis=1)
-        needed = alive.reshape(shape).sum(axis=1)
+        needed = awaited.reshape(shape).sum(axis=1)
         index = int(self._at[here][0])
         instruction = machine.kernel.instructions[index]
-        if number == WHOLE_WARP:
-            members = self._values(instruction, 0)
-            named = (members >> (np.arange(machine.threads) % 32).astype(np.uint32)) & 1 == 1
-            needed = (alive & named).reshape(shape).sum(axis=1)
-        elif _counts(instruction):
+        if number != WHOLE_WARP and _counts(instruction):
             needed = np.full(len(come), self._operand(instruction, _first(instruction) + 1, 0, here))
             come = come + self._arrived.get(number, 0)
         done = (come >= needed) & (here.reshape(shape).any(axis=1))
@@ -181,7 +197,7 @@ class Waiting:
         first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
         apart = leave & (self._at != np.repeat(first, group))
         for observer in machine.observers:
-            if apart.any():
+            if apart.any() and number != WHOLE_WARP:  # lanes may meet from different places
                 observer.diverged(machine, int(self._at[apart][0]), apart)
             observer.barrier(machine, index, number, leave)
 

@@ -61,6 +61,14 @@ def test_a_wait_that_is_missing_is_a_race():
     assert "race" in kinds(launched(body, np.zeros(192, np.float32)))
 
 
+def test_an_mbarrier_that_not_all_see_initialised_is_a_race():
+    """Without a barrier of the block between."""
+    body = f"if (i == 0) {{ {INIT.format(count=64)} }} {ARRIVE}"
+    found = launched(body, np.zeros(192, np.float32))
+    assert kinds(found) == {"race"}
+    assert "thread 0 writes" in found[0].message
+
+
 def test_a_wait_for_the_other_parity_is_found():
     """It passes at once where the phase is not over, and waits for ever where it is."""
     body = f"{initialised(64)} tile[i] = at; {ARRIVE} pass(barrier, 1); out[at] = tile[63 - i];"

@@ -60,6 +60,8 @@ FOUND = {
     "NO_EMPTY_WAIT": "race",
     "NO_FENCE": "misuse",
     "NO_BARRIER": "race",
+    "NO_PROXY_FENCE": "misuse",
+    "NO_FIRST_BARRIER": "race",
 }
 
 

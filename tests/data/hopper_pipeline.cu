@@ -85,8 +85,10 @@ pipeline(int k, const __grid_constant__ Map map_a, const __grid_constant__ Map m
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+#ifndef FAULT_NO_FIRST_BARRIER
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
 
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -140,7 +142,9 @@ pipeline(int k, const __grid_constant__ Map map_a, const __grid_constant__ Map m
       asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(sum[i + 1]), "f"(sum[i]));
       asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + c / 64 * 8192 + r * 128 + byte), "r"(pair) : "memory");
     }
+#ifndef FAULT_NO_PROXY_FENCE
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 #ifndef FAULT_NO_BARRIER
     asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
 #endif

@@ -241,6 +241,18 @@ def _nothing(lowering: Lowering, index: int) -> Step:
     return lambda machine, mask: None
 
 
+def _fence(lowering: Lowering, index: int) -> Step:
+    """Fences order nothing in lock step; observers are told of those between threads and the units beside them."""
+    if not lowering.kernel.instructions[index].opcode.startswith("fence.proxy.async"):
+        return _nothing(lowering, index)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for observer in machine.observers:
+            observer.fenced(machine, index, mask)
+
+    return step
+
+
 def _copy(lowering: Lowering, index: int) -> Step:
     """cp.async, its groups and its waits."""
     instruction = lowering.kernel.instructions[index]
@@ -315,7 +327,7 @@ HANDLERS: dict[str, Handler] = {
     "applypriority": _nothing,
     "pmevent": _nothing,
     "membar": _nothing,
-    "fence": _nothing,
+    "fence": _fence,
     "griddepcontrol": _nothing,
     "nanosleep": _nothing,
 }

@@ -82,9 +82,14 @@ class Peers:
             return threads, addresses
         block, own = np.divmod(threads, self._threads)
         every = (block - block % self.cluster)[:, None] + np.arange(self.cluster)
-        both = np.stack([(every * self._threads + own[:, None]).ravel(), np.repeat(addresses, self.cluster)])
-        threads, addresses = np.unique(both, axis=1)
-        return threads, addresses
+        doubles, away = (every * self._threads + own[:, None]).ravel(), np.repeat(addresses, self.cluster) - BARRIER
+        if (away == away[0]).all():  # the common case, without sorting
+            there = np.zeros(self._own.size, bool)
+            there[doubles] = True
+            threads = np.flatnonzero(there)
+            return threads, np.full(threads.shape, addresses[0])
+        both = np.unique(doubles << RANK_AT + 1 | away)
+        return both >> RANK_AT + 1, (both & (2 << RANK_AT) - 1) + BARRIER
 
 
 def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:

@@ -64,6 +64,14 @@ class Observer:
         `what` is "begins" of a copy into it that is on its way, "lands" when it is there, or "reads".
         """
 
+    def initialised(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64]
+    ) -> None:
+        """Threads make mbarriers of 8 bytes of their blocks' shared memory."""
+
+    def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
+        """These threads execute fence.proxy.async: what they have seen, units beside the threads see."""
+
     def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
         """The four warps from each of these threads on have waited together for their products."""
 

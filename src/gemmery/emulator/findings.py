@@ -93,16 +93,7 @@ class Findings(Observer):
         self._history.lands(index, addresses, threads, size.bits)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
-        if mask is not None and self._alike > 1:
-            rows = mask.reshape(self._alike, -1)
-            if (rows == rows[0]).all():
-                mask = rows[0]
-            else:
-                self._spread()
-        followed = self._history.blocks, machine.block_threads // 32
-        warps: Flags = np.ones(followed, np.bool_)
-        if mask is not None:
-            warps = np.any(mask.reshape(*followed, 32), axis=2)
+        warps = self._warps(mask)
         if barrier < 0:
             self._history.meets_itself(warps)
         elif machine.kernel.instructions[index].opcode in ARRIVE:
@@ -115,6 +106,10 @@ class Findings(Observer):
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
     ) -> None:
         threads, addresses = self._followed(threads, addresses)
+        self._event = None
+        inside = addresses >= 0  # the barrier of a cluster lies nowhere
+        if inside.any():
+            self._history.updates(index, addresses[inside], threads[inside], 8)
         for address in np.unique(addresses).tolist():
             warps: Flags = np.zeros((self._history.blocks, machine.block_threads // 32), np.bool_)
             warps.reshape(-1)[threads[addresses == address] // 32] = True
@@ -122,6 +117,16 @@ class Findings(Observer):
                 self._history.acquire(warps, ("mbarrier", address))
             else:
                 self._history.release(warps, ("mbarrier", address))
+
+    def initialised(
+        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64]
+    ) -> None:
+        threads, addresses = self._followed(threads, addresses)
+        self._event = None
+        self._history.writes(index, addresses, threads, 8)
+
+    def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
+        self._history.fences(self._warps(mask))
 
     def bulk(
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
@@ -141,7 +146,9 @@ class Findings(Observer):
         elif what == "lands":
             self._history.lands(index, addresses, threads, 16, then=True)
         else:
-            self._history.reads(index, addresses, threads, 16)
+            opcodes = [one.opcode for one in machine.kernel.instructions]
+            stores = np.array([not (".bulk." in opcode or opcode.startswith("mbarrier")) for opcode in opcodes])
+            self._history.reads(index, addresses, threads, 16, stores)
 
     def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
         threads, _ = self._followed(threads, np.zeros_like(threads))
@@ -189,6 +196,20 @@ class Findings(Observer):
         )
         what = f"{self._name(thread)} waits for what no thread will do any more: {way_out}"
         self._add("deadlock", index, thread, int(mask.sum()), what)
+
+    def _warps(self, mask: Mask) -> Flags:
+        """The warps of a mask, of the blocks that are followed."""
+        if mask is not None and self._alike > 1:
+            rows = mask.reshape(self._alike, -1)
+            if (rows == rows[0]).all():
+                mask = rows[0]
+            else:
+                self._spread()
+        followed = self._history.blocks, self._machine.block_threads // 32
+        warps: Flags = np.ones(followed, np.bool_)
+        if mask is not None:
+            warps = np.any(mask.reshape(*followed, 32), axis=2)
+        return warps
 
     def _taking_part(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
         """Threads that access and their addresses: of the one block that is followed, as long as all do the same."""
@@ -250,6 +271,12 @@ class Findings(Observer):
                     way_out = "its mbarrier before, and expect all bytes that are copied"
                 what = f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for {way_out}"
                 self._add(kind, index, thread, count, what, other)
+            elif kind == "unfenced":
+                what = (
+                    f"{place} through the async proxy, which was written at {self._line(other)}, and nobody who had "
+                    "seen that executed fence.proxy.async: put it behind the store, before the barrier"
+                )
+                self._add("misuse", index, thread, count, what, other)
             else:
                 self._race(index, thread, count, address, other, stamp)
 

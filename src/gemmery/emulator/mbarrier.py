@@ -192,6 +192,8 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, words: list[
         if wrong.any():
             machine.misuse(index, told[wrong], f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}")
         machine.mbarriers.start(places, counts)
+        for observer in machine.observers if len(told) else ():
+            observer.initialised(machine, index, told, machine.mbarriers.offsets(places))
 
     return step
 
@@ -266,9 +268,8 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, words: list[
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
-        passed = ~failed[every]
-        if passed.any():
-            machine.order_by(index, every[passed], addresses[passed] & cluster.OFFSET, acquired=True)
+        if not waits.all():
+            machine.order_by(index, threads[~waits], machine.mbarriers.offsets(places[~waits]), acquired=True)
         if write is not None:
             write(machine.registers, mask, ~failed)
 

@@ -44,6 +44,7 @@ class History:
         self._clock = np.ones((blocks, self._warps), np.int64)
         self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
         self._told: dict[Any, NDArray[np.int64]] = {}
+        self._fenced = np.zeros_like(self._clock)  # of each warp, the latest clock that a fence.proxy.async has seen
         self._tick()
 
     @property
@@ -59,13 +60,23 @@ class History:
         )
         self._clock = np.tile(self._clock, (blocks, 1))
         self._seen = np.tile(self._seen, (blocks, 1, 1))
+        self._fenced = np.tile(self._fenced, (blocks, 1))
         self._told = {key: np.tile(known, (blocks, 1)) for key, known in self._told.items()}
         self._tick()
 
-    def reads(self, index: int, addresses: Words, threads: Words, width: int) -> None:
-        """Threads load `width` bytes each; `threads` counts through the blocks."""
+    def reads(self, index: int, addresses: Words, threads: Words, width: int, stores: Flags | None = None) -> None:
+        """Threads load `width` bytes each; `threads` counts through the blocks.
+
+        With `stores`, the instructions by which threads write themselves, units beside the threads read for them.
+        """
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
+        if stores is not None:
+            written = self._written[places]
+            fenced = self._fenced.reshape(-1)[threads // self.threads * self._warps + ((written & THREAD) >> 5)]
+            found = stores[written >> INDEX_AT & INDEX] & (written >> CLOCK_AT > fenced) & (written & UNDER_WAY == 0)
+            if found.any():
+                self._tell("unfenced", index, found, places, threads, written)
         self._check_read(index, places, threads, stamps)
         self._keep_read(places, stamps)
 
@@ -115,6 +126,11 @@ class History:
         self._seen[block, warp, warp] = self._clock[block, warp]
         self._clock += warps
         self._tick()
+
+    def fences(self, warps: Flags) -> None:
+        """What these warps have seen is seen by units beside the threads: fence.proxy.async."""
+        self._fenced = np.maximum(self._fenced, self._known(warps))
+        self.meets_itself(warps)
 
     def release(self, warps: Flags, key: Any) -> None:
         """What these warps did is seen by whoever acquires the key in their block later, as by an mbarrier."""

@@ -237,7 +237,7 @@ class Machine:
         """Tell the observers that threads arrived at mbarriers, or passed; a cluster's threads of one number as one."""
         if acquired:
             threads, addresses = self.peers.alike(threads, addresses)
-        for observer in self.observers:
+        for observer in self.observers if len(threads) else ():
             observer.ordered(self, index, threads, addresses, acquired)
 
     def misuse(self, index: int, threads: NDArray[np.int64], message: str) -> None:

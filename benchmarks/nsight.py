@@ -2,8 +2,9 @@
 
 To profile needs a CUDA device, `ncu` on the PATH, and its module `ncu_report` (extras/python beside it) on PYTHONPATH.
 
-    python benchmarks/nsight.py [RUNG ...]                profile them: benchmarks/nsight/<machine>.jsonl
-    python benchmarks/nsight.py --compare FILE [RUNG ...] emulate them and say where the counts of FILE are others
+    python benchmarks/nsight.py [RUNG ...]
+
+It writes benchmarks/nsight/<machine>.jsonl, which nsight_compare.py beside it compares with the emulator.
 
 The first line of a file is the machine, each other one a product: a square one of side 512, or of a vector and a
 matrix for the rungs that take no other, of operands that `gemmery.bench.work.operands` gives alike on every machine. It
@@ -29,21 +30,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gemmery.arrays import View
 from gemmery.bench.gpu.operands import alignment
 from gemmery.bench.record import gpu_machine
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.launch import arguments
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.memory import Global
-from gemmery.emulator.parse import module
-from gemmery.emulator.run import Run
-from gemmery.emulator.run import emulated as run_emulated
-from gemmery.emulator.simt import Launch
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
 
@@ -61,8 +53,6 @@ SOURCE = {  # by instruction
     "ideal": "memory_l1_wavefronts_shared_ideal",
     "sectors": "memory_l2_theoretical_sectors_global",
 }
-ARCH = "sm_90a"
-SHARED = {"loads": ("LDS", "LDSM"), "stores": ("STS", "STSM", "LDGSTS")}  # by what they do to shared memory
 MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 
 
@@ -194,85 +184,6 @@ def opcode_of(text: str) -> str:
     return words[1] if words[0].startswith("@") else words[0]
 
 
-def machine(file: Path) -> dict[str, Any]:
-    """What a file was measured on: its GPU and the version of ncu."""
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
-    return found
-
-
-def stored(file: Path) -> list[dict[str, Any]]:
-    """The products in a file of this script."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if "rung" in row]
-
-
-def measured(launch: dict[str, Any]) -> dict[str, int]:
-    """Global memory and shared memory of a launch by the profiler; what cp.async writes is a store."""
-    found = {name: launch[name] for name in GLOBAL}
-    for name, opcodes in SHARED.items():
-        lines = [line for line in launch["memory"] if line["opcode"].split(".")[0] in opcodes]
-        found[f"{name}_wavefronts"] = sum(line["wavefronts"] for line in lines)
-        found[f"{name}_ideal"] = sum(line["ideal"] for line in lines)
-    return found
-
-
-def emulated(row: dict[str, Any]) -> tuple[list[dict[str, int]], str]:
-    """The same of each launch by the emulator, and the SHA-256 of the bytes of C."""
-    work = Work(**row["work"])
-    a, b, c = operands(work)
-    geometry = geometry_of(row)
-    memory = Global({"A": a.nbytes, "B": b.nbytes, "C": c.nbytes, "scratch": geometry.workspace})
-    for name, x in (("A", a), ("B", b)):
-        memory.bytes(name)[:] = (x if x.base is None else x.base).view(np.uint8).ravel()
-    memory.bytes("C")[:] = 0xFF
-    views = [
-        View(memory.address(name), x[None].shape, x[None].strides, work.dtype)
-        for name, x in zip("ABC", (a, b, c), strict=True)
-    ]
-    packed = arguments(work.problem, False, *views, 1.0, 0.0, None, memory.address("scratch"))
-    found = []
-    for one in (*geometry.before, geometry):
-        made = nvrtc.compiled(one.source, one.kernel, ARCH)
-        program = lowered(module(made.ptx).kernels[made.entry])
-        found.append(
-            counted(run_emulated(program, Launch(one.grid, one.block, packed, one.shared), memory, check=False))
-        )
-    return found, hashlib.sha256(memory.bytes("C").tobytes()).hexdigest()
-
-
-def geometry_of(row: dict[str, Any]) -> Geometry:
-    """How the product of a stored row is launched on an H200."""
-    rung, work = find(CUDA, row["rung"]), Work(**row["work"])
-    assert rung.geometry is not None
-    return rung.geometry(replace(work.problem, device="h200", alignments=(16, 16, 16)), rung.default)
-
-
-def counted(run: Run) -> dict[str, int]:
-    """What `measured` gives, of an emulated launch."""
-    held, shared = run.global_, run.shared
-    return {
-        "requests_ld": held.loads.requests,
-        "sectors_ld": held.loads.sectors,
-        "requests_st": held.stores.requests,
-        "sectors_st": held.stores.sectors,
-        "loads_wavefronts": shared.loads.wavefronts,
-        "loads_ideal": shared.loads.wavefronts_ideal,
-        "stores_wavefronts": shared.stores.wavefronts,
-        "stores_ideal": shared.stores.wavefronts_ideal,
-    }
-
-
-def differences(row: dict[str, Any]) -> Iterator[str]:
-    """Where the emulator differs from a stored row, in words."""
-    found, digest = emulated(row)
-    if digest != row["c"]:
-        yield "the bytes of C"
-    for launch, ours in zip(row["launches"], found, strict=True):
-        for name, value in measured(launch).items():
-            if value != ours[name]:
-                yield f"{launch['kernel']}: {name} {ours[name]:,} emulated, {value:,} measured"
-
-
 def main() -> None:
     """Profile rungs, or with --launch run them once for the profiler."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -280,15 +191,8 @@ def main() -> None:
     parser.add_argument(
         "--launch", type=Path, metavar="PLAN", help="run them once, and write to PLAN what was launched"
     )
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="emulate the products of FILE and compare")
     given = parser.parse_args()
     rungs = [find(CUDA, name) for name in given.rungs] or list(CUDA)
-    if given.compare:
-        for row in stored(given.compare):
-            if find(CUDA, row["rung"]) in rungs:
-                said = list(differences(row)) or ["equal"]
-                sys.stdout.write("".join(f"{row['rung']}, {Work(**row['work'])}: {line}\n" for line in said))
-        return
     if given.launch:
         launch(rungs, given.launch)
         return

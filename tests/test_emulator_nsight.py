@@ -2,56 +2,100 @@
 
 import hashlib
 import importlib.util
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
+from gemmery.emulator.counts import Counts
+from gemmery.emulator.ptx import Line
 
 ROOT = Path(__file__).parent.parent
 
 
 def loaded():
-    """benchmarks/nsight.py, which is a script."""
-    spec = importlib.util.spec_from_file_location("nsight", ROOT / "benchmarks" / "nsight.py")
+    """benchmarks/nsight_compare.py, which is a script."""
+    spec = importlib.util.spec_from_file_location("nsight_compare", ROOT / "benchmarks" / "nsight_compare.py")
     script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # where its dataclass looks for itself
     spec.loader.exec_module(script)
     return script
 
 
 nsight = loaded()
-ROWS = nsight.stored(ROOT / "benchmarks" / "nsight" / "nvidia-h200.jsonl")
-TENSOR = ("mma_", "wmma_")  # how these units round their sums is not documented: the bytes of C may differ
-# What is known to differ, and why.
-DIFFERENT = {
-    "simt_linear": {"requests_ld", "sectors_ld"},  # ptxas hands a stored sum on to the next load of it
-    "mma_pipelined": {"stores_wavefronts"},  # in f16 the profiler takes half of B's cp.async for writes of zeros
-}
-MANY_STEPS = ("simt_uncoalesced", "simt_packed", "simt_linear")
+FILE = ROOT / "benchmarks" / "nsight" / "nvidia-h200.jsonl"
+ROWS = nsight.stored(FILE)
+TENSOR = ("mma_", "wmma_")  # of f16 and tf32 the units round sums in ways not documented: the bytes of C may differ
+MANY_STEPS = ("simt_uncoalesced", "simt_packed", "simt_linear", "wmma_f64")
 
 
 def is_quick(row):
-    """Below about 4 seconds; benchmarks/nsight.py --compare takes them all."""
+    """Below about 5 seconds; benchmarks/nsight_compare.py takes them all."""
     simt = row["rung"].startswith("simt") and row["work"]["m"] > 16
-    return not simt or (row["work"]["dtype"] == "f32" and row["rung"] not in MANY_STEPS)
+    return row["rung"] not in MANY_STEPS and (not simt or row["work"]["dtype"] == "f32")
 
 
 def named(row):
-    return f"{row['rung']}-{row['work']['precision'] or row['work']['dtype']}-{row['work']['b_layout']}"
+    return f"{row['rung']}-{nsight.kind(row)}-{row['work']['b_layout']}"
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=named(row)) for row in ROWS if is_quick(row)])
 def test_counts_are_the_profilers(row):
-    """Requests, sectors, wavefronts and their ideal, equal to the digit; of CUDA cores also the bytes of C."""
+    """All counts of a launch and of each place in its source, equal to the digit but for what is known to differ.
+
+    Those are requests, sectors, wavefronts and their ideal, instructions by kind; of CUDA cores, and in f64, also the
+    bytes of C.
+    """
     found, digest = nsight.emulated(row)
-    if not row["rung"].startswith(TENSOR):
+    if not row["rung"].startswith(TENSOR) or row["work"]["dtype"] == "f64":
         assert digest == row["c"]
-    for launch, ours in zip(row["launches"], found, strict=True):
-        theirs = nsight.measured(launch)
-        wrong = {name: (ours[name], value) for name, value in theirs.items() if ours[name] != value}
-        known = DIFFERENT.get(row["rung"], set())
-        assert set(wrong) <= known, wrong
+    known = set(nsight.known(row))
+    assert set(nsight.differences(row, found)) == known
+    if nsight.alike(row):  # lines are only taken for each other where that explains something
+        launches = zip(found, row["launches"], strict=True)
+        assert not known.issuperset(one for pair in launches for one in nsight.by_place(*pair, frozenset()))
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=named(row)) for row in ROWS if nsight.known(row)])
+def test_known_differences_are_of_the_records(row):
+    """What the table says was measured is what the file says, also of products that take long to emulate."""
+    theirs = sum((Counter(nsight.measured(launch)) for launch in row["launches"]), Counter())
+    in_all = [one for one in nsight.known(row) if " at " not in one.name]
+    assert {one.name: one.theirs for one in in_all} == {one.name: theirs[one.name] for one in in_all}
+    assert all(one.ours != one.theirs for one in nsight.known(row))
+
+
+def test_every_known_difference_is_of_a_product():
+    """No line of the table stands for a product that the file does not hold."""
+    products = {(row["rung"], nsight.kind(row)) for row in ROWS}
+    tables = nsight.noted()
+    listed = [*(one for table in tables["known"] for one in table["counts"])]
+    listed += [one for table in tables["alike"] for one in table["lines"]]
+    assert {tuple(one[:2]) for one in listed} <= products
+
+
+def test_a_place_is_where_lines_cannot_be_told_apart():
+    """A difference is found at its line, also where two others cancel it in the whole launch."""
+    launch = {
+        "memory": [
+            {"file": "k.cu", "line": line, "opcode": "LDS", "executed": 4, "wavefronts": 4, "ideal": 4, "sectors": 0}
+            for line in (1, 2)
+        ]
+    }
+    more, less = (Counts(instructions=Counter(ld=count)) for count in (5, 3))
+    one, two, three = (Line("k.cu", number) for number in (1, 2, 3))
+
+    def loads(frames):
+        found = nsight.by_place(Counts(frames=frames), launch, frozenset())
+        return [str(difference) for difference in found if difference.name.startswith("ld at")]
+
+    apart = ["ld at k.cu:1: 5 emulated, 4 measured", "ld at k.cu:2: 3 emulated, 4 measured"]
+    assert sorted(loads({(one,): more, (two,): less})) == apart
+    assert sorted(loads({(three, one): more, (three, two): less})) == apart
+    assert not loads({(one, three): more, (one, two): less})  # the code of line 2 may be said to be at line 1
 
 
 def test_kernels_are_those_that_were_measured():
@@ -65,7 +109,7 @@ def test_kernels_are_those_that_were_measured():
                 one.block,
                 one.shared,
             ), Work(**row["work"])
-    if nvrtc.version() == nsight.machine(ROOT / "benchmarks" / "nsight" / "nvidia-h200.jsonl")["gpu"]["nvrtc"]:
+    if nvrtc.version() == nsight.machine(FILE)["gpu"]["nvrtc"]:
         for launch in ROWS[0]["launches"]:
             made = nvrtc.compiled(nsight.geometry_of(ROWS[0]).source, launch["kernel"], nsight.ARCH)
             assert hashlib.sha256(made.ptx.encode()).hexdigest() == launch["ptx"]

@@ -1,0 +1,240 @@
+"""Where the emulator's counts are others than Nsight Compute's, in a file that nsight.py wrote.
+
+    python benchmarks/nsight_compare.py FILE [RUNG ...]
+
+Each product is run again on the emulator, and of each launch compared: requests and sectors of global memory,
+wavefronts of shared memory and their ideal, instructions by kind; in all, and what accesses did also by place in the
+source. The bytes of C are compared too. What is known to differ stands in nsight/known.toml, with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemmery.arrays import View
+from gemmery.bench.work import Work, operands
+from gemmery.cuda import nvrtc
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import arguments
+from gemmery.emulator.counts import Counts
+from gemmery.emulator.lower import lowered
+from gemmery.emulator.memory import Global
+from gemmery.emulator.parse import module
+from gemmery.emulator.run import emulated as run_emulated
+from gemmery.emulator.simt import Launch
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+
+ARCH = "sm_90a"
+KNOWN = Path(__file__).parent / "nsight" / "known.toml"
+HARDWARE = ("requests_ld", "sectors_ld", "requests_st", "sectors_st")  # counted by the hardware, for a whole launch
+# Opcodes of the machine by the kind that the emulator counts their instructions as. HFMA2 only loads constants here.
+ARITHMETIC = {
+    **dict.fromkeys(("FFMA", "DFMA"), "fma"),
+    **dict.fromkeys(("FADD", "DADD"), "fadd"),
+    **dict.fromkeys(("HMMA", "DMMA"), "mma"),
+    "BAR": "bar",
+    "SHFL": "shfl",
+}
+ACCESSES = {
+    **dict.fromkeys(("LDG", "LDS"), "ld"),
+    **dict.fromkeys(("STG", "STS"), "st"),
+    "LDSM": "ldmatrix",
+    "LDGSTS": "cp.async",
+}
+SHARED = {"LDS": "loads", "LDSM": "loads", "STS": "stores", "LDGSTS": "stores"}
+GLOBAL = {"LDG": "sectors_ld", "LDGSTS": "sectors_ld", "STG": "sectors_st"}
+
+Counted = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A count that the emulator and the profiler do not agree on."""
+
+    name: str  # "ld" of a whole launch, "ld at load.cuh:89" of a place in its source
+    ours: int
+    theirs: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.ours:,} emulated, {self.theirs:,} measured"
+
+
+def machine(file: Path) -> dict[str, Any]:
+    """What a file was measured on: its GPU and the version of ncu."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
+    return found
+
+
+def stored(file: Path) -> list[dict[str, Any]]:
+    """The products in a file."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if "rung" in row]
+
+
+def kind(row: dict[str, Any]) -> str:
+    """The type that a product is computed in: "f16", "tf32"."""
+    found: str = row["work"]["precision"] or row["work"]["dtype"]
+    return found
+
+
+@cache
+def noted() -> dict[str, Any]:
+    """What is known to differ: the tables of nsight/known.toml."""
+    return tomllib.loads(KNOWN.read_text(encoding="utf-8"))
+
+
+def known(row: dict[str, Any]) -> list[Difference]:
+    """What is known to differ of a product."""
+    counts = [one for table in noted()["known"] for one in table["counts"]]
+    return [Difference(*rest) for rung, of, *rest in counts if (rung, of) == (row["rung"], kind(row))]
+
+
+def alike(row: dict[str, Any]) -> frozenset[str]:
+    """Lines of a product's source that its machine code is known to take for each other."""
+    pairs = [one for table in noted()["alike"] for one in table["lines"]]
+    return frozenset(line for rung, of, *lines in pairs if (rung, of) == (row["rung"], kind(row)) for line in lines)
+
+
+def measured(launch: dict[str, Any]) -> Counted:
+    """What the profiler counted in a launch."""
+    found = sum((Counter(access(line)) for line in launch["memory"]), Counter())
+    for opcode, executed in launch["instructions"].items():
+        if opcode.split(".")[0] in ARITHMETIC:
+            found[ARITHMETIC[opcode.split(".")[0]]] += executed
+    return {**found, **{name: launch[name] for name in HARDWARE}}
+
+
+def access(line: dict[str, Any]) -> dict[str, int]:
+    """What the accesses of one opcode at one line did.
+
+    ptxas puts `@!PT LDS RZ, [RZ]` in front of cp.async, three times: they load nothing, and are not counted.
+    """
+    opcode = line["opcode"].split(".")[0]
+    if opcode == "LDS" and not line["wavefronts"]:
+        return {}
+    found = {ACCESSES[opcode]: line["executed"]}
+    if opcode in SHARED:
+        found |= {f"{SHARED[opcode]}_{name}": line[name] for name in ("wavefronts", "ideal")}
+    if opcode in GLOBAL:
+        found[GLOBAL[opcode]] = line["sectors"]
+    return found
+
+
+def counted(counts: Counts) -> Counted:
+    """The same by the emulator, of a launch or of a place in its source."""
+    loads, stores = counts.global_.loads, counts.global_.stores
+    banks = {"loads": counts.shared.loads, "stores": counts.shared.stores}
+    return {
+        **dict(zip(HARDWARE, (loads.requests, loads.sectors, stores.requests, stores.sectors), strict=True)),
+        **{f"{way}_wavefronts": held.wavefronts for way, held in banks.items()},
+        **{f"{way}_ideal": held.wavefronts_ideal for way, held in banks.items()},
+        **{name: counts.instructions[name] for name in (*ARITHMETIC.values(), *ACCESSES.values())},
+    }
+
+
+def differences(row: dict[str, Any], found: list[Counts]) -> Iterator[Difference]:
+    """Where the emulator's counts of a product's launches are others than the profiler's."""
+    for launch, counts in zip(row["launches"], found, strict=True):
+        ours, theirs = counted(counts), measured(launch)
+        for name in sorted({*ours, *theirs}):
+            if ours.get(name, 0) != theirs.get(name, 0):
+                yield Difference(name, ours.get(name, 0), theirs.get(name, 0))
+        yield from by_place(counts, launch, alike(row))
+
+
+def by_place(counts: Counts, launch: dict[str, Any], together: frozenset[str]) -> Iterator[Difference]:
+    """Where what accesses did differs at a place of the source.
+
+    ptxas says of an instruction the line that it stands at, or that of a call which was inlined around it: a place is
+    lines that cannot be told apart for that. `together` are lines that it is known to take for each other.
+    """
+    frames = {tuple(map(str, lines)): counted(held) for lines, held in counts.frames.items()}
+    lines: dict[str, Counter[str]] = {}
+    for line in launch["memory"]:
+        lines.setdefault(f"{line['file']}:{line['line']}", Counter()).update(access(line))
+    for name in sorted({name for held in lines.values() for name in held}):
+        theirs = {line: held[name] for line, held in lines.items() if held[name]}
+        named = together.union(theirs)
+        ours = {at: held[name] for at, held in frames.items() if held[name]}
+        where = {at: named.intersection(at) or frozenset(at[-1:]) for at in ours}
+        for place in joined([*where.values(), *(frozenset((line,)) for line in theirs), together]):
+            here = sum(value for at, value in ours.items() if where[at] <= place)
+            there = sum(value for line, value in theirs.items() if line in place)
+            if here != there:
+                yield Difference(f"{name} at {', '.join(sorted(place))}", here, there)
+
+
+def joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
+    """Sets without common elements: those that have some are put together.
+
+    >>> joined([frozenset("ab"), frozenset("c"), frozenset("bd")]) == [frozenset("c"), frozenset("abd")]
+    True
+    """
+    found: list[frozenset[str]] = []
+    for one in sets:
+        touched = [other for other in found if other & one]
+        found = [other for other in found if not other & one] + [one.union(*touched)]
+    return found
+
+
+def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
+    """What the emulator counts of each launch, and the SHA-256 of the bytes of C."""
+    work = Work(**row["work"])
+    a, b, c = operands(work)
+    geometry = geometry_of(row)
+    memory = Global({"A": a.nbytes, "B": b.nbytes, "C": c.nbytes, "scratch": geometry.workspace})
+    for name, x in (("A", a), ("B", b)):
+        memory.bytes(name)[:] = (x if x.base is None else x.base).view(np.uint8).ravel()
+    memory.bytes("C")[:] = 0xFF
+    views = [
+        View(memory.address(name), x[None].shape, x[None].strides, work.dtype)
+        for name, x in zip("ABC", (a, b, c), strict=True)
+    ]
+    packed = arguments(work.problem, False, *views, 1.0, 0.0, None, memory.address("scratch"))
+    found = []
+    for one in (*geometry.before, geometry):
+        made = nvrtc.compiled(one.source, one.kernel, ARCH)
+        program = lowered(module(made.ptx).kernels[made.entry])
+        launched = Launch(one.grid, one.block, packed, one.shared)
+        found.append(run_emulated(program, launched, memory, check=False).counts)
+    return found, hashlib.sha256(memory.bytes("C").tobytes()).hexdigest()
+
+
+def geometry_of(row: dict[str, Any]) -> Geometry:
+    """How a stored product is launched on an H200."""
+    rung, work = find(CUDA, row["rung"]), Work(**row["work"])
+    assert rung.geometry is not None
+    return rung.geometry(replace(work.problem, device="h200", alignments=(16, 16, 16)), rung.default)
+
+
+def main() -> None:
+    """Compare a file's products, of all rungs or of some."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("rungs", nargs="*", help="names in the GPU ladder; all when none is given")
+    given = parser.parse_args()
+    for row in stored(given.file):
+        if given.rungs and row["rung"] not in given.rungs:
+            continue
+        found, digest = emulated(row)
+        expected = known(row)
+        said = [f"{one}{' (known)' * (one in expected)}" for one in differences(row, found)]
+        said += ["the bytes of C"] * (digest != row["c"])
+        sys.stdout.write("".join(f"{row['rung']}, {Work(**row['work'])}: {line}\n" for line in said or ["equal"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -193,3 +193,23 @@ def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
     assert "fma.rn.f32" in found.not_emulated
     (part,) = [part for part in parts(found) if part.title.startswith("Counters")]
     assert part.rows == (("not counted", found.not_emulated),)
+
+
+def test_an_exhibit_is_looked_at_like_a_rung():
+    found = lab.inspect("divergence_split", config={"steps": 64}, device="sm_80")
+    warps = found.emulated.problem.n // 32
+    assert found.emulated.total.divergent_branches == warps
+    assert found.emulated.total.flops == 2 * 64 * found.emulated.problem.n
+    (split,) = found.emulated.chosen.divergences
+    assert split.taken.count(True) == split.taken.count(False) == 16
+    assert "Roofline" not in [part.title for part in parts(found)]
+    page = inspection_page(found)
+    assert "4,194,304 elements, f32, steps 64" in page
+    assert "Lanes at the branch of divergence_split.cu:10" in page
+
+
+def test_the_banks_of_an_exhibit():
+    found = lab.inspect("bank_stride", config={"stride": 32, "steps": 16}, device="sm_80")
+    worst = found.emulated.chosen.shared[0]
+    assert worst.addresses == tuple(worst.addresses[0] + 128 * lane for lane in range(32))
+    assert found.emulated.total.bank_conflicts == 31 * 16 * found.emulated.problem.n // 32

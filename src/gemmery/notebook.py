@@ -7,6 +7,7 @@ from dataclasses import fields
 from html import escape
 
 from gemmery import lab
+from gemmery.lab.inspection import together
 from gemmery.ladder import inspection
 from gemmery.report.inspection import inspection_page
 from gemmery.report.side_by_side import comparison_page
@@ -40,9 +41,9 @@ def inspect(
 ) -> Inspection | Comparison:
     """What a rung of the GPU is made of and what each of its lines does to memory, or two rungs side by side.
 
-    No GPU is needed. `m` and `k` are `n` unless said, which is 4096; `device` is "cuda", a card ("a100") or an
-    architecture ("sm_80"); the counters are taken on the emulator with sides of at most 256. `line`,
-    "simt_smem.cu:18", chooses whose accesses are shown as pictures.
+    Exhibits are looked at likewise, with `n` elements. No GPU is needed. `m` and `k` are `n` unless said, which is
+    4096; `device` is "cuda", a card ("a100") or an architecture ("sm_80"); the counters are taken on the emulator with
+    sides of at most 256. `line`, "simt_smem.cu:18", chooses whose accesses are shown as pictures.
 
     >>> found = inspect("simt_smem", n=1024, device="h200")
     >>> found.kernels[-1].spilled, found.emulated.total.bank_conflicts
@@ -50,7 +51,9 @@ def inspect(
 
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
-    found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in (rung, other) if name]
+    names = [name for name in (rung, other) if name]
+    together(names)
+    found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in names]
     if len(found) == 2:
         return Comparison(*found)
     return Inspection(**{one.name: getattr(found[0], one.name) for one in fields(found[0])})

@@ -79,10 +79,11 @@ def inspect(
 ) -> Action:
     """Say what a GPU rung is made of, asks of a device and does to memory line by line: no GPU is needed."""
     from gemmery import lab
+    from gemmery.lab.inspection import together
 
-    looks = [
-        partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in (rung, other) if name
-    ]
+    names = [name for name in (rung, other) if name]
+    together(names)
+    looks = [partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
 
 

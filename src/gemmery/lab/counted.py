@@ -1,4 +1,4 @@
-"""A rung on the emulator at a small size: counts by line of its source, and what pictures are made of."""
+"""A rung or an exhibit on the emulator at a small size: counts by line of its source, and what pictures are made of."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.cuda import nvrtc
+from gemmery.cuda import exhibits, nvrtc
+from gemmery.emulator.arguments import bound
 from gemmery.emulator.chosen import Chosen, chosen
 from gemmery.emulator.counts import Counts, Frames
 from gemmery.emulator.ptx import Line
+from gemmery.emulator.run import emulated
+from gemmery.emulator.simt import Launch
 from gemmery.emulator.trace import Trace
-from gemmery.lab.emulation import Operands, run_rung
+from gemmery.lab.emulation import Operands, prepared, run_rung
+from gemmery.ladder.exhibits import Exhibit
 from gemmery.ladder.inspection import Emulated, LineCounts, calling
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -43,10 +47,24 @@ def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     runs = run_rung(rung, problem, config, operands, arch=arch, check=False, observers=(trace,))
     counts = reduce(add, runs).counts
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
-    found = chosen(trace, steps, line)
-    lines = tuple(_tree(counts))
+    return _described(problem, counts, chosen(trace, steps, line))
+
+
+def counted_exhibit(shown: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:
+    """Run an exhibit's kernel on `n` elements, and count. Raises as `counted` does."""
+    show, trace = shown.show, Trace()
+    geometry, y = show.launch(n, config), np.zeros(show.results(n, config), np.float32)
+    made = nvrtc.ptx(geometry.source, geometry.kernel, arch)
+    program = prepared(made.text, made.entry)
+    given = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
+    launch = Launch(geometry.grid, geometry.block, given.parameters)
+    run = emulated(program, launch, given.memory, check=False, observers=(trace,))
+    return _described(Problem(1, n, 1, "f32", "f32"), run.counts, chosen(trace, {}, line))
+
+
+def _described(problem: Problem, counts: Counts, found: Chosen) -> Emulated:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
-    return Emulated(problem, lines, total, kinds, found, _shown(found))
+    return Emulated(problem, tuple(_tree(counts)), total, kinds, found, _shown(found))
 
 
 def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:

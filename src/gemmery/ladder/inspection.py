@@ -49,6 +49,7 @@ class Inspection(inspection.Inspection):
 
     emulated: Emulated | None = None
     not_emulated: str = ""  # why it was not
+    exhibit: bool = False  # not a product: `problem.n` is the number of elements
 
 
 def calling(frames: Frames) -> Frames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemmery.ladder.inspection import Emulated, LineCounts
+from gemmery.problem import Problem
 from gemmery.report import words
 
 HEAD = (
@@ -108,10 +109,14 @@ def _rounded(cell: str) -> str:
     return f"{words.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
 
 
-def where(found: Emulated) -> str:
-    """What was run: "at 128 × 128 × 128"."""
-    problem = found.problem
-    return f"at {problem.m} × {problem.n} × {problem.k}, on the emulator"
+def where(found: Emulated, exhibit: bool = False) -> str:
+    """What was run: "at 256 × 256 × 256, on the emulator"."""
+    return f"at {size(found.problem, exhibit)}, on the emulator"
+
+
+def size(problem: Problem, exhibit: bool) -> str:
+    """A product's sides, or the elements of an exhibit."""
+    return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"
 
 
 def kinds(found: Emulated) -> str:

@@ -63,7 +63,8 @@ def inspection_page(found: Inspection) -> str:
     from gemmery.report.pictures import pictures
 
     sections = [
-        f"<section><h2>{html.escape(part.title)}</h2><div class='{'scroll wide' if SOURCE in part.head else 'scroll'}'>{_html(part)}</div>"
+        f"<section><h2>{html.escape(part.title)}</h2>"
+        f"<div class='{'scroll wide' if SOURCE in part.head else 'scroll'}'>{_html(part)}</div>"
         + "".join(f"<p class=note>{html.escape(note)}</p>" for note in part.notes)
         + "</section>"
         for part in parts(found)
@@ -90,13 +91,14 @@ def parts(found: Inspection) -> tuple[Part, ...]:
         Part(f"Launch {place} of {len(found.kernels)}" if several else "Launch", _launch(one, found))
         for place, one in enumerate(found.kernels, 1)
     ]
-    return (*launches, _roofline(found), *(_instructions(one, several) for one in found.kernels), *_counters(found))
+    roof = [] if found.exhibit else [_roofline(found)]
+    return (*launches, *roof, *(_instructions(one, several) for one in found.kernels), *_counters(found))
 
 
 def where(found: Inspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
     problem, device = found.problem, found.device
-    shape = f"{problem.m} × {problem.n} × {problem.k}, {problem.precision or problem.dtype}"
+    shape = f"{counters.size(problem, found.exhibit)}, {problem.precision or problem.dtype}"
     chosen = f", {configured(found)}" if config and found.config else ""
     limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
     return f"{shape}{chosen}; {device.name}: {device.arch}, {limits}"
@@ -196,7 +198,7 @@ def _counters(found: Inspection) -> Sequence[Part]:
     if found.emulated is None:
         return [Part("Counters by line", (("not counted", found.not_emulated),))] if found.not_emulated else []
     run = found.emulated
-    title = f"Counters by line{counters.of_file(run)}, {counters.where(run)}"
+    title = f"Counters by line{counters.of_file(run)}, {counters.where(run, found.exhibit)}"
     head, rows = counters.table(run)
     return [Part(title, rows, head, (counters.NOTE, counters.kinds(run)))]
 

@@ -124,7 +124,9 @@ def _counted(found: Comparison) -> list[Section]:
             for name, old, new in zip(("bytes used of a sector", "sectors a request"), *each, strict=True)
             if old or new
         ]
-        return [Section(f"Counters, {counters.where(before)}", (*_numbers(*totals), *means), costs=True)]
+        return [
+            Section(f"Counters, {counters.where(before, found.old.exhibit)}", (*_numbers(*totals), *means), costs=True)
+        ]
     missing = [(one.rung, one.not_emulated, "", "") for one in (found.old, found.new) if one.not_emulated]
     return [Section("Not counted", tuple(missing))] if missing else []
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
     from gemmery.lab.kernel import emulate as emulate
+    from gemmery.notebook import inspect as inspect
 
 __version__ = "0.1.0"
 

@@ -114,9 +114,10 @@ def test_what_is_shown(few):
     titles = [sheet.title for sheet in emulated_sheets(few)]
     assert titles == [
         "Global memory, n = 128",
-        "Shared memory, branches and checks, n = 128",
+        "Shared memory and branches, n = 128",
         "Roofline, n = 128",
-        "Warps' instructions by kind, n = 128",
+        "Thousands of warps' instructions by kind, n = 128",
+        "Checks, n = 128",
     ]
     (naive,) = [row for row in emulated_sheets(few)[0].rows if row[0].text == "simt_naive"]
     assert [cell.text for cell in naive[1:5]] == ["131,584", "329,728", "2.50", "4.00"]
@@ -126,7 +127,7 @@ def test_what_is_wrong_is_shown_where_it_is(few):
     bad = replace(find_one(few, "simt_naive"), error=float("nan"), findings=("a.cu:3: race: two lanes",))
     run = EmulatedLadder(few.device, few.started, (bad,))
     assert len(complaints(run)) == 2
-    row = emulated_sheets(run)[1].rows[0]
+    row = emulated_sheets(run)[-1].rows[0]
     assert [cell.tone for cell in row].count("bad") == 2
     assert "a.cu:3: race: two lanes" in emulated_page(run)
 
@@ -136,6 +137,7 @@ def test_the_page_needs_nothing_else(few):
     assert text.startswith("<!doctype html>")
     assert "http" not in text.split("</style>")[1]
     assert all(name in text for name in FEW)
+    assert "It claims, of an aligned product: divergent branches 0, load sectors a request 16.5" in text
 
 
 def test_json_is_the_record(few):

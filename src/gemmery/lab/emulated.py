@@ -108,7 +108,8 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         return replace(plain, refused=str(refused))
     seconds = time.perf_counter() - start
     together = reduce(add, runs)
-    counts, on = _counts(together), unit(work.dtype, tensor="mma" in together.instructions)
+    counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
+    on = unit(work.dtype, tensor)
     return replace(
         plain,
         error=results.error(given.c, given.a, given.b, _bound(rung, problem), rung.normwise),

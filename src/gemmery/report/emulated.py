@@ -18,7 +18,14 @@ from gemmery.report.inspection import UNITS
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.terminal import Growing, ideas, laid_out
 
-KINDS = ("fma", "mma", "ld", "st", "ldmatrix", "cp.async", "bar", "shfl")  # instructions with a column of their own
+KINDS = {
+    "fma": ("fma",),
+    "mma": ("mma",),
+    "loads": ("ld", "ldmatrix"),
+    "stores": ("st", "stmatrix"),
+    "cp.async": ("cp.async",),
+    "barriers": ("bar",),
+}  # instructions with a column of their own
 NOTE = (
     "Counted on the emulator: warps' requests and instructions, adjacent accesses as ptxas merges them. Caches are not "
     "modelled, so bytes are those asked of L1, 32 a sector. The roof is the longer of the operations at the peak of "
@@ -45,10 +52,10 @@ class Counting(Growing[EmulatedRung]):
 
 
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
-    """For each size: global memory; shared memory, branches and what was checked; the roof; instructions by kind."""
+    """For each size: global memory; shared memory and branches; the roof; instructions by kind; what was checked."""
     sizes = dict.fromkeys(one.size for one in ladder.rungs)
     by_size = [[one for one in ladder.rungs if one.size == size] for size in sizes]
-    return tuple(sheet(same) for same in by_size for sheet in (_global, _shared, _roof, _kinds))
+    return tuple(sheet(same) for same in by_size for sheet in (_global, _shared, _roof, _kinds, _checks))
 
 
 def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
@@ -103,7 +110,9 @@ def _named(ladder: EmulatedLadder) -> tuple[Rung, ...]:
 
 def _lesson(rung: Rung) -> str:
     idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
-    return f"<dt><code>{rung.name}</code></dt><dd><b>{idea}.</b><p>{html.escape(rung.lesson)}</p></dd>"
+    claims = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in rung.expect.items())
+    claimed = f"<p class=note>It claims, of an aligned product: {claims}.</p>" if claims else ""
+    return f"<dt><code>{rung.name}</code></dt><dd><b>{idea}.</b><p>{html.escape(rung.lesson)}</p>{claimed}</dd>"
 
 
 def _sheet(
@@ -124,14 +133,17 @@ def _global(rungs: Sequence[EmulatedRung]) -> Sheet:
             _figure(counts.store_sectors_a_request),
             _figure(counts.load_bytes_a_sector),
             _figure(counts.store_bytes_a_sector),
-            _count(counts.bytes),
         )
 
-    head = ("requests", "sectors", "sectors a load", "sectors a store", "used, loads", "used, stores", "bytes")
+    head = ("requests", "sectors", "sectors a load", "sectors a store", "used, loads", "used, stores")
     sheet = _sheet("Global memory", rungs, head, row)
-    others = [f"{one.rung}: {shape(one)}, {one.dtype}" for one in rungs if not one.refused and _apart(one, rungs)]
+    others: dict[str, list[str]] = {}
+    for one in rungs:
+        if not one.refused and _apart(one, rungs):
+            others.setdefault(f"{shape(one)}, {one.dtype}", []).append(one.rung)
+    stated = "; ".join(f"{product}: {', '.join(names)}" for product, names in others.items())
     notes = ["Used is bytes that lanes asked for of the 32 of a sector."]
-    notes += [f"Other products: {'; '.join(others)}."] if others else []
+    notes += [f"Other products: {stated}."] if stated else []
     notes += [f"{one.rung} did not run: {one.refused}" for one in rungs if one.refused]
     return replace(sheet, notes=tuple(notes))
 
@@ -139,56 +151,56 @@ def _global(rungs: Sequence[EmulatedRung]) -> Sheet:
 def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
     def row(one: EmulatedRung) -> tuple[Cell, ...]:
         counts = one.counts
-        claims = Cell(f"{len(one.unmet)} not met !", tone="bad") if one.unmet else Cell("met" if one.expected else "")
         return (
             _count(counts.wavefronts),
             _count(counts.wavefronts_ideal),
             _count(counts.bank_conflicts),
             _count(counts.branches),
             _count(counts.divergent_branches),
-            Cell(f"{len(one.findings)} !", tone="bad") if one.findings else Cell("none"),
-            claims,
-            Cell(f"{one.error:.2g}") if one.error <= 1 else Cell(f"{one.error:.2g} !", tone="bad"),
         )
 
-    head = ("wavefronts", "ideal", "bank conflicts", "branches", "divergent", "findings", "claims", "error/bound")
-    sheet = _sheet("Shared memory, branches and checks", rungs, head, row)
-    claims = [f"{one.rung} claims {_claims(one)}" for one in rungs if one.expected]
-    wrong = [f"{one.rung} {said}" for one in rungs for said in one.wrong]
-    return replace(sheet, notes=(*claims, *wrong))
+    head = ("wavefronts", "ideal", "bank conflicts", "branches", "divergent")
+    return _sheet("Shared memory and branches", rungs, head, row)
 
 
 def _roof(rungs: Sequence[EmulatedRung]) -> Sheet:
     def row(one: EmulatedRung) -> tuple[Cell, ...]:
-        by = "compute" if one.compute_seconds >= one.memory_seconds else "memory"
+        seconds = (one.compute_seconds, one.memory_seconds, one.roof_seconds)
         return (
-            _count(one.counts.flops),
+            _figure(one.counts.flops / 1e6),
+            _figure(one.counts.bytes / 1e6),
             _figure(one.intensity),
-            _figure(one.compute_seconds * 1e6),
-            _figure(one.memory_seconds * 1e6),
-            _figure(one.roof_seconds * 1e6),
-            Cell(f"{by}" if by == "memory" else UNITS[one.unit]),
+            *(_figure(time * 1e6) for time in seconds),
         )
 
-    head = ("flops", "flops a byte", "compute, µs", "memory, µs", "roof, µs", "by")
+    head = ("Mflop", "MB", "flops a byte", "compute, µs", "memory, µs", "roof, µs")
     return _sheet("Roofline", rungs, head, row)
 
 
 def _kinds(rungs: Sequence[EmulatedRung]) -> Sheet:
-    def counted(one: EmulatedRung, kind: str) -> int:
-        return sum(number for name, number in one.kinds.items() if name == kind or name.startswith(f"{kind}."))
+    def counted(one: EmulatedRung, column: str) -> int:
+        return sum(number for kind, number in one.kinds.items() if kind in KINDS[column])
 
-    shown = tuple(kind for kind in KINDS if any(counted(one, kind) for one in rungs))
+    shown = tuple(column for column in KINDS if any(counted(one, column) for one in rungs))
 
     def row(one: EmulatedRung) -> tuple[Cell, ...]:
-        figures = [counted(one, kind) for kind in shown]
-        return (*map(_count, figures), _count(one.counts.warp_instructions - sum(figures)))
+        figures = [counted(one, column) for column in shown]
+        return tuple(_figure(number / 1e3) for number in (*figures, one.counts.warp_instructions - sum(figures)))
 
-    return _sheet("Warps' instructions by kind", rungs, (*shown, "others"), row)
+    return _sheet("Thousands of warps' instructions by kind", rungs, (*shown, "others"), row)
 
 
-def _claims(one: EmulatedRung) -> str:
-    return ", ".join(f"{name} = {value:g}" for name, value in one.expected.items())
+def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:
+    def row(one: EmulatedRung) -> tuple[Cell, ...]:
+        claims = Cell(f"{len(one.unmet)} not met !", tone="bad") if one.unmet else Cell("met" if one.expected else "")
+        return (
+            Cell(f"{one.error:.2g}") if one.error <= 1 else Cell(f"{one.error:.2g} !", tone="bad"),
+            Cell(f"{len(one.findings)} !", tone="bad") if one.findings else Cell("none"),
+            claims,
+        )
+
+    wrong = tuple(f"{one.rung} {line}" for one in rungs for line in one.wrong)
+    return replace(_sheet("Checks", rungs, ("error/bound", "findings", "claims"), row), notes=wrong)
 
 
 def _apart(one: EmulatedRung, rungs: Sequence[EmulatedRung]) -> bool:

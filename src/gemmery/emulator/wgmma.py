@@ -416,6 +416,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: S
     reads = [lowering.read(one, "b32", instruction) for one in a.elements] if isinstance(a, Vector) else []
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
+    early = _early(lowering, index, sums)
 
     def step(machine: Machine, mask: Mask) -> None:
         groups = _groups(machine, index, mask)
@@ -430,8 +431,26 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: S
         added = np.asarray(machine.spread(adds(held))[groups])
         product = Product(index, shape, tuple(slots), groups, side_a, side_b, added, signs, np.zeros(0, np.int64))
         machine.products.add(product)
+        if early is not None:
+            what = f"uses a register that the wgmma at {instruction.line} may still write: wgmma.wait_group before"
+            machine.misuse(early, groups, what)
 
     return step
+
+
+def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
+    """The instruction that uses a register of the sums before any wait, as far as they follow without a branch."""
+    kernel = lowering.kernel
+    labels = frozenset(kernel.labels.values())
+    for place in range(index + 1, len(kernel.instructions)):
+        one = kernel.instructions[place]
+        if place in labels or one.opcode.startswith(("wgmma.wait_group", "bra", "brx", "ret", "exit")):
+            return None
+        if one.opcode.startswith("wgmma") and one.operands[:1] == (sums,):
+            continue
+        if not frozenset(sums.elements).isdisjoint(lowering.flat(one.operands)):
+            return place
+    return None
 
 
 def _constants(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gemmery import lab, report
 from gemmery.cuda.device import KNOWN
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, EmulationError
 from gemmery.lab import emulated
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder
@@ -82,6 +82,18 @@ def test_a_rung_that_the_card_lacks_instructions_for_says_so():
     assert [bool(one.refused) for one in run.rungs] == [True, False]
     assert "needs sm_80" in run.rungs[0].refused
     assert not complaints(run)
+
+
+def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch):
+    def stop(*_, **__):
+        raise EmulationError("a.cu:3: brkpt is not modelled")
+
+    monkeypatch.setattr(emulated, "run_rung", stop)
+    run = lab.emulated_ladder(["simt_naive"], [16])
+    assert run.rungs[0].refused == "a.cu:3: brkpt is not modelled"
+    shown = io.StringIO()
+    report.show_emulated(run, Console(file=shown, width=120))
+    assert "simt_naive did not run: a.cu:3: brkpt is not modelled" in shown.getvalue()
 
 
 def test_claims_are_of_aligned_products_alone():

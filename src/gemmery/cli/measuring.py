@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from gemmery.ladder.exhibits import Exhibit
 
 Sizes = Annotated[
-    str, Option(metavar="N,M", help="Sides of the square matrices.", show_default="512,1024,2048; twice that on a GPU")
+    str,
+    Option(
+        metavar="N,M", help="Sides of the squares.", show_default="512,1024,2048; on a GPU twice that, emulated 256"
+    ),
 ]
 Device = Annotated[str, Option(metavar="NAME", help="cpu, cuda, cuda:N for the Nth GPU, or emulator.")]
 LadderDType = Annotated[

@@ -15,7 +15,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.cuda.roofline import unit
 from gemmery.emulator.run import Run
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.emulation import Operands, problem_of, run_rung
 from gemmery.lab.gpu.check import TF32
@@ -51,8 +51,8 @@ def emulated_ladder(
     >>> run.rungs[0].counts.load_sectors_a_request
     16.5
 
-    Raises ArgumentError for an unknown rung, dtype or device, or a size that is not in 1 ... 1024; EmulationError for
-    an instruction that is not modelled.
+    A rung that the card or the emulator cannot run is recorded with the reason in `refused`. Raises ArgumentError for
+    an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = emulated_card(device)
     for n in sizes:
@@ -104,7 +104,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         if work.dtype not in rung.dtypes:
             raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
         runs = run_rung(rung, problem, full, given)
-    except RefusedError as refused:
+    except (EmulationError, RefusedError) as refused:
         return replace(plain, refused=str(refused))
     seconds = time.perf_counter() - start
     together = reduce(add, runs)

@@ -1,5 +1,6 @@
 """gm.emulate on kernels as people write them: what they compute, what is refused, what an error says."""
 
+import doctest
 import math
 import re
 from pathlib import Path
@@ -730,3 +731,11 @@ def test_merged_and_as_written():
     }
     assert (counts[False].stores.requests, counts[True].stores.requests) == (2, 1)
     assert (counts[False].bank_conflicts, counts[True].bank_conflicts) == (2, 0)  # every second bank, then all
+
+
+def test_the_examples_of_the_document():
+    """docs/emulator.md is right in what it shows, line by line."""
+    path = Path(__file__).parents[1] / "docs" / "emulator.md"
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    failed, tried = doctest.testfile(str(path), module_relative=False, optionflags=options)
+    assert (failed, tried > 15) == (0, True)

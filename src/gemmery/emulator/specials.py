@@ -38,6 +38,11 @@ def is_modelled(name: str) -> bool:
     return name in _PLAIN or name in ("%is_explicit_cluster", TIMER) or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
+def names() -> tuple[str, ...]:
+    """All that are modelled, those of three axes by their stem."""
+    return tuple(sorted((*_BY_AXIS, *_PLAIN, "%is_explicit_cluster", TIMER)))
+
+
 def _narrow(found: Any) -> Any:
     """One scalar where all threads agree."""
     found = np.asarray(found).astype(np.uint32)

@@ -7,6 +7,7 @@
 | `<!-- overview: SUITE ... -->` | a row for each suite: the ratios to the fastest rival, and where gemmery is slower |
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
 | `<!-- figure: SUITE PLOT -->` | a figure, written to docs/figures/ |
+| `<!-- modelled -->` | the instructions that the emulator computes; `<!-- modelled: machine -->` all the others |
 | `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over a rival of that name |
 
 Each is made for every machine that has a file of records: `machine=cpu` for those of CPUs, `machine=gpu` for those of
@@ -28,7 +29,7 @@ from gemmery.bench import suite
 from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.rung import Rung
-from gemmery.report import words
+from gemmery.report import modelled, words
 from gemmery.report.figures import figures
 from gemmery.report.overview import overview
 from gemmery.report.rungs import ladder
@@ -38,7 +39,9 @@ from gemmery.report.suites import is_own
 from gemmery.report.svg import standalone
 from gemmery.report.text import table
 
-MARKER = re.compile(r"<!-- (ladder|rungs|overview|table|figure|value)(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
+MARKER = re.compile(
+    r"<!-- (ladder|rungs|overview|table|figure|value|modelled)(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL
+)
 FIGURES = Path("docs", "figures")
 
 
@@ -56,6 +59,7 @@ class Documents:
             "table": self._table,
             "figure": self._figure,
             "value": self._value,
+            "modelled": self._modelled,
         }
 
     def fill(self, path: Path) -> str:
@@ -100,6 +104,9 @@ class Documents:
             idea = rung.idea.replace("|", "\\|").replace("*", "\\*")
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
         return "\n".join(lines)
+
+    def _modelled(self, _: Path, said: str) -> str:
+        return modelled.machine() if said == "machine" else modelled.instructions()
 
     def _overview(self, _: Path, said: str) -> str:
         asked = query(said)

@@ -118,7 +118,8 @@ def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
     """What the rules may predict, as it was counted.
 
     A warp works at a level of a tree when it executes the addition. Its lanes disagree where a branch at the line of
-    an addition parts them; the branches that leave one lane to write a sum are at lines of their own.
+    an addition parts them; the branches that leave one lane to write a sum are at lines of their own. ptxas predicates
+    such short ways, so that the profiler's divergent branches are no measure of a tree: on an H200 1 a block, or 0.
     """
     counts = counters.counts()
     adding = {one.inner for one in kernel.instructions if one.opcode == "add.f32"}

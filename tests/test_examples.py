@@ -12,7 +12,12 @@ import pytest
 from gemmery.cuda import driver
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-NEEDS = {"04_torch_and_dlpack": "torch", "08_arrays_on_a_gpu": "torch", "09_look_at_a_gpu_kernel": "cuda"}
+NEEDS = {
+    "04_torch_and_dlpack": "torch",
+    "08_arrays_on_a_gpu": "torch",
+    "09_look_at_a_gpu_kernel": "cuda",
+    "10_emulate": "cuda",
+}
 SAYS = {
     "01_matmul": "same bits:    True",
     "02_half_and_int8": "int8 -> int32 exact: True",
@@ -23,6 +28,7 @@ SAYS = {
     "07_your_own_rung": "x simd_row",
     "08_arrays_on_a_gpu": driver.missing() or "captured:     True",
     "09_look_at_a_gpu_kernel": "h200  sm_90a",
+    "10_emulate": "rows of 33: right True, 0 bank conflicts",
 }
 
 

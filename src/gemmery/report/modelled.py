@@ -36,11 +36,11 @@ def machine() -> str:
     for name, kind in atomics.CHANGES:
         kinds.setdefault(name, []).append(kind)
     changes = "; ".join(f"`{name}` of {', '.join(types)}" for name, types in kinds.items())
+    control = _spans(sorted(name for name in lower.ENDS if not name.startswith("bar")))
     return "\n".join(
         [
             f"- Data, matrices and order: {_spans(name for name in access.HANDLERS if name != 'call')}.",
-            f"- Control: {_spans(sorted(name for name in lower.ENDS if not name.startswith('bar')))}; `call` of functions "
-            "that the text defines, which are put in its place.",
+            f"- Control: {control}; `call` of functions that the text defines, which are put in its place.",
             f"- `atom` and `red`: {changes}.",
             f"- Barriers of a block and of a warp: {_spans(sorted(_barriers()))}.",
             f"- Special registers: {_spans(specials.names())}.",

@@ -21,6 +21,7 @@ from gemmery.emulator.counts import FIELDS, Banked, Counts, Frames, Key, Traffic
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.merging import Merge
 from gemmery.emulator.op import Mask
+from gemmery.emulator.predication import predicated
 from gemmery.emulator.ptx import Instruction, Kernel
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Counters(Observer):
 
     def counts(self, merged: bool = True) -> Counts:
         """All counts, and those of each line and its frames; `merged` as ptxas merges, else as the PTX says."""
-        warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
+        warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[Key, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
             if warps[index]:
@@ -191,12 +192,20 @@ class Counters(Observer):
 
     def instruction(self, index: int, merged: bool = True) -> Counts:
         """The counts of one instruction; none, when ptxas merges it into another."""
-        warps, threads = sum(self._warps[: index + 1]), sum(self._threads[: index + 1])
+        warps, threads = self._executed(merged)
         instruction = self._kernel.instructions[index]
         sums: defaultdict[Key, int] = defaultdict(int)
-        for key, value in self._of(index, instruction, warps, threads, merged):
+        for key, value in self._of(index, instruction, warps[index], threads[index], merged):
             sums[key] += value
         return of({(instruction.line,): sums})
+
+    def _executed(self, merged: bool) -> tuple[list[int], list[int]]:
+        """The warps and the threads that executed each instruction."""
+        warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
+        if merged:
+            for index, branch in predicated(self._kernel).items():
+                warps[index] = warps[branch]
+        return warps, threads
 
     def _of(
         self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool

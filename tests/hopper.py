@@ -238,21 +238,18 @@ def _filled(text, dimensions, first, adds=False):
 # Array, box, swizzle, steps; where the box begins, from the innermost.
 BOXES = {
     "inside": (((96, 72), np.float16), (16, 64), 0, None, (8, 16, 0)),
-    "odd column": (((96, 72), np.float16), (16, 32), 0, None, (3, 5, 0)),
     "row 5": (((96, 72), np.float16), (16, 32), 0, None, (8, 5, 0)),
-    "column 4": (((96, 72), np.float16), (16, 32), 0, None, (4, 16, 0)),
-    "column 3": (((96, 72), np.float16), (16, 32), 0, None, (3, 16, 0)),
     "32": (((96, 72), np.float16), (32, 16), 32, None, (16, 16, 0)),
     "64": (((96, 72), np.float16), (32, 32), 64, None, (8, 1, 0)),
     "128": (((96, 72), np.float16), (32, 64), 128, None, (0, 64, 0)),
-    "before": (((96, 72), np.float16), (32, 64), 128, None, (-5, -3, 0)),
+    "before": (((96, 72), np.float16), (32, 64), 128, None, (-8, -3, 0)),
     "beyond": (((93, 72), np.float16), (32, 64), 128, None, (40, 80, 0)),
     "far beyond": (((93, 72), np.float16), (32, 64), 128, None, (400, 8, 0)),
-    "bytes": (((40, 48), np.uint8), (16, 32), 32, None, (7, 20, 0)),
-    "words": (((40, 12), np.float32), (16, 8), 32, None, (5, 30, 0)),
+    "bytes": (((40, 48), np.uint8), (16, 32), 32, None, (16, 20, 0)),
+    "words": (((40, 12), np.float32), (16, 8), 32, None, (4, 30, 0)),
     "steps": (((64, 40), np.float32), (32, 8), 0, (3, 1), (4, 8, 0)),
-    "cube": (((5, 20, 40), np.float16), (3, 8, 16), 32, None, (30, 15, 3)),
-    "line": (((100,), np.int32), (64,), 0, None, (70, 0, 0)),
+    "cube": (((5, 20, 40), np.float16), (3, 8, 16), 32, None, (32, 15, 3)),
+    "line": (((99,), np.int32), (64,), 0, None, (72, 0, 0)),
 }
 
 
@@ -372,8 +369,8 @@ extern "C" __global__ void barriers(const u32* given, u32* out) {
   out[64 + lane] = copied[63 - lane];
   if (lane == 0) {
     u32 all[] = {pending(one), pending(two), pending(three), pending(dropped), pending(last), over(first, one),
-                 over(first, three), over(second, dropped), over(second, last)};
-    for (int i = 0; i < 9; ++i) out[i] = all[i];
+                 over(first, three), over(second, last)};
+    for (int i = 0; i < 8; ++i) out[i] = all[i];
     asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(first) : "memory");
   }
 }
@@ -418,6 +415,34 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) rows(const uint4* given, ui
 """
 )
 
+EXCHANGE = (
+    HEAD
+    + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange(u32* out) {
+  __shared__ __align__(16) u32 from[32], to[32];
+  __shared__ __align__(8) u64 barrier;
+  u32 ready = place(&barrier), other = blockIdx.x % 2 ^ 1, lane = threadIdx.x, there, its_barrier;
+  if (lane == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ready) : "memory");
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place(to)), "r"(other));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_barrier) : "r"(ready), "r"(other));
+  from[lane] = 100 * blockIdx.x + lane;
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" ::"r"(ready) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+                 ::"r"(there), "r"(place(from)), "r"(its_barrier) : "memory");
+  }
+  __syncwarp();
+  wait(ready, 0);
+  out[blockIdx.x * 32 + lane] = to[lane];
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+"""
+)
+
 
 def pipeline(m, n, k, fault="", least=-1, most=1):
     """C = A B^T by tiles of 128 x 128 in clusters of two."""
@@ -444,5 +469,6 @@ CASES = {
     "cluster": Case(CLUSTERS, "cluster", (4, 6), 32, (np.zeros((24, 32, 12), np.uint32),)),
     "barriers": Case(BARRIERS, "barriers", (1,), 32, (np.arange(64, dtype=np.uint32), np.zeros(96, np.uint32))),
     "rows": Case(ROWS, "rows", (4,), 32, (np.arange(1024, dtype=np.uint32), np.zeros(1024, np.uint32))),
+    "exchange": Case(EXCHANGE, "exchange", (4,), 32, (np.zeros(128, np.uint32),)),
     "pipeline": pipeline(200, 328, 424),
 }

@@ -75,7 +75,7 @@ class Bulk:
 
     def load(self, load: Load) -> None:
         """Begin; who passes the mbarrier later has seen what the issuing threads did before."""
-        self._tell(load.index, load.threads, load.places, "begins")
+        self.tell(load.index, load.threads, load.places, "begins")
         first = np.unique(load.threads, return_index=True)[1]
         offsets = self._machine.mbarriers.offsets(load.barriers[first])
         self._machine.order_by(load.index, load.threads[first], offsets, acquired=False)
@@ -95,7 +95,7 @@ class Bulk:
         self._loads = left
 
     def _land(self, load: Load) -> None:
-        self._tell(load.index, load.threads, load.places, "lands")
+        self.tell(load.index, load.threads, load.places, "lands")
         self._shared[load.places] = load.data
         self._machine.mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
 
@@ -103,7 +103,7 @@ class Bulk:
 
     def store(self, store: Store) -> None:
         """Begin; it belongs to the group that its thread commits next."""
-        self._tell(store.index, store.threads, store.places, "reads")
+        self.tell(store.index, store.threads, store.places, "reads")
         self._stores.append(replace(store, groups=self._committed[store.threads]))
 
     def commit(self, mask: Mask) -> None:
@@ -153,7 +153,8 @@ class Bulk:
             self._tensors[address] = found
         return found
 
-    def _tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
+    def tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
+        """Tell the observers what a copy does to pieces of shared memory."""
         machine = self._machine
         addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]
         for observer in machine.observers:
@@ -191,7 +192,7 @@ def handler(lowering: Lowering, index: int) -> Step:
         raise refused(instruction)
     if len(operands) != 2 + (not tensor) + (made is _loads):
         raise refused(instruction)
-    ends = _Ends(lowering, instruction, operands, tensor, made is _loads)
+    ends = _Ends(lowering, instruction, operands, tensor, made is _loads, words[1:2] == ["shared::cta"])
     return made(instruction, index, ends, mask_of)
 
 
@@ -199,12 +200,19 @@ class _Ends:
     """Both ends of a copy, as functions of the registers."""
 
     def __init__(
-        self, lowering: Lowering, instruction: Instruction, operands: tuple[Any, ...], tensor: bool, loads: bool
+        self,
+        lowering: Lowering,
+        instruction: Instruction,
+        operands: tuple[Any, ...],
+        tensor: bool,
+        loads: bool,
+        own: bool,
     ) -> None:
         shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
         if not isinstance(shared, Memory) or not isinstance(outside, Memory):
             raise refused(instruction)
         self.tensor = tensor
+        self.own = own and loads  # out of the block's own shared memory into another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
@@ -228,7 +236,7 @@ class _Ends:
                 where = np.stack([of(read(held), some) for read in self.coordinates], axis=1)
                 made.append((some, _Boxes(index, some, tensor, where)))
             else:
-                made.append((some, _Row(index, some, addresses[these], one)))
+                made.append((some, (_Own if self.own else _Row)(index, some, addresses[these], one)))
         return made
 
 
@@ -295,6 +303,19 @@ class _Row:
         return kept, kept.addresses[:, None] // PIECE + np.arange(self.bytes // PIECE)
 
 
+@dataclass(frozen=True)
+class _Own(_Row):
+    """Bytes in a row in the block's own shared memory."""
+
+    def get(self, machine: Machine) -> tuple[_Row, Chunks]:
+        good = _inside(machine, self.index, self.addresses, self.threads, self)
+        kept = self.only(good)
+        places = _pieces(machine, kept.threads // machine.block_threads, kept.addresses, kept)
+        if len(places):
+            machine.bulk.tell(self.index, kept.threads, places, "reads")
+        return kept, machine.shared.view("c16", 1).take(places)
+
+
 def _beyond(machine: Machine, address: int, width: int) -> bool:
     one = machine.memory.nearest(address)
     return one is None or not (one.start <= address and address + width <= one.stop)
@@ -334,6 +355,13 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
     if crooked.any():
         what = f"copies in bulk at byte {offsets[crooked][0]} of shared memory: a multiple of {alignment} is needed"
         machine.misuse(index, threads[crooked], what)
+    if isinstance(end, _Boxes):
+        starts = end.coordinates[:, 0] * end.tensor.dtype.itemsize
+        skew = starts % PIECE != 0
+        if skew.any():
+            what = f"names a box that begins {starts[skew][0]} bytes along the innermost dimension: no multiple of 16"
+            machine.misuse(index, threads[skew], f"{what}, an illegal instruction on an H200")
+            crooked |= skew
     if end.bytes % PIECE:
         machine.misuse(index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
         bad = np.ones_like(bad)
@@ -419,6 +447,7 @@ _COMPLETE = "mbarrier::complete_tx::bytes"
 _MOVES = {
     ("shared::cluster", "global", _COMPLETE): _loads,
     ("shared::cta", "global", _COMPLETE): _loads,
+    ("shared::cluster", "shared::cta", _COMPLETE): _loads,
     ("global", "shared::cta", "bulk_group"): _stores,
     ("global", "shared::cta", "add", "bulk_group"): _stores,
 }

@@ -123,17 +123,15 @@ class Mbarriers:
 
     # ---- who waits ----
 
-    def failed(self, index: int, threads: Indices, places: Indices, wanted: Indices, parity: bool) -> NDArray[np.bool_]:
-        """Which threads' phase is not over; what is on its way to their barriers lands as far as it ends the phase."""
-        waits = self._waits(places, wanted, parity)
+    def failed(self, places: Indices, wanted: Indices) -> NDArray[np.bool_]:
+        """Which waits for a phase, by its parity or by a state, are not over; what is on its way to those lands.
+
+        No more lands than ends the phase. Of a state, too, the parity alone counts, as it does on an H200.
+        """
+        waits: NDArray[np.bool_] = self._phase[places] & 1 == wanted & 1
         if waits.any():
             self._machine.bulk.hurry(_distinct(places[waits], len(self._phase)))
-            waits = self._waits(places, wanted, parity)
-        return waits
-
-    def _waits(self, places: Indices, wanted: Indices, parity: bool) -> NDArray[np.bool_]:
-        phases = self._phase[places]
-        waits: NDArray[np.bool_] = (phases & 1) == (wanted & 1) if parity else phases == wanted & 0xFFFFFFFF
+            waits = self._phase[places] & 1 == wanted & 1
         return waits
 
 
@@ -264,7 +262,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, words: list[
         every = chosen(machine, mask)
         addresses = of(where(machine.registers), every)
         threads, places = machine.mbarriers.places(index, every, addresses)
-        waits = machine.mbarriers.failed(index, threads, places, of(wanted(machine.registers), threads), parity)
+        waits = machine.mbarriers.failed(places, of(wanted(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed

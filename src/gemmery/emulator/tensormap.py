@@ -112,13 +112,12 @@ class Tensor:
     def pieces(self, coordinates: Indices) -> tuple[Indices, NDArray[np.bool_] | None, int]:
         """Addresses of the boxes at `coordinates` (boxes, dimensions), in pieces of so many bytes: (boxes, pieces).
 
+        Along the innermost dimension a box begins at a multiple of 16 bytes.
         The mask says which lie inside the array; None where all do.
         """
         size = self.dtype.itemsize
         inner = coordinates[:, 0] * size
-        width = ALIGNMENT
-        if int(self.extents[0]) * size % ALIGNMENT or np.bitwise_or.reduce(inner) % ALIGNMENT:
-            width = size
+        width = ALIGNMENT if int(self.extents[0]) * size % ALIGNMENT == 0 else size
         along = np.arange(0, self.row, width)
         offsets, inside = inner[:, None] + along, None
         if (inner < 0).any() or int(inner.max()) + self.row > int(self.extents[0]) * size:

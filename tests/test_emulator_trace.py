@@ -98,6 +98,22 @@ def test_each_part_of_a_vector_has_its_own_source():
     assert trace.sources == expected | {(0, 8 * t + 4): start + 8 * t for t in range(THREADS)}
 
 
+def test_a_generic_store_is_followed_too():
+    generic = KERNEL.replace(
+        "st.shared.f32 [%r4], %f5", "cvt.u64.u32 %rd6, %r4; cvta.shared.u64 %rd7, %rd6;\n st.f32 [%rd7], %f5"
+    )
+    trace, memory, _ = traced_by(generic.replace("ld.global.f32", "ld.f32"))
+    assert trace.sources == {(0, 8 * t): memory.address("x") + 4 * t for t in range(THREADS)}
+    assert chosen(trace, {"x": (4 * 16, 4)}).untraced == ()
+
+
+def test_a_tile_of_what_was_computed_is_not_known():
+    trace, _, _ = traced_by(KERNEL.replace("mov.f32 %f5, %f1", "add.f32 %f5, %f1, %f1"))
+    found = chosen(trace, {"x": (4 * 16, 4)})
+    assert trace.sources == {}
+    assert (found.tiles, found.untraced) == ((), ("x",))
+
+
 def test_a_packed_register_comes_from_its_lower_half():
     packed = KERNEL.replace(".reg .f32 %f<8>;", ".reg .f32 %f<8>; .reg .b16 %h<4>;")
     packed = packed.replace("ld.global.f32 %f1, [%rd4];", "ld.global.v2.b16 {%h1, %h2}, [%rd4];")

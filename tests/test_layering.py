@@ -56,7 +56,7 @@ def imports(tree: ast.AST, package: str) -> list[tuple[int, str]]:
 
 
 def for_types_alone(node: ast.stmt) -> bool:
-    """Whether it is `if TYPE_CHECKING:`, where the package itself names what it loads from any row when it is first used."""
+    """Whether it is `if TYPE_CHECKING:`, where the package names what it loads, from any row, when it is first used."""
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
 
 

@@ -13,6 +13,7 @@ from typer import Argument, Option
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import HtmlToo, Json, settings
 from gemmery.cli.showing import console, write_page
+from gemmery.errors import ArgumentError, DeviceError
 
 if TYPE_CHECKING:
     from gemmery.ladder.inspection import Inspection
@@ -53,13 +54,23 @@ def _diff(old: str, new: str, html: Path | None) -> int:
       gemmery inspect simt_smem --n 2048 --config tile=16 --device sm_80
       gemmery inspect simt_smem --line simt_smem.cu:21 --html smem.html
       gemmery inspect simt_padded simt_swizzled
-      gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass""",
+      gemmery inspect bank_stride --config stride=32 --svg pictures
+      gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass
+
+    \b
+    The object of --json has rung, problem, config, device, kernels (of each
+    registers, occupancy, counts ...), loads and once (the roofline), and
+    emulated: lines (line, code, depth, counters; those of depth 0 add up to
+    total), kinds, chosen (what pictures show, lane by lane). Fields may be
+    added; none changes its name or meaning.""",
 )
 def inspect(
-    rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU.", show_default=False)],
+    rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU, or an exhibit.", show_default=False)],
     other: Annotated[str, Argument(metavar="[RUNG]", help="Another, beside it.", show_default=False)] = "",
     m: Annotated[int, Option(metavar="M", min=0, help="Rows of C.", show_default="n")] = 0,
-    n: Annotated[int, Option(metavar="N", min=0, help="Columns of C.", show_default="4096")] = 0,
+    n: Annotated[
+        int, Option(metavar="N", min=0, help="Columns of C; of an exhibit its elements.", show_default="4096")
+    ] = 0,
     k: Annotated[int, Option(metavar="K", min=0, help="Columns of A.", show_default="n")] = 0,
     dtype: Annotated[str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="its first")] = "",
     config: Annotated[str, Option(metavar="KEY=V,...", help="Instead of the rung's own.", show_default="its own")] = "",
@@ -71,18 +82,27 @@ def inspect(
     ] = "",
     ptx: Annotated[bool, Option("--ptx", help="Show the PTX.")] = False,
     sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
-    json: Json = False,
+    json: Annotated[bool, Option("--json", help="All of it as an object on stdout, of two as a list.")] = False,
     html: HtmlToo = None,
     svg: Annotated[
         Path | None, Option("--svg", metavar="FOLDER", help="Write the pictures as files.", show_default=False)
     ] = None,
 ) -> Action:
-    """Say what a GPU rung is made of, asks of a device and does to memory line by line: no GPU is needed."""
+    """Say what a GPU rung or an exhibit is made of, asks of a device and does to memory by line; no GPU is needed."""
     from gemmery import lab
+    from gemmery.cuda.device import find
     from gemmery.lab.inspection import together
 
     names = [name for name in (rung, other) if name]
     together(names)
+    if device and not device.startswith("cuda"):
+        try:
+            find(device)
+        except DeviceError as error:
+            raise ArgumentError(f"--device {device}: {error}") from None
+    for option, asked in (("--ptx", ptx), ("--sass", sass)):
+        if asked and other and not json:
+            raise ArgumentError(f"{option}: two beside each other show no code; inspect one of them, or say --json")
     looks = [partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
 
@@ -122,7 +142,7 @@ def _write_pictures(folder: Path, found: Sequence[Inspection]) -> list[Path]:
         if one.emulated
         for name, text in files(one.rung, one.emulated.chosen, one.emulated.source).items()
     }
-    return [write_page(folder / name, text) for name, text in texts.items()]
+    return [write_page(folder / name, text, "--svg") for name, text in texts.items()]
 
 
 @app.command(

@@ -88,13 +88,14 @@ def _dated(name: str, started: str) -> Path:
     return Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
 
 
-def write_page(path: Path, text: str) -> Path:
-    """Write the page, folders included, and return its path. Raises ArgumentError where that cannot be."""
+def write_page(path: Path, text: str, option: str = "--html") -> Path:
+    """Write what an option asks for, folders included; return its path. Raises ArgumentError where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ArgumentError(f"page {str(path)!r}: {error.strerror}; choose another place with --html") from error
+        what = "page" if option == "--html" else "picture"
+        raise ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}") from error
     return path
 
 

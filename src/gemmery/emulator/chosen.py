@@ -28,6 +28,7 @@ class Chosen:
     tiles: tuple[TileLayout, ...] = ()
     global_: tuple[WarpAccess, ...] = ()
     divergences: tuple[Divergence, ...] = ()
+    untraced: tuple[str, ...] = ()  # operands that no tile is known of, though shared memory is written and read
 
 
 def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
@@ -42,16 +43,18 @@ def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
     shared = [_worst(warps, _conflicts) for (_, _, space), warps in trace.accesses.items() if space == "shared"]
     global_ = [_worst(warps, _in_vain) for (_, _, space), warps in trace.accesses.items() if space == "global"]
     parted = list(trace.divergences.values())
+    tiles = _tiles(trace, steps)
     if not line:
         return Chosen(
             _of_each(shared, _conflicts, loads=1),
-            _tiles(trace, steps),
+            tiles,
             _of_each(global_, _in_vain, loads=2),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
+            _untraced(shared, tiles, steps),
         )
     found = Chosen(
         _costliest((one for one in shared if _is_at(one, line)), _conflicts, MOST_OF_LINE),
-        tuple(tile for tile in _tiles(trace, steps) if any(_is_at(one, line) for one in (tile.store, tile.load))),
+        tuple(tile for tile in tiles if any(_is_at(one, line) for one in (tile.store, tile.load))),
         _costliest((one for one in global_ if _is_at(one, line)), _in_vain, MOST_OF_LINE),
         tuple(one for one in parted if _is_at(one, line)),
     )
@@ -159,6 +162,12 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
             if store and load:
                 found.append(TileLayout(name, held, store, load))
     return tuple(found)
+
+
+def _untraced(shared: Sequence[WarpAccess], tiles: Sequence[TileLayout], steps: Steps) -> tuple[str, ...]:
+    """The operands without a tile, where none is known of any though shared memory is written and read."""
+    kinds = {one.kind in LOADS for one in shared}
+    return tuple(steps) if len(kinds) == 2 and not tiles else ()
 
 
 def element(away: int, down: int, across: int) -> tuple[int, int]:

@@ -260,7 +260,7 @@ def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int,
             writers.setdefault(register, []).append(index)
     found = {}
     for index, one in enumerate(instructions):
-        if one.opcode.startswith("st.shared"):
+        if one.opcode.startswith("st.") and _reaches(one.opcode, "shared"):
             pieces = [_origin(instructions, writers, name) for name in _registers(one.operands[1])]
             if pieces and all(piece is not None for piece in pieces):
                 found[index] = tuple(piece for piece in pieces if piece is not None)
@@ -278,13 +278,19 @@ def _origin(
             one = instructions[index]
             targets = _registers(one.operands[0])
             into = targets.index(name) * _size(one.opcode) // (1 if one.opcode.startswith("ld") else len(targets))
-            if one.opcode.startswith("ld.global"):
+            if one.opcode.startswith("ld.") and _reaches(one.opcode, "global"):
                 return index, offset + into
             if one.opcode.split(".")[0] in ("mov", "cvt", "selp") and index not in seen:
                 seen.add(index)
                 sources = [source for operand in one.operands[1:] for source in _registers(operand)]
                 ahead += [(source, offset + into) for source in sources]
     return None
+
+
+def _reaches(opcode: str, space: str) -> bool:
+    """Whether a load or store names a space, or none and may reach any."""
+    named = [word.partition("::")[0] for word in opcode.split(".")[1:]]
+    return space in named or not any(one in ("shared", "global", "local", "param", "const") for one in named)
 
 
 def _size(opcode: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmery.cuda import driver, inspection
 from gemmery.cuda.device import Device, find
-from gemmery.cuda.geometry import C_NAMES, refusal
+from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.inspection import inspected
 from gemmery.cuda.roofline import roofline
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
@@ -19,7 +19,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS, Exhibit
 from gemmery.ladder.exhibits import find as find_exhibit
 from gemmery.ladder.inspection import Emulated, Inspection
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Config, Rung
 from gemmery.ladder.rung import find as find_rung
 from gemmery.problem import Problem
 
@@ -65,8 +65,8 @@ def inspect(
     problem = _problem(row, m, n, k, dtype or row.dtypes[0], chosen)
     full = {**row.default, **_checked(row, config or {})}
     reason = row.refuses(problem)
-    full = full if reason else dict(row.settled(problem, full))  # what is counted smaller has the tile asked for
-    geometry = row.geometry(problem, full) if row.geometry and not reason else None
+    full = full if reason else {**row.settled(problem, full)}  # what is counted smaller has the tile asked for
+    geometry = _launch(row.geometry, problem, full, config) if row.geometry and not reason else None
     reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
@@ -90,7 +90,7 @@ def _exhibit(
     if n < 0:
         raise ArgumentError(f"n={n}: a number of elements must be a whole number >= 1")
     full, elements = {**shown.default, **_checked(shown, config)}, n or show.n
-    geometry = show.launch(elements, full)
+    geometry = _launch(show.launch, elements, full, config)
     reason = refusal(geometry, device)
     if reason:
         raise RefusedError(f"exhibit {shown.name}: {reason}")
@@ -102,6 +102,19 @@ def _exhibit(
     run, missing = _counted(counted_exhibit, shown, fewer, full, device.arch, line) if counters else (None, "")
     known = _fields(replace(launches, loads=once, once=once))
     return Inspection(**known, emulated=run, not_emulated=missing, exhibit=True)
+
+
+def _launch(
+    launch: Callable[[Any, Config], Geometry], of: Any, full: Config, given: Mapping[str, int] | None
+) -> Geometry:
+    """The launch; where a config was given that the kernel does not take, an ArgumentError."""
+    try:
+        return launch(of, full)
+    except RefusedError as refused:
+        if not given:
+            raise
+        said = ",".join(f"{key}={value}" for key, value in given.items())
+        raise ArgumentError(f"config {said}: {refused}") from None
 
 
 def _fields(launches: inspection.Inspection) -> dict[str, Any]:

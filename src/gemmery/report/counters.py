@@ -124,6 +124,14 @@ def kinds(found: Emulated) -> str:
     return "Instructions by kind: " + ", ".join(f"{name} {number:,}" for name, number in found.kinds.items()) + "."
 
 
+def untraced(found: Emulated) -> str:
+    """Why there is no picture of a tile."""
+    return (
+        f"No tile of {' or '.join(found.chosen.untraced)} is shown: what lies in shared memory is known where a load "
+        "from global memory is stored as it is, moved or converted, and here something else is stored."
+    )
+
+
 def used(one: LineCounts) -> str:
     """Bytes used of the 32 of a sector; "" without sectors."""
     return words.digits(one.used / one.sectors) if one.sectors else ""

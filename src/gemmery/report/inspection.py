@@ -75,6 +75,8 @@ def inspection_page(found: Inspection) -> str:
     ]
     run = found.emulated
     figures = [figure(plot) for plot in pictures(run.chosen, run.source)] if run else []
+    if run and run.chosen.untraced:
+        figures.append(f"<section><p class=note>{html.escape(counters.untraced(run))}</p></section>")
     head = (
         f"<header><h1>{html.escape(found.rung)}</h1><p class=lead>{html.escape(found.idea)}</p>"
         f"<p class=faint>{html.escape(where(found))}</p></header>"

@@ -6,7 +6,7 @@ data/hopper_h200.json holds, and on a device with its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,16 @@ class Case:
         """The array that holds the result."""
         last = self.args[-1]
         return last.array if isinstance(last, TensorMap) else last
+
+    def again(self) -> Case:
+        """The same on copies of its arrays."""
+        return replace(self, args=tuple(_copied(one) for one in self.args))
+
+
+def _copied(given: Any) -> Any:
+    if isinstance(given, TensorMap):
+        return replace(given, array=given.array.copy())
+    return given.copy() if isinstance(given, np.ndarray) else given
 
 
 def whole(shape, dtype, seed, least=-4, most=4):

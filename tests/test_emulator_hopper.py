@@ -21,8 +21,8 @@ ARCH = "sm_90a"
 
 
 def run(case):
-    """A case on the emulator, its arrays as they were; what is written, and the run."""
-    case.written[...] = 0 if case.kernel not in ("store",) else case.written
+    """A case on the emulator: what is written, and the run."""
+    case = case.again()
     done = emulate(case.source, case.kernel, case.grid, case.block, case.args, case.shared, ARCH)
     return case.written, done
 
@@ -175,7 +175,6 @@ def test_a_box_is_stored_element_by_element(name, how):
     if case is None:
         pytest.skip("no sum of this type")
     wanted, data = hopper.boxed(name), case.args[-2]
-    case.written[...] = wanted
     for at, index in image(name).items():
         if index is not None:
             wanted[index] = data[at] + (wanted[index] if how == "add" else 0)

@@ -186,6 +186,21 @@ def test_vectors():
     assert shorts.tolist() == [32 + i for i in range(8)]
 
 
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_sums_of_floats_round_once_a_thread(kind):
+    """In the order of threads, with one place for all and with a place for every eighth."""
+    code = f"""__global__ void f(const {kind}* x, {kind}* sums, int places) {{
+      atomicAdd(sums + threadIdx.x % places, x[threadIdx.x]); }}"""
+    x = np.random.default_rng(1).standard_normal(512).astype(np.float32 if kind == "float" else np.float64)
+    for places in (1, 64):
+        expected = np.zeros(64, x.dtype)
+        for thread in range(512):
+            expected[thread % places] += x[thread]
+        sums = np.zeros(64, x.dtype)
+        gm.emulate(code, "f", 1, 512, [x, sums, places])
+        assert sums.tobytes() == expected.tobytes()
+
+
 COUNT = """__global__ void count(const int* x, int* total) {
   __shared__ int bins[4];
   if (threadIdx.x < 4) bins[threadIdx.x] = 0;

@@ -63,6 +63,16 @@ def _changes() -> dict[tuple[str, str], Change]:
 
 
 CHANGES = _changes()
+# Of operations that NumPy can do all along an array: a place's first value and its threads' operands -> all its values.
+RUNNING: dict[str, Callable[[Array], Array]] = {
+    "add": lambda values: np.add.accumulate(values, dtype=values.dtype),  # 32 bits stay 32
+    "min": np.minimum.accumulate,
+    "max": np.maximum.accumulate,
+    "and": np.bitwise_and.accumulate,
+    "or": np.bitwise_or.accumulate,
+    "xor": np.bitwise_xor.accumulate,
+    "exch": lambda values: values,
+}
 
 
 def lower(lowering: Lowering, index: int) -> Step:
@@ -84,6 +94,7 @@ def lower(lowering: Lowering, index: int) -> Step:
         raise refused(instruction, f"{len(operands)} operands:")
     writes = [] if target is None else [lowering.write(one, kind, instruction) for one in lowering.flat((target,))]
     size = np.dtype(NUMPY[kind]).itemsize
+    running = None if kind in _HALVES else RUNNING.get(named[0])
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers
@@ -95,9 +106,8 @@ def lower(lowering: Lowering, index: int) -> Step:
                 continue
             memory, checked = machine.space(where), machine.spread(checked)
             for place in range(count):
-                old = _changed(
-                    memory, checked + place * size, some, NUMPY[kind], change, [part[place] for part in values]
-                )
+                operands_here = [part[place] for part in values]
+                old = _changed(memory, checked + place * size, some, NUMPY[kind], change, running, operands_here)
                 write = writes[place] if writes else None
                 if write is not None:
                     write(held, some, old)
@@ -105,7 +115,15 @@ def lower(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _changed(memory: Space, addresses: Array, mask: Mask, kind: str, change: Change, given: list[Array]) -> Array:
+def _changed(
+    memory: Space,
+    addresses: Array,
+    mask: Mask,
+    kind: str,
+    change: Change,
+    running: Callable[[Array], Array] | None,
+    given: list[Array],
+) -> Array:
     """Change each thread's place in turn; returns what each found there."""
     view = memory.view(kind, 1)
     index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
@@ -115,6 +133,12 @@ def _changed(memory: Space, addresses: Array, mask: Mask, kind: str, change: Cha
     order = np.argsort(places, kind="stable")
     first = np.flatnonzero(np.diff(places[order], prepend=-1))
     lengths = np.diff(first, append=len(order))
+    if running is not None and len(first) < lengths.max(initial=0):  # few places: all turns of each at once
+        for some in np.split(threads[order], first[1:]):
+            place = index[some[0]]
+            values = running(np.concatenate([view[place : place + 1], given[0][some]]))
+            found[some], view[place] = values[:-1], values[-1]
+        return found
     turn = np.empty(len(order), np.int64)
     turn[order] = np.arange(len(order)) - np.repeat(first, lengths)
     for number in range(int(lengths.max(initial=0))):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, bulk, cluster, matrices, mbarrier, wgmma
+from gemmery.emulator import atomics, cluster, matrices, mbarrier, transfers, wgmma
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask
@@ -258,7 +258,7 @@ def _copy(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     words = instruction.opcode.split(".")[2:]
     if "bulk" in instruction.opcode.split("."):
-        return bulk.handler(lowering, index)
+        return transfers.handler(lowering, index)
     if words[:1] == ["mbarrier"]:
         return mbarrier.copies_arrive(lowering, index)
     if words[:1] == ["commit_group"]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator import fragments, ops, wgmma
+from gemmery.emulator import fragments, ops, products
 from gemmery.emulator.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.merging import Merge
@@ -217,7 +217,7 @@ class Counters(Observer):
         kind, issues = _kind(instruction.opcode) if op is None else (op.kind, op.issues)
         if op is not None:
             yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
-        elif product := wgmma.shape(instruction.opcode):
+        elif product := products.shape(instruction.opcode):
             yield ("flops",), product.flops * warps
         yield ("instructions", kind), warps * issues
         yield ("thread_instructions",), threads * issues

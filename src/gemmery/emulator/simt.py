@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, bulk, cluster, mbarrier, specials, wgmma
+from gemmery.emulator import barriers, bulk, cluster, mbarrier, products, specials
 from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.lower import Block, Program
@@ -219,9 +219,9 @@ class Machine:
         return bulk.Bulk(self)
 
     @cached_property
-    def products(self) -> wgmma.Products:
+    def products(self) -> products.Products:
         """The products of warpgroups under way."""
-        return wgmma.Products(self)
+        return products.Products(self)
 
     @cached_property
     def peers(self) -> cluster.Peers:

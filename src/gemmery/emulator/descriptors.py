@@ -1,0 +1,113 @@
+"""Operands of wgmma: which bytes of shared memory, or of registers, a matrix descriptor and a fragment name.
+
+PTX ISA 9.0, section 9.7.15.5.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS = 64  # of a warpgroup's product
+PIECE = 16  # bytes that a swizzle moves together
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a descriptor says of an operand, but for the start address."""
+
+    rows: int  # m or n
+    by_rows: bool  # M- or N-major: the rows are contiguous
+    leading: int  # bytes
+    stride: int
+    base: int
+    swizzle: int  # bytes
+
+
+_MODES = (0, 128, 64, 32)
+
+
+@lru_cache(maxsize=256)
+def _pieces(layout: Layout, start: int) -> Indices:
+    """Where the pieces of 16 bytes lie, from the multiple of 1024 before the start: (rows, 2), or (rows / 8, k)."""
+    one = layout
+    pitch = one.swizzle or PIECE  # from a row to the next, or along k
+    if not one.by_rows:
+        row, piece = np.arange(one.rows)[:, None], np.arange(2)
+        across = piece * (one.leading if not one.swizzle else PIECE)
+        offsets = row // 8 * one.stride + row % 8 * pitch + across
+    else:
+        piece, k = np.arange(one.rows // 8)[:, None], np.arange(16)
+        many = pitch // PIECE
+        groups, along = (one.leading, one.stride) if one.swizzle else (one.stride, one.leading)
+        offsets = piece // many * groups + piece % many * PIECE + k // 8 * along + k % 8 * pitch
+    addresses = offsets + start
+    if one.swizzle:
+        addresses = addresses ^ (((addresses >> 7) - one.base & one.swizzle // 16 - 1) << 4)
+    return addresses
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand of all warpgroups that execute an instruction together."""
+
+    type: str
+    rows: int
+    by_rows: bool = False
+    descriptors: Indices | None = None  # one a warpgroup
+    registers: tuple[Array, ...] = ()  # of A: four, each (warpgroups, 128)
+
+    def only(self, some: NDArray[np.bool_]) -> Side:
+        """Those warpgroups of it."""
+        chosen = None if self.descriptors is None else self.descriptors[some]
+        return replace(self, descriptors=chosen, registers=tuple(one[some] for one in self.registers))
+
+    def pieces(self) -> Indices:
+        """Offsets in shared memory of the pieces of 16 bytes: (warpgroups, ...)."""
+        assert self.descriptors is not None
+        every = []
+        for descriptor in np.unique(self.descriptors & ~0x3FFF).tolist():
+            layout = Layout(
+                self.rows,
+                self.by_rows,
+                (descriptor >> 16 & 0x3FFF) << 4,
+                (descriptor >> 32 & 0x3FFF) << 4,
+                descriptor >> 49 & 7,
+                _MODES[descriptor >> 62 & 3],
+            )
+            every.append((descriptor, layout))
+        starts = (self.descriptors & 0x3FFF) << 4
+        rough = starts & ~1023
+        found: Indices | None = None
+        for descriptor, layout in every:
+            for fine in np.unique(starts & 1023).tolist():
+                pattern = _pieces(layout, fine)
+                these = (self.descriptors & ~0x3FFF == descriptor) & (starts & 1023 == fine)
+                if found is None:
+                    found = np.empty((len(starts), *pattern.shape), np.int64)
+                found[these] = rough[these, None, None] + pattern
+        assert found is not None
+        return found
+
+    def words(self, shared: Array, pieces: Indices | None) -> Array:
+        """Its bytes by rows as words: (warpgroups, rows, 8)."""
+        if pieces is None:
+            return _from_registers(self.registers)
+        found = shared.take(pieces)
+        if self.by_rows:
+            count = len(found)
+            found = found.view("u2").reshape(count, self.rows // 8, 16, 8).swapaxes(2, 3)
+            return np.ascontiguousarray(found).reshape(count, self.rows, 16).view("u4")
+        return found.view("u4")
+
+
+def _from_registers(registers: tuple[Array, ...]) -> Array:
+    """A of four registers: lane / 4 is the row, the second one 8 rows below, the third 16 bytes on."""
+    held = np.stack(registers).reshape(2, 2, -1, 4, 8, 4)  # bytes, rows, warpgroup, warp, row, word
+    return np.ascontiguousarray(held.transpose(2, 3, 1, 4, 0, 5)).reshape(-1, ROWS, 8)

@@ -1,0 +1,316 @@
+"""Instructions that copy in bulk: cp.async.bulk, of bytes in a row and of boxes of tensors, and cp.reduce.async.bulk.
+
+PTX ISA 9.0, sections 9.7.9.25.4 and .5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import cluster, tensormap
+from gemmery.emulator.bulk import PIECE, Load, Store
+from gemmery.emulator.events import Access
+from gemmery.emulator.lower import Lowering, Read, Step, refused
+from gemmery.emulator.mbarrier import chosen, of
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Memory
+from gemmery.emulator.tensormap import Chunks, Indices, Tensor
+from gemmery.errors import EmulationError
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+TILE_ALIGNMENT = 128  # bytes: of a tensor's box in shared memory
+
+
+def handler(lowering: Lowering, index: int) -> Step:
+    """cp.async.bulk and cp.reduce.async.bulk, of tensors and not, their groups and waits."""
+    instruction = lowering.kernel.instructions[index]
+    words = [word for word in instruction.opcode.split(".")[1:] if word not in ("async", "bulk")]
+    if words == ["commit_group"]:
+        return lambda machine, mask: machine.bulk.commit(mask)
+    if words in (["wait_group"], ["wait_group", "read"]):
+        pending = instruction.operands[0]
+        if not isinstance(pending, Immediate):
+            raise refused(instruction)
+        return lambda machine, mask: machine.bulk.wait(mask, pending.bits)
+    if words[0] == "prefetch":
+        return lambda machine, mask: None
+    hinted = "L2::cache_hint" in words
+    reduces = words[0] == "reduce"
+    words = [word for word in words if word not in ("reduce", "L2::cache_hint", "tile")]
+    multicast = "multicast::cluster" in words
+    words = [word for word in words if word != "multicast::cluster"]
+    operands = instruction.operands[: len(instruction.operands) - hinted]
+    mask_of: Read | None = None
+    if multicast:
+        mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
+    tensor = words[0] == "tensor"
+    made = _MOVES.get(tuple(words[2:] if tensor else words))
+    if made is None or reduces != ("add" in words) or (reduces and not tensor):
+        raise refused(instruction)
+    if len(operands) != 2 + (not tensor) + (made is _loads):
+        raise refused(instruction)
+    ends = _Ends(lowering, instruction, operands, tensor, made is _loads, words[1:2] == ["shared::cta"])
+    return made(instruction, index, ends, mask_of)
+
+
+class _Ends:
+    """Both ends of a copy, as functions of the registers."""
+
+    def __init__(
+        self,
+        lowering: Lowering,
+        instruction: Instruction,
+        operands: tuple[Any, ...],
+        tensor: bool,
+        loads: bool,
+        own: bool,
+    ) -> None:
+        shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
+        if not isinstance(shared, Memory) or not isinstance(outside, Memory):
+            raise refused(instruction)
+        self.tensor = tensor
+        self.own = own and loads  # out of the block's own shared memory into another's
+        self.shared = lowering.address(shared, instruction)
+        self.outside = lowering.address(outside, instruction)
+        self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
+        self.bytes = None if tensor else lowering.read(operands[2], "u32", instruction)
+        self.barrier = lowering.address(operands[-1], instruction) if loads else None
+
+    def boxes(self, machine: Machine, index: int, threads: Indices) -> list[tuple[Indices, _Boxes | _Row]]:
+        """The threads by what they copy: by tensor map, or by number of bytes; each with the end outside."""
+        held = machine.registers
+        addresses = of(self.outside(held), threads)
+        groups = addresses if self.tensor else of(self.bytes(held), threads) if self.bytes else addresses
+        made: list[tuple[Indices, _Boxes | _Row]] = []
+        for one in np.unique(groups).tolist():
+            these = groups == one
+            some = threads[these]
+            if self.tensor:
+                tensor = machine.bulk.tensor(index, one)
+                if len(self.coordinates) != len(tensor.box):
+                    text = machine.kernel.instructions[index].text
+                    raise EmulationError(f"{text!r}: its tensor map has {len(tensor.box)} dimensions")
+                where = np.stack([of(read(held), some) for read in self.coordinates], axis=1)
+                made.append((some, _Boxes(index, some, tensor, where)))
+            else:
+                made.append((some, (_Own if self.own else _Row)(index, some, addresses[these], one)))
+        return made
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """Boxes of a tensor in global memory, one a copy."""
+
+    index: int
+    threads: Indices
+    tensor: Tensor
+    coordinates: Indices
+    adds: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.tensor.bytes
+
+    @property
+    def swizzle(self) -> int:
+        return self.tensor.swizzle
+
+    def only(self, some: NDArray[np.bool_]) -> _Boxes:
+        return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
+
+    def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
+        data, moved = self.tensor.fetch(machine.memory, self.coordinates)
+        _count(machine, self.index, self.threads, self.tensor.address, moved)
+        return self, data
+
+    def put(self, machine: Machine, data: Chunks) -> None:
+        moved = self.tensor.put(machine.memory, self.coordinates, data, self.adds)
+        _count(machine, self.index, self.threads, self.tensor.address, moved)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Bytes in a row in global memory, one row a copy."""
+
+    index: int
+    threads: Indices
+    addresses: Indices
+    bytes: int
+    swizzle: int = 0
+
+    def only(self, some: NDArray[np.bool_]) -> _Row:
+        return replace(self, threads=self.threads[some], addresses=self.addresses[some])
+
+    def get(self, machine: Machine) -> tuple[_Row, Chunks]:
+        kept, places = self._checked(machine)
+        return kept, machine.memory.view("c16", 1).take(places)
+
+    def put(self, machine: Machine, data: Chunks) -> None:
+        kept, places = self._checked(machine)
+        machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, kept.threads)]
+
+    def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
+        """Copies that stay within an array."""
+        bad = self.addresses % PIECE != 0
+        bad |= np.array([_beyond(machine, int(one), self.bytes) for one in self.addresses])
+        if bad.any():
+            _fault(machine, self.index, "global", self.threads, self.addresses, self.bytes, bad)
+        kept = self.only(~bad) if bad.any() else self
+        _count(machine, self.index, kept.threads, int(self.addresses[0]), self.bytes * len(kept.threads))
+        return kept, kept.addresses[:, None] // PIECE + np.arange(self.bytes // PIECE)
+
+
+@dataclass(frozen=True)
+class _Own(_Row):
+    """Bytes in a row in the block's own shared memory."""
+
+    def get(self, machine: Machine) -> tuple[_Row, Chunks]:
+        good = _inside(machine, self.index, self.addresses, self.threads, self)
+        kept = self.only(good)
+        places = _pieces(machine, kept.threads // machine.block_threads, kept.addresses, kept)
+        if len(places):
+            machine.bulk.tell(self.index, kept.threads, places, "reads")
+        return kept, machine.shared.view("c16", 1).take(places)
+
+
+def _beyond(machine: Machine, address: int, width: int) -> bool:
+    one = machine.memory.nearest(address)
+    return one is None or not (one.start <= address and address + width <= one.stop)
+
+
+def _count(machine: Machine, index: int, threads: Indices, address: int, moved: int) -> None:
+    """Tell what is moved in all: so many bytes by each thread, and by the last one the rest."""
+    if not len(threads):
+        return
+    each = moved // len(threads)
+    for some, width in ((threads[:-1], each), (threads[-1:], moved - each * (len(threads) - 1))):
+        if len(some):
+            mask = np.zeros(machine.threads, bool)
+            mask[some] = True
+            machine.emit(Access(index, "global", "bulk", np.int64(address), mask, width))
+
+
+def _fault(
+    machine: Machine, index: int, space: str, threads: Indices, addresses: Indices, width: int, bad: NDArray[np.bool_]
+) -> None:
+    spread, mask = np.zeros(machine.threads, np.int64), np.zeros(machine.threads, bool)
+    spread[threads], mask[threads[bad]] = addresses, True
+    aligned = addresses[bad] % PIECE == 0
+    event = Access(index, space, "bulk", spread, mask, width if aligned.all() else PIECE)
+    for observer in machine.observers:
+        observer.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
+
+
+def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> NDArray[np.bool_]:
+    """Which copies keep to shared memory's bounds and alignment; the others are told."""
+    offsets = addresses & cluster.OFFSET
+    alignment = TILE_ALIGNMENT if isinstance(end, _Boxes) else PIECE
+    bad = offsets + end.bytes > machine.shared_bytes
+    if bad.any():
+        _fault(machine, index, "shared", threads, offsets, end.bytes, bad)
+    crooked = (offsets % alignment != 0) & ~bad
+    if crooked.any():
+        what = f"copies in bulk at byte {offsets[crooked][0]} of shared memory: a multiple of {alignment} is needed"
+        machine.misuse(index, threads[crooked], what)
+    if isinstance(end, _Boxes):
+        starts = end.coordinates[:, 0] * end.tensor.dtype.itemsize
+        skew = starts % PIECE != 0
+        if skew.any():
+            what = f"names a box that begins {starts[skew][0]} bytes along the innermost dimension: no multiple of 16"
+            machine.misuse(index, threads[skew], f"{what}, an illegal instruction on an H200")
+            crooked |= skew
+    if end.bytes % PIECE:
+        machine.misuse(index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
+        bad = np.ones_like(bad)
+    good: NDArray[np.bool_] = ~(bad | crooked)
+    return good
+
+
+def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> Indices:
+    """Where in the chunk's shared memory the pieces of 16 bytes of each copy lie: (copies, pieces)."""
+    offsets = (addresses & cluster.OFFSET)[:, None] + np.arange(0, end.bytes, PIECE)
+    found: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
+    return found
+
+
+def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
+    """Global to shared memory, of one block or of several of the cluster."""
+    assert ends.barrier is not None
+    barrier = ends.barrier
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+            addresses = of(ends.shared(machine.registers), threads)
+            good = _inside(machine, index, addresses, threads, end)
+            if good.any():
+                kept, data = end.only(good).get(machine)
+                good &= np.isin(threads, kept.threads)
+                ready = threads[good], addresses[good], of(barrier(machine.registers), threads[good])
+                wanted = None if mask_of is None else of(mask_of(machine.registers), threads[good])
+                _begin(machine, index, kept, *ready, data, wanted)
+
+    return step
+
+
+def _begin(
+    machine: Machine,
+    index: int,
+    end: Any,
+    threads: Indices,
+    addresses: Indices,
+    marks: Indices,
+    data: Chunks,
+    wanted: Indices | None,
+) -> None:
+    """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
+
+    The mbarrier lies at the same offset in the block that the copy lands in.
+    """
+    size, each = cluster.size(machine), machine.block_threads
+    if wanted is None:
+        copies = np.arange(len(threads))
+        blocks = cluster.resolved(addresses, threads // each, size)
+    else:
+        copies, ranks = np.nonzero(wanted[:, None] >> np.arange(size) & 1)
+        own = threads[copies] // each
+        blocks = own - own % size + ranks
+    there = threads[copies] % each + blocks * each
+    order = np.lexsort((addresses[copies], there))
+    there, blocks, copies = there[order], blocks[order], copies[order]
+    barriers = machine.mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
+    if len(barriers) == len(there):
+        places = _pieces(machine, blocks, addresses[copies], end)
+        machine.bulk.load(Load(index, there, places, data[copies], barriers))
+
+
+def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
+    """Shared to global memory, at the latest when the thread waits for its group."""
+    adds = instruction.opcode.startswith("cp.reduce")
+
+    def step(machine: Machine, mask: Mask) -> None:
+        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+            addresses = of(ends.shared(machine.registers), threads)
+            good = _inside(machine, index, addresses, threads, end)
+            if good.any():
+                kept = end.only(good)
+                kept = replace(kept, adds=True) if adds and isinstance(kept, _Boxes) else kept
+                places = _pieces(machine, kept.threads // machine.block_threads, addresses[good], kept)
+                machine.bulk.store(Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64)))
+
+    return step
+
+
+_COMPLETE = "mbarrier::complete_tx::bytes"
+_MOVES = {
+    ("shared::cluster", "global", _COMPLETE): _loads,
+    ("shared::cta", "global", _COMPLETE): _loads,
+    ("shared::cluster", "shared::cta", _COMPLETE): _loads,
+    ("global", "shared::cta", "bulk_group"): _stores,
+    ("global", "shared::cta", "add", "bulk_group"): _stores,
+}

@@ -250,6 +250,32 @@ def test_bytes_in_a_row_go_to_both_blocks_and_back():
     assert done.global_.bulk.used == 4 * (256 + 512 + 1024)
 
 
+@pytest.mark.parametrize("pending", [0, 1, 2])
+def test_a_store_reads_no_sooner_than_its_wait(pending):
+    """What overwrites a tile that is still being read shows in the result."""
+    store = 'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;"'
+    commit = 'asm volatile("cp.async.bulk.commit_group;" ::: "memory");'
+    fence = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+    code = f"""{hopper.HEAD}
+extern "C" __global__ void twice(u32* out) {{
+  __shared__ __align__(128) u32 tile[32];
+  tile[threadIdx.x] = threadIdx.x;
+  {fence}
+  __syncwarp();
+  if (threadIdx.x == 0) {{
+    for (int i = 0; i < 2; ++i) {{ {store} ::"l"(out + 32 * i), "r"(place(tile)) : "memory"); {commit} }}
+    asm volatile("cp.async.bulk.wait_group.read {pending};" ::: "memory");
+  }}
+  __syncwarp();
+  tile[threadIdx.x] = 99;
+}}"""
+    out = np.zeros(64, np.uint32)
+    emulate(code, "twice", 1, 32, [out], arch=ARCH)
+    kept = (2 - pending) * 32
+    assert out[:kept].tolist() == [i % 32 for i in range(kept)]
+    assert out[kept:].tolist() == [99] * (64 - kept)
+
+
 def test_blocks_of_a_cluster_copy_into_each_other():
     """In bulk, out of shared memory into that of the other block."""
     found, done = run(hopper.CASES["exchange"])

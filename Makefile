@@ -43,6 +43,7 @@ check: $(STAMP) ## format, lint, types, layering, documentation
 
 docs: $(STAMP) ## write the figures and tables of the documents anew from benchmarks/results
 	@$(PYTHON) -m gemmery.report.documents
+	@$(PYTHON) -m gemmery.cli.pictures
 
 format: $(STAMP) ## rewrite the source in the one format, and fix what can be fixed
 	@$(PYTHON) -m ruff check --fix

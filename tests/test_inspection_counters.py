@@ -5,12 +5,14 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import gemmery as gm
 from gemmery import cli, lab, report
+from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.errors import ArgumentError
 from gemmery.ladder.inspection import Comparison
 from gemmery.report import counters
@@ -213,3 +215,10 @@ def test_the_banks_of_an_exhibit():
     worst = found.emulated.chosen.shared[0]
     assert worst.addresses == tuple(worst.addresses[0] + 128 * lane for lane in range(32))
     assert found.emulated.total.bank_conflicts == 31 * 16 * found.emulated.problem.n // 32
+
+
+def test_the_pictures_of_the_documents_are_those_of_the_kernels():
+    """`make docs` draws them anew."""
+    for name, text in drawn().items():
+        assert (Path(__file__).parents[1] / FOLDER / name).read_text() == text, name
+        assert ElementTree.fromstring(text).get("viewBox").startswith("-16 -16 896 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ class Stretch:
     last: Line  # of the same file
     instructions: int
     lanes: Lanes  # which are active
+    busiest: Line | None = None  # where most of the instructions stand
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Trace(Observer):
             found = Divergence(at.line, _lanes(going[warp]), _lanes(works[warp]), (), warp, at.frames)
             self.divergences[key] = found
             walk = _Walk(key, warp)
-            walk.add(_stretch(machine, *self._before, _lanes(works[warp])))
+            walk.add(machine, *self._before, _lanes(works[warp]))
             self._open.append(walk)
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
@@ -164,7 +166,7 @@ class Trace(Observer):
         for walk in tuple(self._open):
             lanes = self._active(machine, first, walk.warp)
             if any(lanes):
-                walk.add(_stretch(machine, first, last, lanes))
+                walk.add(machine, first, last, lanes)
             found = self.divergences[walk.branch]
             met = all(now or not before for now, before in zip(lanes, found.active, strict=True))
             if met or len(walk.stretches) == MOST:
@@ -178,7 +180,9 @@ class Trace(Observer):
     def _close(self, walk: _Walk) -> None:
         self._open.remove(walk)
         found = self.divergences[walk.branch]
-        self.divergences[walk.branch] = replace(found, stretches=tuple(walk.stretches))
+        stretches = zip(walk.stretches, walk.lines, strict=True)
+        done = tuple(replace(stretch, busiest=lines.most_common(1)[0][0]) for stretch, lines in stretches)
+        self.divergences[walk.branch] = replace(found, stretches=done)
 
     def finish(self, machine: Machine) -> None:
         for walk in tuple(self._open):
@@ -222,16 +226,21 @@ class _Walk:
     branch: tuple[int, int]
     warp: int
     stretches: list[Stretch] = field(default_factory=list)
+    lines: list[Counter[Line]] = field(default_factory=list)  # of each stretch
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, machine: Machine, start: int, stop: int, lanes: Lanes) -> None:
         """Append a stretch, or make the last one longer where the same lanes go on in the same file."""
+        stretch = _stretch(machine, start, stop, lanes)
+        lines = Counter(one.line for one in machine.kernel.instructions[start:stop])
         last = self.stretches[-1] if self.stretches else None
         if last and (last.lanes, last.first.file) == (stretch.lanes, stretch.first.file):
             first = min(last.first, stretch.first, key=_number)
             furthest = max(last.last, stretch.last, key=_number)
             self.stretches[-1] = Stretch(first, furthest, last.instructions + stretch.instructions, last.lanes)
+            self.lines[-1] += lines
         else:
             self.stretches.append(stretch)
+            self.lines.append(lines)
 
 
 def _number(line: Line) -> int:

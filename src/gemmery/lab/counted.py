@@ -120,5 +120,5 @@ def _shown(found: Chosen) -> Mapping[str, str]:
     frames = [one.frames for one in (*accesses, *found.shared, *found.global_)]
     frames += [one.frames for one in found.divergences]
     places = {calling(place)[-1] for place in frames}
-    places |= {stretch.first for one in found.divergences for stretch in one.stretches}
+    places |= {stretch.busiest or stretch.first for one in found.divergences for stretch in one.stretches}
     return {str(place): _code(place) for place in places}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from gemmery.report.pictures.wording import quoted
 from gemmery.report.svg import Plot, standalone
 
 __all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
+
+EDGE = 16  # around a picture that stands alone
 
 
 def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tuple[Plot, ...]:
@@ -36,4 +39,12 @@ def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tup
 
 def files(rung: str, chosen: Chosen, source: Mapping[str, str]) -> dict[str, str]:
     """The same as SVG files that stand alone, by their names: "simt_smem-banks-1.svg"."""
-    return {f"{plot.name}.svg": standalone(plot.svg) for plot in pictures(chosen, source, f"{rung}-")}
+    return {f"{plot.name}.svg": standalone(_edged(plot.svg)) for plot in pictures(chosen, source, f"{rung}-")}
+
+
+def _edged(svg: str) -> str:
+    """The same with some of its background around it."""
+    view = re.search(r'viewBox="0 0 (\S+) (\S+)"', svg)
+    assert view, "every picture has a view box"
+    width, height = float(view[1]) + 2 * EDGE, float(view[2]) + 2 * EDGE
+    return svg.replace(view[0], f'viewBox="{-EDGE} {-EDGE} {width:g} {height:g}"')

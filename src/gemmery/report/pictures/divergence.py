@@ -22,7 +22,7 @@ WAYS = {"together": "s7", "taken": "accent", "other": "s2"}
 def divergence_picture(found: Divergence, source: Mapping[str, str], name: str = "divergence") -> Plot:
     """Lanes across, time down: a band for each stretch of instructions, filled where a lane is active.
 
-    `source` gives the text of lines, for those of the stretches.
+    `source` gives the text of lines, for the busiest ones of the stretches.
     """
     parts = [label(LEFT - 12, 9, "lane", "muted", anchor="end")]
     parts += [label(LEFT + (lane + 0.5) * LANE, 9, str(lane), "muted", 10) for lane in (0, 8, 16, 24, 31)]
@@ -30,7 +30,7 @@ def divergence_picture(found: Divergence, source: Mapping[str, str], name: str =
     for stretch in found.stretches:
         height = _height(stretch.instructions)
         parts += _band(found, stretch, top, height)
-        code = source.get(str(stretch.first), "").strip()
+        code = source.get(str(stretch.busiest or stretch.first), "").strip()
         shown = code if len(code) <= CODE else f"{code[: CODE - 1]}…"
         if shown:
             parts.append(label(LEFT + WARP * LANE + 14, top + height / 2, shown, "ink", 11, "start", mono=True))
@@ -67,7 +67,10 @@ def _way(found: Divergence, stretch: Stretch) -> str:
 
 def _band(found: Divergence, stretch: Stretch, top: float, height: float) -> list[str]:
     """A stretch: where it stands, how long it is, and its lanes."""
-    lines = str(stretch.first) if stretch.first == stretch.last else f"{stretch.first}–{stretch.last.number}"
+    alone = stretch.first == stretch.last
+    lines = str(stretch.first) if alone else f"{stretch.first}–{stretch.last.number}"
+    if stretch.first.file == found.line.file:
+        lines = f"line {stretch.first.number}" if alone else f"lines {stretch.first.number}–{stretch.last.number}"
     middle, fill = top + height / 2, WAYS[_way(found, stretch)]
     parts = [
         label(LEFT - 12, middle - 7, lines, "ink", 11, "end"),

@@ -1,0 +1,37 @@
+"""The pictures of the documents, from the emulator: `python -m gemmery.cli.pictures` in a checkout draws them anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gemmery import lab
+from gemmery.cli.showing import write_page
+from gemmery.errors import DeviceError
+from gemmery.report.pictures import files
+
+FOLDER = Path("docs", "pictures")
+SHOWN = {  # what a document shows -> rung or exhibit, and which of its pictures
+    "bank_conflicts": ("simt_vectorized", "banks-1"),
+    "bank_conflicts_padded": ("simt_padded", "banks-1"),
+    "swizzled_tile": ("mma_ldmatrix", "tile-1"),
+    "divergence": ("divergence_split", "lanes-1"),
+}
+
+
+def drawn() -> dict[str, str]:
+    """The pictures by the names of their files. Raises DeviceError where NVRTC is not installed."""
+    found = {}
+    for name, (rung, picture) in SHOWN.items():
+        run = lab.inspect(rung, device="h200").emulated
+        assert run is not None, f"{rung} is not emulated"
+        found[f"{name}.svg"] = files(rung, run.chosen, run.source)[f"{rung}-{picture}.svg"]
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        for file, text in drawn().items():
+            sys.stdout.write(f"picture: {write_page(FOLDER / file, text, '--svg')}\n")
+    except DeviceError as error:
+        sys.stderr.write(f"gemmery: the pictures in {FOLDER} stay as they are: {error}\n")

@@ -424,6 +424,13 @@ def test_variables_of_the_module():
     assert sums.tolist() == [10, 20, 10, 20]
 
 
+class Tensor:
+    """An array of another library, whose repr is long."""
+
+    def __repr__(self):
+        return "tensor([\n" + "0., " * 100
+
+
 OVERLAP = np.zeros(N, np.float32)
 FOREIGN = np.zeros(N, np.dtype(np.float32).newbyteorder())
 ARGUMENTS = {
@@ -437,6 +444,12 @@ ARGUMENTS = {
         [[1.0, 2.0], 1],
         gm.ArgumentError,
         r"argument 0 is \[1.0, 2.0\] of type list.*pass a numpy.uint64, or an array",
+    ),
+    "an array of another library": ([Tensor(), 1], gm.ArgumentError, "argument 0 is of type Tensor: .*or an array"),
+    "an array for a list": (
+        X,
+        gm.ArgumentError,
+        r"args is of type ndarray: a list of the kernel's arguments, \[x, y\]",
     ),
     "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float: .*pointer.*an array"),
     "an array for a number": ([X, X], gm.ArgumentError, "argument 1 is an array of float32.*4 bytes.*numpy.uint32"),
@@ -532,6 +545,10 @@ LAUNCHES = {
     "its own cluster": (FIXED, (4, 1), {"cluster": 4}, r"compiled for clusters of \(2, 1, 1\) alone"),
     "its own cluster, odd": (FIXED, (3, 1), {}, "must be a multiple of the cluster's"),
     "no architecture": (PLAIN, (1, 1), {"arch": "hopper"}, "arch='hopper': .*such as sm_80"),
+    "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
+    "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: a whole number >= 0, or None"),
+    "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
+    "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
     "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': a tuple of options"),
 }
 

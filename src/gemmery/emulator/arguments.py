@@ -16,6 +16,7 @@ from gemmery.emulator.tensormap import BYTES, TensorMap
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
+SHOWN = 40  # characters of a value that an error repeats
 ALIGNED = 16  # bytes of the widest access, which must begin at a multiple of them
 
 
@@ -181,7 +182,8 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
             return (value % (1 << 8 * size)).to_bytes(size, "little")
         if isinstance(value, float | int) and kind.kind == "f":
             return np.array(value, kind).tobytes()
-    raise _mismatch(place, f"{value!r} of type {type(value).__name__}", parameter, _way_out(kind, size))
+    shown = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
+    raise _mismatch(place, f"{shown}{type(value).__name__}", parameter, _way_out(kind, size))
 
 
 def _way_out(kind: np.dtype[Any], size: int) -> str:

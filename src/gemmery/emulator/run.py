@@ -126,8 +126,9 @@ def _told(run: Run) -> Iterator[str]:
         for way, traffic in (("loads", memory.loads), ("stores", memory.stores), ("atomics", memory.atomics)):
             if traffic.requests:
                 yield f"{f'{name} {way}':16} {traffic.requests:12,} {traffic.sectors:12,} {traffic.used:12,}"
-    yield f"{'':16} {'requests':>12} {'wavefronts':>12} {'ideal':>12} {'conflicts':>12}"
     shared = run.shared
+    if shared.requests:
+        yield f"{'':16} {'requests':>12} {'wavefronts':>12} {'ideal':>12} {'conflicts':>12}"
     for way, banked in (("loads", shared.loads), ("stores", shared.stores), ("atomics", shared.atomics)):
         if banked.requests:
             served = (banked.requests, banked.wavefronts, banked.wavefronts_ideal, banked.bank_conflicts)

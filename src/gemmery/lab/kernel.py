@@ -65,6 +65,10 @@ def emulate(
     dims = _dims("grid", grid), _dims("block", block)
     if isinstance(options, str):
         raise ArgumentError(f"options={options!r}: a tuple of options, one string each: ({options!r},)")
+    if not isinstance(args, list | tuple):
+        raise ArgumentError(f"args is of type {type(args).__name__}: a list of the kernel's arguments, [x, y]")
+    if seed is not None and not seed >= 0:
+        raise ArgumentError(f"seed={seed!r}: a whole number >= 0, or None for the order of numbers")
     program = _program(source, kernel, arch, tuple(options), capability)
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
     launch = Launch(*dims, b"", shared, clustered)
@@ -82,8 +86,10 @@ def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...
     if isinstance(source, Path):
         text, name = source.read_text(encoding="utf-8"), source.name
         options = (*options, f"-I{source.parent}")
-    else:
+    elif hasattr(source, "encode") and "{" in source:
         text, name = source, SOURCE
+    else:
+        raise ArgumentError(f"source={source!r}: the text of a kernel, or a pathlib.Path of its file")
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
         if options and not isinstance(source, Path):
             raise ArgumentError(f"options={options}: PTX is not compiled; pass the CUDA C++ that it was made of")
@@ -179,8 +185,8 @@ def _refused_threads(kernel: Kernel, launch: Launch) -> str:
 
 def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
     limits = LIMITS[max(row for row in LIMITS if row <= capability)]
-    if launch.shared < 0:
-        return f"shared={launch.shared}: bytes of shared memory are a number >= 0"
+    if launch.shared != int(launch.shared) or launch.shared < 0:
+        return f"shared={launch.shared}: bytes of shared memory are a whole number >= 0"
     if kernel.shared > STATIC_SHARED:
         return (
             f"it declares {kernel.shared} bytes of shared memory, and {STATIC_SHARED} is the most; declare it "

@@ -270,7 +270,8 @@ extern "C" __global__ void twice(u32* out) {{
   tile[threadIdx.x] = 99;
 }}"""
     out = np.zeros(64, np.uint32)
-    emulate(code, "twice", 1, 32, [out], arch=ARCH)
+    found = emulate(code, "twice", 1, 32, [out], arch=ARCH).findings
+    assert {one.kind for one in found} == ({"race", "misuse"} if pending else set())
     kept = (2 - pending) * 32
     assert out[:kept].tolist() == [i % 32 for i in range(kept)]
     assert out[kept:].tolist() == [99] * (64 - kept)

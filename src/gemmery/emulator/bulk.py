@@ -128,6 +128,7 @@ class Bulk:
 
     def _write(self, store: Store, some: NDArray[np.bool_]) -> None:
         if some.any():
+            self.tell(store.index, store.threads[some], store.places[some], "reads")
             store.write.only(some).put(self._machine, self._shared[store.places[some]])
 
     # ---- tensor maps ----

@@ -196,14 +196,14 @@ def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
     a, b, c = operands(work)
     geometry = geometry_of(row)
     memory = Global({"A": a.nbytes, "B": b.nbytes, "C": c.nbytes, "scratch": geometry.workspace})
-    for name, x in (("A", a), ("B", b)):
-        memory.bytes(name)[:] = (x if x.base is None else x.base).view(np.uint8).ravel()
+    for name, array in (("A", a), ("B", b)):
+        memory.bytes(name)[:] = (array if array.base is None else array.base).view(np.uint8).ravel()
     memory.bytes("C")[:] = 0xFF
-    views = [
-        View(memory.address(name), x[None].shape, x[None].strides, work.dtype)
-        for name, x in zip("ABC", (a, b, c), strict=True)
-    ]
-    packed = arguments(work.problem, False, *views, 1.0, 0.0, None, memory.address("scratch"))
+    x, y, z = (
+        View(memory.address(name), array[None].shape, array[None].strides, work.dtype)
+        for name, array in zip("ABC", (a, b, c), strict=True)
+    )
+    packed = arguments(work.problem, False, x, y, z, 1.0, 0.0, None, memory.address("scratch"))
     found = []
     for one in (*geometry.before, geometry):
         made = nvrtc.compiled(one.source, one.kernel, ARCH)

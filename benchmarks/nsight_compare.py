@@ -28,10 +28,10 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import arguments
-from gemmery.emulator.counts import Counts
+from gemmery.emulator.counters.counts import Counts
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.memory import Global
-from gemmery.emulator.parse import module
+from gemmery.emulator.ptx.module import module
 from gemmery.emulator.run import emulated as run_emulated
 from gemmery.emulator.simt import Launch
 from gemmery.ladder.cuda import CUDA

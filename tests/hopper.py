@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.tensormap import TensorMap, tensor_map
+from gemmery.emulator.hopper.tensormap import TensorMap, tensor_map
 
 PIPELINE = (Path(__file__).with_name("data") / "hopper_pipeline.cu").read_text()
 PIPELINE_SHARED = 3 * 2 * 16384 + 32768 + 64

@@ -8,9 +8,9 @@ import pytest
 
 from gemmery.emulator import ops
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counts import Banked, Counts, Memory, Shared, Traffic
+from gemmery.emulator.counters.counts import Banked, Counts, Memory, Shared, Traffic
+from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.events import Access
-from gemmery.emulator.merging import Merge
 from gemmery.emulator.ptx import Line, parse
 
 PTX = """.version 9.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulator.tensormap import tensor_map
+from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.errors import ArgumentError, EmulationError, LayoutError
 from gemmery.lab.kernel import emulate
 

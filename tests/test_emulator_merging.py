@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from gemmery.cuda import nvrtc, sass
-from gemmery.emulator.alignment import Low, low_bits
-from gemmery.emulator.merging import merged
+from gemmery.emulator.counters.alignment import Low, low_bits
+from gemmery.emulator.counters.merging import merged
 from gemmery.emulator.ptx import Vector, parse
 
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}

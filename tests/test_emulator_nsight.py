@@ -10,7 +10,7 @@ import pytest
 
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
-from gemmery.emulator.counts import Counts
+from gemmery.emulator.counters.counts import Counts
 from gemmery.emulator.ptx import Line
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulator.tensormap import tensor_map
+from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.lab.kernel import emulate
 
 pytest.importorskip("cuda.bindings")

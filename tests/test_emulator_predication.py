@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.memory import Global
-from gemmery.emulator.predication import predicated
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import emulated
 from gemmery.emulator.simt import Launch

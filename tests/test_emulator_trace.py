@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from gemmery.emulator.chosen import chosen
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import run
 from gemmery.emulator.simt import Launch
 from gemmery.emulator.trace import Trace
+from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import ArgumentError
 
 # Each thread copies x[t] to shared[t * 8] and reads shared[(t ^ 1) * 4] back; threads from 20 on add 1 to it.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hopper
-from gemmery.emulator.tensormap import TensorMap
+from gemmery.emulator.hopper.tensormap import TensorMap
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmery.emulator.chosen import Chosen
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
+from gemmery.emulator.trace.chosen import Chosen
 from gemmery.report import svg
 from gemmery.report.pictures import (
     divergence_picture,

@@ -41,7 +41,10 @@ def _bundled() -> tuple[str, ...]:
         return ()
     folder = os.path.join(config.cache_dir(), f"headers-{nvrtc.version()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)
+    try:
+        status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)
+    except RuntimeError:  # the bindings know the function, an older NVRTC does not have it
+        return ()
     return (folder, os.path.join(folder, "cccl")) if status == bindings.nvrtcResult.NVRTC_SUCCESS else ()
 
 

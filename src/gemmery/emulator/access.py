@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, cluster, matrices, mbarrier, transfers, wgmma
+from gemmery.emulator import atomics, matrices
+from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import NUMPY, Mask

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Kernel, Parameter
-from gemmery.emulator.tensormap import BYTES, TensorMap
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]

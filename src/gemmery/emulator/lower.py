@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery.emulator import barriers, exact, ops, specials
-from gemmery.emulator.merging import Merge, merged
+from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
     Immediate,

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from gemmery.emulator import cluster
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counts import Counts, Frames, Memory, Shared
+from gemmery.emulator.counters.counts import Counts, Frames, Memory, Shared
 from gemmery.emulator.events import Observer
 from gemmery.emulator.findings import Finding, Findings
+from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lower import Program
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, bulk, cluster, mbarrier, products, specials
+from gemmery.emulator import barriers, specials
 from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.hopper import bulk, cluster, mbarrier, products
 from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Mask, Values

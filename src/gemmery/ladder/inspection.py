@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gemmery.cuda import inspection
-from gemmery.emulator.chosen import Chosen
-from gemmery.emulator.counts import Frames
+from gemmery.emulator.counters.counts import Frames
+from gemmery.emulator.trace.chosen import Chosen
 from gemmery.problem import Problem
 
 WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of functions that are an instruction each

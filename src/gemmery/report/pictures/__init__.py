@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemmery.emulator.chosen import Chosen
 from gemmery.emulator.trace import Divergence, WarpAccess
+from gemmery.emulator.trace.chosen import Chosen
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, LANES
-from gemmery.emulator.chosen import served
 from gemmery.emulator.trace import WarpAccess
+from gemmery.emulator.trace.chosen import served
 from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
 from gemmery.report.pictures.wording import place, plural, seen
 from gemmery.report.svg import Plot

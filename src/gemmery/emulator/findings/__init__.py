@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.barriers import ARRIVE
 from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
 from gemmery.emulator.memory import PAGE
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Line
-from gemmery.emulator.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine

@@ -10,7 +10,7 @@ import struct
 from dataclasses import replace
 
 from gemmery.emulator.ptx import Variable
-from gemmery.emulator.scopes import integer, number
+from gemmery.emulator.ptx.scopes import integer, number
 from gemmery.errors import EmulationError
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)} | {"f16x2": 4, "bf16x2": 4}

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gemmery.emulator.alignment import Low, low_bits, written
+from gemmery.emulator.counters.alignment import Low, low_bits, written
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import tensormap
+from gemmery.emulator.hopper import tensormap
+from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Mask
-from gemmery.emulator.tensormap import Chunks, Indices, Tensor
 from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:

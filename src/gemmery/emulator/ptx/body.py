@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
-from gemmery.emulator.scopes import Scope, parts
-from gemmery.emulator.variables import variable
+from gemmery.emulator.ptx.scopes import Scope, parts
+from gemmery.emulator.ptx.variables import variable
 from gemmery.errors import EmulationError
 
 _STATEMENT = re.compile(

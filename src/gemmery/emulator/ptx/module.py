@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gemmery.emulator.body import Body, place
-from gemmery.emulator.calls import Function, expand
 from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
-from gemmery.emulator.scopes import Scope
-from gemmery.emulator.variables import laid_out, variable
+from gemmery.emulator.ptx.body import Body, place
+from gemmery.emulator.ptx.calls import Function, expand
+from gemmery.emulator.ptx.scopes import Scope
+from gemmery.emulator.ptx.variables import laid_out, variable
 from gemmery.errors import EmulationError
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import cluster, tensormap
-from gemmery.emulator.bulk import PIECE, Load, Store
 from gemmery.emulator.events import Access
+from gemmery.emulator.hopper import cluster, tensormap
+from gemmery.emulator.hopper.bulk import PIECE, Load, Store
+from gemmery.emulator.hopper.mbarrier import chosen, of
+from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
 from gemmery.emulator.lower import Lowering, Read, Step, refused
-from gemmery.emulator.mbarrier import chosen, of
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory
-from gemmery.emulator.tensormap import Chunks, Indices, Tensor
 from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gemmery.emulator.descriptors import ROWS, Indices, Side
+from gemmery.emulator.hopper.descriptors import ROWS, Indices, Side
+from gemmery.emulator.hopper.products import THREADS, Product, Shape, lanes_of, shape
 from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.op import Mask
-from gemmery.emulator.products import THREADS, Product, Shape, lanes_of, shape
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gemmery.emulator.body import Body
 from gemmery.emulator.ptx import Instruction, Label, Memory, Operand, Register, Symbol, Vector
-from gemmery.emulator.variables import SIZES
+from gemmery.emulator.ptx.body import Body
+from gemmery.emulator.ptx.variables import SIZES
 from gemmery.errors import EmulationError
 
 WAY_OUT = "mark the function __forceinline__"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import cluster
+from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Mask

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator.counts import Frames
+from gemmery.emulator.counters.counts import Frames
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.errors import ArgumentError
 

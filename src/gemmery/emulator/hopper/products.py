@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.descriptors import PIECE, ROWS, Array, Indices, Side
+from gemmery.emulator.hopper.descriptors import PIECE, ROWS, Array, Indices, Side
 from gemmery.emulator.ops.mma import DECODED
 
 if TYPE_CHECKING:

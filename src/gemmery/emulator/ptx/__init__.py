@@ -154,6 +154,6 @@ def parse(text: str) -> Module:
 
     Raises EmulationError for what is not understood, with its line.
     """
-    from gemmery.emulator.parse import module
+    from gemmery.emulator.ptx.module import module
 
     return module(text)

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator import fragments, ops, products
-from gemmery.emulator.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
+from gemmery.emulator import fragments, ops
+from gemmery.emulator.counters.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
+from gemmery.emulator.counters.merging import Merge
+from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.events import Access, Observer
-from gemmery.emulator.merging import Merge
+from gemmery.emulator.hopper import products
 from gemmery.emulator.op import Mask
-from gemmery.emulator.predication import predicated
 from gemmery.emulator.ptx import Instruction, Kernel
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What came with Hopper: mbarriers, bulk copies, products of warpgroups, clusters."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gemmery.api import set_num_threads as set_num_threads
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
+    from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
     from gemmery.errors import ArgumentError as ArgumentError
     from gemmery.errors import CheckError as CheckError
     from gemmery.errors import CompileError as CompileError
@@ -40,6 +41,7 @@ _PRODUCTS = ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
 _EXPLANATION = ("Explanation", "explain")
 _LOOKS = ("inspect",)
 _EMULATION = ("emulate",)
+_TENSORS = ("tensor_map",)
 _ERRORS = (
     "ArgumentError",
     "CheckError",
@@ -57,11 +59,12 @@ _HOME = {
     **dict.fromkeys(_EXPLANATION, "gemmery.api.explanation"),
     **dict.fromkeys(_LOOKS, "gemmery.notebook"),
     **dict.fromkeys(_EMULATION, "gemmery.lab.kernel"),
+    **dict.fromkeys(_TENSORS, "gemmery.emulator.hopper.tensormap"),
     **dict.fromkeys(_ERRORS, "gemmery.errors"),
 }
 
 # ruff does not see that these are strings.
-__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_EMULATION, *_ERRORS]  # noqa: PLE0604
+__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_EMULATION, *_TENSORS, *_ERRORS]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +10,14 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.barriers import ARRIVE
 from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.findings import words
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
-from gemmery.emulator.memory import PAGE
+from gemmery.emulator.findings.words import Place
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Line
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
-
-Place = tuple[int, int, int]  # x, y, z
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 UPDATES = frozenset(("atom", "red"))
@@ -46,7 +44,7 @@ class Finding:
     inner: Line | None = None  # where the code itself stands, when `line` is the one that it was inlined into
 
     def __str__(self) -> str:
-        return f"{_written(self.line, self.inner)}: {self.kind}: {self.message}"
+        return f"{words.lines(self.line, self.inner)}: {self.kind}: {self.message}"
 
 
 class Findings(Observer):
@@ -157,18 +155,20 @@ class Findings(Observer):
         self._history.meets(warps)
 
     def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
-        self._add("misuse", index, int(threads[0]), len(threads), f"{self._name(int(threads[0]))} {message}")
+        first = int(threads[0])
+        self._add("misuse", index, first, len(threads), f"{words.thread(machine, first)} {message}")
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         thread = int(np.flatnonzero(mask)[0])
         address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
         does = "reads" if event.kind in ("ld", "ldmatrix") else "accesses" if event.kind == "cp.async" else "writes"
-        what = f"{self._name(thread)} {does} {event.width} bytes at "
+        what = f"{words.thread(machine, thread)} {does} {event.width} bytes at "
         if kind == "misaligned":
-            what += f"{self._place(event.space, address)}: the address must be a multiple of {event.width}"
+            where = words.address(machine, event.space, address)
+            what += f"{where}: the address must be a multiple of {event.width}"
             self._add("misaligned", event.index, thread, int(mask.sum()), what)
         else:
-            what += self._beyond(event.space, address, event.width)
+            what += words.beyond(machine, event.space, address, event.width)
             self._add("out of bounds", event.index, thread, int(mask.sum()), what)
 
     def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
@@ -176,8 +176,9 @@ class Findings(Observer):
         block = thread // machine.block_threads
         waiting = int(mask.reshape(machine.blocks, -1)[block].sum())
         what = (
-            f"{self._name(thread)} waits here, with {waiting} of the block's {machine.launch.block_threads} threads, "
-            "and the others wait at another barrier or do not come: let all threads of the block reach the same one"
+            f"{words.thread(machine, thread)} waits here, with {waiting} of the block's "
+            f"{machine.launch.block_threads} threads, and the others wait at another barrier or do not come: "
+            "let all threads of the block reach the same one"
         )
         self._add("divergent barrier", index, thread, int(mask.sum()), what)
 
@@ -194,7 +195,7 @@ class Findings(Observer):
             else "check how many arrivals the barrier was initialised for, that each of them is made, the bytes that "
             "are expected, and the parity that is waited for"
         )
-        what = f"{self._name(thread)} waits for what no thread will do any more: {way_out}"
+        what = f"{words.thread(machine, thread)} waits for what no thread will do any more: {way_out}"
         self._add("deadlock", index, thread, int(mask.sum()), what)
 
     def _warps(self, mask: Mask) -> Flags:
@@ -260,7 +261,7 @@ class Findings(Observer):
                 (apart if kind == "race" and apart.any() else these).argmax()
             )  # of two warps, if there are such
             thread, address, stamp = int(threads[first]), int(addresses[first]), int(others[first])
-            place = f"{self._name(thread)} reads {self._place('shared', address)}"
+            place = f"{words.thread(self._machine, thread)} reads {words.address(self._machine, 'shared', address)}"
             count = int(these.sum()) * self._alike
             if kind == "uninitialised":
                 what = f"{place}, which no thread has written: write it first, or do not read it"
@@ -321,14 +322,15 @@ class Findings(Observer):
             these = changed & (met.others == other)
             thread, address = int(by[these][0]), int(met.addresses[these][0])
             what = (
-                f"{self._name(thread)} writes {self._place('global', address)}, which a thread of another block writes "
-                f"at {self._line(other)}; blocks run in any order: give each its own elements, or use an atomic"
+                f"{words.thread(machine, thread)} writes {words.address(machine, 'global', address)}, which a thread "
+                f"of another block writes at {self._line(other)}; blocks run in any order: give each its own "
+                "elements, or use an atomic"
             )
             self._add("race", event.index, thread, int(these.sum()), what, other)
 
     def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
-        each = self._machine.block_threads
-        second = thread - thread % each + (stamp & THREAD)
+        machine = self._machine
+        second = thread - thread % machine.block_threads + (stamp & THREAD)
         if self._in_bulk(index) or self._in_bulk(other):
             cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
         elif self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
@@ -341,8 +343,8 @@ class Findings(Observer):
             cause = "no barrier between: put __syncthreads() there"
         here, there = self._does(index), self._does(other, bool(stamp & ATOMIC))
         what = (
-            f"{self._name(thread)} {here} {self._place('shared', address)}, which {self._name(second, False)} {there} "
-            f"at {self._line(other)}; {cause}"
+            f"{words.thread(machine, thread)} {here} {words.address(machine, 'shared', address)}, which "
+            f"{words.thread(machine, second, False)} {there} at {self._line(other)}; {cause}"
         )
         self._add("race", index, thread, count, what, other)
 
@@ -364,79 +366,9 @@ class Findings(Observer):
             return
         instructions = self._machine.kernel.instructions
         one, second = instructions[index], None if other is None else instructions[other].line
-        self._found[key] = Finding(kind, one.line, message, *self._where(thread), second, count, one.inner)
+        where = words.indices(self._machine, thread)
+        self._found[key] = Finding(kind, one.line, message, *where, second, count, one.inner)
 
     def _line(self, index: int) -> str:
         instruction = self._machine.kernel.instructions[index]
-        return _written(instruction.line, instruction.inner)
-
-    def _where(self, thread: int) -> tuple[Place, Place]:
-        """Block and thread as a kernel knows them, of a thread of the chunk."""
-        machine = self._machine
-        block, own = divmod(thread, machine.block_threads)
-        launch = machine.launch
-        return _unravel(int(machine.block_ids[block]), launch.grid), _unravel(own, launch.block)
-
-    def _name(self, thread: int, with_block: bool = True) -> str:
-        block, place = self._where(thread)
-        launch = self._machine.launch
-        name = f"thread {_short(place, launch.block)}"
-        return f"{name} of block {_short(block, launch.grid)}" if with_block else name
-
-    def _place(self, space: str, address: int) -> str:
-        """An address in words: "byte 132 of shared memory (tile, byte 4)"."""
-        name, start = self._array(space, address)
-        inside = f" ({name}, byte {address - start})" if name else ""
-        return f"address {address:#x}{inside}" if space == "global" else f"byte {address} of {space} memory{inside}"
-
-    def _array(self, space: str, address: int) -> tuple[str, int]:
-        """The array that begins last before an address, and where; "" where there is none."""
-        if space == "global":
-            one = self._machine.memory.nearest(address)
-            return (one.name, one.start) if one is not None and one.start <= address else ("", 0)
-        variables = self._machine.kernel.variables.values()
-        before = [one for one in variables if one.space == space and one.offset <= address]
-        last = max(before, key=lambda one: one.offset, default=None)
-        return (_plain(last.name), last.offset) if last else ("", 0)
-
-    def _beyond(self, space: str, address: int, width: int) -> str:
-        """How far an access is from what it should have been in, and what to do."""
-        if space == "global":
-            return self._beyond_arrays(address, width)
-        machine = self._machine
-        size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
-        far = f"{-address} bytes before them" if address < 0 else f"it ends {address + width - size} bytes beyond them"
-        return f"byte {address} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
-
-    def _beyond_arrays(self, address: int, width: int) -> str:
-        one = self._machine.memory.nearest(address)
-        if one is None or 0 <= address < PAGE:
-            return f"address {address:#x}, where no array lies: a null pointer? Pass an array, or test the pointer"
-        if address < one.start:
-            return f"address {address:#x}, {one.start - address} bytes before {one.name}; bound the index"
-        far = f"ending {address + width - one.stop} bytes beyond the {one.size} of {one.name}"
-        return f"address {address:#x}, {far}; bound the index, or allocate more"
-
-
-def _written(line: Line, inner: Line | None) -> str:
-    """Two lines as "simt_padded.cu:19 (load.cuh:61)", one where both are the same."""
-    return str(line) if inner in (None, line) else f"{line} ({inner})"
-
-
-def _plain(name: str) -> str:
-    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile, and so is _ZZ3sumPfE4tile_0."""
-    if name.startswith("_ZZ"):
-        for found in re.finditer(r"(?=E(\d+)(\w+)$)", name):
-            if len(re.sub(r"_\d*$", "", found[2])) == int(found[1]) or len(found[2]) == int(found[1]):
-                return found[2][: int(found[1])]
-    return name
-
-
-def _unravel(index: int, shape: Place) -> Place:
-    x, y, _ = shape
-    return index % x, index // x % y, index // (x * y)
-
-
-def _short(place: Place, shape: Place) -> str:
-    """A place as a number where the shape has one dimension, else (x, y, z)."""
-    return str(place[0]) if shape[1] == shape[2] == 1 else str(place)
+        return words.lines(instruction.line, instruction.inner)

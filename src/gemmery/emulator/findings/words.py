@@ -1,0 +1,89 @@
+"""Threads, lines and addresses as a finding calls them: "thread 3 of block 0", "byte 132 of shared memory"."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gemmery.emulator.memory import PAGE
+from gemmery.emulator.ptx import Line
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+Place = tuple[int, int, int]  # x, y, z
+
+
+def lines(line: Line, inner: Line | None) -> str:
+    """Two lines as "simt_padded.cu:19 (load.cuh:61)", one where both are the same."""
+    return str(line) if inner in (None, line) else f"{line} ({inner})"
+
+
+def indices(machine: Machine, thread: int) -> tuple[Place, Place]:
+    """Block and thread as a kernel knows them, of a thread of the chunk."""
+    block, own = divmod(thread, machine.block_threads)
+    launch = machine.launch
+    return _unravel(int(machine.block_ids[block]), launch.grid), _unravel(own, launch.block)
+
+
+def thread(machine: Machine, number: int, with_block: bool = True) -> str:
+    """A thread of the chunk: "thread 3 of block 0"."""
+    block, own = indices(machine, number)
+    called = f"thread {_short(own, machine.launch.block)}"
+    return f"{called} of block {_short(block, machine.launch.grid)}" if with_block else called
+
+
+def address(machine: Machine, space: str, at: int) -> str:
+    """An address in words: "byte 132 of shared memory (tile, byte 4)"."""
+    array, start = _array(machine, space, at)
+    inside = f" ({array}, byte {at - start})" if array else ""
+    return f"address {at:#x}{inside}" if space == "global" else f"byte {at} of {space} memory{inside}"
+
+
+def beyond(machine: Machine, space: str, at: int, width: int) -> str:
+    """How far an access is from what it should have been in, and what to do."""
+    if space == "global":
+        return _beyond_arrays(machine, at, width)
+    size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
+    far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
+    return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+
+
+def _beyond_arrays(machine: Machine, at: int, width: int) -> str:
+    one = machine.memory.nearest(at)
+    if one is None or 0 <= at < PAGE:
+        return f"address {at:#x}, where no array lies: a null pointer? Pass an array, or test the pointer"
+    if at < one.start:
+        return f"address {at:#x}, {one.start - at} bytes before {one.name}; bound the index"
+    far = f"ending {at + width - one.stop} bytes beyond the {one.size} of {one.name}"
+    return f"address {at:#x}, {far}; bound the index, or allocate more"
+
+
+def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
+    """The array that begins last before an address, and where; "" where there is none."""
+    if space == "global":
+        one = machine.memory.nearest(at)
+        return (one.name, one.start) if one is not None and one.start <= at else ("", 0)
+    variables = machine.kernel.variables.values()
+    before = [one for one in variables if one.space == space and one.offset <= at]
+    last = max(before, key=lambda one: one.offset, default=None)
+    return (_plain(last.name), last.offset) if last else ("", 0)
+
+
+def _plain(symbol: str) -> str:
+    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile, and so is _ZZ3sumPfE4tile_0."""
+    if symbol.startswith("_ZZ"):
+        for found in re.finditer(r"(?=E(\d+)(\w+)$)", symbol):
+            if len(re.sub(r"_\d*$", "", found[2])) == int(found[1]) or len(found[2]) == int(found[1]):
+                return found[2][: int(found[1])]
+    return symbol
+
+
+def _unravel(index: int, shape: Place) -> Place:
+    x, y, _ = shape
+    return index % x, index // x % y, index // (x * y)
+
+
+def _short(place: Place, shape: Place) -> str:
+    """A place as a number where the shape has one dimension, else (x, y, z)."""
+    return str(place[0]) if shape[1] == shape[2] == 1 else str(place)

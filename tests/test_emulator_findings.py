@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gemmery.cuda import include, nvrtc
 from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
@@ -132,3 +134,83 @@ def test_faults_are_counted_over_all_blocks():
     assert one.count == 3 * 128
     (one,) = found("off_by_one_global")
     assert (one.count, one.block, one.thread) == (1, (1, 0, 0), (72, 0, 0))
+
+
+INLINED = """#line 3 "ptx.cuh"
+__device__ void put(unsigned place, float value) { asm volatile("st.shared.f32 [%0], %1;" :: "r"(place), "f"(value)); }
+#line 7 "tile.cuh"
+__device__ void fill(float* tile, float value) { put(__cvta_generic_to_shared(tile + threadIdx.x), value); }
+#line 20 "kernel.cu"
+__global__ void f(float* x) {
+  __shared__ float s[32];
+  fill(s + 1, x[threadIdx.x]);
+}"""
+
+
+def test_a_function_that_is_one_instruction_stands_for_the_line_that_calls_it():
+    """Of three lines the innermost, a name for an instruction, is left out."""
+    (one,) = emulate(INLINED, "f", 1, 32, [floats(32)]).findings
+    assert (str(one.line), str(one.inner)) == (f"{SOURCE}:22", "tile.cuh:7")
+    assert str(one).startswith(f"{SOURCE}:22 (tile.cuh:7): out of bounds: thread 31 ")
+
+
+ATOMIC = """#include <cuda/atomic>
+__device__ int at(int& s, int what) {
+  cuda::atomic_ref<int, cuda::thread_scope_block> all(s);
+  switch (what) {
+    case 0: return atomicAdd(&s, 1);
+    case 1: return all.load(cuda::memory_order_relaxed);
+    case 2: all.store(threadIdx.x, cuda::memory_order_relaxed); return 0;
+    case 3: return all.load();
+    case 4: all.store(threadIdx.x); return 0;
+    case 5: return *(volatile int*)&s;
+    case 6: *(volatile int*)&s = threadIdx.x; return 0;
+    case 7: return s;
+    default: s = threadIdx.x; return 0;
+  }
+}
+__global__ void f(int* x, int writer, int first, int reader, int second) {
+  __shared__ int s;
+  if (threadIdx.x == 0) s = 0;
+  __syncthreads();
+  if (writer < 0 || threadIdx.x == writer) x[threadIdx.x] = at(s, first);
+  asm volatile("" ::: "memory");
+  if (reader < 0 || threadIdx.x == reader) x[threadIdx.x] += at(s, second);
+}"""
+ADD, LOAD, STORE, ORDERED_LOAD, ORDERED_STORE, SEEN, SET, PLAIN_LOAD, PLAIN_STORE = range(9)
+EVERY = -1
+
+
+@cache
+def compiled():
+    """The kernel as PTX: a second each time otherwise."""
+    folders = tuple(f"-I{folder}" for folder in include.folders())
+    return nvrtc.ptx_alone(ATOMIC, SOURCE, "f", "sm_90", folders, include.STANDARD).text
+
+
+def kinds(first, second, writer=EVERY, reader=EVERY):
+    """What is found between two accesses to one place of shared memory, each of one thread or of all."""
+    args = [np.zeros(64, np.int32), *map(np.int32, (writer, first, reader, second))]
+    return {one.kind for one in emulate(compiled(), "f", 1, 64, args).findings}
+
+
+@pytest.mark.parametrize(("load", "store"), [(LOAD, STORE), (ORDERED_LOAD, ORDERED_STORE)])
+def test_atomic_loads_and_stores_do_not_race(load, store):
+    """Not with updates, and not with each other."""
+    for pair in [(ADD, load), (load, ADD), (ADD, store), (load, store), (store, load), (ADD, SEEN), (SEEN, ADD)]:
+        assert kinds(*pair) == set(), pair
+
+
+def test_a_plain_access_races_with_an_atomic_one():
+    """Either way."""
+    for pair in [(ADD, PLAIN_LOAD), (PLAIN_LOAD, ADD), (STORE, PLAIN_LOAD)]:
+        assert kinds(*pair) == {"race"}, pair
+    for load in (LOAD, SEEN):
+        assert kinds(PLAIN_STORE, load, writer=40) == {"race"}, load
+
+
+def test_volatile_accesses_race_within_a_warp_alone():
+    """A flag between warps is let pass; lanes that count on running in lock step are not."""
+    assert kinds(SET, SEEN, writer=5, reader=40) == set()
+    assert kinds(SET, SEEN, writer=5, reader=6) == {"race"}
+    assert kinds(SET, LOAD, writer=5, reader=6) == set()

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gemmery.cuda import inspection
-from gemmery.emulator.counters.counts import Frames
 from gemmery.emulator.trace.chosen import Chosen
 from gemmery.problem import Problem
-
-WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of functions that are an instruction each
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,6 @@ class Inspection(inspection.Inspection):
     emulated: Emulated | None = None
     not_emulated: str = ""  # why it was not
     exhibit: bool = False  # not a product: `problem.n` is the number of elements
-
-
-def calling(frames: Frames) -> Frames:
-    """The same without the function of a single instruction at its end: that belongs to the line that calls it."""
-    last = len(frames)
-    while last > 1 and frames[last - 1].file in WRAPPERS:
-        last -= 1
-    return frames[:last]
 
 
 @dataclass(frozen=True)

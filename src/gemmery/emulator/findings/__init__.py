@@ -14,13 +14,14 @@ from gemmery.emulator.findings import words
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
 from gemmery.emulator.findings.words import Place
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Immediate, Line
+from gemmery.emulator.ptx import Immediate, Instruction, Line, calling
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 UPDATES = frozenset(("atom", "red"))
+ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Finding:
     thread: Place
     other: Line | None = None  # of a race: the access it races with; of a copy: where it began
     count: int = 1  # how often, over all threads and blocks
-    inner: Line | None = None  # where the code itself stands, when `line` is the one that it was inlined into
+    inner: Line | None = None  # where that is done, when `line` is the one that it was inlined into
 
     def __str__(self) -> str:
         return f"{words.lines(self.line, self.inner)}: {self.kind}: {self.message}"
@@ -249,9 +250,11 @@ class Findings(Observer):
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
         """From the history: of each instruction that conflicts with this one the first thread is told."""
-        if kind in ("race", "clash") and self._event is not None and self._event.kind == "st":
-            differ = ~self._same(kind, threads, addresses, others)
-            threads, addresses, others = threads[differ], addresses[differ], others[differ]
+        if kind in ("race", "clash"):
+            racing = ~self._atomic(index, threads, others)
+            if self._event is not None and self._event.kind == "st":
+                racing &= ~self._same(kind, threads, addresses, others)
+            threads, addresses, others = threads[racing], addresses[racing], others[racing]
         kind = "race" if kind == "clash" else kind
         instructions = others >> INDEX_AT & INDEX
         for other in np.unique(instructions).tolist():
@@ -280,6 +283,20 @@ class Findings(Observer):
                 self._add("misuse", index, thread, count, what, other)
             else:
                 self._race(index, thread, count, address, other, stamp)
+
+    def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
+        """Pairs that do not race for being atomic, both of them; of volatile ones those of two warps.
+
+        PTX takes volatile accesses for relaxed ones. But lanes of a warp that are volatile to each other wait for
+        nobody: they rely on running in lock step.
+        """
+        opcodes = [one.opcode for one in self._machine.kernel.instructions]
+        atomic, volatile = np.array([(_is_atomic(one), ".volatile." in one) for one in opcodes]).T
+        then = others >> INDEX_AT & INDEX
+        one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
+        either = (atomic | volatile)[then] & (atomic[index] | volatile[index])
+        pairs: Flags = either & ~(volatile[then] & volatile[index] & one_warp)
+        return pairs
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
@@ -367,8 +384,18 @@ class Findings(Observer):
         instructions = self._machine.kernel.instructions
         one, second = instructions[index], None if other is None else instructions[other].line
         where = words.indices(self._machine, thread)
-        self._found[key] = Finding(kind, one.line, message, *where, second, count, one.inner)
+        self._found[key] = Finding(kind, one.line, message, *where, second, count, _done_at(one))
 
     def _line(self, index: int) -> str:
         instruction = self._machine.kernel.instructions[index]
-        return words.lines(instruction.line, instruction.inner)
+        return words.lines(instruction.line, _done_at(instruction))
+
+
+def _is_atomic(opcode: str) -> bool:
+    name, *words = opcode.split(".")
+    return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
+
+
+def _done_at(instruction: Instruction) -> Line:
+    """The innermost line that is more than a name for an instruction."""
+    return calling(instruction.frames or (instruction.line,))[-1]

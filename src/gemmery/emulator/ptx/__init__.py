@@ -99,6 +99,21 @@ class Instruction:
     frames: tuple[Line, ...] = ()  # the calls that were inlined, `line` first and `inner` last
 
 
+WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of functions that are an instruction each
+
+
+def calling(frames: tuple[Line, ...]) -> tuple[Line, ...]:
+    """The same without the function of a single instruction at its end: that belongs to the line that calls it.
+
+    >>> [str(line) for line in calling((Line("mma.cu", 7), Line("tile.cuh", 12), Line("ptx.cuh", 3)))]
+    ['mma.cu:7', 'tile.cuh:12']
+    """
+    last = len(frames)
+    while last > 1 and frames[last - 1].file in WRAPPERS:
+        last -= 1
+    return frames[:last]
+
+
 @dataclass(frozen=True)
 class Variable:
     """A name for memory: `offset` in its space, which starts at 0 for each kernel (shared, local) or module."""

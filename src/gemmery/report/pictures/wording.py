@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gemmery.emulator.ptx import Line
+from gemmery.emulator.ptx import Line, calling
 from gemmery.emulator.trace import Divergence, WarpAccess
-from gemmery.ladder.inspection import calling
 
 
 def seen(one: WarpAccess | Divergence) -> Line:

@@ -1,16 +1,36 @@
 """What the commands do, as functions that return records and print nothing."""
 
-from gemmery.lab.emulated import OnRung, emulated_card, emulated_ladder
-from gemmery.lab.event import Event, OnEvent
-from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
-from gemmery.lab.gpu.chain import chain
-from gemmery.lab.health import Finding, doctor
-from gemmery.lab.inspection import inspect
-from gemmery.lab.rungs import check_of_gpu, ladder, on_gpu, registry
-from gemmery.lab.suites import bench
-from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, sweep
-from gemmery.ladder.diff import Difference, diff
-from gemmery.ladder.inspection import Inspection
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmery.lab.emulated import OnRung, emulated_card, emulated_ladder
+    from gemmery.lab.event import Event, OnEvent
+    from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
+    from gemmery.lab.gpu.chain import chain
+    from gemmery.lab.health import Finding, doctor
+    from gemmery.lab.inspection import inspect
+    from gemmery.lab.rungs import check_of_gpu, ladder, on_gpu, registry
+    from gemmery.lab.suites import bench
+    from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, sweep
+    from gemmery.ladder.diff import Difference, diff
+    from gemmery.ladder.inspection import Inspection
+
+_HOME = {
+    **dict.fromkeys(("OnRung", "emulated_card", "emulated_ladder"), "gemmery.lab.emulated"),
+    **dict.fromkeys(("Event", "OnEvent"), "gemmery.lab.event"),
+    **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
+    "chain": "gemmery.lab.gpu.chain",
+    **dict.fromkeys(("Finding", "doctor"), "gemmery.lab.health"),
+    "inspect": "gemmery.lab.inspection",
+    **dict.fromkeys(("check_of_gpu", "ladder", "on_gpu", "registry"), "gemmery.lab.rungs"),
+    "bench": "gemmery.lab.suites",
+    **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "sweep"), "gemmery.lab.sweeps"),
+    **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
+    "Inspection": "gemmery.ladder.inspection",
+}
 
 __all__ = [
     "AT_ONE_SIZE",
@@ -38,3 +58,13 @@ __all__ = [
     "registry",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded when it is first used: `emulate` needs half of what all of them load."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

@@ -597,6 +597,11 @@ LAUNCHES = {
     "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
     "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
     "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': a tuple of options"),
+    "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): a tuple of options"),
+    "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as sm_80"),
+    "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
+    "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: a whole number >= 0"),
+    "a list of variables": (PLAIN, (1, 1), {"variables": [1]}, "variables is of type list: arrays by the names"),
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
@@ -63,12 +64,9 @@ def emulate(
     """
     capability = _capability(arch)
     dims = _dims("grid", grid), _dims("block", block)
-    if isinstance(options, str):
-        raise ArgumentError(f"options={options!r}: a tuple of options, one string each: ({options!r},)")
-    if not isinstance(args, list | tuple):
-        raise ArgumentError(f"args is of type {type(args).__name__}: a list of the kernel's arguments, [x, y]")
-    if seed is not None and not seed >= 0:
-        raise ArgumentError(f"seed={seed!r}: a whole number >= 0, or None for the order of numbers")
+    reason = _misgiven(kernel, args, shared, options, variables, seed)
+    if reason:
+        raise ArgumentError(reason)
     program = _program(source, kernel, arch, tuple(options), capability)
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
     launch = Launch(*dims, b"", shared, clustered)
@@ -80,6 +78,23 @@ def emulate(
     run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed)
     given.write_back()
     return replace(run, kernel=kernel or run.kernel)
+
+
+def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any) -> str:
+    """What is not of its type among the arguments; "" when all are."""
+    if not isinstance(kernel, str):
+        return f"kernel={kernel!r}: the name of a kernel, as text"
+    if not isinstance(args, list | tuple):
+        return f"args is of type {type(args).__name__}: a list of the kernel's arguments, [x, y]"
+    if not isinstance(shared, int | np.integer) or shared < 0:
+        return f"shared={shared!r}: bytes of shared memory are a whole number >= 0"
+    if not isinstance(options, list | tuple) or not all(isinstance(one, str) for one in options):
+        return f"options={options!r}: a tuple of options, one string each, such as ('-DN=4',)"
+    if not isinstance(variables, Mapping | None):
+        return f"variables is of type {type(variables).__name__}: arrays by the names of variables, {{'table': x}}"
+    if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
+        return f"seed={seed!r}: a whole number >= 0, or None for the order of numbers"
+    return ""
 
 
 def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> Program:
@@ -132,7 +147,7 @@ def _only(names: list[str], kernel: str) -> str:
 
 
 def _capability(arch: str) -> int:
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", str(arch))
     if not found or int(found[1]) < min(LIMITS):
         raise ArgumentError(
             f"arch={arch!r}: the name of an architecture from sm_{min(LIMITS)} on, such as sm_80, sm_90a"
@@ -185,8 +200,6 @@ def _refused_threads(kernel: Kernel, launch: Launch) -> str:
 
 def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
     limits = LIMITS[max(row for row in LIMITS if row <= capability)]
-    if launch.shared != int(launch.shared) or launch.shared < 0:
-        return f"shared={launch.shared}: bytes of shared memory are a whole number >= 0"
     if kernel.shared > STATIC_SHARED:
         return (
             f"it declares {kernel.shared} bytes of shared memory, and {STATIC_SHARED} is the most; declare it "

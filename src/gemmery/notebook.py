@@ -51,7 +51,7 @@ def inspect(
 
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
-    names = [name for name in (rung, other) if name]
+    names = [rung, *([other] if other else [])]
     together(names)
     found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in names]
     if len(found) == 2:

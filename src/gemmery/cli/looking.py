@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import HtmlToo, Json, settings
+from gemmery.cli.options import HtmlToo, Json, place, settings
 from gemmery.cli.showing import console, write_page
 from gemmery.errors import ArgumentError, DeviceError
 
@@ -67,11 +68,11 @@ def _diff(old: str, new: str, html: Path | None) -> int:
 def inspect(
     rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU, or an exhibit.", show_default=False)],
     other: Annotated[str, Argument(metavar="[RUNG]", help="Another, beside it.", show_default=False)] = "",
-    m: Annotated[int, Option(metavar="M", min=0, help="Rows of C.", show_default="n")] = 0,
+    m: Annotated[int | None, Option(metavar="M", min=1, help="Rows of C.", show_default="n")] = None,
     n: Annotated[
-        int, Option(metavar="N", min=0, help="Columns of C; of an exhibit its elements.", show_default="4096")
-    ] = 0,
-    k: Annotated[int, Option(metavar="K", min=0, help="Columns of A.", show_default="n")] = 0,
+        int | None, Option(metavar="N", min=1, help="Columns of C; of an exhibit its elements.", show_default="4096")
+    ] = None,
+    k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
     dtype: Annotated[str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="its first")] = "",
     config: Annotated[str, Option(metavar="KEY=V,...", help="Instead of the rung's own.", show_default="its own")] = "",
     device: Annotated[
@@ -85,7 +86,8 @@ def inspect(
     json: Annotated[bool, Option("--json", help="All of it as an object on stdout, of two as a list.")] = False,
     html: HtmlToo = None,
     svg: Annotated[
-        Path | None, Option("--svg", metavar="FOLDER", help="Write the pictures as files.", show_default=False)
+        Path | None,
+        Option("--svg", metavar="FOLDER", help="Write the pictures as files.", show_default=False, callback=place),
     ] = None,
 ) -> Action:
     """Say what a GPU rung or an exhibit is made of, asks of a device and does to memory by line; no GPU is needed."""
@@ -93,9 +95,9 @@ def inspect(
     from gemmery.cuda.device import find
     from gemmery.lab.inspection import together
 
-    names = [name for name in (rung, other) if name]
+    names = [rung, *([other] if other else [])]
     together(names)
-    if device and not device.startswith("cuda"):
+    if device and not re.fullmatch(r"cuda(:\d+)?", device):
         try:
             find(device)
         except DeviceError as error:
@@ -103,7 +105,8 @@ def inspect(
     for option, asked in (("--ptx", ptx), ("--sass", sass)):
         if asked and other and not json:
             raise ArgumentError(f"{option}: two beside each other show no code; inspect one of them, or say --json")
-    looks = [partial(lab.inspect, name, m, n, k, dtype, settings(config), device, line) for name in names]
+    sides = (m or 0, n or 0, k or 0)
+    looks = [partial(lab.inspect, name, *sides, dtype, settings(config), device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
 
 

@@ -123,15 +123,16 @@ def find(name: str) -> Device:
 
     Raises DeviceError for a device that is neither present nor known.
     """
-    if name.startswith("cuda"):
+    kind, _, number = name.partition(":")
+    if name == "cuda" or (kind == "cuda" and number.isdecimal()):
         from gemmery.cuda import driver
 
-        return driver.device(int(name.partition(":")[2] or 0))
+        return driver.device(int(number or 0))
     for row in KNOWN.values():
         if name in (row.name, row.arch, f"sm_{row.capability}"):
             return row
     archs = ", ".join(dict.fromkeys(row.arch for row in KNOWN.values()))
-    raise DeviceError(f"device {name!r} is neither present nor known; known: cuda, {', '.join(KNOWN)}, {archs}")
+    raise DeviceError(f"device {name!r} is neither present nor known; known: cuda, cuda:N, {', '.join(KNOWN)}, {archs}")
 
 
 def _generation(capability: int) -> int:

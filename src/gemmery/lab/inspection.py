@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any
 
 from gemmery.cuda import driver, inspection
@@ -87,8 +88,8 @@ def _exhibit(
 ) -> Inspection:
     """What is known of an exhibit for n elements, as many as a GPU is given unless said; EMULATED are counted."""
     show = shown.show
-    if n < 0:
-        raise ArgumentError(f"n={n}: a number of elements must be a whole number >= 1")
+    if not _is_whole(n) or n < 0:
+        raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
     full, elements = {**shown.default, **_checked(shown, config)}, n or show.n
     geometry = _launch(show.launch, elements, full, config)
     reason = refusal(geometry, device)
@@ -149,8 +150,8 @@ def _device(name: str) -> Device:
 
 def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:
     for option, side in (("m", m), ("n", n), ("k", k)):
-        if side < 0:
-            raise ArgumentError(f"{option}={side}: a side must be a whole number >= 1")
+        if not _is_whole(side) or side < 0:
+            raise ArgumentError(f"{option}={side!r}: a side must be a whole number >= 1")
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype
     if element not in C_NAMES or element not in rung.dtypes:
@@ -164,10 +165,16 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
     return square
 
 
+def _is_whole(given: object) -> bool:
+    return isinstance(given, Integral)
+
+
 def _checked(rung: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
     known = dict.fromkeys([*rung.space, *rung.default])
     for key in config:
         if key not in known:
             having = f"it has {', '.join(known)}" if known else "it has nothing to set"
             raise ArgumentError(f"config {key!r}: {rung.name} does not know it; {having}")
+        if not _is_whole(config[key]):
+            raise ArgumentError(f"config {key!r}: {config[key]!r} is no whole number")
     return config

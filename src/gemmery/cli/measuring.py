@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
 from typer import Argument, Context, Option
 
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import DType, Html, Json, Keep, NoHtml, Rungs, Seconds, Threads, names, numbers
+from gemmery.cli.options import DType, Html, Json, Keep, NoHtml, Rungs, Seconds, Threads, names, numbers, place
 from gemmery.cli.showing import console, counted, judged, measured
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError
@@ -44,7 +45,10 @@ Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a
 Sides = Annotated[str, Option("--n", metavar="N,M", help="The sides of a workload.", show_default="2048,4096")]
 Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of a workload.", show_default="10")]
 WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of a workload.", show_default="f32")]
-Store = Annotated[Path | None, Option(metavar="DIR", help="Keep records there.", show_default="benchmarks/results")]
+Store = Annotated[
+    Path | None,
+    Option(metavar="DIR", help="Keep records there.", show_default="benchmarks/results", callback=place),
+]
 NoStore = Annotated[bool, Option("--no-store", help="Keep no records.")]
 
 Experiment = Annotated[
@@ -120,7 +124,7 @@ def _emulated_for(context: Context, device: str, card: str, dtype: str) -> str |
     if emulator:
         for option in ("threads", "seconds", "store"):
             if _said(context, option):
-                raise ArgumentError(f"--{option}: the emulator counts and times nothing; leave it out")
+                raise ArgumentError(f"--{option}: the emulator counts, and takes no times; leave it out")
         lab.emulated_card(card)
         return ""
     if lab.on_gpu(device):
@@ -270,8 +274,11 @@ def _exhibit_emulated(shown: Exhibit, source: str, missing: str, json: bool) -> 
     """What the emulator counts in the place of a GPU, which is announced; 1 when it is not what was predicted."""
     from gemmery import lab, report
 
-    sys.stderr.write(f"gemmery: no CUDA device ({missing}): on the emulator instead, which counts and times nothing\n")
-    emulated = lab.emulated_exhibit(shown.name)
+    sys.stderr.write(
+        f"gemmery: no CUDA device ({missing}): on the emulator instead, which counts, and takes no times\n"
+    )
+    with report.Exhibiting(Console(stderr=True)) as progress:
+        emulated = lab.emulated_exhibit(shown.name, on_config=progress.update)
     if json:
         sys.stdout.write(f"{report.as_json(emulated)}\n")
     else:

@@ -29,6 +29,7 @@ from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.session import GpuSession, ordinal
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find
 
+OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
 SHARE = 0.3  # seconds for one config and its parent
 EMULATED = 3 << 12  # elements: whole warps at every config, and a second for all configs of an exhibit
 
@@ -70,24 +71,26 @@ def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
 
 
 def emulated_exhibit(
-    name: str, n: int = EMULATED, device: str = "h200", on_config: Callable[[str, int, int], None] = lambda *_: None
+    name: str, n: int = EMULATED, device: str = "h200", on_config: OnConfig = lambda *_: None
 ) -> tuple[EmulatedExhibit, ...]:
     """Run an exhibit's kernel on the emulator at each config: its result checked, its counters beside the predicted.
 
     `n` elements are taken instead of the many that fill a GPU; `device` is a card of cuda/device.py to compile for.
-    `on_config` is told what runs, and how many of all have ended.
+    `on_config` is told what runs, how many of all have ended, and what the last of these gave.
 
     >>> emulated_exhibit("bank_stride")[0].counted["bank_conflicts"]
     0
 
     Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
     """
-    shown, found = find(name), []
+    shown, found = find(name), list[EmulatedExhibit]()
     if device not in KNOWN:
         raise ArgumentError(f"device {device!r}: not a card that is known; known: {', '.join(KNOWN)}")
     for done, config in enumerate(shown.configs()):
-        on_config(f"{name}, {words(config)}", done, len(shown.configs()))
+        what = f"{name}, {words(config)}"
+        on_config(what, done, len(shown.configs()), None)
         found.append(_emulated(shown, config, n, KNOWN[device].arch))
+        on_config(what, done + 1, len(shown.configs()), found[-1])
     return tuple(found)
 
 

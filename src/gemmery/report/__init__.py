@@ -2,7 +2,7 @@
 
 from gemmery.report.diff import show_difference
 from gemmery.report.emulated import Counting, complaints, show_emulated
-from gemmery.report.exhibits import list_exhibits, show_emulated_exhibit, show_exhibit
+from gemmery.report.exhibits import Exhibiting, list_exhibits, show_emulated_exhibit, show_exhibit
 from gemmery.report.inspection import show_inspection
 from gemmery.report.side_by_side import show_comparison
 from gemmery.report.terminal import Progressing, findings, show
@@ -10,6 +10,7 @@ from gemmery.report.text import as_json, markdown
 
 __all__ = [
     "Counting",
+    "Exhibiting",
     "Progressing",
     "as_json",
     "complaints",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from rich import box
 from rich.console import Console
@@ -13,8 +14,25 @@ from gemmery.bench.record import Run
 from gemmery.cuda.exhibits import Config
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.report import words
+from gemmery.report.sheet import Sheet
+from gemmery.report.terminal import Growing
 
 Predicted = Sequence[tuple[Config, Mapping[str, int]]]
+
+
+class Exhibiting(Growing[EmulatedExhibit]):
+    """What is shown while the emulator runs an exhibit; `update` it with every config."""
+
+    def line(self, record: EmulatedExhibit) -> str:
+        config = ", ".join(f"{key} {value}" for key, value in record.config.items())
+        counted = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in record.counted.items())
+        return f"{record.name}, {config}: {counted}"
+
+    def sheets(self, rows: Sequence[EmulatedExhibit]) -> Sequence[Sheet]:
+        return ()
+
+    def place(self, record: EmulatedExhibit) -> object:
+        return record.name
 
 
 def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
@@ -63,8 +81,20 @@ def _introduce(shown: Exhibit, source: str, console: Console) -> None:
     console.print(Text.assemble((shown.name, "bold"), (f": {shown.idea}", "dim")))
     console.print(Text(shown.lesson))
     console.print()
-    console.print(Text(source.rstrip(), style="dim"), soft_wrap=True)
+    console.print(Text("\n".join(folded(source, console.width)), style="dim"))
     console.print()
+
+
+def folded(source: str, width: int) -> Iterator[str]:
+    """Lines of code in so many columns: what is over stands below, comments as comments.
+
+    >>> list(folded("  x = first + second;", 16))
+    ['  x = first +', '      second;']
+    """
+    for line in source.rstrip().splitlines():
+        code = line.lstrip()
+        below = line[: len(line) - len(code)] + ("// " if code.startswith("//") else "    ")
+        yield from wrap(line, width, subsequent_indent=below, break_on_hyphens=False) or [""]
 
 
 def _figures(shown: Exhibit, predicted: Predicted, run: Run) -> Table:

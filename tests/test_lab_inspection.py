@@ -98,6 +98,12 @@ def test_a_rung_of_two_launches_shows_both():
     assert words(found)["scratch memory"] == "512 KiB"
 
 
+def test_a_launch_smaller_than_the_device_is_told_in_blocks_and_bytes():
+    found = lab.inspect("simt_smem", n=16, device="h200", counters=False)
+    assert words(found)["waves"] == "1: 1 of the 1,056 blocks that run at a time, 0.09% of the device"
+    assert "3.07 kB for 8.19 kFLOP" in words(found)["each element once"]  # 3 x 16 x 16 floats, 2 x 16^3
+
+
 def test_a_rung_of_vectors_gets_a_row():
     found = lab.inspect("gemv_warp", n=512, device="h200")
     assert (found.problem.m, found.problem.n, found.problem.k) == (1, 512, 512)
@@ -111,6 +117,10 @@ def test_a_rung_of_vectors_gets_a_row():
         ({"rung": "simt_smem", "dtype": "i8"}, ArgumentError, "is written for f32"),
         ({"rung": "simt_smem", "config": {"side": 3}}, ArgumentError, "it has tile"),
         ({"rung": "simt_smem", "n": -1}, ArgumentError, "n=-1"),
+        ({"rung": "simt_smem", "n": 1.5}, ArgumentError, "n=1.5"),
+        ({"rung": ""}, ArgumentError, "'' is not in the ladder"),
+        ({"rung": "simt_smem", "config": {"tile": "16"}}, ArgumentError, "config 'tile': '16' is no whole number"),
+        ({"rung": "simt_smem", "device": "cuda:x"}, DeviceError, "'cuda:x' is neither present nor known"),
         ({"rung": "simt_smem", "config": {"tile": 33}}, RefusedError, "1089 threads a block: h200 runs at most 1024"),
         ({"rung": "mma_pipelined", "device": "t4"}, RefusedError, "needs sm_80"),
         ({"rung": "simt_single_block"}, RefusedError, "at most"),

@@ -35,7 +35,7 @@ MADE = "what the compiler adds"
 NOTE = (
     "Instructions are warps'. Wavefronts, their ideal number and bank conflicts are of shared memory; requests, "
     "sectors and the bytes used of each sector's 32 are of global memory. Adjacent accesses count as ptxas merges "
-    "them. Indented lines are part of the line that calls them."
+    "them. Indented lines are part of the line that calls them. An empty cell is a zero."
 )
 
 

@@ -199,8 +199,10 @@ def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:
             claims,
         )
 
-    wrong = tuple(f"{one.rung} {line}" for one in rungs for line in one.wrong)
-    return replace(_sheet("Checks", rungs, ("error/bound", "findings", "claims"), row), notes=wrong)
+    notes = [f"{one.rung} {line}" for one in rungs for line in one.wrong]
+    if any(not one.refused and not one.expected for one in rungs):
+        notes.append("Claims are of products that no tile's edge cuts; where none is made, the cell is empty.")
+    return replace(_sheet("Checks", rungs, ("error/bound", "findings", "claims"), row), notes=tuple(notes))
 
 
 def _apart(one: EmulatedRung, rungs: Sequence[EmulatedRung]) -> bool:

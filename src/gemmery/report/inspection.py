@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gemmery import dtypes
 from gemmery.cuda.inspection import Kernel
+from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable
 from gemmery.ladder.inspection import Inspection
@@ -42,7 +43,7 @@ class Part:
 
 def show_inspection(found: Inspection, console: Console, ptx: bool = False, machine: bool = False) -> None:
     """Print what was found, and the code that was asked for."""
-    console.print(Text(found.rung, style="bold"), Text(found.idea, style="dim"))
+    console.print(Text.assemble((found.rung, "bold"), (f": {found.idea}", "dim")))
     console.print(Text(where(found), style="dim"))
     for part in parts(found):
         console.print()
@@ -128,7 +129,6 @@ def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
     )
     allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
     warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {words.percent(filled.share)}"
-    waves = f"{words.digits(filled.waves)} of {filled.slots:,} blocks; the last fills {words.percent(filled.tail)}"
     return (
         ("kernel", one.name),
         ("grid", f"{_count(blocks, 'block')} of {_threads(one.block)}"),
@@ -137,8 +137,17 @@ def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
         *([("scratch memory", words.size(found.workspace))] if found.workspace and one is found.kernels[-1] else []),
         ("occupancy", f"{warps}: {_count(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
-        ("waves", f"{waves} of the device, all together {words.percent(filled.filled)}"),
+        ("waves", _waves(blocks, filled)),
     )
+
+
+def _waves(blocks: int, filled: Occupancy) -> str:
+    """How often the grid fills the device, and how much of it the last time."""
+    share = words.percent(filled.tail)
+    if blocks <= filled.slots:
+        return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
+    each = f"{words.digits(filled.waves)} of {filled.slots:,} blocks"
+    return f"{each}; the last fills {share} of the device, all together {words.percent(filled.filled)}"
 
 
 def _roofline(found: Inspection) -> Part:
@@ -148,7 +157,7 @@ def _roofline(found: Inspection) -> Part:
     rows = [
         ("peak", f"{units} = {words.digits(loads.peak)} GFLOP/s ({UNITS[found.unit]})"),
         ("as it loads", f"{_loading(found)}: {_reached(loads)}"),
-        ("each element once", f"{_gigabytes(once)}: {_reached(once)}"),
+        ("each element once", f"{_moved(once)}: {_reached(once)}"),
     ]
     note = (
         "As it loads counts every load of A and B as one from memory; caches keep it between that and each element "
@@ -161,7 +170,7 @@ def _loading(found: Inspection) -> str:
     size, (bm, bn) = dtypes.get(found.problem.dtype).size, found.tile
     if (bm, bn) == (1, 1):
         return f"2 loads for every multiply-add, {2 * size} bytes for 2 operations"
-    return f"A once for each {bn} columns of C, B once for each {bm} rows, {_gigabytes(found.loads)}"
+    return f"A once for each {bn} columns of C, B once for each {bm} rows, {_moved(found.loads)}"
 
 
 def _reached(line: Roofline) -> str:
@@ -178,8 +187,8 @@ def _reached(line: Roofline) -> str:
     return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
 
 
-def _gigabytes(line: Roofline) -> str:
-    return f"{words.digits(line.bytes / 1e9)} GB for {words.digits(line.flops / 1e9)} GFLOP"
+def _moved(line: Roofline) -> str:
+    return f"{words.amount(line.bytes, 'B')} for {words.amount(line.flops, 'FLOP')}"
 
 
 def _instructions(one: Kernel, several: bool) -> Part:

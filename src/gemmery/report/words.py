@@ -42,6 +42,18 @@ def digits(value: float) -> str:
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
+def amount(value: float, unit: str) -> str:
+    """A quantity with the prefix that fits, G at most.
+
+    >>> amount(137.4e9, "FLOP"), amount(16_384, "B"), amount(12, "B")
+    ('137 GFLOP', '16.4 kB', '12 B')
+    """
+    for prefix, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{digits(value / scale)} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
 def duration(seconds: float) -> str:
     """Seconds in the unit that fits.
 

@@ -59,6 +59,7 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
 def groups(access: WarpAccess) -> list[tuple[int, ...]]:
     """The lanes of an access that shared memory serves together, group after group; lanes not active are left out.
 
+    >>> from gemmery.emulator.ptx import Line
     >>> wide = WarpAccess(
     ...     Line("k.cu", 1), Line("k.cu", 1), "ld.shared.v4.f32", "shared", "ld", 16, (0, None, 32, 48) * 8
     ... )
@@ -89,6 +90,7 @@ def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
 def boxes(access: WarpAccess, group: Sequence[int]) -> list[Box]:
     """The words that a group of lanes asks for, stacked on their banks in the order of the lanes.
 
+    >>> from gemmery.emulator.ptx import Line
     >>> access = WarpAccess(Line("k.cu", 1), Line("k.cu", 1), "ld.shared.f32", "shared", "ld", 4, (0, 128, 128))
     >>> [(box.bank, box.level, box.lanes, box.meets) for box in boxes(access, (0, 1, 2))]
     [(0, 0, (0,), True), (0, 1, (1, 2), True)]

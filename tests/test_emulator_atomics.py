@@ -133,13 +133,17 @@ PATTERNS = {
 }
 
 
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+IN_VECTORS = [(name, kind) for name, kind in CHANGES if kind in HALVES and name != "add"]  # alone they do not exist
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["global", "shared"])
-@pytest.mark.parametrize(("name", "kind"), CHANGES, ids=lambda one: one)
+@pytest.mark.parametrize(("name", "kind"), [one for one in CHANGES if one not in IN_VECTORS], ids=lambda one: one)
 def test_threads_take_turns(name, kind, shared):
     """With and without a result, three patterns of places; what each thread found, and what is left."""
     operands = 2 if name == "cas" else 1
     space = "shared" if shared else "global"
-    word = f"{name}.noftz" if kind in ("f16", "f16x2", "bf16", "bf16x2") else name
+    word = f"{name}.noftz" if kind in HALVES else name
     for case, (places, active) in PATTERNS.items():
         start = values(kind, PLACES, 1)
         given = [values(kind, THREADS, seed) for seed in (2, 3)]
@@ -161,6 +165,35 @@ def test_threads_take_turns(name, kind, shared):
                 assert seen.tolist() == found, case
             atomics = run.shared.atomics if shared else run.global_.atomics
             assert atomics.requests == 2
+
+
+@pytest.mark.parametrize(("name", "kind"), IN_VECTORS, ids=lambda one: one)
+def test_vectors_take_turns(name, kind):
+    """Pairs of all threads at one place; what each thread found, and what is left."""
+    start, given = values(kind, 2, 1), values(kind, 2 * THREADS, 2)
+    size = start.itemsize
+    text = f"""
+.version 8.4
+.target sm_90
+.address_size 64
+.visible .entry f(.param .u64 p0, .param .u64 p1, .param .u64 p2)
+{{
+  .reg .b32 %r1; .reg .b64 %rd<6>; .reg .{stored(kind)} %x<5>;
+  ld.param.u64 %rd1, [p0]; ld.param.u64 %rd2, [p1]; ld.param.u64 %rd3, [p2];
+  mov.u32 %r1, %tid.x; mul.wide.u32 %rd4, %r1, {2 * size}; add.s64 %rd2, %rd2, %rd4; add.s64 %rd3, %rd3, %rd4;
+  ld.global.v2.b{8 * size} {{%x1, %x2}}, [%rd2];
+  atom.global.{name}.noftz.v2.{kind} {{%x3, %x4}}, [%rd1], {{%x1, %x2}};
+  st.global.v2.b{8 * size} [%rd3], {{%x3, %x4}};
+  ret;
+}}"""
+    left, found = start.tolist(), []
+    for pair in given.reshape(-1, 2).tolist():
+        found += left
+        left = [serial(name, kind)(old, one) for old, one in zip(left, pair, strict=True)]
+    seen = np.zeros_like(given)
+    gm.emulate(text, "f", 1, THREADS, [start, given, seen])
+    assert start.tolist() == left
+    assert seen.tolist() == found
 
 
 def test_vectors():
@@ -235,6 +268,24 @@ def test_what_races_with_an_atomic():
         "red.global.cas.b32",
         "atom.global.add.add.u32",
         "atom.local.add.u32",
+        "red.exch.b32",
+        "red.acquire.gpu.add.u32",
+        "red.acq_rel.gpu.add.u32",
+        "atom.global.exch.u32",
+        "atom.global.and.u32",
+        "atom.global.min.f32",
+        "atom.global.add.noftz.f32",
+        "atom.global.add.f16x2",
+        "atom.global.min.noftz.f16x2",
+        "atom.shared.add.v2.f32",
+        "atom.global.add.v2.u32",
+        "atom.global.add.v8.f32",
+        "atom.weak.global.add.u32",
+        "atom.volatile.global.add.u32",
+        "atom.global.shared.add.u32",
+        "atom.relaxed.acquire.gpu.global.add.u32",
+        "atom.gpu.sys.global.add.u32",
+        "atom.shared.add.L2::cache_hint.u32",
     ],
 )
 def test_what_is_no_atomic_is_refused(opcode):

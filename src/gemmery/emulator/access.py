@@ -1,72 +1,57 @@
 """Instructions that reach memory, and moves between registers: ld, st, cp.async, ldmatrix, mov, cvta.
 
-PTX ISA 9.0, sections 9.7.9 (data movement) and 9.7.14 (matrices).
+PTX ISA 9.0, "Data Movement and Conversion Instructions".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, matrices
+from gemmery.emulator import atomics, matrices, modifiers
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.op import NUMPY, Mask
-from gemmery.emulator.ptx import Instruction, Memory, Vector
+from gemmery.emulator.modifiers import Spelled
+from gemmery.emulator.op import NUMPY, STORED, Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Memory, Not, Operand, Register, Vector
 from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-SPACES = {
-    "global": "global",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared::cluster",
-    "local": "local",
-    "const": "global",
-    "param": "param",
-    "param::entry": "param",
-}
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
-# What an access may say that changes no value and no count here: caches are not modelled.
-_ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "mmio", "cta", "cluster", "gpu", "sys", "unified")
-_CACHES = ("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt")
-_EVICTIONS = tuple(f"L{level}::evict_{when}" for level in (1, 2) for when in ("normal", "unchanged", "first", "last"))
-_FETCHES = ("L1::no_allocate", "L2::64B", "L2::128B", "L2::256B", "L2::cache_hint")
-HINTS = frozenset((*_ORDERS, *_CACHES, *_EVICTIONS, *_FETCHES))
-COUNTS = {"v2": 2, "v4": 4, "v8": 8}
+MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
 
 
-def _spelled(instruction: Instruction) -> tuple[str, int, str]:
-    """Space ("" for generic), number of elements and type of a load or store; refuses any other word."""
-    _, *words, kind = instruction.opcode.split(".")
-    space, count = "", 1
-    for word in words:
-        if word in SPACES:
-            space = SPACES[word]
-        elif word in COUNTS:
-            count = COUNTS[word]
-        elif word not in HINTS:
-            raise refused(instruction)
-    if kind not in NUMPY or kind == "pred":
+def _spelled(instruction: Instruction) -> Spelled:
+    """A load or store that is modelled, with as many operands as it takes."""
+    found = modifiers.access(instruction.opcode)
+    if found is None or len(instruction.operands) != 2 + found.policy:
         raise refused(instruction)
-    return space, count, kind
+    return found
+
+
+def _elements(instruction: Instruction, operand: Operand, spelled: Spelled) -> tuple[Operand, ...]:
+    """The registers of a vector, or the one of a scalar."""
+    elements = operand.elements if isinstance(operand, Vector) else (operand,)
+    if len(elements) != spelled.count:
+        raise refused(instruction, f"{len(elements)} registers:")
+    return elements
 
 
 def _load(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
-    space, count, kind = _spelled(instruction)
-    target, source = instruction.operands[0], instruction.operands[1]
+    spelled = _spelled(instruction)
+    target, source = instruction.operands[:2]
     if not isinstance(source, Memory):
         raise refused(instruction)
-    targets = target.elements if isinstance(target, Vector) else (target,)
-    writes = [lowering.write(one, kind, instruction) for one in targets]
-    address, dtype = lowering.address(source, instruction), NUMPY[kind]
-    width = np.dtype(dtype).itemsize * count
+    writes = [lowering.write(one, spelled.kind, instruction) for one in _elements(instruction, target, spelled)]
+    address, dtype = lowering.address(source, instruction), NUMPY[spelled.kind]
+    space, count, width = spelled.space, spelled.count, spelled.width
 
     def step(machine: Machine, mask: Mask) -> None:
         values = machine.load(index, space, address(machine.registers), mask, dtype, count, width)
@@ -79,14 +64,13 @@ def _load(lowering: Lowering, index: int) -> Step:
 
 def _store(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
-    space, count, kind = _spelled(instruction)
-    target, source = instruction.operands[0], instruction.operands[1]
-    if not isinstance(target, Memory) or space == "param":
+    spelled = _spelled(instruction)
+    target, source = instruction.operands[:2]
+    if not isinstance(target, Memory):
         raise refused(instruction)
-    sources = source.elements if isinstance(source, Vector) else (source,)
-    reads = [lowering.read(one, kind, instruction) for one in sources]
-    address, dtype = lowering.address(target, instruction), NUMPY[kind]
-    width = np.dtype(dtype).itemsize * count
+    reads = [lowering.read(one, spelled.kind, instruction) for one in _elements(instruction, source, spelled)]
+    address, dtype = lowering.address(target, instruction), NUMPY[spelled.kind]
+    space, width = spelled.space, spelled.width
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers
@@ -98,15 +82,16 @@ def _store(lowering: Lowering, index: int) -> Step:
 def _move(lowering: Lowering, index: int) -> Step:
     """mov, which also takes registers apart and puts them together."""
     instruction = lowering.kernel.instructions[index]
-    _, *words = instruction.opcode.split(".")
-    kind = words[-1] if words else ""
-    if len(words) != 1 or (kind not in NUMPY and kind != "b128"):
+    kind = instruction.opcode.removeprefix("mov.")
+    if kind not in MOVED or len(instruction.operands) != 2:
         raise refused(instruction)
     target, source = instruction.operands
+    if (isinstance(target, Vector) or isinstance(source, Vector)) and kind[0] != "b":
+        raise refused(instruction, f"a register of {kind} in parts:")
     if isinstance(target, Vector):
-        return _taken_apart(lowering, instruction, kind)
+        return _taken_apart(lowering, instruction, kind, target)
     if isinstance(source, Vector):
-        return _put_together(lowering, instruction, kind)
+        return _put_together(lowering, instruction, kind, source)
     read, write = lowering.read(source, kind, instruction), lowering.write(target, kind, instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -116,21 +101,21 @@ def _move(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _parts(instruction: Instruction, kind: str, count: int) -> tuple[str, list[Any]]:
+def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:
     """The type of each part of a packed register, and by how many bits each is shifted."""
+    count = len(parts.elements)
     bits = 8 * np.dtype(NUMPY[kind]).itemsize // count
-    if bits not in (8, 16, 32):
-        raise refused(instruction)
+    registers = [one for one in parts.elements if isinstance(one, Register) and one.name != "_"]
+    if bits not in (8, 16, 32) or any(8 * np.dtype(STORED[one.type]).itemsize != bits for one in registers):
+        raise refused(instruction, f"{count} parts:")
     whole = np.dtype(NUMPY[kind]).type
     return f"b{bits}", [whole(bits * place) for place in range(count)]
 
 
-def _taken_apart(lowering: Lowering, instruction: Instruction, kind: str) -> Step:
-    targets = instruction.operands[0].elements  # type: ignore[union-attr]
-    kind = f"b{8 * np.dtype(NUMPY[kind]).itemsize}"
-    part, shifts = _parts(instruction, kind, len(targets))
+def _taken_apart(lowering: Lowering, instruction: Instruction, kind: str, targets: Vector) -> Step:
+    part, shifts = _parts(instruction, kind, targets)
     read = lowering.read(instruction.operands[1], kind, instruction)
-    writes = [lowering.write(one, part, instruction) for one in targets]
+    writes = [lowering.write(one, part, instruction) for one in targets.elements]
 
     def step(machine: Machine, mask: Mask) -> None:
         whole = read(machine.registers)
@@ -141,11 +126,9 @@ def _taken_apart(lowering: Lowering, instruction: Instruction, kind: str) -> Ste
     return step
 
 
-def _put_together(lowering: Lowering, instruction: Instruction, kind: str) -> Step:
-    sources = instruction.operands[1].elements  # type: ignore[union-attr]
-    kind = f"b{8 * np.dtype(NUMPY[kind]).itemsize}"
-    part, shifts = _parts(instruction, kind, len(sources))
-    reads = [lowering.read(one, part, instruction) for one in sources]
+def _put_together(lowering: Lowering, instruction: Instruction, kind: str, sources: Vector) -> Step:
+    part, shifts = _parts(instruction, kind, sources)
+    reads = [lowering.read(one, part, instruction) for one in sources.elements]
     write = lowering.write(instruction.operands[0], kind, instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -159,18 +142,19 @@ def _put_together(lowering: Lowering, instruction: Instruction, kind: str) -> St
     return step
 
 
+_CONVERTED = re.compile(r"cvta(\.to)?\.([\w:]+)\.u64")
+
+
 def _convert_address(lowering: Lowering, index: int) -> Step:
     """cvta and cvta.to: between a space's addresses and generic ones."""
     instruction = lowering.kernel.instructions[index]
-    _, *words, kind = instruction.opcode.split(".")
-    to = words[0] == "to" if words else False
-    space = SPACES.get(words[-1], "") if words else ""
-    if kind not in ("u64", "u32") or not space or len(words) != 1 + to:
+    found = _CONVERTED.fullmatch(instruction.opcode)
+    if found is None or found[2] not in modifiers.SPACES:
         raise refused(instruction)
-    window = WINDOWS.get(space, 0)
-    read = lowering.read(instruction.operands[1], kind, instruction)
-    write = lowering.write(instruction.operands[0], kind, instruction)
-    away = np.dtype(NUMPY[kind]).type(window & (1 << 64 if kind == "u64" else 1 << 32) - 1)
+    to, window = found[1], WINDOWS.get(modifiers.SPACES[found[2]], 0)
+    read = lowering.read(instruction.operands[1], "u64", instruction)
+    write = lowering.write(instruction.operands[0], "u64", instruction)
+    away = np.uint64(window)
 
     def step(machine: Machine, mask: Mask) -> None:
         value = read(machine.registers)
@@ -185,8 +169,8 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
 def _is_in_space(lowering: Lowering, index: int) -> Step:
     """isspacep: whether a generic address lies in a space."""
     instruction = lowering.kernel.instructions[index]
-    space = SPACES.get(instruction.opcode.partition(".")[2], "")
-    if space not in ("global", "shared", "shared::cluster", "local"):
+    space = modifiers.SPACES.get(instruction.opcode.partition(".")[2], "")
+    if instruction.opcode == "isspacep.const" or space not in ("global", "shared", "shared::cluster", "local"):
         raise refused(instruction)
     read = lowering.read(instruction.operands[1], "s64", instruction)
     write = lowering.write(instruction.operands[0], "pred", instruction)
@@ -210,6 +194,8 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
 def _policy(lowering: Lowering, index: int) -> Step:
     """createpolicy: how caches treat an access is not modelled, so every policy is 0."""
     instruction = lowering.kernel.instructions[index]
+    if modifiers.POLICIES.fullmatch(instruction.opcode) is None:
+        raise refused(instruction)
     write = lowering.write(instruction.operands[0], "b64", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -239,13 +225,19 @@ def _call(lowering: Lowering, index: int) -> Step:
 
 def _nothing(lowering: Lowering, index: int) -> Step:
     """Instructions that order or hint: the lock step keeps every order already."""
+    instruction = lowering.kernel.instructions[index]
+    if modifiers.WITHOUT_EFFECT.fullmatch(instruction.opcode) is None:
+        raise refused(instruction)
     return lambda machine, mask: None
 
 
 def _fence(lowering: Lowering, index: int) -> Step:
     """Fences order nothing in lock step; observers are told of those between threads and the units beside them."""
-    if not lowering.kernel.instructions[index].opcode.startswith("fence.proxy.async"):
-        return _nothing(lowering, index)
+    instruction = lowering.kernel.instructions[index]
+    if modifiers.FENCES.fullmatch(instruction.opcode) is None:
+        raise refused(instruction)
+    if not instruction.opcode.startswith("fence.proxy.async") or instruction.opcode.endswith(".global"):
+        return lambda machine, mask: None
 
     def step(machine: Machine, mask: Mask) -> None:
         for observer in machine.observers:
@@ -257,39 +249,46 @@ def _fence(lowering: Lowering, index: int) -> Step:
 def _copy(lowering: Lowering, index: int) -> Step:
     """cp.async, its groups and its waits."""
     instruction = lowering.kernel.instructions[index]
-    words = instruction.opcode.split(".")[2:]
-    if "bulk" in instruction.opcode.split("."):
+    words = instruction.opcode.split(".")[1:]
+    if "bulk" in words:
         return transfers.handler(lowering, index)
-    if words[:1] == ["mbarrier"]:
+    if words[1:2] == ["mbarrier"]:
         return mbarrier.copies_arrive(lowering, index)
-    if words[:1] == ["commit_group"]:
-        return lambda machine, mask: machine.copies.commit(mask, machine.threads)
-    if words[:1] == ["wait_all"]:
-        return lambda machine, mask: machine.copies.wait_all(machine, mask)
-    if words[:1] == ["wait_group"]:
-        pending = instruction.operands[0].bits  # type: ignore[union-attr]
-        return lambda machine, mask: machine.copies.wait(machine, mask, pending)
-    rest = [word for word in words if not word.startswith("L2::")]
-    if rest not in (["ca", "shared", "global"], ["cg", "shared", "global"], *_OTHER_SPELLINGS):
-        raise refused(instruction)
-    return _copied(lowering, instruction, index)
-
-
-_OTHER_SPELLINGS = (["ca", "shared::cta", "global"], ["cg", "shared::cta", "global"])
+    match instruction.opcode, instruction.operands:
+        case "cp.async.commit_group", ():
+            return lambda machine, mask: machine.copies.commit(mask, machine.threads)
+        case "cp.async.wait_all", ():
+            return lambda machine, mask: machine.copies.wait_all(machine, mask)
+        case "cp.async.wait_group", (Immediate(pending),):
+            return lambda machine, mask: machine.copies.wait(machine, mask, pending)
+        case _:
+            return _copied(lowering, instruction, index)
 
 
 def _copied(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    target, source, size, *more = instruction.operands
-    if not (isinstance(target, Memory) and isinstance(source, Memory)) or len(more) > 1:
+    said = modifiers.copy(instruction.opcode)
+    if said is None:
         raise refused(instruction)
-    width = size.bits  # type: ignore[union-attr]
-    if width not in (4, 8, 16):
-        raise refused(instruction)
+    match instruction.operands[: len(instruction.operands) - ("policy" in said)]:
+        case Memory() as target, Memory() as source, Immediate(width), *more if len(more) < 2:
+            pass
+        case _:
+            raise refused(instruction)
+    if width not in ((16,) if said["cache"] == "cg" else (4, 8, 16)):
+        raise refused(instruction, f"{width} bytes:")
     to, out_of = lowering.address(target, instruction), lowering.address(source, instruction)
     # The fourth operand is how many bytes are read (the rest is zeros), or a predicate: true reads none.
-    kind = getattr(more[0], "type", "") if more else ""
-    ignored = more and (kind == "pred" or hasattr(more[0], "register"))
-    extra: Read | None = lowering.read(more[0], "pred" if ignored else "u32", instruction) if more else None
+    extra: Read | None = None
+    ignored = False
+    match more:
+        case [Not() | Register(type="pred") as predicate]:
+            extra, ignored = lowering.read(predicate, "pred", instruction), True
+        case [Immediate(count)] if count > width:
+            raise refused(instruction, f"{count} of {width} bytes:")
+        case [Immediate() | Register() as some] if not (isinstance(some, Register) and STORED[some.type] != "u4"):
+            extra = lowering.read(some, "u32", instruction)
+        case [_]:
+            raise refused(instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers

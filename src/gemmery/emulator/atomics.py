@@ -1,6 +1,7 @@
 """atom and red: threads that change one place take turns, in the order of their numbers.
 
-PTX ISA 9.0, sections 9.7.13.5 and 9.7.13.7. On a device the order is open: a sum of floats may differ in its last bits.
+PTX ISA 9.0, "Parallel Synchronization and Communication Instructions": atom, red. On a device the order is open, so
+that a sum of floats may differ in its last bits.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import ops
+from gemmery.emulator import modifiers, ops
 from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.memory import Space
+from gemmery.emulator.modifiers import HALVES
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Memory
 
@@ -23,12 +25,8 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
 
-_ORDERS = frozenset(("relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "L2::cache_hint"))
-_SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared::cluster"}
-_LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 _WHOLE = ("u32", "s32", "u64", "s64")
 _BITS = ("b32", "b64")
-_HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 def _half(name: str) -> Change:
@@ -41,21 +39,22 @@ def _plain(function: Callable[[Array, Array], Array]) -> Change:
 
 
 def _changes() -> dict[tuple[str, str], Change]:
-    """What each operation makes of a type's values; half precision only with `.noftz`, which it always is."""
+    """What each operation makes of a type's values; those of half precision keep subnormals."""
     table: dict[tuple[str, str], Change] = {}
-    for kind in (*_WHOLE, "f32", "f64"):
+    for kind in ("u32", "s32", "u64", "f32", "f64"):
         table["add", kind] = _plain(np.add)
     for kind in _WHOLE:
         table["min", kind], table["max", kind] = _plain(np.minimum), _plain(np.maximum)
     for kind in _BITS:
         table["and", kind], table["or", kind] = _plain(np.bitwise_and), _plain(np.bitwise_or)
         table["xor", kind] = _plain(np.bitwise_xor)
-    for kind in (*_BITS, "b16"):
+    for kind in _BITS:
         table["exch", kind] = lambda old, given: given[0]
+    for kind in (*_BITS, "b16"):
         table["cas", kind] = lambda old, given: np.where(old == given[0], given[1], old)
     table["inc", "u32"] = lambda old, given: np.where(old >= given[0], 0, old + 1).astype(np.uint32)
     table["dec", "u32"] = lambda old, given: np.where((old == 0) | (old > given[0]), given[0], old - 1)
-    for kind in _HALVES:
+    for kind in HALVES:
         rounding = "rn." if kind.startswith("b") else ""
         table["add", kind] = _half(f"add.{rounding}{kind}")
         table["min", kind], table["max", kind] = _half(f"min.{kind}"), _half(f"max.{kind}")
@@ -78,23 +77,24 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 def lower(lowering: Lowering, index: int) -> Step:
     """An atom or red as a step."""
     instruction = lowering.kernel.instructions[index]
-    name, *words = instruction.opcode.split(".")
-    kind, named = words[-1], [word for word in words[:-1] if word not in _ORDERS and word not in _SPACES]
-    space = next((_SPACES[word] for word in words if word in _SPACES), "")
-    count = next((_LENGTHS[word] for word in named if word in _LENGTHS), 1)
-    named = [word for word in named if word not in _LENGTHS and not (word == "noftz" and kind in _HALVES)]
-    change = CHANGES.get((named[0], kind)) if len(named) == 1 else None
-    operands = list(instruction.operands)
+    said = modifiers.atomic(instruction.opcode)
+    change = CHANGES.get((said["operation"], said["type"])) if said else None
+    if said is None or change is None:
+        raise refused(instruction)
+    name, kind, operation = instruction.opcode.partition(".")[0], said["type"], said["operation"]
+    space = modifiers.SPACES.get(said.get("space", ""), "")
+    count = modifiers.LENGTHS.get(said.get("length", ""), 1)
+    operands = list(instruction.operands[: len(instruction.operands) - ("policy" in said)])
     target = operands.pop(0) if name == "atom" else None
-    if change is None or not isinstance(operands[0], Memory):
+    if not isinstance(operands[0], Memory):
         raise refused(instruction)
     address = lowering.address(operands[0], instruction)
     given = [[lowering.read(one, kind, instruction) for one in lowering.flat((part,))] for part in operands[1:]]
-    if any(len(part) != count for part in given) or len(given) != (2 if named[0] == "cas" else 1):
+    if any(len(part) != count for part in given) or len(given) != (2 if operation == "cas" else 1):
         raise refused(instruction, f"{len(operands)} operands:")
     writes = [] if target is None else [lowering.write(one, kind, instruction) for one in lowering.flat((target,))]
     size = np.dtype(NUMPY[kind]).itemsize
-    running = None if kind in _HALVES else RUNNING.get(named[0])
+    running = None if kind in HALVES else RUNNING.get(operation)
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers

@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from gemmery.emulator.lower import Block, Reduction
     from gemmery.emulator.simt import Machine
 
-ARRIVE = frozenset(
-    f"{name}.arrive{how}" for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned")
-)
+# A plain "bar" is aligned as it is, and cannot say so.
+_FORMS = [(name, how) for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned")]
+_NAMES = [f"{name}.{{}}{how}" for name, how in _FORMS if name.startswith("barrier") or not how]
+ARRIVE = frozenset(name.format("arrive") for name in _NAMES)
 WARP_SYNC = "bar.warp.sync"
-_NAMES = tuple(f"{name}.{{}}{how}" for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned"))
 SYNC = frozenset((WARP_SYNC, *(name.format("sync") for name in _NAMES)))
 # bar.red: what a block's predicates make, and the type of the result that every thread gets.
 REDUCTIONS = {
-    opcode: (way, kind)
+    f"{name.format(f'red.{way}')}.{kind}": (way, kind)
     for way, kind in (("popc", "u32"), ("and", "pred"), ("or", "pred"))
-    for name in ("bar", "bar.cta", "barrier", "barrier.cta")
-    for opcode in (f"{name}.red.{way}.{kind}", f"{name}.red.{way}.aligned.{kind}")
+    for name in _NAMES
 }
 WHOLE_WARP = -1  # the barrier's number that observers are told for bar.warp.sync
 
@@ -234,6 +233,15 @@ class Waiting:
             return np.uint32(operand.bits & 0xFFFFFFFF)
         assert isinstance(operand, Register)
         return self.machine.registers[self.machine.program.slots[operand.name]]
+
+
+def operands(opcode: str) -> tuple[int, ...]:
+    """How many operands a barrier may have; none for what is no barrier."""
+    if opcode in REDUCTIONS:
+        return 3, 4
+    if opcode in ARRIVE:
+        return (2,)
+    return (1,) if opcode == WARP_SYNC else (1, 2) if opcode in SYNC else ()
 
 
 def _first(instruction: Instruction) -> int:

@@ -282,10 +282,10 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
 def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
     if end is None or end.opcode.split(".")[0] not in ("bar", "barrier"):
         return None
+    if len(end.operands) not in barriers.operands(end.opcode):
+        raise refused(end)
     found = barriers.REDUCTIONS.get(end.opcode)
     if found is None:
-        if end.opcode not in barriers.SYNC | barriers.ARRIVE:
-            raise refused(end)
         return None
     way, kind = found
     write = lowering.write(end.operands[0], kind, end)

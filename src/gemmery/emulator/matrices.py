@@ -28,7 +28,7 @@ def load_matrix(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
-    if not isinstance(source, Memory):
+    if not isinstance(source, Memory) or not isinstance(target, Vector) or len(target.elements) != count:
         raise refused(instruction)
     writes = [lowering.write(one, "b32", instruction) for one in lowering.flat((target,))]
     address, space, lanes = lowering.address(source, instruction), _space(instruction), _first(8 * count)
@@ -48,7 +48,7 @@ def store_matrix(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
-    if not isinstance(target, Memory):
+    if not isinstance(target, Memory) or not isinstance(source, Vector) or len(source.elements) != count:
         raise refused(instruction)
     reads = [lowering.read(one, "b32", instruction) for one in lowering.flat((source,))]
     address, space, lanes = lowering.address(target, instruction), _space(instruction), _first(8 * count)

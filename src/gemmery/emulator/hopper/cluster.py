@@ -1,12 +1,13 @@
 """Clusters: which blocks belong together, addresses of another block's shared memory, and the cluster's barrier.
 
-PTX ISA 9.0, sections 9.7.9 (mapa, getctarank, isspacep) and 9.7.13.4 (barrier.cluster). In a chunk the blocks of a
-cluster follow each other in the order of their ranks. A shared::cluster address holds the rank plus one above the
-offset, so that a plain shared address means the block's own memory in both windows.
+PTX ISA 9.0, "Data Movement and Conversion Instructions" (mapa, getctarank, isspacep) and "barrier.cluster". In a chunk
+the blocks of a cluster follow each other in the order of their ranks. A shared::cluster address holds the rank plus one
+above the offset, so that a plain shared address means the block's own memory in both windows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.memory import SHARED_WINDOW
+from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Mask, Values
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 SPACE = "shared::cluster"
 RANK_AT = 24
 OFFSET = (1 << RANK_AT) - 1
+_BARRIERS: Mapping[str, Kinds] = {
+    "barrier.cluster.arrive": {"order": ("release", "relaxed"), "aligned": ("aligned",)},
+    "barrier.cluster.wait": {"order": ("acquire",), "aligned": ("aligned",)},
+}
 BARRIER = -1  # the cluster's barrier, as observers are told: no address in shared memory
 Indices = NDArray[np.int64]
 
@@ -175,9 +181,9 @@ class Barrier:
 def barrier(lowering: Lowering, index: int) -> Step:
     """barrier.cluster.arrive and barrier.cluster.wait."""
     instruction = lowering.kernel.instructions[index]
-    _, name, what, *words = instruction.opcode.split(".")
-    allowed = {"arrive": ("release", "relaxed", "aligned"), "wait": ("acquire", "aligned")}.get(what, ())
-    if name != "cluster" or any(word not in allowed for word in words):
+    name, cluster, what, *words = instruction.opcode.split(".")
+    kinds = _BARRIERS.get(f"{name}.{cluster}.{what}")
+    if kinds is None or sorted_out(words, kinds) is None:
         raise refused(instruction)
     if what == "arrive":
         return lambda machine, mask: machine.cluster_barrier.arrive(machine, index, mask)

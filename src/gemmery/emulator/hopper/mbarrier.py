@@ -1,17 +1,19 @@
 """mbarriers: objects in shared memory that count arrivals and bytes on their way, and end a phase when none is left.
 
-PTX ISA 9.0, section 9.7.13.15. Their state is kept beside the memory: one number a granule of 8 bytes of each block,
-so that the barriers of all blocks that lie at one address are one vector. test_wait waits as try_wait does: who is
-told "not yet" sleeps until some phase ends, and polls no more than that.
+PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier". Their state is kept beside the memory:
+one number a granule of 8 bytes of each block, so that the barriers at one address of all blocks are one vector.
+test_wait waits as try_wait does: who is told "not yet" sleeps until some phase ends, and polls no more than that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import SHARED_WINDOW
@@ -25,9 +27,7 @@ SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # arrivals, and bytes, that one can expect
 PENDING_AT = 32  # a state that arrive returns: the phase below, the arrivals that were pending above
 Indices = NDArray[np.int64]
-
-_WORDS = frozenset(("shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta"))
-WORDS = _WORDS | {"cluster"}
+Said = Mapping[str, str]  # modifiers by their kind
 
 
 class Mbarriers:
@@ -150,19 +150,18 @@ def _distinct(places: Indices, count: int) -> Indices:
 def handler(lowering: Lowering, index: int) -> Step:
     """mbarrier.*"""
     instruction = lowering.kernel.instructions[index]
-    _, what, *words = instruction.opcode.split(".")
-    made = _HANDLERS.get(what)
-    if made is None or any(word not in WORDS | _EXTRA.get(what, frozenset()) for word in words):
+    said = modifiers.mbarrier(instruction.opcode)
+    if said is None or len(instruction.operands) not in _OPERANDS[said["name"]]:
         raise refused(instruction)
-    return made(lowering, instruction, index, words)
+    return _HANDLERS[said["name"].split(".")[1]](lowering, instruction, index, said)
 
 
-def address(lowering: Lowering, operand: Any, instruction: Instruction, words: list[str]) -> Read:
+def address(lowering: Lowering, operand: Any, instruction: Instruction, said: Said) -> Read:
     """The address of an mbarrier as an offset in shared memory, also of a generic address."""
     if not isinstance(operand, Memory):
         raise refused(instruction)
     read = lowering.address(operand, instruction)
-    return read if any(word.startswith("shared") for word in words) else lambda held: read(held) - SHARED_WINDOW
+    return read if "space" in said else lambda held: read(held) - SHARED_WINDOW
 
 
 def chosen(machine: Machine, mask: Mask) -> Indices:
@@ -178,8 +177,8 @@ def of(value: Any, threads: Indices) -> NDArray[np.int64]:
     return found
 
 
-def _init(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, words)
+def _init(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, said)
     count = lowering.read(instruction.operands[1], "u32", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -196,8 +195,8 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, words: list[
     return step
 
 
-def _inval(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, words)
+def _inval(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, said)
 
     def step(machine: Machine, mask: Mask) -> None:
         threads = chosen(machine, mask)
@@ -206,11 +205,11 @@ def _inval(lowering: Lowering, instruction: Instruction, index: int, words: list
     return step
 
 
-def _transaction(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+def _transaction(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     """expect_tx and complete_tx."""
-    where = address(lowering, instruction.operands[0], instruction, words)
+    where = address(lowering, instruction.operands[0], instruction, said)
     count = lowering.read(instruction.operands[1], "u32", instruction)
-    expects = instruction.opcode.startswith("mbarrier.expect_tx")
+    expects = said["name"] == "mbarrier.expect_tx"
 
     def step(machine: Machine, mask: Mask) -> None:
         threads = chosen(machine, mask)
@@ -221,14 +220,18 @@ def _transaction(lowering: Lowering, instruction: Instruction, index: int, words
     return step
 
 
-def _arrive(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     """arrive and arrive_drop, also with expect_tx."""
-    expects, drops = "expect_tx" in words, instruction.opcode.startswith("mbarrier.arrive_drop")
+    expects, drops = said["name"].endswith("expect_tx"), "arrive_drop" in said["name"]
     operands = instruction.operands
     result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
-    where = address(lowering, operands[0], instruction, words)
+    if len(operands) != 2 and (expects or len(operands) != 1):
+        raise refused(instruction, f"{len(instruction.operands)} operands:")
+    where = address(lowering, operands[0], instruction, said)
     given = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
     write = None if result is None else lowering.write(result, "b64", instruction)
+    if write is not None and said.get("space") == cluster.SPACE:
+        raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
         every = chosen(machine, mask)
@@ -250,11 +253,11 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, words: lis
     return step
 
 
-def _wait(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+def _wait(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     """test_wait and try_wait."""
-    parity = "parity" in words
+    parity = said["name"].endswith("parity")
     result, place, phase, *_ = instruction.operands
-    where = address(lowering, place, instruction, words)
+    where = address(lowering, place, instruction, said)
     wanted = lowering.read(phase, "u32" if parity else "b64", instruction)
     write = lowering.write(result, "pred", instruction)
 
@@ -274,7 +277,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, words: list[
     return step
 
 
-def _pending_count(lowering: Lowering, instruction: Instruction, index: int, words: list[str]) -> Step:
+def _pending_count(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     read = lowering.read(instruction.operands[1], "b64", instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
 
@@ -288,10 +291,10 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, wor
 def copies_arrive(lowering: Lowering, index: int) -> Step:
     """cp.async.mbarrier.arrive: an arrival when all that the thread copies has landed; here that is at once."""
     instruction = lowering.kernel.instructions[index]
-    words = instruction.opcode.split(".")[4:]
-    if any(word not in WORDS | {"noinc"} for word in words):
+    said = modifiers.mbarrier(instruction.opcode)
+    if said is None:
         raise refused(instruction)
-    where = address(lowering, instruction.operands[0], instruction, words)
+    where = address(lowering, instruction.operands[0], instruction, said)
 
     def step(machine: Machine, mask: Mask) -> None:
         machine.copies.wait_all(machine, mask)
@@ -299,18 +302,27 @@ def copies_arrive(lowering: Lowering, index: int) -> Step:
         addresses = of(where(machine.registers), every)
         threads, places = machine.mbarriers.places(index, every, addresses)
         machine.order_by(index, threads, machine.mbarriers.offsets(places), acquired=False)
-        if "noinc" not in words:
+        if "noinc" not in said:
             machine.mbarriers.more(places)
         machine.mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
 
     return step
 
 
-_EXTRA = {
-    "arrive": frozenset(("expect_tx",)),
-    "arrive_drop": frozenset(("expect_tx",)),
-    "test_wait": frozenset(("parity",)),
-    "try_wait": frozenset(("parity",)),
+_OPERANDS = {
+    "mbarrier.init": (2,),
+    "mbarrier.inval": (1,),
+    "mbarrier.arrive": (1, 2, 3),
+    "mbarrier.arrive.expect_tx": (2, 3),
+    "mbarrier.arrive_drop": (1, 2, 3),
+    "mbarrier.arrive_drop.expect_tx": (2, 3),
+    "mbarrier.test_wait": (3,),
+    "mbarrier.test_wait.parity": (3,),
+    "mbarrier.try_wait": (3, 4),  # the last one: how long to sleep
+    "mbarrier.try_wait.parity": (3, 4),
+    "mbarrier.expect_tx": (2,),
+    "mbarrier.complete_tx": (2,),
+    "mbarrier.pending_count": (2,),
 }
 _HANDLERS = {
     "init": _init,

@@ -1,10 +1,11 @@
 """Instructions that copy in bulk: cp.async.bulk, of bytes in a row and of boxes of tensors, and cp.reduce.async.bulk.
 
-PTX ISA 9.0, sections 9.7.9.25.4 and .5.
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Asynchronous copy".
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,38 +26,44 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 TILE_ALIGNMENT = 128  # bytes: of a tensor's box in shared memory
+_TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"
+_TILE = r"(?(1)(?:\.tile)?)"  # of tensors alone
+_COMPLETE = r"\.mbarrier::complete_tx::bytes"
+_LOADED = re.compile(
+    rf"cp\.async\.bulk{_TENSOR}?\.shared::(?:cluster|cta)\.global{_TILE}{_COMPLETE}(?:\.multicast::cluster)?{_HINT}"
+)
+_SENT = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"  # to another block's shared memory
+_STORED = re.compile(rf"cp\.async\.bulk{_TENSOR}?\.global\.shared::cta{_TILE}\.bulk_group{_HINT}")
+_ADDED = re.compile(rf"cp\.reduce\.async\.bulk{_TENSOR}\.global\.shared::cta\.add{_TILE}\.bulk_group{_HINT}")
+_PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TILE}{_HINT}")
 
 
 def handler(lowering: Lowering, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, of tensors and not, their groups and waits."""
     instruction = lowering.kernel.instructions[index]
-    words = [word for word in instruction.opcode.split(".")[1:] if word not in ("async", "bulk")]
-    if words == ["commit_group"]:
+    opcode = instruction.opcode
+    if opcode == "cp.async.bulk.commit_group":
         return lambda machine, mask: machine.bulk.commit(mask)
-    if words in (["wait_group"], ["wait_group", "read"]):
+    if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
         pending = instruction.operands[0]
         if not isinstance(pending, Immediate):
             raise refused(instruction)
         return lambda machine, mask: machine.bulk.wait(mask, pending.bits)
-    if words[0] == "prefetch":
+    if _PREFETCHED.fullmatch(opcode):
         return lambda machine, mask: None
-    hinted = "L2::cache_hint" in words
-    reduces = words[0] == "reduce"
-    words = [word for word in words if word not in ("reduce", "L2::cache_hint", "tile")]
-    multicast = "multicast::cluster" in words
-    words = [word for word in words if word != "multicast::cluster"]
+    stores = _STORED.fullmatch(opcode) or _ADDED.fullmatch(opcode)
+    sends, multicast, hinted = opcode == _SENT, ".multicast::cluster" in opcode, opcode.endswith(".L2::cache_hint")
+    if not (stores or sends or _LOADED.fullmatch(opcode)) or (multicast and ".shared::cta.global" in opcode):
+        raise refused(instruction)
+    tensor = ".tensor." in opcode
     operands = instruction.operands[: len(instruction.operands) - hinted]
     mask_of: Read | None = None
     if multicast:
         mask_of, operands = lowering.read(operands[-1], "u16", instruction), operands[:-1]
-    tensor = words[0] == "tensor"
-    made = _MOVES.get(tuple(words[2:] if tensor else words))
-    if made is None or reduces != ("add" in words) or (reduces and not tensor):
-        raise refused(instruction)
-    if len(operands) != 2 + (not tensor) + (made is _loads):
-        raise refused(instruction)
-    ends = _Ends(lowering, instruction, operands, tensor, made is _loads, words[1:2] == ["shared::cta"])
-    return made(instruction, index, ends, mask_of)
+    if len(operands) != 2 + (not tensor) + (not stores):
+        raise refused(instruction, f"{len(instruction.operands)} operands:")
+    ends = _Ends(lowering, instruction, operands, tensor, not stores, sends)
+    return (_stores if stores else _loads)(instruction, index, ends, mask_of)
 
 
 class _Ends:
@@ -69,13 +76,13 @@ class _Ends:
         operands: tuple[Any, ...],
         tensor: bool,
         loads: bool,
-        own: bool,
+        sends: bool,
     ) -> None:
         shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
         if not isinstance(shared, Memory) or not isinstance(outside, Memory):
             raise refused(instruction)
         self.tensor = tensor
-        self.own = own and loads  # out of the block's own shared memory into another's
+        self.sends = sends  # out of the block's own shared memory into another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
@@ -99,7 +106,7 @@ class _Ends:
                 where = np.stack([of(read(held), some) for read in self.coordinates], axis=1)
                 made.append((some, _Boxes(index, some, tensor, where)))
             else:
-                made.append((some, (_Own if self.own else _Row)(index, some, addresses[these], one)))
+                made.append((some, (_Own if self.sends else _Row)(index, some, addresses[these], one)))
         return made
 
 
@@ -304,13 +311,3 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
                 machine.bulk.store(Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64)))
 
     return step
-
-
-_COMPLETE = "mbarrier::complete_tx::bytes"
-_MOVES = {
-    ("shared::cluster", "global", _COMPLETE): _loads,
-    ("shared::cta", "global", _COMPLETE): _loads,
-    ("shared::cluster", "shared::cta", _COMPLETE): _loads,
-    ("global", "shared::cta", "bulk_group"): _stores,
-    ("global", "shared::cta", "add", "bulk_group"): _stores,
-}

@@ -1,0 +1,251 @@
+"""Which modifiers an instruction that reaches memory may have, and which of them go together.
+
+PTX ISA 9.0, "Data Movement and Conversion Instructions" and "Parallel Synchronization and Communication Instructions".
+As ptxas does, they are taken in any order, but one of each kind. Caches are not modelled: what names one is checked,
+and changes neither a value nor a count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmery.emulator.op import NUMPY
+
+Kinds = Mapping[str, Collection[str]]  # "order" -> ("weak", "volatile", ...)
+
+SPACES = {
+    "global": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared::cluster",
+    "local": "local",
+    "const": "global",
+    "param": "param",
+    "param::entry": "param",
+}
+SCOPES = ("cta", "cluster", "gpu", "sys")
+LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
+FETCHES = ("L2::64B", "L2::128B", "L2::256B")
+POLICY = "L2::cache_hint"  # a cache policy is the last operand
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+ORDERED = ("relaxed", "acquire", "release")
+_EVICTIONS = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
+_MOVED = {
+    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64"),
+    "length": LENGTHS,
+}
+_ACCESSED: Kinds = {
+    **_MOVED,
+    "mmio": ("mmio",),
+    "scope": SCOPES,
+    "L1": (*(f"L1::{when}" for when in _EVICTIONS), "L1::no_allocate"),
+    "L2": tuple(f"L2::{when}" for when in _EVICTIONS),
+    "policy": (POLICY,),
+}
+ACCESSES: Mapping[str, Kinds] = {
+    "ld": {
+        **_ACCESSED,
+        "space": SPACES,
+        "order": ("weak", "volatile", "relaxed", "acquire"),
+        "cache": ("ca", "cg", "cs", "lu", "cv"),
+        "read-only": ("nc",),
+        "fetch": FETCHES,
+    },
+    "st": {
+        **_ACCESSED,
+        "space": tuple(name for name, space in SPACES.items() if space != "param" and name != "const"),
+        "order": ("weak", "volatile", "relaxed", "release"),
+        "cache": ("wb", "cg", "cs", "wt"),
+    },
+    "ldu": {**_MOVED, "space": ("global",)},
+}
+_CHANGED: Kinds = {
+    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "b16", "f32", "f64", *HALVES),
+    "operation": ("add", "min", "max", "and", "or", "xor", "inc", "dec"),
+    "order": ("relaxed", "release"),
+    "scope": SCOPES,
+    "space": ("global", "shared", "shared::cta", "shared::cluster"),
+    "noftz": ("noftz",),
+    "length": LENGTHS,
+    "policy": (POLICY,),
+}
+ATOMICS: Mapping[str, Kinds] = {
+    "red": _CHANGED,
+    "atom": {
+        **_CHANGED,
+        "operation": (*_CHANGED["operation"], "exch", "cas"),
+        "order": ("relaxed", "acquire", "release", "acq_rel"),
+    },
+}
+_OWN, _ANY = ("shared", "shared::cta"), ("shared", "shared::cta", "shared::cluster")
+_ARRIVALS: Kinds = {"space": _ANY, "order": ("release", "relaxed"), "scope": ("cta", "cluster"), "type": ("b64",)}
+_WAITS: Kinds = {**_ARRIVALS, "space": _OWN, "order": ("acquire", "relaxed")}
+_COUNTED: Kinds = {**_ARRIVALS, "order": ("relaxed",)}
+_PLACED: Kinds = {"space": _OWN, "type": ("b64",)}
+MBARRIERS: Mapping[str, Kinds] = {
+    "mbarrier.init": _PLACED,
+    "mbarrier.inval": _PLACED,
+    "mbarrier.arrive": _ARRIVALS,
+    "mbarrier.arrive.expect_tx": _ARRIVALS,
+    "mbarrier.arrive_drop": _ARRIVALS,
+    "mbarrier.arrive_drop.expect_tx": _ARRIVALS,
+    "mbarrier.test_wait": _WAITS,
+    "mbarrier.test_wait.parity": _WAITS,
+    "mbarrier.try_wait": _WAITS,
+    "mbarrier.try_wait.parity": _WAITS,
+    "mbarrier.expect_tx": _COUNTED,
+    "mbarrier.complete_tx": _COUNTED,
+    "mbarrier.pending_count": {"type": ("b64",)},
+    "cp.async.mbarrier.arrive": {**_PLACED, "noinc": ("noinc",)},
+}
+COPIES: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
+_EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
+_ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
+POLICIES = re.compile(
+    rf"createpolicy\.(?:fractional{_EVICTED}|range(?:\.global)?{_EVICTED})(?:\.L2::evict_(?:first|unchanged))?\.b64"
+    r"|createpolicy\.cvt\.L2\.b64"
+)
+WITHOUT_EFFECT = re.compile(
+    r"prefetch(?:\.global|\.local)?\.L[12]|prefetch\.global\.L2::evict_(?:last|normal)|prefetchu\.L1"
+    r"|prefetch(?:\.const|\.param)?\.tensormap|applypriority(?:\.global)?\.L2::evict_normal"
+    r"|membar\.(?:cta|gl|sys)|griddepcontrol\.(?:launch_dependents|wait)|nanosleep\.u32|pmevent(?:\.mask)?"
+)
+FENCES = re.compile(
+    rf"fence(?:\.(?:sc|acq_rel|acquire|release))?{_ORDERED_IN}|fence\.mbarrier_init\.release\.cluster"
+    r"|fence\.proxy\.alias|fence\.proxy\.async(?:\.global|\.shared::cta|\.shared::cluster)?"
+    rf"|fence\.proxy\.tensormap::generic\.(?:acquire|release){_ORDERED_IN}"
+    r"|fence(?:\.proxy\.async::generic)?"
+    r"\.(?:acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
+)
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """What a load or store says."""
+
+    space: str  # "" for generic
+    count: int  # elements
+    kind: str  # of each, a PTX type
+    policy: bool  # whether a cache policy follows the operands
+
+    @property
+    def width(self) -> int:
+        """Bytes a thread."""
+        return np.dtype(NUMPY[self.kind]).itemsize * self.count
+
+
+def sorted_out(words: Sequence[str], kinds: Kinds) -> dict[str, str] | None:
+    """The word of each kind; None where one is of no kind, or two are of the same.
+
+    >>> sorted_out(["relaxed", "gpu"], {"order": ORDERED, "scope": SCOPES})
+    {'order': 'relaxed', 'scope': 'gpu'}
+    >>> sorted_out(["gpu", "sys"], {"order": ORDERED, "scope": SCOPES}) is None
+    True
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        kind = next((kind for kind, known in kinds.items() if word in known), None)
+        if kind is None or kind in found:
+            return None
+        found[kind] = word
+    return found
+
+
+def access(opcode: str) -> Spelled | None:
+    """What ld, ldu or st says; None where ptxas refuses it, or it is not modelled.
+
+    >>> access("ld.global.nc.v4.f32")
+    Spelled(space='global', count=4, kind='f32', policy=False)
+    >>> access("ld.shared.nc.f32") is None
+    True
+    """
+    name, *words = opcode.split(".")
+    said = sorted_out(words, ACCESSES[name])
+    if said is None or words[-1:] != [said.get("type")]:
+        return None
+    named = said.get("space", "")
+    found = Spelled(SPACES.get(named, ""), LENGTHS.get(said.get("length", ""), 1), said["type"], "policy" in said)
+    together = _in_order(said, named) and _cached(said, named) and _narrow(said, found)
+    return found if together else None
+
+
+def _in_order(said: Mapping[str, str], named: str) -> bool:
+    """Memory order: it has a scope, is for memory that others see, and goes with no cache operation."""
+    order = said.get("order", "weak")
+    if (order in ORDERED) != ("scope" in said):
+        return False
+    if "mmio" in said and (order, said.get("scope", "")) != ("relaxed", "sys"):
+        return False
+    return order == "weak" or (named not in ("const", "local", "param", "param::entry") and "cache" not in said)
+
+
+def _cached(said: Mapping[str, str], named: str) -> bool:
+    """Caches: hints are for global memory, and .nc for global memory that nothing writes."""
+    if "read-only" in said and (named != "global" or "order" in said or said.get("cache") in ("cv", "lu")):
+        return False
+    if "cache" in said and "L1" in said:
+        return False
+    return named in ("", "global") or not {"L1", "L2", "fetch", "policy"} & set(said)
+
+
+def _narrow(said: Mapping[str, str], found: Spelled) -> bool:
+    """Sizes: 16 bytes at most, or 32 of global memory in words of 4 or 8 bytes (sm_100); .L2:: goes with these."""
+    each = found.width // found.count
+    wide = found.width == 32 and each >= 4 and found.space in ("", "global") and found.count > 2
+    return wide or (found.width <= 16 and "L2" not in said)
+
+
+def copy(opcode: str) -> dict[str, str] | None:
+    """What cp.async from global to shared memory says, by kind; None where ptxas refuses it.
+
+    >>> copy("cp.async.cg.shared.global.L2::128B")
+    {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
+    """
+    words = opcode.split(".")[2:]
+    spaces = [word for word in words if word in SPACES]
+    said = sorted_out([word for word in words if word != "global"], COPIES)
+    if said is None or "cache" not in said or spaces[1:] != ["global"] or "space" not in said:
+        return None
+    return said
+
+
+def atomic(opcode: str) -> dict[str, str] | None:
+    """What atom or red says, by kind; None where ptxas refuses it.
+
+    >>> atomic("red.global.add.v2.f32")
+    {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
+    >>> atomic("red.exch.b32") is None
+    True
+    """
+    name, *words = opcode.split(".")
+    said = sorted_out(words, ATOMICS[name])
+    if said is None or "operation" not in said or words[-1:] != [said.get("type")]:
+        return None
+    operation, kind, outside = said["operation"], said["type"], said.get("space", "global") == "global"
+    halves = kind in HALVES
+    most = {"f32": 4, "f16x2": 4, "bf16x2": 4, "f16": 8, "bf16": 8}.get(kind, 0)
+    length = LENGTHS.get(said.get("length", ""), 1)
+    if halves != ("noftz" in said) or (not outside and "policy" in said):
+        return None
+    if length == 1:
+        return None if halves and operation != "add" else said
+    return said if outside and length <= most and (halves or operation == "add") else None
+
+
+def mbarrier(opcode: str) -> dict[str, str] | None:
+    """What an instruction of an mbarrier says, by kind, its name among it; None where ptxas refuses it.
+
+    >>> mbarrier("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64")["name"]
+    'mbarrier.try_wait.parity'
+    """
+    words = opcode.split(".")
+    length = next((n for n in (4, 3, 2) if ".".join(words[:n]) in MBARRIERS), 0)
+    name = ".".join(words[:length])
+    said = sorted_out(words[length:], MBARRIERS[name]) if name else None
+    if said is None or words[-1] != "b64" or ("order" in said) != ("scope" in said):
+        return None
+    return {"name": name, **said}

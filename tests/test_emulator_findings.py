@@ -97,6 +97,14 @@ def test_the_order_of_warps_hides_nothing(seed):
         assert found(name, fixed=True, seed=seed) == (), name
 
 
+@pytest.mark.parametrize("name", ["divergent_barrier", "barrier_in_branch", "mbarrier_count", "mbarrier_parity"])
+def test_who_waits_in_vain_is_found_in_any_order(name):
+    """One finding, whatever the order: the same kind, at the same line, of as many threads."""
+    usual = [(one.kind, one.line, one.count) for one in found(name)]
+    for seed in range(5):
+        assert [(one.kind, one.line, one.count) for one in found(name, seed=seed)] == usual, seed
+
+
 def message(name):
     """The first finding in words."""
     return str(found(name)[0])

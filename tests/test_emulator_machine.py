@@ -159,9 +159,10 @@ def test_named_barriers_pass_data_on():
 
 def test_threads_that_ended_are_not_waited_for():
     code = "__global__ void f(int* x) { if (threadIdx.x >= 40) return; __syncthreads(); x[threadIdx.x] = 1; }"
-    x = np.zeros(64, np.int32)
-    gm.emulate(code, "f", 1, 64, [x])
-    assert x.tolist() == [1] * 40 + [0] * 24
+    for seed in (None, 1, 2):
+        x = np.zeros(64, np.int32)
+        assert gm.emulate(code, "f", 1, 64, [x], seed=seed).findings == ()
+        assert x.tolist() == [1] * 40 + [0] * 24
 
 
 def test_parts_of_a_warp_wait_for_each_other():
@@ -271,3 +272,46 @@ def test_a_special_register_without_a_value_is_refused_where_it_is_read(name):
     assert threads(never) == list(range(32))
     with pytest.raises(gm.EmulationError, match=rf"special register {name} of .*\(ptx:6\) is not modelled"):
         threads(never.replace("99", "9"))
+
+
+# ---- kernels without end ----
+
+SPINS = {
+    "while (atomicAdd(x, 0) == 0);": 2,
+    "unsigned ns = 8; while (*(volatile int*)x == 0) { __nanosleep(ns);\n if (ns < 256) ns *= 2; }": 2,
+    "\n\nwhile (atomicCAS(x, 0, 1) != 0);\n x[1] += 1; atomicExch(x, 0);": 4,
+    "\nif (threadIdx.x < 32) { while (*(volatile int*)x == 0); } else x[0] = 1;": 3,
+    "for (;;) __syncthreads();": 2,
+}
+
+
+@pytest.mark.parametrize("spin", SPINS)
+@pytest.mark.parametrize("seed", [None, 3])
+def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
+    """What they wait for cannot come here; arrays are as they were."""
+    code = f"__global__ void f(int* x) {{\n{spin}\nx[2] = 1; }}"
+    x = np.zeros(64, np.int32)
+    with pytest.raises(gm.EmulationError, match=rf"loop at kernel.cu:{SPINS[spin]} for ever.*barrier.*two kernels"):
+        gm.emulate(code, "f", 2, 64, [x], seed=seed)
+    assert not x.any()
+
+
+def test_a_long_loop_is_not_one_without_end():
+    """6,000 turns that write nothing, and 6,000 that count in memory."""
+    code = """__global__ void f(unsigned* x) {
+      unsigned s = threadIdx.x;
+      for (int i = 0; i < 6000 + threadIdx.x % 3; ++i) { s = s * 3 + 1; if (s & 4) s ^= 8; }
+      x[threadIdx.x] = s;
+      while (atomicAdd(x + 32, 1) < 32 * 6000);
+    }"""
+    x = np.zeros(33, np.uint32)
+    gm.emulate(code, "f", 1, 32, [x])
+
+    def expected(s):
+        for _ in range(6000 + s % 3):
+            s = (s * 3 + 1) % 2**32
+            s ^= 8 if s & 4 else 0
+        return s
+
+    assert x[:32].tolist() == [expected(thread) for thread in range(32)]
+    assert x[32] == 32 * 6000 + 32

@@ -23,6 +23,7 @@ from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.spinning import Spinning
 
 WARP = 32
 PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
@@ -81,7 +82,7 @@ class Machine:
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
-        # The basic block of each thread; None while all are at `at`.
+        # The basic block of each thread; None while all are at `at`, which else is where the latest step was.
         self.at = 0
         self.places: NDArray[np.int32] | None = None
         self.waiting = barriers.Waiting(self)
@@ -107,8 +108,9 @@ class Machine:
         """Take every thread to its end."""
         for observer in self.observers:
             observer.start(self)
+        spinning = Spinning()
         while self._step():
-            pass
+            spinning.look(self)
         self.bulk.finish()
         for observer in self.observers:
             observer.finish(self)
@@ -135,7 +137,8 @@ class Machine:
         at = int(np.where(ready, self.places, self.program.stop).min())
         mask = (self.places == at) & ready  # a thread that waits at a barrier is already where it will go on
         if mask.all():
-            self.at, self.places, mask = at, None, None
+            self.places, mask = None, None
+        self.at = at
         self._execute(self.program.blocks[at], mask, at)
         if self.order is not None:
             self.part()

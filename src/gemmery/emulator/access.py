@@ -13,11 +13,11 @@ import numpy as np
 
 from gemmery.emulator import atomics, matrices, modifiers
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
-from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.modifiers import Spelled
 from gemmery.emulator.op import NUMPY, STORED, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory, Not, Operand, Register, Vector
+from gemmery.emulator.steps import Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator import modifiers, ops
-from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.memory import Space
 from gemmery.emulator.modifiers import HALVES
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Memory
+from gemmery.emulator.steps import Lowering, Step, refused
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from gemmery.emulator import fragments
 from gemmery.emulator.fragments import Fragment, Piece
-from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Instruction, Memory, Vector
+from gemmery.emulator.steps import Lowering, Read, Step, refused
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.steps import Lowering, Step, refused
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Launch, Machine

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Memory
+from gemmery.emulator.steps import Lowering, Read, Step, refused
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine

@@ -17,9 +17,9 @@ from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Load, Store
 from gemmery.emulator.hopper.mbarrier import chosen, of
 from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
-from gemmery.emulator.lower import Lowering, Read, Step, refused
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory
+from gemmery.emulator.steps import Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 
 from gemmery.emulator.hopper.descriptors import ROWS, Indices, Side
 from gemmery.emulator.hopper.products import THREADS, Product, Shape, lanes_of, shape
-from gemmery.emulator.lower import Lowering, Step, refused
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
+from gemmery.emulator.steps import Lowering, Step, refused
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine

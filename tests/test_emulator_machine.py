@@ -5,6 +5,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.emulator.arguments import bound
+from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import run
@@ -134,6 +135,34 @@ def test_chunks_of_blocks_make_no_difference():
         run(lowered(kernel), Launch((7, 1, 1), (32, 1, 1), given.parameters), given.memory, chunk=chunk)
         given.write_back()
         assert x.tolist() == [99 if b == 3 else b * b for b in range(7) for _ in range(32)]
+
+
+@pytest.mark.parametrize(("grid", "sides"), [((7, 1, 1), (1, 1, 1)), ((6, 4, 2), (2, 1, 2)), ((4, 6, 3), (1, 3, 1))])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_every_block_comes_once_and_clusters_together(grid, sides, seed):
+    """By rank within each cluster, against indices split by NumPy."""
+    ids = np.arange(np.prod(grid)).reshape(grid[::-1])
+    (x, y, z), (gx, gy, gz) = sides, grid
+    expected = ids.reshape(gz // z, z, gy // y, y, gx // x, x).transpose(0, 2, 4, 1, 3, 5).reshape(-1, x * y * z)
+    drawn = None if seed is None else np.random.default_rng(seed)
+    step = 2 * x * y * z
+    chunks = list(in_order(Launch(grid, (32, 1, 1), cluster=sides), step, drawn))
+    assert all(len(chunk) == step for chunk in chunks[:-1])
+    came = np.concatenate(chunks).reshape(expected.shape)
+    if seed is not None:
+        assert (came != expected).any()
+        came = came[np.argsort(came[:, 0])]
+        expected = expected[np.argsort(expected[:, 0])]
+    assert (came == expected).all()
+
+
+def test_the_largest_grid_is_not_laid_out_at_once():
+    """Its blocks come chunk by chunk; an order of so many is not drawn."""
+    launch = Launch((2**31 - 1, 2, 1), (32, 1, 1))
+    chunks = in_order(launch, 512)
+    assert next(chunks).tolist() == list(range(512))
+    with pytest.raises(gm.EmulationError, match=r"16,777,216.*leave out the seed"):
+        next(in_order(launch, 512, np.random.default_rng(1)))
 
 
 # ---- barriers ----

@@ -192,11 +192,10 @@ def run(
     barrier in an order of its own: a result that depends on it is a race.
     """
     order = None if seed is None else np.random.default_rng(seed)
-    ids = cluster.in_order(launch, order)
     padded = -(-launch.block_threads // 32) * 32
     together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     step = max(chunk // padded // together, 1) * together
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
-        for first in range(0, launch.blocks, step):
-            Machine(program, launch, memory, ids[first : first + step], observers, order).run()
+        for ids in cluster.in_order(launch, step, order):
+            Machine(program, launch, memory, ids, observers, order).run()

@@ -7,7 +7,7 @@ above the offset, so that a plain shared address means the block's own memory in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Launch, Machine
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SPACE = "shared::cluster"
 RANK_AT = 24
 OFFSET = (1 << RANK_AT) - 1
+SHUFFLED = 1 << 24  # clusters whose order is drawn: 128 MB of numbers, and a second
 _BARRIERS: Mapping[str, Kinds] = {
     "barrier.cluster.arrive": {"order": ("release", "relaxed"), "aligned": ("aligned",)},
     "barrier.cluster.wait": {"order": ("acquire",), "aligned": ("aligned",)},
@@ -32,19 +34,33 @@ BARRIER = -1  # the cluster's barrier, as observers are told: no address in shar
 Indices = NDArray[np.int64]
 
 
-def in_order(launch: Launch, shuffled: np.random.Generator | None = None) -> Indices:
-    """All blocks of a grid, those of a cluster together and by rank; `shuffled` draws the order of the clusters.
+def in_order(launch: Launch, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
+    """All blocks of a grid, `step` at a time, those of a cluster together and by rank; `shuffled` orders the clusters.
 
     >>> from gemmery.emulator.simt import Launch
-    >>> in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1))).tolist()
-    [0, 1, 4, 5, 2, 3, 6, 7]
+    >>> [ids.tolist() for ids in in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+    Raises EmulationError for more clusters than an order is drawn of.
     """
-    (gx, gy, gz), (x, y, z) = launch.grid, launch.cluster
-    ids = np.arange(launch.blocks).reshape(gz // z, z, gy // y, y, gx // x, x)
-    clusters = ids.transpose(0, 2, 4, 1, 3, 5).reshape(-1, x * y * z)
-    if shuffled is not None:
-        clusters = shuffled.permutation(clusters)
-    return clusters.reshape(-1)
+    (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
+    each = x * y * z
+    clusters = launch.blocks // each
+    if shuffled is not None and clusters > SHUFFLED:
+        raise EmulationError(
+            f"grid={launch.grid} with a seed: an order is drawn of at most {SHUFFLED:,} blocks or clusters; "
+            "leave out the seed, or launch fewer"
+        )
+    drawn = None if shuffled is None else shuffled.permutation(clusters)
+    for first in range(0, launch.blocks, step):
+        number, rank = np.divmod(np.arange(first, min(first + step, launch.blocks)), each)
+        if drawn is not None:
+            number = drawn[number]
+        across, down = gx // x, gy // y
+        column = number % across * x + rank % x
+        row = number // across % down * y + rank // x % y
+        layer = number // (across * down) * z + rank // (x * y)
+        yield column + gx * (row + gy * layer)
 
 
 def size(machine: Machine) -> int:

@@ -106,8 +106,8 @@ def sections(found: Comparison) -> tuple[Section, ...]:
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
     made = [*_counted(found), Section("Launch", launch)]
     if found.old.kernels[-1].counts and found.new.kernels[-1].counts:
-        each = [one.kernels[-1].loop or one.kernels[-1].counts for one in (found.old, found.new)]
-        made.append(Section("Machine instructions of the main loop", _numbers(*each)))
+        first, second = (one.kernels[-1].loop or one.kernels[-1].counts for one in (found.old, found.new))
+        made.append(Section("Machine instructions of the main loop", _numbers(first, second)))
     if before and after:
         made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
     return tuple(made)
@@ -117,15 +117,19 @@ def _counted(found: Comparison) -> list[Section]:
     """The counters of both, or why one of them has none."""
     before, after = found.old.emulated, found.new.emulated
     if before and after:
-        totals = [{said: getattr(run.total, name) for name, said in COUNTS.items()} for run in (before, after)]
+        old, new = ({said: getattr(run.total, name) for name, said in COUNTS.items()} for run in (before, after))
         each = [(counters.used(run.total), _digits(run.total)) for run in (before, after)]
         means = [
-            (name, old, new, "")
-            for name, old, new in zip(("bytes used of a sector", "sectors a request"), *each, strict=True)
-            if old or new
+            (name, one, other, "")
+            for name, one, other in zip(("bytes used of a sector", "sectors a request"), *each, strict=True)
+            if one or other
         ]
         return [
-            Section(f"Counters, {counters.where(before, found.old.exhibit)}", (*_numbers(*totals), *means), costs=True)
+            Section(
+                f"Counters, {counters.where(before, found.old.exhibit)}",
+                (*_numbers(old, new, zeros=True), *means),
+                costs=True,
+            )
         ]
     missing = [(one.rung, one.not_emulated, "", "") for one in (found.old, found.new) if one.not_emulated]
     return [Section("Not counted", tuple(missing))] if missing else []
@@ -144,11 +148,13 @@ def _differs(section: Section, name: str, old: str, new: str) -> str:
     return FEWER if int(new.replace(",", "")) < int(old.replace(",", "")) else MORE
 
 
-def _numbers(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[tuple[str, str, str, str], ...]:
+def _numbers(
+    old: Mapping[str, int], new: Mapping[str, int], zeros: bool = False
+) -> tuple[tuple[str, str, str, str], ...]:
     rows = []
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, 0), new.get(name, 0)
-        if before or after:
+        if zeros or before or after:
             ratio = words.times(after / before) if before and after and after != before else ""
             rows.append((name, f"{before:,}", f"{after:,}", ratio))
     return tuple(rows)

@@ -38,8 +38,8 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     parts.append(legend(LEFT, top + 2, MEANINGS))
     said = " ".join(f"{_verb(access).capitalize()}: {place(access)}; {cost(access)}." for access in accesses)
     caption = (
-        f"{said} A row is the 32 banks once, from the offset at its left. In a cell: the lane, and row.column of "
-        f"{layout.operand} that lie there."
+        f"{said} A row is the 32 banks once, from the offset at its left. In a cell: the lane, and the row and "
+        f"column of the element of {layout.operand} that it begins with."
     )
     title = f"The tile of {layout.operand} in shared memory"
     return Plot(name, title, caption, svg(f"{title}: {said}", top + 16, parts))
@@ -117,8 +117,9 @@ def _cell(
     parts = [cell(x + 1, top, width - 2, height, fill, said)]
     middle = x + width / 2
     if by:
-        said_by = next(text for text in (*who(by), "") if EM * 11 * len(text) < width)
-        parts.append(label(middle, top + 9, said_by, "paper", 11))
+        said_by = next(text for text in (*who(by), "") if EM * 9 * len(text) < width - 4)
+        font = min(11, (width - 4) / (EM * max(len(said_by), 2)))
+        parts.append(label(middle, top + 9, said_by, "paper", font))
     for place_, text in enumerate(texts):
         down = height / 2 + (place_ - (len(texts) - 1) / 2) * 10 + (7 if by else 0)
         parts.append(label(middle, top + down, text, "paper" if by else "muted", SMALL))

@@ -184,6 +184,8 @@ def test_a_notebook_displays_the_page():
     both = gm.inspect("simt_naive", "simt_smem", n=256, device="sm_80")
     inside = html.unescape(re.search(r'srcdoc="([^"]+)"', both._repr_html_())[1])
     assert inside == comparison_page(both)
+    assert re.fullmatch("<Inspection of simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(found))
+    assert re.fullmatch("<Comparison of simt_naive and simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(both))
 
 
 def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):

@@ -9,12 +9,16 @@ from html import escape
 from gemmery import lab
 from gemmery.lab.inspection import together
 from gemmery.ladder import inspection
-from gemmery.report.inspection import inspection_page
+from gemmery.report.inspection import inspection_page, where
 from gemmery.report.side_by_side import comparison_page
 
 
 class Inspection(inspection.Inspection):
     """A rung for one problem on one device; a notebook displays it as a page with its pictures."""
+
+    def __repr__(self) -> str:
+        """One line, without the code of its kernels."""
+        return f"<Inspection of {self.rung}: {where(self)}>"
 
     def _repr_html_(self) -> str:
         return _framed(inspection_page(self))
@@ -22,6 +26,10 @@ class Inspection(inspection.Inspection):
 
 class Comparison(inspection.Comparison):
     """Two rungs for the same product on the same device; a notebook displays them side by side."""
+
+    def __repr__(self) -> str:
+        """One line, without the code of their kernels."""
+        return f"<Comparison of {self.old.rung} and {self.new.rung}: {where(self.new, config=False)}>"
 
     def _repr_html_(self) -> str:
         return _framed(comparison_page(self))

@@ -23,19 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.arrays import View
 from gemmery.bench.work import Work, operands
-from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.launch import arguments
 from gemmery.emulator.counters.counts import Counts
-from gemmery.emulator.lower import lowered
-from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx.module import module
-from gemmery.emulator.run import emulated as run_emulated
-from gemmery.emulator.simt import Launch
+from gemmery.lab.emulation import Operands, run_rung
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung import find
+from gemmery.ladder.rung import Rung, find
+from gemmery.problem import Problem
 
 ARCH = "sm_90a"
 KNOWN = Path(__file__).parent / "nsight" / "known.toml"
@@ -192,32 +186,24 @@ def joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
 
 def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
     """What the emulator counts of each launch, and the SHA-256 of the bytes of C."""
-    work = Work(**row["work"])
-    a, b, c = operands(work)
-    geometry = geometry_of(row)
-    memory = Global({"A": a.nbytes, "B": b.nbytes, "C": c.nbytes, "scratch": geometry.workspace})
-    for name, array in (("A", a), ("B", b)):
-        memory.bytes(name)[:] = (array if array.base is None else array.base).view(np.uint8).ravel()
-    memory.bytes("C")[:] = 0xFF
-    x, y, z = (
-        View(memory.address(name), array[None].shape, array[None].strides, work.dtype)
-        for name, array in zip("ABC", (a, b, c), strict=True)
-    )
-    packed = arguments(work.problem, False, x, y, z, 1.0, 0.0, None, memory.address("scratch"))
-    found = []
-    for one in (*geometry.before, geometry):
-        made = nvrtc.compiled(one.source, one.kernel, ARCH)
-        program = lowered(module(made.ptx).kernels[made.entry])
-        launched = Launch(one.grid, one.block, packed, one.shared)
-        found.append(run_emulated(program, launched, memory, check=False).counts)
-    return found, hashlib.sha256(memory.bytes("C").tobytes()).hexdigest()
+    rung, problem = product(row)
+    a, b, c = operands(Work(**row["work"]))
+    c.view(np.uint8)[...] = 0xFF
+    runs = run_rung(rung, problem, {}, Operands(a[None], b[None], c[None]), arch=ARCH, check=False)
+    return [run.counts for run in runs], hashlib.sha256(c.tobytes()).hexdigest()
 
 
 def geometry_of(row: dict[str, Any]) -> Geometry:
     """How a stored product is launched on an H200."""
-    rung, work = find(CUDA, row["rung"]), Work(**row["work"])
+    rung, problem = product(row)
     assert rung.geometry is not None
-    return rung.geometry(replace(work.problem, device="h200", alignments=(16, 16, 16)), rung.default)
+    return rung.geometry(problem, rung.default)
+
+
+def product(row: dict[str, Any]) -> tuple[Rung, Problem]:
+    """A stored product and its rung: the arrays were CuPy's, which begin at a multiple of 16 bytes."""
+    problem = replace(Work(**row["work"]).problem, device="h200", alignments=(16, 16, 16))
+    return find(CUDA, row["rung"]), problem
 
 
 def main() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gemmery as gm
+
+PTX = Path(__file__).parent / "data" / "ptx" / "triton_add.ptx"
 
 
 def modules_after(code: str) -> set[str]:
@@ -36,6 +39,21 @@ def test_llvm_is_loaded_by_the_first_product_that_is_compiled():
     )
     assert "llvmlite" in compiled
     assert not compiled & {"torch", "matplotlib", "rich", "typer", "ml_dtypes"}
+
+
+def test_emulating_ptx_needs_nothing_of_cuda():
+    loaded = modules_after(
+        "import pathlib, numpy, gemmery\n"
+        "sys.modules['cuda'] = None  # as where the bindings are not installed\n"
+        f"ptx = pathlib.Path({str(PTX)!r})\n"
+        "x = numpy.ones(256, numpy.float32)\n"
+        "out = numpy.zeros_like(x)\n"
+        "gemmery.emulate(ptx, 'add', 1, 128, [x, x, out, numpy.int32(256), None, None])\n"
+        "assert (out == 2).all()"
+    )
+    assert "gemmery.emulator" in loaded
+    assert not loaded & {"cuda.bindings", "torch", "matplotlib", "rich", "typer", "ml_dtypes"}
+    assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.emulated", "gemmery.report"}
 
 
 def test_every_public_name_is_there_and_documented():

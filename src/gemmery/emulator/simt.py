@@ -15,19 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, specials
-from gemmery.emulator.copies import Copies, Copy
+from gemmery.emulator import barriers, reach, specials
+from gemmery.emulator.copies import Copies
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.hopper import bulk, cluster, mbarrier, products
 from gemmery.emulator.lower import Block, Program
-from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
+from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.spinning import Spinning
 
 WARP = 32
-PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
-_ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "local": LOCAL_WINDOW}
 Dims = tuple[int, int, int]
 
 
@@ -251,175 +249,18 @@ class Machine:
 
     # ---- memory ----
 
+    load, rows, store, copy = reach.load, reach.rows, reach.store, reach.copy
+    checked, placed = reach.checked, reach.placed
+
     def spread(self, value: Values) -> NDArray[Any]:
         """A value as an array of one a thread."""
         return value if value.ndim else np.broadcast_to(value, (self.threads,))
-
-    def load(
-        self, index: int, space: str, addresses: Values, mask: Mask, kind: str, count: int, width: int
-    ) -> list[Any]:
-        """`count` values a thread; threads that fault get zeros."""
-        if space == "":
-            return self._load_generic(index, addresses, mask, kind, count, width)
-        if space == "param":
-            return self._parameter(addresses, kind, count)
-        memory = self.space(space)
-        addresses, mask, faulty = self.checked(index, space, "ld", addresses, mask, width)
-        values = memory.load(addresses, kind, count, width)
-        return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
-
-    def rows(self, index: int, space: str, addresses: Values, mask: Mask, what: str) -> NDArray[np.uint32]:
-        """16 bytes a thread, as rows of four words."""
-        if space == "":
-            ((space, addresses, mask),) = self._spaces(addresses, mask)
-        addresses, mask, faulty = self.checked(index, space, what, addresses, mask, 16)
-        memory = self.space(space)
-        found = memory.view("u4", 4).take(self.spread(addresses + memory.base) >> 4, axis=0)
-        return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
-
-    def store(
-        self,
-        index: int,
-        space: str,
-        addresses: Values,
-        mask: Mask,
-        values: list[Any],
-        kind: str,
-        width: int,
-        what: str = "st",
-    ) -> None:
-        """Write a value, or the elements of a vector, of each thread of the mask."""
-        if space == "":
-            for name, part, some in self._spaces(addresses, mask):
-                self.store(index, name, part, some, values, kind, width, what)
-            return
-        addresses, mask, _ = self.checked(index, space, what, addresses, mask, width, values)
-        if mask is None or mask.any():
-            self.space(space).store(addresses, values, mask, kind, width, self.threads)
-
-    def copy(self, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
-        """Begin a cp.async: the bytes that are `taken` (None: all), then zeros."""
-        reading = mask
-        if taken is not None:
-            some = np.broadcast_to(taken > 0, (self.threads,))
-            reading = some if mask is None else some & mask
-            if reading.all():
-                reading = None
-        kind = f"u{width}" if width < 16 else "u8"
-        rows = np.zeros((self.threads, width), np.uint8)
-        if reading is None or reading.any():
-            source, reading, _ = self.checked(index, "global", "cp.async", source, reading, width)
-            values = self.memory.load(source, kind, max(1, width // 8), width)
-            fetched = np.stack([self.spread(value) for value in values], axis=-1).view(np.uint8)
-            rows = fetched if reading is None else np.where(reading[:, None], fetched, rows)
-        if taken is not None and np.any((taken > 0) & (taken < width)):
-            rows = np.where(np.arange(width) < np.broadcast_to(taken, (self.threads,))[:, None], rows, np.uint8(0))
-        to, mask, _ = self.checked(index, "shared", "cp.async", to, mask, width)
-        to = self.spread(to)
-        place = (to + self.shared.base) >> width.bit_length() - 1
-        threads = np.arange(self.threads)
-        if mask is not None:
-            place, to, rows, threads = place[mask], to[mask], rows[mask], threads[mask]
-        self.copies.add(Copy(index, place, to, rows, threads, 0))
-
-    def emit(self, event: Access) -> None:
-        """Tell the observers of an access."""
-        for observer in self.observers:
-            observer.access(self, event)
 
     def space(self, space: str) -> Global | Own:
         """The memory of a space."""
         return {"shared": self.shared, cluster.SPACE: self.shared, "local": self.local}.get(space, self.memory)
 
-    def checked(
-        self,
-        index: int,
-        space: str,
-        what: str,
-        addresses: Values,
-        mask: Mask,
-        width: int,
-        values: list[Any] | None = None,
-    ) -> tuple[Values, Mask, Mask]:
-        """Addresses that may be followed, of the threads that are left, and those that faulted; observers are told."""
-        if mask is not None and addresses.ndim:
-            addresses = np.where(mask, addresses, addresses[mask.argmax()])
-        if space == cluster.SPACE and not (addresses >> cluster.RANK_AT).any():
-            space = "shared"
-        faulty = None
-        low = int(np.bitwise_or.reduce(addresses)) if addresses.ndim else int(addresses)
-        if low & width - 1:
-            faulty = self._fault(index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
-        memory = self.peers if space == cluster.SPACE else self.space(space)
-        outside = memory.outside(addresses, mask, width)
-        if outside is not None:
-            more = self._fault(index, space, what, addresses, mask, width, "outside", outside)
-            faulty = more if faulty is None else faulty | more
-        if faulty is not None:
-            mask = ~faulty if mask is None else mask & ~faulty
-            some = self.spread(addresses)[mask.argmax()] if mask.any() else self.space(space).safe
-            addresses = np.where(mask, addresses, some)
-        if space != "const" and (mask is None or mask.any()):
-            self.emit(Access(index, space, what, addresses, mask, width, values))
-        if space == cluster.SPACE:
-            addresses = self.peers.relative(addresses)
-        return addresses, mask, faulty
-
-    def _fault(
-        self, index: int, space: str, what: str, addresses: Values, mask: Mask, width: int, kind: str, bad: Any
-    ) -> NDArray[np.bool_]:
-        threads = np.array(np.broadcast_to(bad, (self.threads,)))
-        if mask is not None:
-            threads &= mask
-        event = Access(index, space.partition("::")[0], what, addresses, mask, width)
+    def emit(self, event: Access) -> None:
+        """Tell the observers of an access."""
         for observer in self.observers:
-            observer.fault(self, event, kind, threads)
-        return threads
-
-    def placed(self, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-        """Addresses by the space they lie in: the one that is named, or of generic ones ("") each."""
-        return self._spaces(addresses, mask) if space == "" else [(space, addresses, mask)]
-
-    def _spaces(self, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-        """Generic addresses, by the space they lie in."""
-        if mask is not None and addresses.ndim:
-            addresses = np.where(mask, addresses, addresses[mask.argmax()])
-        low, high = int(addresses.min()), int(addresses.max())
-        for name, start, stop in (
-            ("global", -(1 << 63), SHARED_WINDOW),
-            ("shared", SHARED_WINDOW, PEERS_WINDOW),
-            (cluster.SPACE, PEERS_WINDOW, LOCAL_WINDOW),
-            ("local", LOCAL_WINDOW, 1 << 62),
-        ):
-            away = np.int64(_ZEROS[name])
-            if start <= low and high < stop:
-                return [(name, addresses - away, mask)]
-        found: list[tuple[str, Values, Mask]] = []
-        for name, inside, away in (
-            ("global", addresses < SHARED_WINDOW, np.int64(0)),
-            ("shared", (addresses >= SHARED_WINDOW) & (addresses < PEERS_WINDOW), np.int64(SHARED_WINDOW)),
-            (cluster.SPACE, (addresses >= PEERS_WINDOW) & (addresses < LOCAL_WINDOW), np.int64(SHARED_WINDOW)),
-            ("local", addresses >= LOCAL_WINDOW, np.int64(LOCAL_WINDOW)),
-        ):
-            some = inside if mask is None else inside & mask
-            if some.any():
-                found.append((name, addresses - away, some))
-        return found
-
-    def _load_generic(self, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int) -> list[Any]:
-        values: list[Any] = []
-        for name, part, some in self._spaces(addresses, mask):
-            found = self.load(index, name, part, some, kind, count, width)
-            chosen = np.ones(1, bool) if some is None else some
-            values = [np.where(chosen, *pair) for pair in zip(found, values, strict=True)] if values else found
-        return values
-
-    def _parameter(self, addresses: Values, kind: str, count: int) -> list[Any]:
-        size = np.dtype(kind).itemsize
-        if addresses.ndim and (addresses == addresses[0]).all():
-            addresses = addresses[0]
-        if addresses.ndim:
-            rows = self.parameters[addresses[:, None] + np.arange(size * count)].view(kind)
-            return [np.ascontiguousarray(rows[:, place]) for place in range(count)]
-        first = int(addresses)
-        return list(self.parameters[first : first + size * count].copy().view(kind))
+            observer.access(self, event)

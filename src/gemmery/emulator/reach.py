@@ -1,0 +1,192 @@
+"""What threads do to memory: loads, stores and copies of checked addresses, in the space that they name or lie in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.copies import Copy
+from gemmery.emulator.events import Access
+from gemmery.emulator.hopper import cluster
+from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW
+from gemmery.emulator.op import Mask, Values
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
+_ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+def load(
+    machine: Machine, index: int, space: str, addresses: Values, mask: Mask, kind: str, count: int, width: int
+) -> list[Any]:
+    """`count` values a thread; threads that fault get zeros."""
+    if space == "":
+        return _load_generic(machine, index, addresses, mask, kind, count, width)
+    if space == "param":
+        return _parameter(machine, addresses, kind, count)
+    memory = machine.space(space)
+    addresses, mask, faulty = checked(machine, index, space, "ld", addresses, mask, width)
+    values = memory.load(addresses, kind, count, width)
+    return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
+
+
+def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask, what: str) -> NDArray[np.uint32]:
+    """16 bytes a thread, as rows of four words."""
+    if space == "":
+        ((space, addresses, mask),) = _spaces(machine, addresses, mask)
+    addresses, mask, faulty = checked(machine, index, space, what, addresses, mask, 16)
+    memory = machine.space(space)
+    found = memory.view("u4", 4).take(machine.spread(addresses + memory.base) >> 4, axis=0)
+    return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
+
+
+def store(
+    machine: Machine,
+    index: int,
+    space: str,
+    addresses: Values,
+    mask: Mask,
+    values: list[Any],
+    kind: str,
+    width: int,
+    what: str = "st",
+) -> None:
+    """Write a value, or the elements of a vector, of each thread of the mask."""
+    if space == "":
+        for name, part, some in _spaces(machine, addresses, mask):
+            store(machine, index, name, part, some, values, kind, width, what)
+        return
+    addresses, mask, _ = checked(machine, index, space, what, addresses, mask, width, values)
+    if mask is None or mask.any():
+        machine.space(space).store(addresses, values, mask, kind, width, machine.threads)
+
+
+def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
+    """Begin a cp.async: the bytes that are `taken` (None: all), then zeros."""
+    reading = mask
+    if taken is not None:
+        some = np.broadcast_to(taken > 0, (machine.threads,))
+        reading = some if mask is None else some & mask
+        if reading.all():
+            reading = None
+    kind = f"u{width}" if width < 16 else "u8"
+    rows = np.zeros((machine.threads, width), np.uint8)
+    if reading is None or reading.any():
+        source, reading, _ = checked(machine, index, "global", "cp.async", source, reading, width)
+        values = machine.memory.load(source, kind, max(1, width // 8), width)
+        fetched = np.stack([machine.spread(value) for value in values], axis=-1).view(np.uint8)
+        rows = fetched if reading is None else np.where(reading[:, None], fetched, rows)
+    if taken is not None and np.any((taken > 0) & (taken < width)):
+        rows = np.where(np.arange(width) < np.broadcast_to(taken, (machine.threads,))[:, None], rows, np.uint8(0))
+    to, mask, _ = checked(machine, index, "shared", "cp.async", to, mask, width)
+    to = machine.spread(to)
+    place = (to + machine.shared.base) >> width.bit_length() - 1
+    threads = np.arange(machine.threads)
+    if mask is not None:
+        place, to, rows, threads = place[mask], to[mask], rows[mask], threads[mask]
+    machine.copies.add(Copy(index, place, to, rows, threads, 0))
+
+
+def checked(
+    machine: Machine,
+    index: int,
+    space: str,
+    what: str,
+    addresses: Values,
+    mask: Mask,
+    width: int,
+    values: list[Any] | None = None,
+) -> tuple[Values, Mask, Mask]:
+    """Addresses that may be followed, of the threads that are left, and those that faulted; observers are told."""
+    if mask is not None and addresses.ndim:
+        addresses = np.where(mask, addresses, addresses[mask.argmax()])
+    if space == cluster.SPACE and not (addresses >> cluster.RANK_AT).any():
+        space = "shared"
+    faulty = None
+    low = int(np.bitwise_or.reduce(addresses)) if addresses.ndim else int(addresses)
+    if low & width - 1:
+        faulty = _fault(machine, index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
+    memory = machine.peers if space == cluster.SPACE else machine.space(space)
+    outside = memory.outside(addresses, mask, width)
+    if outside is not None:
+        more = _fault(machine, index, space, what, addresses, mask, width, "outside", outside)
+        faulty = more if faulty is None else faulty | more
+    if faulty is not None:
+        mask = ~faulty if mask is None else mask & ~faulty
+        some = machine.spread(addresses)[mask.argmax()] if mask.any() else machine.space(space).safe
+        addresses = np.where(mask, addresses, some)
+    if space != "const" and (mask is None or mask.any()):
+        machine.emit(Access(index, space, what, addresses, mask, width, values))
+    if space == cluster.SPACE:
+        addresses = machine.peers.relative(addresses)
+    return addresses, mask, faulty
+
+
+def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
+    """Addresses by the space they lie in: the one that is named, or of generic ones ("") each."""
+    return _spaces(machine, addresses, mask) if space == "" else [(space, addresses, mask)]
+
+
+def _fault(
+    machine: Machine, index: int, space: str, what: str, addresses: Values, mask: Mask, width: int, kind: str, bad: Any
+) -> NDArray[np.bool_]:
+    threads = np.array(np.broadcast_to(bad, (machine.threads,)))
+    if mask is not None:
+        threads &= mask
+    event = Access(index, space.partition("::")[0], what, addresses, mask, width)
+    for observer in machine.observers:
+        observer.fault(machine, event, kind, threads)
+    return threads
+
+
+def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
+    """Generic addresses, by the space they lie in."""
+    if mask is not None and addresses.ndim:
+        addresses = np.where(mask, addresses, addresses[mask.argmax()])
+    low, high = int(addresses.min()), int(addresses.max())
+    for name, start, stop in (
+        ("global", -(1 << 63), SHARED_WINDOW),
+        ("shared", SHARED_WINDOW, PEERS_WINDOW),
+        (cluster.SPACE, PEERS_WINDOW, LOCAL_WINDOW),
+        ("local", LOCAL_WINDOW, 1 << 62),
+    ):
+        away = np.int64(_ZEROS[name])
+        if start <= low and high < stop:
+            return [(name, addresses - away, mask)]
+    found: list[tuple[str, Values, Mask]] = []
+    for name, inside, away in (
+        ("global", addresses < SHARED_WINDOW, np.int64(0)),
+        ("shared", (addresses >= SHARED_WINDOW) & (addresses < PEERS_WINDOW), np.int64(SHARED_WINDOW)),
+        (cluster.SPACE, (addresses >= PEERS_WINDOW) & (addresses < LOCAL_WINDOW), np.int64(SHARED_WINDOW)),
+        ("local", addresses >= LOCAL_WINDOW, np.int64(LOCAL_WINDOW)),
+    ):
+        some = inside if mask is None else inside & mask
+        if some.any():
+            found.append((name, addresses - away, some))
+    return found
+
+
+def _load_generic(
+    machine: Machine, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int
+) -> list[Any]:
+    values: list[Any] = []
+    for name, part, some in _spaces(machine, addresses, mask):
+        found = load(machine, index, name, part, some, kind, count, width)
+        chosen = np.ones(1, bool) if some is None else some
+        values = [np.where(chosen, *pair) for pair in zip(found, values, strict=True)] if values else found
+    return values
+
+
+def _parameter(machine: Machine, addresses: Values, kind: str, count: int) -> list[Any]:
+    size = np.dtype(kind).itemsize
+    if addresses.ndim and (addresses == addresses[0]).all():
+        addresses = addresses[0]
+    if addresses.ndim:
+        rows = machine.parameters[addresses[:, None] + np.arange(size * count)].view(kind)
+        return [np.ascontiguousarray(rows[:, place]) for place in range(count)]
+    first = int(addresses)
+    return list(machine.parameters[first : first + size * count].copy().view(kind))

@@ -1,7 +1,7 @@
 """Threads that wait: at barriers of the block and of the warp, and for an mbarrier's phase.
 
-PTX ISA 9.0, sections 9.7.13.1 to 9.7.13.4. A barrier is looked at when no thread can move: by then everyone who will
-come has come. A thread that ended is not waited for.
+PTX ISA 9.0, "bar", "barrier", "bar.warp.sync". A barrier is looked at when no thread can move: by then everyone who
+will come has come. A thread that ended is not waited for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """cp.async: what is on its way into shared memory, by thread and group. It lands when its thread waits, not before.
 
-PTX ISA 9.0, section 9.7.9.25.3.
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which lane and register of a warp holds which element of a matrix.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, "Warp-level Matrix Instructions": the matrix fragments of mma.sync. All are
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions": the matrix fragments of mma.sync. All are
 made of one pattern: 8 rows of 4 words of k, where lane 4 r + w holds word w of row r.
 """
 

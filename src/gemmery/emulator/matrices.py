@@ -1,6 +1,6 @@
 """Matrix fragments to and from memory: ldmatrix, stmatrix, wmma.load and wmma.store.
 
-PTX ISA 9.0, section 9.7.14. fragments.py says which lane reads what; all lanes of a warp take part.
+PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py says which lane reads what; all lanes of a warp take part.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A global address is an offset in one buffer whose first page no array has, so that a null pointer faults. An address in
 shared or local memory is an offset in the block's or the thread's own part. Generic addresses of shared and local
-memory and of parameters lie in windows far above, as they do on a device (PTX ISA, generic addressing).
+memory and of parameters lie in windows far above, as they do on a device (PTX ISA 9.0, "Generic Addressing").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Special registers and the addresses of variables: what a machine puts into slots before it starts.
 
-PTX ISA 9.0, chapter 10.
+PTX ISA 9.0, "Special Registers".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Bulk copies between global and shared memory, of bytes in a row and of boxes of tensors.
 
-PTX ISA 9.0, sections 9.7.9.25.4 and .5. What a load fetches lands when a thread waits for its mbarrier, and no more of
-it than ends the phase; what a store reads is read when its thread waits for the group. Both are as late as can be, so
-that a wait that is missing shows.
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy". What a load fetches lands when
+a thread waits for its mbarrier, and no more of it than ends the phase; what a store reads is read when its thread waits
+for the group. Both are as late as can be, so that a missing wait shows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operands of wgmma: which bytes of shared memory, or of registers, a matrix descriptor and a fragment name.
 
-PTX ISA 9.0, section 9.7.15.5.1.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions: Matrix Descriptor Format".
 """
 
 from __future__ import annotations

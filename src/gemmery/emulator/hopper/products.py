@@ -1,7 +1,7 @@
 """Products of warpgroups under way: their sums appear in registers when they are waited for.
 
-PTX ISA 9.0, section 9.7.15. Elements and products are exact and sums of f32, as in ops/mma.py; the instructions of one
-wait are one product with a longer k.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Elements and products are exact, sums are of f32, as in
+ops/mma.py; the instructions of one wait are one product with a longer k.
 """
 
 from __future__ import annotations

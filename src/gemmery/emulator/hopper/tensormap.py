@@ -1,6 +1,6 @@
 """Tensor maps: what the tensor memory accelerator is told of an array, and which bytes a box of it is.
 
-PTX ISA 9.0, section 5.5 (tensors) and the CUDA driver's cuTensorMapEncodeTiled. A device's map is made by its driver
+PTX ISA 9.0, "Tensors", and the CUDA driver's cuTensorMapEncodeTiled. A device's map is made by its driver
 and is opaque; the 128 bytes here are the emulator's own.
 """
 

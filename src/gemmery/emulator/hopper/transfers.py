@@ -1,6 +1,6 @@
 """Instructions that copy in bulk: cp.async.bulk, of bytes in a row and of boxes of tensors, and cp.reduce.async.bulk.
 
-PTX ISA 9.0, "Data Movement and Conversion Instructions: Asynchronous copy".
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy".
 """
 
 from __future__ import annotations

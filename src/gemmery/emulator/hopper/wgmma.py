@@ -1,6 +1,6 @@
 """Instructions of a warpgroup, which is four warps of a block that follow each other: wgmma and setmaxnreg.
 
-PTX ISA 9.0, sections 9.7.15 and 9.7.19.5.
+PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellaneous Instructions: setmaxnreg".
 """
 
 from __future__ import annotations

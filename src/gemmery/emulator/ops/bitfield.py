@@ -1,4 +1,4 @@
-"""Bits counted, found, moved within one integer: PTX ISA 9.0, section 9.7.1.
+"""Bits counted, found, moved within one integer: PTX ISA 9.0, "Integer Arithmetic Instructions".
 
 Counts beyond the width need no care: NumPy's shifts give zeros, or the sign, for them.
 """

@@ -1,4 +1,4 @@
-"""Comparison and selection: PTX ISA 9.0, sections 9.7.6 and 9.7.7 (setp, set, selp, slct).
+"""Comparison and selection: PTX ISA 9.0, "Comparison and Selection Instructions" (setp, set, selp, slct).
 
 `setp` gives p; where "p|q" is written, Op.complement gives q. Of f16 and bf16 there is no q, of pairs always.
 """

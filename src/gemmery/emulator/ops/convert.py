@@ -1,4 +1,4 @@
-"""Conversions: PTX ISA 9.0, sections 9.7.9.21 (cvt) and 9.7.9.22 (cvt.pack).
+"""Conversions: PTX ISA 9.0, "Data Movement and Conversion Instructions": cvt, cvt.pack.
 
 Between integers and f16, bf16, f32, f64; to tf32, to pairs of 16-bit floats, to and from pairs of 8-bit floats.
 """

@@ -1,4 +1,4 @@
-"""Arithmetic of f32 and f64: PTX ISA 9.0, section 9.7.3.
+"""Arithmetic of f32 and f64: PTX ISA 9.0, "Floating-Point Instructions".
 
 The approximations of the hardware (ex2.approx, rcp.approx ...) are not known bit by bit: they are the correctly rounded
 values here, which lie within the errors that the ISA states. NaNs carry no payload worth comparing.

@@ -1,4 +1,4 @@
-"""Arithmetic of f16, bf16 and their pairs: PTX ISA 9.0, section 9.7.4, and the half forms of section 9.7.3.
+"""Arithmetic of f16, bf16 and their pairs: PTX ISA 9.0, "Half Precision Floating-Point Instructions".
 
 All of it is computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24 to 15: a sum of a
 product and a third number that float64 cannot hold, 53 bits, has either a product beyond 2**28, which overflows anyway,

@@ -1,4 +1,4 @@
-"""Integer arithmetic: PTX ISA 9.0, sections 9.7.1 (integer instructions) and 9.7.2 (with a carry flag)."""
+"""Integer arithmetic: PTX ISA 9.0, "Integer Arithmetic Instructions", and those of extended precision."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ def relu(meaning: Meaning) -> Meaning:
 def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: int) -> Meaning:
     """c plus the products of fields: of `width` bits in a and of 8 in b, at the bits `fields` tells."""
 
-    def field(x: Values, kind: str, at: int, size: int) -> Values:
+    def field(x: Values, at: int, size: int) -> Values:
         return x << (32 - size - at) >> (32 - size)  # arithmetic where x is signed
 
     wide = NUMPY["u32" if (a_kind, b_kind) == ("u32", "u32") else "s32"]
 
     def meaning(a: Values, b: Values, c: Values) -> Values:
         for at, other in fields:
-            c = c + field(a, a_kind, at, width).astype(wide) * field(b, b_kind, other, 8).astype(wide)
+            c = c + field(a, at, width).astype(wide) * field(b, other, 8).astype(wide)
         return c
 
     return meaning

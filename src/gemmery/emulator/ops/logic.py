@@ -1,4 +1,4 @@
-"""Logic, shifts and byte permutes: PTX ISA 9.0, sections 9.7.8 (logic and shift) and 9.7.9 (prmt)."""
+"""Logic, shifts and byte permutes: PTX ISA 9.0, "Logic and Shift Instructions", and prmt."""
 
 from __future__ import annotations
 

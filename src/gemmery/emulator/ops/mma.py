@@ -1,6 +1,6 @@
 """Matrix instructions: mma.sync and wmma.mma.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, "Warp-level Matrix Instructions". Elements and products are exact, sums are
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions". Elements and products are exact, sums are
 of f32 (f64 for f64) in NumPy's order, C added last and rounded once more: the order, and the truncation, of a tensor
 core's sums are not modelled, so a result agrees within a bound of k roundings. Sums of integers are exact. On an H200
 all of integers is equal, f32 agrees to 2e-7 of the largest sum and f64 to 4e-16; fp8 summed in f16 is rounded once

@@ -1,6 +1,7 @@
 """What PTX text is made of: instructions with their operands, kernels, variables. `parse` reads it.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, chapters 4 to 6.
+NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and
+"Instruction Operands".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The statements of one function, in order, with their names resolved and their source lines.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, chapter 4 and sections 9.7.12 (control flow) and 11.5 (debugging).
+NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "Control Flow Instructions" and "Debugging Directives".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Device functions put in the place of their calls; what passed through parameters passes through registers.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, sections 5.1.6.4 (device function parameters) and 9.7.12.5 (call).
+NVIDIA, Parallel Thread Execution ISA 9.0, "Parameter State Space" and "Control Flow Instructions: call".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PTX text to Module: what stands outside of functions.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, chapters 4, 5 and 11.
+NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and "Directives".
 """
 
 from __future__ import annotations

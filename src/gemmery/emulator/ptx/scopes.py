@@ -1,13 +1,13 @@
 """What the names and numbers in an operand stand for, where they stand.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, sections 4.4 (identifiers), 4.5 (constants), 6 (operands).
+NVIDIA, Parallel Thread Execution ISA 9.0, "Identifiers", "Constants" and "Instruction Operands".
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gemmery.emulator.ptx import (
@@ -122,6 +122,13 @@ class Scope:
         """A scope within this one, of the same function."""
         return Scope(self, self.suffix, self.taken, self.memory, self.seen)
 
+    def _outward(self) -> Iterator[Scope]:
+        """The scope itself, then those around it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.outer
+
     def declare(self, name: str, type_: str) -> Register:
         """A register of this scope."""
         made = self.registers[name] = Register(_free(name + self.suffix, self.taken), type_)
@@ -138,42 +145,34 @@ class Scope:
     def register(self, name: str) -> Register | None:
         """The register of that name here or around."""
         prefix = name.rstrip("0123456789")
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outward():
             if name in scope.registers:
                 return scope.registers[name]
             count, type_ = scope.ranges.get(prefix, (0, ""))
             if count and prefix != name and int(name[len(prefix) :]) < count:
                 return scope.declare(name, type_)
-            scope = scope.outer
         return None
 
     def variable(self, name: str) -> Variable | None:
         """The variable or parameter of that name here or around."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outward():
             if name in scope.variables:
                 self.seen.add(name)
                 return scope.variables[name]
-            scope = scope.outer
         return None
 
     def label(self, name: str) -> str:
         """A label as its function calls it."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outward():
             if name in scope.labels:
                 return scope.labels[name]
-            scope = scope.outer
         raise EmulationError(f"label {name!r} is nowhere in this function: each branch goes to a label of its function")
 
     def table(self, name: str) -> list[str]:
         """The labels of a .branchtargets."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self._outward():
             if name in scope.tables:
                 return scope.tables[name]
-            scope = scope.outer
         raise EmulationError(f"{name!r} names no .branchtargets of this function")
 
     def operands(self, text: str) -> tuple[Operand, ...]:

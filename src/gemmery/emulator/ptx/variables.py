@@ -1,6 +1,6 @@
 """Declarations of memory: variables of all spaces, parameters, and where they lie.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, sections 5.1, 5.2 and 5.4.
+NVIDIA, Parallel Thread Execution ISA 9.0, "State Spaces", "Types" and "Variables".
 """
 
 from __future__ import annotations

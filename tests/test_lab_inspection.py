@@ -106,7 +106,14 @@ def test_a_launch_smaller_than_the_device_is_told_in_blocks_and_bytes():
 
 def test_a_rung_of_vectors_gets_a_row():
     found = lab.inspect("gemv_warp", n=512, device="h200")
-    assert (found.problem.m, found.problem.n, found.problem.k) == (1, 512, 512)
+    assert (found.problem.m, found.problem.n, found.problem.k, found.problem.b_layout) == (1, 512, 512, "col")
+    assert lab.inspect("gemv_warp", m=1, n=512, device="h200").problem == found.problem
+
+
+def test_a_vector_is_counted_as_on_the_ladder():
+    (rung,) = lab.emulated_ladder(["gemv_vectorized"], [256]).rungs
+    total = lab.inspect("gemv_vectorized", n=256, device="h200").emulated.total
+    assert (total.requests, total.sectors) == (rung.counts.requests, rung.counts.sectors)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     """
     m, n, k = problem.m, problem.n, problem.k
     a, b = (_random(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
+    b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
     operands, trace = Operands(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
     runs = run_rung(rung, problem, config, operands, arch=arch, check=False, observers=(trace,))
     counts = reduce(add, runs).counts

@@ -43,9 +43,10 @@ def inspect(
     """Registers, shared memory, occupancy, roofline and code of a rung for C[m, n] = A[m, k] B[k, n], and what each
     line of it does to memory; or the same of an exhibit, for an array of n elements.
 
-    `m` and `k` are `n` unless said, which is 4096 unless said; a rung that takes only vectors gets a row for m.
-    `dtype` is the rung's first unless said, "tf32" for f32 by tensor cores. `device` is "cuda", a card ("a100") or
-    an architecture ("sm_80"); unless said the one that is there, else "h200". No GPU is needed.
+    `m` and `k` are `n` unless said, which is 4096 unless said; a rung that takes only vectors gets a row for m, and a
+    B whose columns are contiguous, as on the ladder. `dtype` is the rung's first unless said, "tf32" for f32 by tensor
+    cores. `device` is "cuda", a card ("a100") or an architecture ("sm_80"); unless said the one that is there, else
+    "h200". No GPU is needed.
 
     The counters are taken on the emulator, with sides of at most 256; `counters=False` leaves them out. `line`,
     "simt_smem.cu:18", chooses whose accesses are shown as pictures, else the costliest are.
@@ -159,8 +160,8 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
     side = n or SIDE
     where = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
     square = Problem(m or side, side, k or side, element, element, device=where, precision=precision)
-    if not m and rung.refuses(square):
-        row = Problem(1, side, k or side, element, element, device=where, precision=precision)
+    if m in (0, 1) and rung.refuses(replace(square, m=side)):
+        row = replace(square, m=1, b_layout="col")
         return square if rung.refuses(row) else row
     return square
 

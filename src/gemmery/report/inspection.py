@@ -101,7 +101,8 @@ def parts(found: Inspection) -> tuple[Part, ...]:
 def where(found: Inspection, config: bool = True) -> str:
     """The product, the config and the device in a line."""
     problem, device = found.problem, found.device
-    shape = f"{counters.size(problem, found.exhibit)}, {problem.precision or problem.dtype}"
+    columns = ", B by columns" if problem.b_layout == "col" else ""
+    shape = f"{counters.size(problem, found.exhibit)}, {problem.precision or problem.dtype}{columns}"
     chosen = f", {configured(found)}" if config and found.config else ""
     limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
     return f"{shape}{chosen}; {device.name}: {device.arch}, {limits}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.counters.alignment import written
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
@@ -265,8 +266,8 @@ def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int,
     """
     writers: dict[str, list[int]] = {}
     for index, one in enumerate(instructions):
-        for register in _written(one):
-            writers.setdefault(register, []).append(index)
+        for register in written(one):
+            writers.setdefault(register.name, []).append(index)
     found = {}
     for index, one in enumerate(instructions):
         if one.opcode.startswith("st.") and _reaches(one.opcode, "shared"):
@@ -304,11 +305,6 @@ def _reaches(opcode: str, space: str) -> bool:
 
 def _size(opcode: str) -> int:
     return int("".join(filter(str.isdigit, opcode.rpartition(".")[2]))) // 8
-
-
-def _written(one: Instruction) -> tuple[str, ...]:
-    head = one.opcode.split(".")[0]
-    return () if head in ("st", "bra", "bar", "ret", "red") or not one.operands else _registers(one.operands[0])
 
 
 def _registers(operand: Any) -> tuple[str, ...]:

@@ -101,7 +101,10 @@ def test_without_a_gpu_the_command_counts_on_the_emulator(capsys):
     said = capsys.readouterr()
     assert "no driver here" in said.err
     assert "emulator instead" in said.err
+    configs = len(find("copy_coalesced").configs())
+    assert f"{configs}/{configs} copy_coalesced, stride" in said.err
     assert "__global__" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
     rows = [line.split() for line in said.out.splitlines()]
     at = rows.index(["8", "4", "rules", "384", "12,288"])  # stride, width, requests, sectors
     assert rows[at + 1] == ["emulator", "384", "12,288"]

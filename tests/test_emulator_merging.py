@@ -46,9 +46,20 @@ def loads(*offsets, base="%r3", kind="f32"):
     return "".join(f"ld.shared.{kind} %{kind[0]}{place}, [{base}+{at}];\n" for place, at in enumerate(offsets))
 
 
+def ordered(order):
+    """Two loads off a base that the first instruction shows to be aligned; ptxas 13.0 was asked the same."""
+    first, second = (f"ld.{order}.global.f32 %f{1 + at // 4}, [%rd1+{at}];" for at in (0, 4))
+    return f"ld.global.v2.f32 {{%f5, %f6}}, [%rd1+64];\n{first}\n{second}"
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
+        (ordered("weak"), [(1, 2, 8, 0)]),
+        (ordered("relaxed.gpu"), [(1, 2, 8, 0)]),
+        (ordered("acquire.gpu"), [(1, 2, 8, 0)]),
+        (ordered("volatile"), []),
+        (ordered("mmio.relaxed.sys"), []),
         (loads(0, 4, 8, 12), [(0, 1, 2, 3, 16, 0)]),
         (loads(12, 8, 4, 0), [(0, 1, 2, 3, 16, -12)]),
         (loads(0, 4), [(0, 1, 8, 0)]),

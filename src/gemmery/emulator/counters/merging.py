@@ -16,7 +16,9 @@ from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
 LEAST = {("ld", 16): 12}  # bytes asked for of a wide access, if not all: three words are loaded as four
+KEPT = (".volatile", ".mmio")  # those that ptxas leaves as written; it merges relaxed, acquire and release
 SMALLEST = {"ld": 4, "st": 2}  # bytes of an access that may be merged
+SPACES = frozenset(("global", "shared", "shared::cta", "local", "const", "param", "param::entry"))
 ENDS = ("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call")
 ORDERS = ("membar", "fence", "cp", "mbarrier")  # no access is moved across
 
@@ -39,8 +41,6 @@ class _Scalar:
     offset: int  # from its base
     width: int
 
-
-SPACES = frozenset(("global", "shared", "shared::cta", "local", "const", "param", "param::entry"))
 
 # Where an address starts: a register and how often it was written before, or a variable.
 Base = tuple[str, int]
@@ -95,7 +95,9 @@ def _space(instruction: Instruction) -> str:
 
 
 def _scalar(index: int, instruction: Instruction, bases: _Bases) -> tuple[Base, _Scalar] | None:
-    if _space(instruction) not in ("global", "shared") or index not in bases.before or "volatile" in instruction.opcode:
+    if _space(instruction) not in ("global", "shared") or index not in bases.before:
+        return None
+    if any(word in instruction.opcode for word in KEPT):
         return None
     if _element(instruction) < SMALLEST[instruction.opcode[:2]]:
         return None

@@ -16,7 +16,7 @@ from gemmery.arrays import View, alignment
 from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import find
-from gemmery.cuda.geometry import refusal
+from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import arguments, too_large
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
@@ -87,18 +87,11 @@ def run_rung(
     `problem.device` names the device whose limits count, `arch` (its own unless said) what is compiled for;
     `texts` take the place of the kernels' files. Raises RefusedError where the rung or the device refuses.
     """
-    device = find(problem.device)
     flipped = problem.c_layout == "col"
     turned = problem.transposed() if flipped else problem
-    reason = too_large(problem) or rung.refuses(problem)
-    if reason or rung.geometry is None:
-        raise RefusedError(reason or f"rung {rung.name} has no launch: it runs on the CPU")
-    geometry = rung.geometry(turned, {**rung.default, **config})
-    reason = refusal(geometry, device)
-    if reason:
-        raise RefusedError(reason)
+    geometry = _geometry(rung, problem, turned, config)
     launches = (*geometry.before, geometry)
-    made = [nvrtc.ptx(one.source, one.kernel, arch or device.arch, texts) for one in launches]
+    made = [nvrtc.ptx(one.source, one.kernel, arch or find(problem.device).arch, texts) for one in launches]
     programs = [prepared(one.text, one.entry) for one in made]
     named = {"A": operands.a, "B": operands.b, "C": operands.c}
     if operands.bias is not None:
@@ -140,6 +133,18 @@ def run_rung(
         if name == "C" or not np.array_equal(whole, memory.bytes(name)):
             whole[:] = memory.bytes(name)
     return tuple(replace(run, kernel=one.kernel) for run, one in zip(runs, launches, strict=True))
+
+
+def _geometry(rung: Rung, problem: Problem, turned: Problem, config: Mapping[str, int]) -> Geometry:
+    """How a rung is launched for a product, which is `turned` where C lies by columns."""
+    reason = too_large(problem) or rung.refuses(problem)
+    if reason or rung.geometry is None:
+        raise RefusedError(reason or f"rung {rung.name} has no launch: it runs on the CPU")
+    geometry = rung.geometry(turned, {**rung.default, **config})
+    reason = refusal(geometry, find(problem.device))
+    if reason:
+        raise RefusedError(reason)
+    return geometry
 
 
 @lru_cache(maxsize=64)

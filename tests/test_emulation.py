@@ -484,7 +484,7 @@ ARGUMENTS = {
     "too few": (
         [X],
         gm.ArgumentError,
-        r"1 arguments: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*give one",
+        r"1 argument: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*give one",
     ),
     "too many": ([X, 1, 2], gm.ArgumentError, "3 arguments.*takes 2"),
     "a list": (

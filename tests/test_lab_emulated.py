@@ -186,3 +186,8 @@ def test_bad_requests_are_refused(given, said):
 
 def find_one(run, name):
     return next(one for one in run.rungs if one.rung == name)
+
+
+def test_cards_are_known_in_any_case():
+    """RTX3090 is rtx3090."""
+    assert emulated.emulated_card("RTX3090") is emulated.emulated_card("rtx3090")

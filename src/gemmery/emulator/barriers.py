@@ -60,7 +60,7 @@ class Waiting:
             ready &= ~self._sleeping
         return ready if ready.any() else None
 
-    def sleep(self, mask: Mask, at: int) -> Mask:
+    def sleep(self, mask: Mask) -> Mask:
         """Put the threads whose wait failed to sleep where they are; returns those that go on."""
         machine = self.machine
         failed = np.broadcast_to(machine.failed, (machine.threads,))

@@ -150,7 +150,7 @@ class Machine:
         for step in block.steps:
             step(self, mask)
         if block.waits:
-            mask = self.waiting.sleep(mask, at)
+            mask = self.waiting.sleep(mask)
             if mask is not None and not mask.any():
                 return
         end = block.end

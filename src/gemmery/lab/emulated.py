@@ -74,10 +74,14 @@ def emulated_ladder(
 
 
 def emulated_card(name: str) -> Device:
-    """A device of the table; "" is the one that is emulated unless said. Raises ArgumentError for an unknown one."""
-    if (name or LAPTOP) not in KNOWN:
+    """A device of the table, in upper or lower case; "" is the one that is emulated unless said.
+
+    Raises ArgumentError for an unknown one.
+    """
+    card = name.lower() or LAPTOP
+    if card not in KNOWN:
         raise ArgumentError(f"--as {name}: not a card that is known; known: {', '.join(KNOWN)}")
-    return KNOWN[name or LAPTOP]
+    return KNOWN[card]
 
 
 def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:

@@ -57,7 +57,7 @@ class EmulatedRung:
 
     @property
     def roof_seconds(self) -> float:
-        """The least time on the device: the longer of the two."""
+        """The longer of the two: where the roof is when every byte asked of L1 comes from memory."""
         return max(self.compute_seconds, self.memory_seconds)
 
     @property

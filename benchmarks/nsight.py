@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nsight_compare import ptx_digest
+
 from gemmery.arrays import View
 from gemmery.bench.gpu.operands import alignment
 from gemmery.bench.record import gpu_machine
@@ -111,7 +113,7 @@ def described(geometry: Geometry) -> dict[str, Any]:
         "grid": geometry.grid,
         "block": geometry.block,
         "shared": geometry.shared,
-        "ptx": hashlib.sha256(made.ptx.encode()).hexdigest(),
+        "ptx": ptx_digest(made.ptx),
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -191,6 +192,11 @@ def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
     c.view(np.uint8)[...] = 0xFF
     runs = run_rung(rung, problem, {}, Operands(a[None], b[None], c[None]), arch=ARCH, check=False)
     return [run.counts for run in runs], hashlib.sha256(c.tobytes()).hexdigest()
+
+
+def ptx_digest(text: str) -> str:
+    """The SHA-256 of a PTX text without its `.file` lines: they hold the folder that the compiler was called in."""
+    return hashlib.sha256(re.sub(r"^[ \t]*\.file[^\n]*$", "", text, flags=re.MULTILINE).encode()).hexdigest()
 
 
 def geometry_of(row: dict[str, Any]) -> Geometry:

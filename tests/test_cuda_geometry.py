@@ -102,7 +102,7 @@ def test_a_grid_steps_over_what_its_y_and_z_cannot_count():
 
 
 def test_devices_that_are_not_there_are_said_so():
-    with pytest.raises(DeviceError, match=r"gtx970.*known: cuda, h200"):
+    with pytest.raises(DeviceError, match=r"gtx970.*known: cuda, cuda:N, h200"):
         find("gtx970")
     assert find("h200").arch == "sm_90a"
     assert find("t4").arch == "sm_75"

@@ -100,7 +100,7 @@ def test_a_device_is_found_by_its_card_and_by_its_architecture():
     assert find("sm_80") is find("a100")
     assert find("sm_90") is find("sm_90a") is H200
     assert find("sm_75").name == "t4"
-    with pytest.raises(DeviceError, match="known: cuda, h200"):
+    with pytest.raises(DeviceError, match="known: cuda, cuda:N, h200"):
         find("sm_12")
     assert {row.capability for row in KNOWN.values()} <= set(RATES)
 

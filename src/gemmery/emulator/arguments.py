@@ -71,8 +71,8 @@ def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) 
     wanted = kernel.parameters
     if len(args) != len(wanted):
         listed = ", ".join(_described(one) for one in wanted)
-        given = f"{len(args)} argument{'s' * (len(args) != 1)}"
-        raise ArgumentError(f"{given}: kernel {kernel.name} takes {len(wanted)} ({listed}); give one for each")
+        said = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise ArgumentError(f"{said}: kernel {kernel.name} takes {len(wanted)} ({listed}); give one for each")
     arrays: dict[str, NDArray[Any]] = {}
     names = {
         place: _named(f"argument {place}", value.array if isinstance(value, TensorMap) else value, arrays)

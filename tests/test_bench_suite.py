@@ -131,6 +131,7 @@ def test_defaults(tmp_path):
         ("threads = 2\n[[product]]\nsquare = [4]", "threads"),
         ("rivals = 'numpy'\n[[product]]\nsquare = [4]", "rivals"),
         ("rivals = [1]\n[[product]]\nsquare = [4]", "rivals"),
+        ("kind = 'emulator'\nrivals = ['numpy']\n[[product]]\nsquare = [4]", "no rival takes part"),
         ("about = 1\n[[product]]\nsquare = [4]", "about"),
         ("speed = 9\n[[product]]\nsquare = [4]", "'speed'"),
         ("[[product]]\nsquare = [4]\nrungs = ['packed']", "name"),

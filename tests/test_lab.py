@@ -329,6 +329,8 @@ def test_more_threads_are_also_compared_with_one(mine, monkeypatch):
         ({"suites": ["absent.toml"]}, r"absent\.toml"),
         ({"suites": ["small"], "rivals": ["goto"]}, "'goto'"),
         ({"suites": ["small"], "seconds": 0}, "seconds"),
+        ({"suites": ["emulator"], "rivals": ["numpy"]}, "rivals=numpy: no rival takes part in suite emulator"),
+        ({"suites": ["gpu_compile"], "rivals": ["cublas"]}, "rivals=cublas: no rival takes part in suite gpu_compile"),
     ],
 )
 def test_bench_names_a_bad_argument(options, named):

@@ -17,6 +17,7 @@ KINDS = ("product", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
 ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU has not
+ALONE = ("emulator", "compile")  # kinds that no rival takes part in
 PRECISIONS = ("", "tf32")
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
@@ -55,6 +56,8 @@ def load(path: Path) -> Suite:
         raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cuda"')
     if device == "cuda" and kind in ON_A_CPU:
         raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cpu"')
+    if kind in ALONE and "rivals" in table:
+        raise ArgumentError(f"{where}: rivals: no rival takes part in kind = {kind!r}; leave the key out")
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")

@@ -53,8 +53,8 @@ def bench(
 
     >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown suite or rival, for a suite file with a wrong key, and for suites of several
-    devices, DeviceError for a device that is not there.
+    Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
+    wrong key, and for suites of several devices, DeviceError for a device that is not there.
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
@@ -67,6 +67,9 @@ def bench(
     for found in loaded:
         if found.device != kind:
             raise ArgumentError(f"suite {found.name!r} is for {found.device}, not {kind}: run those of one device")
+    if rivals and all(found.kind in suite.ALONE for found in loaded):
+        names = ", ".join(found.name for found in loaded)
+        raise ArgumentError(f"rivals={', '.join(rivals)}: no rival takes part in suite {names}; leave rivals out")
     gpu = ordinal(device or kind)
     named = {*rivals, *(name for found in loaded for name in found.rivals)}
     labels = {label for found in loaded for labels in found.rungs.values() for label in labels}

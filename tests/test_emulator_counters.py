@@ -206,6 +206,16 @@ def test_lines_add_up():
     assert all(isinstance(line, Line) for line in counts.lines)
 
 
+def test_a_line_is_found_by_its_text():
+    """Text "file:line" and the Line have the same counts; one that is not there raises with those that are."""
+    lines = accessed(moved(4 * np.arange(128))).counts().lines
+    first, *_ = lines
+    assert all(lines[str(line)] is lines[line] is counts for line, counts in lines.items())
+    for absent in ("k.cu:1", Line("k.cu", 1)):
+        with pytest.raises(KeyError, match=f"k.cu:1: nothing was counted there; the lines there are: {first}, "):
+            lines[absent]
+
+
 def test_chunks_add_up():
     """Counters go on from one chunk of blocks to the next."""
     counters = accessed(moved(4 * np.arange(128)))

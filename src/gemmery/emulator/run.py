@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counters.counts import Counts, Frames, Memory, Shared
+from gemmery.emulator.counters.counts import Counts, Frames, Lines, Memory, Shared
 from gemmery.emulator.events import Observer
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.hopper import cluster
@@ -83,8 +83,8 @@ class Run:
         return self.counts.divergent_branches
 
     @property
-    def lines(self) -> Mapping[Line, Counts]:
-        """All of it by source line."""
+    def lines(self) -> Lines:
+        """All of it by source line, which its text finds as well: `lines["kernel.cu:9"]`."""
         return self.counts.lines
 
     @property
@@ -143,7 +143,7 @@ def _told(run: Run) -> Iterator[str]:
 
 
 def _together(one: Counts, other: Counts) -> Counts:
-    return replace(one + other, lines=_merged(one.lines, other.lines), frames=_merged(one.frames, other.frames))
+    return replace(one + other, lines=Lines(_merged(one.lines, other.lines)), frames=_merged(one.frames, other.frames))
 
 
 def _merged(one: Mapping[Place, Counts], other: Mapping[Place, Counts]) -> Mapping[Place, Counts]:

@@ -113,6 +113,22 @@ class Shared(_Sum):
         return self.total.bank_conflicts
 
 
+class Lines(dict[Line, "Counts"]):
+    """Counts by source line, in the order of the source; `lines["kernel.cu:9"]` finds a line by its text.
+
+    Raises KeyError that lists the lines there are for one that is not among them.
+    """
+
+    def __getitem__(self, line: Line | str) -> Counts:
+        return super().__getitem__(line)  # type: ignore[index]  # a text comes back through __missing__
+
+    def __missing__(self, line: Line | str) -> Counts:
+        for one, counts in self.items():
+            if str(one) == line:
+                return counts
+        raise KeyError(f"{line}: nothing was counted there; the lines there are: {', '.join(map(str, self))}")
+
+
 @dataclass(frozen=True)
 class Counts(_Sum):
     """What was counted in a launch, or at one line of it."""
@@ -125,7 +141,7 @@ class Counts(_Sum):
     thread_instructions: int = 0  # the same by active thread
     branches: int = 0  # conditional ones, by warp
     divergent_branches: int = 0  # those at which the threads of the warp part
-    lines: Mapping[Line, Counts] = field(default_factory=dict, compare=False)  # of the kernel's file, by its lines
+    lines: Lines = field(default_factory=Lines, compare=False)  # of the kernel's file, by its lines
     frames: Mapping[Frames, Counts] = field(default_factory=dict, compare=False)  # by where calls were inlined, too
 
     @property
@@ -149,7 +165,7 @@ def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
             everything[key] += value
     return replace(
         _of(everything),
-        lines={line: _of(lines[line]) for line in sorted(lines, key=_place)},
+        lines=Lines({line: _of(lines[line]) for line in sorted(lines, key=_place)}),
         frames={place: _of(frames[place]) for place in sorted(frames, key=_places)},
     )
 

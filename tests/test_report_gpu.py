@@ -184,6 +184,25 @@ def test_a_line_of_progress_says_no_rate_where_nothing_is_computed():
     assert "TFLOP/s" in _line(next(m for m in LADDER.measurements if m.seconds))
 
 
+def test_a_tournament_too_wide_for_its_terminal_is_folded():
+    """Each rung and each time stands once and whole in 80 columns, the labels beside each part of them."""
+    one = replace(LADDER.measurements[0], suite="gpu_gemv", case="gemv, k = 128", refused="", note="", versus={})
+    times = {f"gemv_warp r={r} smem={smem}": r + smem / 4 for smem in (0, 1) for r in (1, 2, 4, 8, 16)}
+    taken = [
+        replace(one, kernel=kernel, m=1, n=n, k=128, seconds=1e-6 * factor + 1e-9 * n)
+        for n in (1, 4096)
+        for kernel, factor in times.items()
+    ]
+    run = replace(LADDER, measurements=tuple(taken))
+    narrow, wide = (shown(run, width).split("NVIDIA")[0] for width in (80, 400))
+    assert max(len(line.rstrip()) for line in narrow.splitlines()) <= 80
+    assert set(narrow.replace("─", "").split()) == set(wide.replace("─", "").split())
+    for word in (words.duration(1e-6).split()[-1], "gemv_warp", "smem=0", "smem=1", "r=16"):
+        assert narrow.count(word) == wide.count(word) > 0
+    parts = wide.count("product"), narrow.count("product"), narrow.count("1 × 4096 × 128, ")
+    assert parts[0] == 1 < parts[1] == parts[2]
+
+
 def test_a_tournament_of_vectors_is_drawn_against_their_length():
     one = next(m for m in LADDER.measurements if m.seconds and m.m == 1)
     entered = [

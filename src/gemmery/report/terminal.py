@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -26,6 +27,7 @@ from gemmery.report.text import machine as described
 Record = TypeVar("Record")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # columns from which the ideas stand in the table; below that they follow it
+LABEL = 16  # columns that a label has at least, or as many as it needs, before a table is folded
 NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
@@ -93,8 +95,10 @@ class Growing(Generic[Record]):
     def _so_far(self) -> list[RenderableType]:
         room = max(self._console.height - 8, 1)
         shown = self.sheets(self._rows) if self._rows else ()
-        cut = [replace(sheet, rows=sheet.rows[-room:], notes=()) for sheet in shown]
-        return [part for sheet in cut for part in laid_out(sheet, self._console.width)]
+        width = self._console.width
+        rooms = [max(room // len(_folded(sheet, width)), 1) for sheet in shown]
+        cut = [replace(sheet, rows=sheet.rows[-last:], notes=()) for sheet, last in zip(shown, rooms, strict=True)]
+        return [part for sheet in cut for part in laid_out(sheet, width)]
 
 
 class Progressing(Growing[Measurement]):
@@ -158,18 +162,42 @@ def ideas(rungs: Sequence[Rung]) -> Table:
 
 
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
-    """A sheet as a rich table, its notes below it."""
+    """A sheet as a rich table, or as several under one another where it is too wide for one; its notes below."""
+    first, *others = _folded(sheet, width)
+    tables = [_table(sheet, first, sheet.title), *(_table(sheet, columns) for columns in others)]
+    return [*tables, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
+
+
+def _folded(sheet: Sheet, width: int) -> list[list[int]]:
+    """The columns of each table that a sheet is laid out as: the labels in all of them, each other in one."""
     kept = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
-    table = Table(
-        box=box.SIMPLE_HEAD, title=sheet.title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0)
-    )
-    for index in kept:
+    labels = [index for index in kept if index in sheet.left]
+    blank = 1 + sum(min(_width(sheet, index), LABEL) + 2 for index in labels)
+    blocks, left = [labels], width - blank
+    for index in kept[len(labels) :]:
+        wide = _width(sheet, index) + 2  # the space behind a column and the one that parts it from the next
+        if wide > left and blocks[-1] != labels:
+            blocks, left = [*blocks, labels], width - blank
+        blocks[-1] = [*blocks[-1], index]
+        left -= wide
+    return blocks
+
+
+def _width(sheet: Sheet, index: int) -> int:
+    """What a column needs for its heading and its cells."""
+    return max(map(cell_len, [*_heading(sheet.head[index]).split("\n"), *(row[index].text for row in sheet.rows)]))
+
+
+def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Table:
+    """These columns of a sheet."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+    for index in columns:
         folds = index in sheet.left
         justify: Literal["left", "right"] = "left" if index in sheet.left else "right"
         table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not folds, overflow="fold")
     for row in sheet.rows:
-        table.add_row(*(_cell(row[index]) for index in kept))
-    return [table, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
+        table.add_row(*(_cell(row[index]) for index in columns))
+    return table
 
 
 def _heading(name: str) -> str:

@@ -222,3 +222,79 @@ def test_volatile_accesses_race_within_a_warp_alone():
     assert kinds(SET, SEEN, writer=5, reader=40) == set()
     assert kinds(SET, SEEN, writer=5, reader=6) == {"race"}
     assert kinds(SET, LOAD, writer=5, reader=6) == set()
+
+
+HANDED = """
+__global__ void f(int* x) {
+  __shared__ int data[32], flag, other;
+  int seen = 0, one = 1;
+  unsigned at = __cvta_generic_to_shared(&flag);
+  if (threadIdx.x == 0) flag = other = 0;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    data[threadIdx.x] = x[threadIdx.x];
+    __syncwarp();
+    if (threadIdx.x == 0) { STORE; }
+  }
+  __syncwarp();
+  if (threadIdx.x >= 32) {
+    LOAD;
+    x[threadIdx.x] = data[threadIdx.x - 32] + seen;
+  }
+}"""
+
+
+def assembled(opcode, operands):
+    """An instruction in C++."""
+    return f'asm volatile("{opcode} {operands};" : "+r"(seen) : "r"(at), "r"(one) : "memory")'
+
+
+VOLATILE, FENCE = "*(volatile int*)&flag = 1", "__threadfence_block();"
+STORES = {
+    "release": assembled("st.release.cta.shared.s32", "[%1], %2"),
+    "update": assembled("red.release.cta.shared.add.s32", "[%1], %2"),
+    "fence": FENCE + VOLATILE,
+    "volatile": VOLATILE,
+    "late": VOLATILE + ";" + FENCE,
+}
+SEES = "while (!*(volatile int*)&flag);"
+LOADS = {
+    "acquire": assembled("ld.acquire.cta.shared.s32", "%0, [%1]"),
+    "update": assembled("atom.acq_rel.cta.shared.add.s32", "%0, [%1], %2"),
+    "fence": SEES + FENCE,
+    "volatile": SEES,
+    "early": FENCE + SEES,
+    "elsewhere": "at = __cvta_generic_to_shared(&other);" + assembled("ld.acquire.cta.shared.s32", "%0, [%1]"),
+}
+
+
+def handed_over(store, load):
+    """What is found where one warp hands data to another by a flag."""
+    source = HANDED.replace("STORE", STORES[store]).replace("LOAD", LOADS[load])
+    run = emulate(source, "f", 2, 64, [np.arange(64, dtype=np.int32)])
+    return {one.kind for one in run.findings}
+
+
+@pytest.mark.parametrize("store", ["release", "update", "fence"])
+@pytest.mark.parametrize("load", ["acquire", "update", "fence"])
+def test_a_flag_hands_data_to_another_warp(store, load):
+    """By release and acquire, by a fence around volatile accesses, and by one of each."""
+    assert handed_over(store, load) == set()
+
+
+@pytest.mark.parametrize(
+    ("store", "load"),
+    [
+        ("volatile", "volatile"),
+        ("volatile", "fence"),
+        ("fence", "volatile"),
+        ("volatile", "acquire"),
+        ("late", "fence"),
+        ("fence", "early"),
+        ("release", "volatile"),
+        ("release", "elsewhere"),
+    ],
+)
+def test_a_flag_without_order_hands_nothing_over(store, load):
+    """One side alone orders nothing, nor does a fence on the wrong side of the access, nor another flag."""
+    assert handed_over(store, load) == {"race"}

@@ -232,11 +232,13 @@ def _nothing(lowering: Lowering, index: int) -> Step:
 
 
 def _fence(lowering: Lowering, index: int) -> Step:
-    """Fences order nothing in lock step; observers are told of those between threads and the units beside them."""
+    """Fences order nothing in lock step; observers are told of those that concern shared memory."""
     instruction = lowering.kernel.instructions[index]
     if modifiers.FENCES.fullmatch(instruction.opcode) is None:
         raise refused(instruction)
-    if not instruction.opcode.startswith("fence.proxy.async") or instruction.opcode.endswith(".global"):
+    words = instruction.opcode.split(".")
+    elsewhere = {"alias", "tensormap::generic", "mbarrier_init"}
+    if not elsewhere.isdisjoint(words) or words[1:] == ["proxy", "async", "global"]:
         return lambda machine, mask: None
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -326,7 +328,7 @@ HANDLERS: dict[str, Handler] = {
     "prefetchu": _nothing,
     "applypriority": _nothing,
     "pmevent": _nothing,
-    "membar": _nothing,
+    "membar": _fence,
     "fence": _fence,
     "griddepcontrol": _nothing,
     "nanosleep": _nothing,

@@ -70,7 +70,7 @@ class Observer:
         """Threads make mbarriers of 8 bytes of their blocks' shared memory."""
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
-        """These threads execute fence.proxy.async: what they have seen, units beside the threads see."""
+        """These threads execute a fence; after fence.proxy.async units beside the threads see what they have seen."""
 
     def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
         """The four warps from each of these threads on have waited together for their products."""

@@ -112,10 +112,11 @@ POLICIES = re.compile(
 WITHOUT_EFFECT = re.compile(
     r"prefetch(?:\.global|\.local)?\.L[12]|prefetch\.global\.L2::evict_(?:last|normal)|prefetchu\.L1"
     r"|prefetch(?:\.const|\.param)?\.tensormap|applypriority(?:\.global)?\.L2::evict_normal"
-    r"|membar\.(?:cta|gl|sys)|griddepcontrol\.(?:launch_dependents|wait)|nanosleep\.u32|pmevent(?:\.mask)?"
+    r"|griddepcontrol\.(?:launch_dependents|wait)|nanosleep\.u32|pmevent(?:\.mask)?"
 )
 FENCES = re.compile(
-    rf"fence(?:\.(?:sc|acq_rel|acquire|release))?{_ORDERED_IN}|fence\.mbarrier_init\.release\.cluster"
+    rf"membar\.(?:cta|gl|sys)|fence(?:\.(?:sc|acq_rel|acquire|release))?{_ORDERED_IN}"
+    r"|fence\.mbarrier_init\.release\.cluster"
     r"|fence\.proxy\.alias|fence\.proxy\.async(?:\.global|\.shared::cta|\.shared::cluster)?"
     rf"|fence\.proxy\.tensormap::generic\.(?:acquire|release){_ORDERED_IN}"
     r"|fence(?:\.proxy\.async::generic)?"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
+RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Findings(Observer):
         if self._writers is None and machine.launch.blocks > 1:
             self._writers = Writers(machine.memory.data.size)
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
+        self._fences = any(_is_fence(one.opcode) for one in machine.kernel.instructions)
         self._alike = machine.blocks  # blocks for which the one that is followed stands
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -84,6 +86,24 @@ class Findings(Observer):
             self._history.writes(event.index, addresses, threads, event.width, event.kind == "cp.async")
         else:
             self._history.reads(event.index, addresses, threads, event.width)
+        self._hand_over(event, threads, addresses)
+
+    def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
+        """Atomics order what is around them: by release and acquire, or relaxed and volatile ones by fences."""
+        opcode = self._machine.kernel.instructions[event.index].opcode
+        order = opcode.split(".")
+        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
+        fences = self._fences and (_is_atomic(opcode) or "volatile" in order)
+        if not (releases or acquires or fences):
+            return
+        for address in np.unique(addresses).tolist():
+            warps, key = self._warps_of(threads[addresses == address]), ("atomic", address)
+            if acquires:
+                self._history.acquire(warps, key)
+            elif fences and event.kind in ("ld", "atom"):
+                self._history.hear(warps, key)
+            if releases or (fences and event.kind != "ld"):
+                self._history.publish(warps, key, at_fence=not releases)
 
     def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
         size = machine.kernel.instructions[index].operands[2]
@@ -110,8 +130,7 @@ class Findings(Observer):
         if inside.any():
             self._history.updates(index, addresses[inside], threads[inside], 8)
         for address in np.unique(addresses).tolist():
-            warps: Flags = np.zeros((self._history.blocks, machine.block_threads // 32), np.bool_)
-            warps.reshape(-1)[threads[addresses == address] // 32] = True
+            warps = self._warps_of(threads[addresses == address])
             if acquired:
                 self._history.acquire(warps, ("mbarrier", address))
             else:
@@ -125,7 +144,10 @@ class Findings(Observer):
         self._history.writes(index, addresses, threads, 8)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
-        self._history.fences(self._warps(mask))
+        if _is_fence(machine.kernel.instructions[index].opcode):
+            self._history.orders(self._warps(mask))
+        else:
+            self._history.fences(self._warps(mask))
 
     def bulk(
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
@@ -211,6 +233,12 @@ class Findings(Observer):
         warps: Flags = np.ones(followed, np.bool_)
         if mask is not None:
             warps = np.any(mask.reshape(*followed, 32), axis=2)
+        return warps
+
+    def _warps_of(self, threads: Words) -> Flags:
+        """The warps of these threads, which count through the blocks that are followed."""
+        warps: Flags = np.zeros((self._history.blocks, self._machine.block_threads // 32), np.bool_)
+        warps.reshape(-1)[threads // 32] = True
         return warps
 
     def _taking_part(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
@@ -394,6 +422,12 @@ class Findings(Observer):
 def _is_atomic(opcode: str) -> bool:
     name, *words = opcode.split(".")
     return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
+
+
+def _is_fence(opcode: str) -> bool:
+    """Whether it orders threads, and not the units beside them alone."""
+    name, *words = opcode.split(".")
+    return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)
 
 
 def _done_at(instruction: Instruction) -> Line:

@@ -44,6 +44,8 @@ class History:
         self._clock = np.ones((blocks, self._warps), np.int64)
         self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
         self._told: dict[Any, NDArray[np.int64]] = {}
+        # Of each warp, what it had seen at its last fence, and what its atomics since then were told.
+        self._at_fence, self._heard = np.zeros((2, blocks, self._warps, self._warps), np.int64)
         self._fenced = np.zeros_like(self._clock)  # of each warp, the latest clock that a fence.proxy.async has seen
         self._tick()
 
@@ -59,7 +61,9 @@ class History:
             np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too)
         )
         self._clock = np.tile(self._clock, (blocks, 1))
-        self._seen = np.tile(self._seen, (blocks, 1, 1))
+        self._seen, self._at_fence, self._heard = (
+            np.tile(seen, (blocks, 1, 1)) for seen in (self._seen, self._at_fence, self._heard)
+        )
         self._fenced = np.tile(self._fenced, (blocks, 1))
         self._told = {key: np.tile(known, (blocks, 1)) for key, known in self._told.items()}
         self._tick()
@@ -134,8 +138,7 @@ class History:
 
     def release(self, warps: Flags, key: Any) -> None:
         """What these warps did is seen by whoever acquires the key in their block later, as by an mbarrier."""
-        told = self._told.get(key, np.zeros_like(self._clock))
-        self._told[key] = np.maximum(told, self._known(warps))
+        self._hand_on(key, self._known(warps))
         self.meets_itself(warps)
 
     def acquire(self, warps: Flags, key: Any) -> None:
@@ -143,6 +146,33 @@ class History:
         if (told := self._told.get(key)) is not None:
             self._seen = np.where(warps[:, :, None], np.maximum(self._seen, told[:, None, :]), self._seen)
             self._tick()
+
+    def orders(self, warps: Flags) -> None:
+        """A fence between threads: atomics before it acquire, those behind it release, each warp for itself."""
+        some = warps[:, :, None]
+        self._seen = np.where(some, np.maximum(self._seen, self._heard), self._seen)
+        own = self._clock[:, :, None] * np.eye(self._warps, dtype=np.int64)
+        self._at_fence = np.where(some, np.maximum(self._seen, own), self._at_fence)
+        self._clock += warps
+        self._tick()
+
+    def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
+        """These warps write atomically: it hands on all that they did, or what they did before their last fence."""
+        if at_fence:
+            self._hand_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
+        else:
+            self._hand_on(key, self._known(warps))
+            self._clock += warps
+            self._tick()
+
+    def hear(self, warps: Flags, key: Any) -> None:
+        """These warps read atomically: what was released to the key they see after their next fence."""
+        if (told := self._told.get(key)) is not None:
+            heard = np.maximum(self._heard, told[:, None, :])
+            self._heard = np.where(warps[:, :, None], heard, self._heard)
+
+    def _hand_on(self, key: Any, known: NDArray[np.int64]) -> None:
+        self._told[key] = np.maximum(self._told.get(key, 0), known)
 
     def _known(self, warps: Flags) -> NDArray[np.int64]:
         """The latest clocks that any of these warps has seen, their own included: (blocks, warps)."""

@@ -292,3 +292,15 @@ def test_the_bits_are_those_of_a_device(name):
     """Of an H200, recorded; test_gpu_hopper.py runs the same on any."""
     found, _ = run(hopper.CASES[name])
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == RECORDED[name]
+
+
+@pytest.mark.parametrize(("late", "kinds"), [(False, {"race"}), (True, set())])
+def test_a_tile_that_is_overwritten_under_a_product_is_found(late, kinds):
+    """A store to shared memory between the product and its wait; behind the wait it is let pass."""
+    case = hopper.PRODUCTS["n 8"].case
+    wait = 'asm volatile("wgmma.wait_group.sync.aligned 0;"'
+    store = 'asm volatile("st.shared.u32 [%0], %0;" ::"r"(0) : "memory");'
+    assert case.source.count(wait) == 1
+    source = case.source.replace(wait, (wait + ");" if late else "") + store + wait)
+    found = emulate(source, case.kernel, case.grid, case.block, case.args, case.shared, ARCH).findings
+    assert {one.kind for one in found if "may still read" in one.message} == kinds

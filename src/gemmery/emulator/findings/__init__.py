@@ -69,6 +69,7 @@ class Findings(Observer):
             self._writers = Writers(machine.memory.data.size)
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
         self._fences = any(_is_fence(one.opcode) for one in machine.kernel.instructions)
+        self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
         self._alike = machine.blocks  # blocks for which the one that is followed stands
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -77,6 +78,9 @@ class Findings(Observer):
             self._across_blocks(event, self._writers)
         if event.space != "shared":
             return
+        if self._multiplies and event.kind in STORES:
+            writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+            self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self._taking_part(event.addresses, event.mask)
         if not threads.size:
             return
@@ -104,6 +108,19 @@ class Findings(Observer):
                 self._history.hear(warps, key)
             if releases or (fences and event.kind != "ld"):
                 self._history.publish(warps, key, at_fence=not releases)
+
+    def _overwrite(self, index: int, threads: Words, addresses: Words) -> None:
+        """Tell of a write to what a product of a warpgroup may still read."""
+        machine = self._machine
+        blocks = threads // machine.block_threads
+        if (read := machine.products.reader(blocks * machine.shared.stride + addresses)) is None:
+            return
+        (first, other), thread = read, int(threads[read[0]])
+        what = (
+            f"{words.thread(machine, thread)} writes {words.address(machine, 'shared', int(addresses[first]))}, which "
+            f"the wgmma at {self._line(other)} may still read: wgmma.wait_group before"
+        )
+        self._add("race", index, thread, 1, what, other)
 
     def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
         size = machine.kernel.instructions[index].operands[2]
@@ -153,6 +170,8 @@ class Findings(Observer):
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
     ) -> None:
         self._event, each = None, addresses.shape[1]
+        if what == "begins" and self._multiplies:
+            self._overwrite(index, np.repeat(threads, each), addresses.ravel())
         if self._alike > 1:
             rows = np.column_stack([threads, addresses])
             own = rows.reshape(self._alike, -1, each + 1) if len(rows) % self._alike == 0 else rows[None, :0]

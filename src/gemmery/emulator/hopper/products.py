@@ -100,6 +100,7 @@ class Products:
         self._under_way: list[Product] = []
         self._committed = np.zeros(machine.threads, np.int64)  # of a warpgroup, at its first thread
         self._fenced = np.zeros(machine.threads, bool)
+        self._readers = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)  # products under way, of each piece
         self._left: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # what the last wait put into registers
 
     def fence(self, groups: Indices) -> None:
@@ -137,6 +138,27 @@ class Products:
         """Begin; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
+        for places in self._reads(product):
+            np.add.at(self._readers, places, 1)
+
+    def reader(self, places: Indices) -> tuple[int, int] | None:
+        """Which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""
+        if not self._under_way:
+            return None
+        read = self._readers[places // PIECE] > 0
+        if not read.any():
+            return None
+        first = int(read.argmax())
+        piece = places[first] // PIECE
+        found = (one.index for one in self._under_way if any((piece == each).any() for each in self._reads(one)))
+        return first, next(found)
+
+    def _reads(self, product: Product) -> list[Indices]:
+        """The pieces of the chunk's shared memory that a product reads, for each operand there."""
+        machine = self._machine
+        base = (product.groups // machine.block_threads * machine.shared.stride)[:, None, None]
+        offsets = [side.pieces() for side in (product.a, product.b) if side.descriptors is not None]
+        return [(np.where(one + PIECE > machine.shared_bytes, 0, one) + base) // PIECE for one in offsets]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -174,6 +196,8 @@ class Products:
         shared = machine.shared.view("c16", 1)
         sides: tuple[list[Array], list[Array]] = ([], [])
         for product in run:
+            for places in self._reads(product):
+                np.subtract.at(self._readers, places, 1)
             for side, decoded in zip((product.a, product.b), sides, strict=True):
                 pieces = None
                 if side.descriptors is not None:

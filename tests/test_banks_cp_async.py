@@ -1,7 +1,6 @@
 """The writes of cp.async, matrices and atomics in shared memory against the source counters of an H200."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ PATTERNS = [
     json.loads(line)
     for line in (Path(__file__).parent / "data" / "cp_async_patterns_h200.jsonl").read_text().splitlines()
 ]
-AIMLESS = ("random", "permuted", "group")  # addresses drawn by lot, which no kernel copies
 
 
 def lanes(mask):
@@ -37,28 +35,23 @@ def off(pattern):
     return counted(pattern).wavefronts - pattern["wavefronts"]
 
 
-def is_aimless(pattern):
-    return pattern["op"].startswith("cp") and any(word in pattern["label"] for word in AIMLESS)
+def test_a_copy_costs_what_was_measured():
+    """What kernels copy (rows, strides, swizzles), pairs of lanes, lanes that read nothing, and addresses by lot."""
+    copies = [pattern for pattern in PATTERNS if pattern["op"].startswith("cp")]
+    kinds = {"cp.async.ca.4", "cp.async.ca.8", "cp.async.ca.16", "cp.async.cg.16"}
+    assert {pattern["op"] for pattern in copies} == kinds
+    assert [pattern for pattern in copies if off(pattern)] == []
 
 
-def test_what_kernels_copy_costs_what_was_measured():
-    """Rows, strides, swizzles and pairs of lanes: 377 of 390.
-
-    The rule is off for .cg where lanes are one chunk or three off a power of two, and by packing for .ca.
-    """
-    regular = [pattern for pattern in PATTERNS if pattern["op"].startswith("cp") and not is_aimless(pattern)]
-    assert len(regular) == 390
-    wrong = Counter(pattern["op"] for pattern in regular if off(pattern))
-    assert wrong == {"cp.async.cg.16": 9, "cp.async.ca.8": 2, "cp.async.ca.4": 2}
-
-
-def test_addresses_drawn_by_lot_cost_little_else():
-    """For .ca what was measured is never less: lanes are not always packed as well as they could be."""
-    aimless = [pattern for pattern in PATTERNS if is_aimless(pattern)]
-    for size in ("4", "8", "16"):
-        differences = [off(pattern) for pattern in aimless if pattern["op"] == f"cp.async.ca.{size}"]
-        assert max(differences) <= 0
-        assert sum(difference == 0 for difference in differences) >= 0.65 * len(differences)
+def test_warps_are_counted_each_for_itself():
+    """All patterns of one opcode at once cost the sum of each."""
+    for op, width in (("cp.async.ca.4", 4), ("cp.async.ca.16", 16), ("cp.async.cg.16", 16)):
+        some = [pattern for pattern in PATTERNS if pattern["op"] == op]
+        addresses, sources = (np.array([pattern[end] for pattern in some]) for end in ("offsets", "sources"))
+        active = np.concatenate([lanes(pattern["active"]) for pattern in some])
+        fetched = np.concatenate([lanes(pattern.get("fetched", pattern["active"])) for pattern in some])
+        found = copied(addresses, sources, active, fetched, width, op.startswith("cp.async.cg"))
+        assert found.wavefronts == sum(pattern["wavefronts"] for pattern in some)
 
 
 def test_the_ideal_is_what_so_many_bytes_need():

@@ -1,4 +1,4 @@
-"""The same products on a GPU and on the emulator: the same bytes of C, or for tensor cores a C within the bound of it."""
+"""The same products on a GPU and on the emulator: equal bytes of C, or for tensor cores a C within the bound."""
 
 from __future__ import annotations
 

@@ -101,26 +101,72 @@ def copied(addresses: Integers, sources: Integers, active: Active, fetched: Acti
     plain = served(addresses, active, width, "st")
     if bypass:
         zeros = served(addresses, active & ~fetched, width, "st")
-        return plain._replace(wavefronts=zeros.wavefronts + _streams(addresses, sources, fetched))
-    wavefronts = np.maximum(_crowd(addresses, active, width), _crowd(sources, fetched, width))
+        return plain._replace(wavefronts=zeros.wavefronts + _transfers(addresses, sources, fetched))
+    near, far = _crowd(addresses, active, width), _crowd(sources, fetched, width)
+    wavefronts = np.maximum(near, far)
+    both = (near > 1) & (far > 1)
+    if both.any():  # else whom a lane meets at one end it does not meet at the other
+        wavefronts[both] = _met(_places(addresses, active, width)[both], _places(sources, fetched, width)[both])
     return plain._replace(wavefronts=int(wavefronts.sum()))
 
 
-def _streams(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_]) -> int:
-    """What .cg writes at once: of 16 lanes those of one line, one row of all banks and one exclusive or of both."""
-    some = fetched.any(axis=1)
-    addresses, sources, fetched = addresses[some], sources[some], fetched[some]
-    ways = (addresses >> 4 ^ sources >> 4) & 7
-    keys = (np.arange(LANES) // 16 << 60) + (addresses >> 7 << 40) + (sources >> 7 << 3) + ways
-    return _distinct(np.where(fetched, keys, _largest(keys, fetched))) if len(keys) else 0
+def _met(ours: Integers, theirs: Integers) -> Integers:
+    """For each group of lanes the most that one of them meets at either of its two places, itself among them."""
+    lanes = ours.shape[1]
+    met = np.ones(ours.shape, np.uint8)
+    ours, theirs = (np.tile(places.astype(np.uint8), 2) for places in (ours, theirs))
+    for apart in range(1, lanes):
+        others = slice(apart, apart + lanes)
+        met += (ours[:, :lanes] == ours[:, others]) | (theirs[:, :lanes] == theirs[:, others])
+    most: Integers = met.max(axis=1).astype(np.int64)
+    return most
+
+
+def _transfers(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_]) -> int:
+    """How often .cg writes shared memory: sectors, or halves of them, from one line to one row of all banks.
+
+    Together go those of which the same halves are wanted, and whose place in the line differs alike from that in the
+    row in its two lowest bits, counted in halves.
+    """
+    to, source, idle = addresses >> 4, sources >> 4, -1 - np.arange(LANES)
+    fetched = fetched & (_before(np.where(fetched, to, idle)) == 0)  # where two write one place, the first lane does
+    line, row, ways = source >> 3, to >> 3, (to ^ source) & 3
+    readers = np.where(fetched, (source << 12) + (row << 1) + (ways & 1), idle)
+    turn = _before(readers[:, ::-1])[:, ::-1]  # where two read one place, the last lane comes first
+    key = (((line << 11) + row << 2) + ways << 5) + turn  # of 2^47 bytes of memory there are 2^40 lines
+    halves = np.sort(np.where(fetched, (key << 4) + ((source & 4) << 1) + (to & 7), idle << 4), axis=1)
+    whole = np.zeros(halves.shape, np.bool_)
+    whole[:, 1:] = halves[:, 1:] ^ halves[:, :-1] == 1
+    whole[:, :-1] |= whole[:, 1:]
+    return _distinct((halves >> 4 << 2) + np.where(whole, 2, halves & 1)) - int(np.count_nonzero(~fetched))
+
+
+def _before(values: Integers) -> Integers:
+    """For each lane of a row how many before it have its value."""
+    found = np.zeros(values.shape, np.int64)
+    ordered = np.sort(values, axis=1)
+    again = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if again.any():
+        values, counted = values[again], found[again]
+        for apart in range(1, LANES):
+            counted[:, apart:] += values[:, apart:] == values[:, :-apart]
+        found[again] = counted
+    return found
+
+
+def _places(addresses: Integers, active: Active, width: int) -> Integers:
+    """For each 128 bytes' worth of lanes the place of each in a row of 128 bytes; idle lanes have one of their own."""
+    lanes = LANES * BANK // width
+    places = (addresses // width % lanes).reshape(-1, lanes)
+    return places if active is None else np.where(active.reshape(-1, lanes), places, lanes + np.arange(lanes))
 
 
 def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
     """For each 128 bytes' worth of lanes the most that want one place of a row, equal addresses each for itself."""
-    lanes = LANES * BANK // width
-    places = (addresses // width % lanes).reshape(-1, lanes) + lanes * np.arange(addresses.size // lanes)[:, None]
-    wanted = places if active is None else places[active.reshape(-1, lanes)]
-    most: Integers = np.bincount(wanted.ravel(), minlength=places.size).reshape(-1, lanes).max(axis=1)
+    places = _places(addresses, None, width)
+    rows = places + places.shape[1] * np.arange(len(places))[:, None]
+    wanted = rows if active is None else rows[active.reshape(rows.shape)]
+    most: Integers = np.bincount(wanted.ravel(), minlength=rows.size).reshape(rows.shape).max(axis=1)
     return most
 
 

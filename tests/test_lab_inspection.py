@@ -186,4 +186,4 @@ def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
 
 
 def test_every_known_card_runs_the_first_rung():
-    assert [lab.inspect("simt_naive", n=256, device=name).device.name for name in KNOWN] == list(KNOWN)
+    assert [lab.inspect("simt_naive", n=64, device=name).device.name for name in KNOWN] == list(KNOWN)

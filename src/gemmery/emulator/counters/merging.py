@@ -144,11 +144,14 @@ class _Bases:
         writes = Counter(register.name for one in kernel.instructions for register in written(one))
         starts = set(kernel.labels.values())
         known: dict[str, tuple[Base, int]] = {}
+        passing: set[str] = set()  # registers that may be others in the next basic block
         ended = False
         for index, instruction in enumerate(kernel.instructions):
             name = instruction.opcode.partition(".")[0]
-            if ended or index in starts:  # what is written again elsewhere may come here in another turn of a loop
-                known = {one: at for one, at in known.items() if writes[one] == 1 and writes[at[0][0]] <= 1}
+            if ended or index in starts:
+                for one in passing:
+                    del known[one]
+                passing.clear()
             ended = name in ENDS
             if name in ("ld", "st"):
                 memory = instruction.operands[name == "ld"]
@@ -156,7 +159,10 @@ class _Bases:
                     base, offset = _origin(memory.base, known)
                     self.before[index] = base, offset + memory.offset
             for register in written(instruction):
-                known[register.name] = self._moved(instruction, known) or ((register.name, index), 0)
+                at = self._moved(instruction, known) or ((register.name, index), 0)
+                known[register.name] = at
+                if writes[register.name] > 1 or writes[at[0][0]] > 1:  # written again, perhaps in a loop's next turn
+                    passing.add(register.name)
 
     def _moved(self, instruction: Instruction, known: Mapping[str, tuple[Base, int]]) -> tuple[Base, int] | None:
         """The base and distance of an instruction's result, when they follow from its operands."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, matrices, modifiers
+from gemmery.emulator import atomics, matrices, modifiers, printing
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.modifiers import Spelled
@@ -205,15 +205,14 @@ def _policy(lowering: Lowering, index: int) -> Step:
     return step
 
 
-CALLED = {"vprintf": "printf"}  # what C++ calls a function of the device's runtime
-
-
 def _call(lowering: Lowering, index: int) -> Step:
-    """A function outside of the text, such as printf: an error when it is reached, not before."""
+    """A function outside of the text: printf, or an error when it is reached, not before."""
     instruction = lowering.kernel.instructions[index]
     name = instruction.opcode.removeprefix("call ")
+    if name == "vprintf":
+        return printing.handler(lowering, index)
     error = EmulationError(
-        f"a call of {CALLED.get(name, name)} ({instruction.line}) is not modelled: leave it out where the kernel is "
+        f"a call of {name} ({instruction.line}) is not modelled: leave it out where the kernel is "
         "emulated, for example with options=('-DEMULATED',) and #ifndef EMULATED"
     )
 

@@ -40,7 +40,7 @@ def machine() -> str:
     return "\n".join(
         [
             f"- Data, matrices and order: {_spans(name for name in access.HANDLERS if name != 'call')}.",
-            f"- Control: {control}; `call` of functions that the text defines, which are put in its place.",
+            f"- Control: {control}; `call` of functions that the text defines, put in its place, and of `printf`.",
             f"- `atom` and `red`: {changes}.",
             f"- Barriers of a block and of a warp: {_spans(sorted(_barriers()))}.",
             f"- Special registers: {_spans(specials.names())}.",

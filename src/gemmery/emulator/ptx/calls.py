@@ -123,7 +123,8 @@ class _Expansion:
             elif name != instruction.opcode:
                 # Of a failed assert() the launch does not come back.
                 opcode = "trap" if name == "__assertfail" else instruction.opcode
-                self.instructions.append(replace(instruction, opcode=opcode, operands=()))
+                operands = self._passed(instruction) if name == "vprintf" else ()
+                self.instructions.append(replace(instruction, opcode=opcode, operands=operands))
             elif end is not None and instruction.opcode in ("ret", "ret.uni"):
                 if instruction is last and instruction.guard is None:
                     continue
@@ -160,6 +161,11 @@ class _Expansion:
         for actual, formal in zip(results.elements, function.results, strict=True):
             self._pass(plain, actual, formal)
         self.labels[end] = len(self.instructions)
+
+    def _passed(self, call: Instruction) -> tuple[Operand, ...]:
+        """The results and parameters of a call that stays, as registers."""
+        operands = (one for vector in call.operands if isinstance(vector, Vector) for one in vector.elements)
+        return tuple(self._whole(one.name) if isinstance(one, Symbol) else one for one in operands)
 
     def _slot_memory(self, instruction: Instruction) -> Symbol | None:
         for operand in instruction.operands:

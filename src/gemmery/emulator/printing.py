@@ -1,0 +1,118 @@
+"""printf of a kernel: thread by thread to standard output (CUDA C++ Programming Guide, "Formatted Output").
+
+The compiler calls `vprintf` with the format and a buffer of arguments, each at a multiple of its size: integers of 4
+bytes or, with a length of `l` or `ll`, of 8; floats as doubles; pointers. The format is C's, but for a precision of `*`
+and the lengths `hh`, `j`, `t` and `z`: those a device does not know, and they stay as they stand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Bytes
+from gemmery.emulator.op import Mask
+from gemmery.emulator.steps import Lowering, Step, refused
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
+LONG = ("l", "ll")
+BITS = {"h": 16} | dict.fromkeys(LONG, 64)
+LONGEST = 1 << 16  # bytes of a string without an end
+
+
+def handler(lowering: Lowering, index: int) -> Step:
+    """The step of a call of vprintf: (format, buffer) gives the number of arguments."""
+    instruction = lowering.kernel.instructions[index]
+    if len(instruction.operands) != 3:
+        raise refused(instruction)
+    write = lowering.write(instruction.operands[0], "u32", instruction)
+    formats, buffers = (lowering.read(one, "s64", instruction) for one in instruction.operands[1:])
+
+    def step(machine: Machine, mask: Mask) -> None:
+        texts, given = machine.spread(formats(machine.registers)), machine.spread(buffers(machine.registers))
+        counts = np.zeros(machine.threads, np.uint32)
+        for thread in range(machine.threads) if mask is None else np.flatnonzero(mask).tolist():
+            arguments = _Arguments(machine, thread, int(given[thread]))
+            sys.stdout.write(formatted(arguments.string(int(texts[thread])), arguments.next, arguments.string))
+            counts[thread] = arguments.count
+        if write is not None:
+            write(machine.registers, mask, counts)
+
+    return step
+
+
+def formatted(text: str, following: Callable[[str], Any], string: Callable[[int], str]) -> str:
+    """C's format with its arguments: `following` gives the next as a NumPy type, `string` what a pointer points to.
+
+    >>> numbers = iter([5, -3, 0.25])
+    >>> formatted("%03d %u %5.1f%%", lambda kind: np.array([next(numbers)]).astype(kind)[0], str)
+    '005 4294967293   0.2%'
+    """
+
+    def one(found: re.Match[str]) -> str:
+        flags, width, precision, length, kind = found.groups(default="")
+        if kind == "%":
+            return "%"
+        width = str(int(following("i4"))) if width == "*" else width
+        before = f"%{flags}{width}" + (f".{precision}" if found.group(3) is not None else "")
+        if kind in "eEfFgG":
+            return (before + kind) % float(following("f8"))
+        if kind in "aA":
+            value = re.sub(r"\.?0*p", "p", float(following("f8")).hex())
+            return f"%{flags}{width}s" % (value.upper() if kind == "A" else value)
+        if kind in "sp":
+            address = int(following("u8"))
+            if kind == "s":
+                return (before + "s") % (string(address) if address else "(null)")
+            return (before + "s") % (hex(address) if address else "(nil)")
+        number = int(following("u8" if length in LONG else "u4")) & (1 << BITS.get(length, 32)) - 1
+        if kind == "c":
+            return (before + "s") % chr(number & 255)
+        if kind in "di" and number >> BITS.get(length, 32) - 1:
+            number -= 1 << BITS.get(length, 32)
+        if "#" in flags and kind in "oxX":
+            prefix = ("0" if kind == "o" else f"0{kind}") if number else ""
+            return f"%{flags}{width}s".replace("#", "") % (prefix + format(number, kind))
+        return (before + ("d" if kind == "u" else kind)) % number
+
+    return CONVERSION.sub(one, text)
+
+
+class _Arguments:
+    """What a thread passed, read one after the other."""
+
+    def __init__(self, machine: Machine, thread: int, buffer: int) -> None:
+        self._machine, self._thread, self._place = machine, thread, buffer
+        self.count = 0
+
+    def next(self, kind: str) -> Any:
+        """The next argument as a NumPy type."""
+        size = np.dtype(kind).itemsize
+        first = -(-self._place // size) * size
+        self._place = first + size
+        self.count += 1
+        return self._bytes(first, size).view(kind)[0]
+
+    def string(self, address: int) -> str:
+        """The characters from an address to the next zero."""
+        return self._bytes(address, LONGEST).tobytes().partition(b"\0")[0].decode("utf-8", "replace")
+
+    def _bytes(self, address: int, count: int) -> Bytes:
+        """Memory behind a generic address."""
+        machine = self._machine
+        if address >= LOCAL_WINDOW:
+            space, first = machine.space("local"), address - LOCAL_WINDOW
+        elif address >= SHARED_WINDOW:
+            space, first = machine.space("shared"), address - SHARED_WINDOW
+        else:
+            space, first = machine.space("global"), address
+        base = np.broadcast_to(space.base, (machine.threads,))
+        first += int(base[self._thread])
+        return space.data[first : first + count].copy()

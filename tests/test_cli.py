@@ -278,6 +278,7 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("ladder diff simt_smem simt_naive --html -", "--html -: stdout has the tables"),
         ("bench --store -", "--store -: stdout has the tables"),
         ("inspect simt_smem bank_stride", "bank_stride is an exhibit and simt_smem a rung"),
+        ("inspect simt_smen bank_stride", "rung 'simt_smen' is not in the ladder on a GPU, and no exhibit; known: "),
         ("inspect simt_smem simt_padded --sass", "--sass: two beside each other"),
         ("inspect bank_stride --m 3", "leave out m, k and dtype"),
         ("inspect bank_stride --config side=3", "it has stride, width, steps"),

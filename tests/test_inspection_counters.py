@@ -212,6 +212,18 @@ def test_an_exhibit_is_looked_at_like_a_rung():
     assert "Lanes at the branch of divergence_split.cu:10" in page
 
 
+def test_the_main_loop_has_a_column_where_there_is_one(smem):
+    """It is a loop that multiplies and adds; of two kernels the loops are compared, or else all of the code."""
+    without = lab.inspect("bank_stride", config={"stride": 32}, device="sm_80")
+    heads = [part.head for found in (smem, without) for part in parts(found) if part.title == "Instructions"]
+    assert heads == [("kind", "kernel", "main loop"), ("kind", "kernel")]
+    titles = [
+        [section.title for section in sections(Comparison(found, found)) if section.title.startswith("Machine")]
+        for found in (smem, without)
+    ]
+    assert titles == [["Machine instructions of the main loop"], ["Machine instructions"]]
+
+
 def test_the_banks_of_an_exhibit():
     found = lab.inspect("bank_stride", config={"stride": 32, "steps": 16}, device="sm_80")
     worst = found.emulated.chosen.shared[0]

@@ -81,6 +81,7 @@ def together(rungs: Sequence[str]) -> None:
     """Refuse to put a rung beside an exhibit: their counters are not of the same work. Raises ArgumentError."""
     kinds = {rung in NAMES: rung for rung in rungs}
     if len(kinds) > 1:
+        _on_gpu(kinds[False])
         raise ArgumentError(f"{kinds[True]} is an exhibit and {kinds[False]} a rung: take two of a kind")
 
 

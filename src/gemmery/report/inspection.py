@@ -197,12 +197,11 @@ def _instructions(one: Kernel, several: bool) -> Part:
     if one.missing:
         shown = tuple((name, f"{number:,}") for name, number in list(one.ptx_counts.items())[:MOST_PTX])
         return Part(f"{title}, PTX", shown, ("opcode", "kernel"), (one.missing,))
-    rows = [
-        (name, f"{number:,}", f"{one.loop.get(name, 0):,}") for name, number in one.counts.items() if is_notable(name)
-    ]
-    others = [sum(number for name, number in x.items() if not is_notable(name)) for x in (one.counts, one.loop)]
-    rows.append(("others", f"{others[0]:,}", f"{others[1]:,}"))
-    return Part(title, tuple(rows), ("kind", "kernel", "main loop"), tuple(_loads(one.loop)))
+    columns = {"kernel": one.counts} | ({"main loop": one.loop} if one.loop else {})
+    rows = [(name, *(f"{x.get(name, 0):,}" for x in columns.values())) for name in one.counts if is_notable(name)]
+    others = [sum(number for name, number in x.items() if not is_notable(name)) for x in columns.values()]
+    rows.append(("others", *(f"{number:,}" for number in others)))
+    return Part(title, tuple(rows), ("kind", *columns), tuple(_loads(one.loop)))
 
 
 def _counters(found: Inspection) -> Sequence[Part]:

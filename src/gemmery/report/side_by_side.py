@@ -105,9 +105,11 @@ def sections(found: Comparison) -> tuple[Section, ...]:
         old, new = ({"config": configured(one), **facts} for one, facts in ((found.old, old), (found.new, new)))
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
     made = [*_counted(found), Section("Launch", launch)]
-    if found.old.kernels[-1].counts and found.new.kernels[-1].counts:
-        first, second = (one.kernels[-1].loop or one.kernels[-1].counts for one in (found.old, found.new))
-        made.append(Section("Machine instructions of the main loop", _numbers(first, second)))
+    first, second = (one.kernels[-1] for one in (found.old, found.new))
+    if first.loop and second.loop:
+        made.append(Section("Machine instructions of the main loop", _numbers(first.loop, second.loop)))
+    elif first.counts and second.counts:
+        made.append(Section("Machine instructions", _numbers(first.counts, second.counts)))
     if before and after:
         made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
     return tuple(made)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import hopper
+from gemmery.emulator.hopper.bulk import Bulk, Load
 from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.lab.kernel import emulate
 
@@ -62,6 +66,7 @@ FOUND = {
     "NO_BARRIER": "race",
     "NO_PROXY_FENCE": "misuse",
     "NO_FIRST_BARRIER": "race",
+    "SWIZZLE": "misuse",
 }
 
 
@@ -73,10 +78,16 @@ def test_a_fault_is_found(fault, seed):
     assert FOUND[fault] in {one.kind for one in run.findings}
 
 
-def test_a_fault_that_is_not_found_shows_in_the_product():
-    """A wrong swizzle reads other elements."""
-    error, _ = product(128, 256, 384, "SWIZZLE")
+def test_a_tile_that_is_read_by_another_swizzle_is_found():
+    """At the product, with the copy that brought the tile."""
+    error, run = product(128, 256, 384, "SWIZZLE")
     assert not error <= 1
+    lines = hopper.pipeline(128, 256, 384, "SWIZZLE").source.splitlines()
+    (told,) = run.findings
+    assert "swizzled by 128 bytes, with a descriptor for 64" in told.message
+    assert "multiply(" in lines[told.line.number - 1]
+    copy = int(re.search(r"copy at kernel.cu:(\d+)", told.message)[1])
+    assert "load" in lines[copy - 1]
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -91,3 +102,34 @@ def test_a_tile_that_is_loaded_under_a_product_is_found(seed):
         assert one.other is not None
         assert "load" in lines[one.line.number - 1]
         assert "multiply" in lines[one.other.number - 1]
+
+
+def test_what_was_written_since_or_came_as_it_was_has_any_swizzle():
+    """A tile that threads have laid out anew is theirs; one that came unswizzled may be swizzled in memory."""
+    shared = np.zeros(128, np.complex128)
+    machine = SimpleNamespace(
+        threads=32,
+        block_threads=32,
+        observers=(),
+        mbarriers=SimpleNamespace(came=lambda *_: None),
+        shared=SimpleNamespace(view=lambda *_: shared, stride=0),
+    )
+    under_way, everywhere = Bulk(machine), np.arange(64)[None]
+
+    def landed(index, swizzle):
+        data = (np.arange(64) + index + 0.5j)[None]
+        under_way._land(Load(index, np.zeros(1, np.int64), everywhere, data, np.zeros(1, np.int64), swizzle))
+
+    def disagreeing(swizzle):
+        bad, *where = under_way.otherwise(everywhere, np.full((1, 1), swizzle))
+        return int(bad.sum()), *where
+
+    assert disagreeing(128) == (0, 0, 0)
+    landed(3, 128)
+    assert [disagreeing(128), disagreeing(64), disagreeing(0)] == [(0, 0, 0), (64, 3, 128), (64, 3, 128)]
+    shared[:40] = -1
+    assert disagreeing(64) == (24, 3, 128)
+    landed(5, 0)
+    assert disagreeing(64) == (0, 0, 0)
+    landed(300, 32)
+    assert disagreeing(64) == (64, 300, 32)

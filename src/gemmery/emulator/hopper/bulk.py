@@ -35,11 +35,12 @@ class Load:
     places: Indices  # (copies, pieces) in the chunk's shared memory
     data: Chunks
     barriers: Indices
+    swizzle: int  # bytes
 
     def only(self, some: NDArray[np.bool_]) -> Load:
         """Those copies of it."""
         rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
-        return Load(self.index, *rest)
+        return Load(self.index, *rest, self.swizzle)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Bulk:
         self._stores: list[Store] = []
         self._committed = np.zeros(machine.threads, np.int64)
         self._tensors: dict[int, Tensor] = {}
+        # Of pieces of shared memory: the instruction and the swizzle that brought them (0: none), and what they were.
+        self._swizzled: tuple[Indices, Chunks] | None = None
 
     @property
     def _shared(self) -> NDArray[Any]:
@@ -94,6 +97,32 @@ class Bulk:
         self.tell(load.index, load.threads, load.places, "lands")
         self._shared[load.places] = load.data
         self._machine.mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
+        if load.swizzle or self._swizzled is not None:
+            self._mark(load)
+
+    def _mark(self, load: Load) -> None:
+        """Remember by which swizzle pieces came, and what they were."""
+        if self._swizzled is None:
+            self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
+        marks, brought = self._swizzled
+        marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
+        brought[load.places] = load.data
+
+    def otherwise(self, places: Indices, swizzles: Indices) -> tuple[NDArray[np.bool_], int, int]:
+        """Pieces that came by another swizzle, which is not none, and that nobody wrote since.
+
+        With the instruction that brought the first of them, and its swizzle.
+        """
+        if self._swizzled is None:
+            return np.zeros(places.shape, np.bool_), 0, 0
+        marks, brought = self._swizzled
+        found = marks[places]
+        bad: NDArray[np.bool_] = (found != 0) & (found & 255 != swizzles)
+        if bad.any():
+            now, then = self._shared[places[bad]], brought[places[bad]]
+            bad[bad] = (now.view("u8") == then.view("u8")).reshape(-1, 2).all(axis=1)
+        first = int(found[bad][0]) if bad.any() else 0
+        return bad, first >> 8, first & 255
 
     # ---- out of shared memory ----
 

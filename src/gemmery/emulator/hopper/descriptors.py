@@ -68,6 +68,12 @@ class Side:
         chosen = None if self.descriptors is None else self.descriptors[some]
         return replace(self, descriptors=chosen, registers=tuple(one[some] for one in self.registers))
 
+    def swizzles(self) -> Indices:
+        """Of each warpgroup's matrix, in bytes."""
+        assert self.descriptors is not None
+        found: Indices = np.array(_MODES)[self.descriptors >> 62 & 3]
+        return found
+
     def pieces(self) -> Indices:
         """Offsets in shared memory of the pieces of 16 bytes: (warpgroups, ...)."""
         assert self.descriptors is not None

@@ -201,8 +201,8 @@ class Products:
             for side, decoded in zip((product.a, product.b), sides, strict=True):
                 pieces = None
                 if side.descriptors is not None:
-                    pieces = side.pieces()
-                    pieces = self._read(product, pieces, base)
+                    pieces = self._read(product, side.pieces(), base)
+                    self._compare(product, side, pieces)
                 decoded.append(DECODED[side.type](side.words(shared, pieces)))
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
         sums = _multiplied(a, b)
@@ -224,6 +224,18 @@ class Products:
             observer.bulk(machine, product.index, product.groups, offsets.reshape(len(offsets), -1), "reads")
         places: Indices = (offsets + base) // PIECE
         return places
+
+    def _compare(self, product: Product, side: Side, places: Indices) -> None:
+        """Tell of a tile that was swizzled otherwise on its way in. One that came as it was may be so in memory."""
+        machine, swizzles = self._machine, side.swizzles()
+        bad, index, swizzle = machine.bulk.otherwise(places, swizzles[:, None, None])
+        if bad.any():
+            some = bad.any(axis=(1, 2))
+            what = (
+                f"multiplies a tile that came swizzled by {swizzle} bytes, with a descriptor for {swizzles[some][0]}: "
+                f"give it and the tensor map of the copy at {machine.kernel.instructions[index].line} the same"
+            )
+            machine.misuse(product.index, product.groups[some], what)
 
     def _write(self, product: Product, sums: Array) -> None:
         """Add to the registers of all threads of the warpgroups."""

@@ -293,7 +293,7 @@ def _begin(
     barriers = machine.mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
     if len(barriers) == len(there):
         places = _pieces(machine, blocks, addresses[copies], end)
-        machine.bulk.load(Load(index, there, places, data[copies], barriers))
+        machine.bulk.load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:

@@ -14,7 +14,7 @@ from gemmery.emulator.findings import words
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
 from gemmery.emulator.findings.words import Place
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Line, calling
+from gemmery.emulator.ptx import Immediate, Line
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -318,7 +318,7 @@ class Findings(Observer):
                 self._add(kind, index, thread, count, what)
             elif kind == "not landed":
                 way_out = "its group before (cp.async.wait_group with a smaller number)"
-                if self._in_bulk(other):
+                if words.in_bulk(self._machine, other):
                     way_out = "its mbarrier before, and expect all bytes that are copied"
                 what = f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for {way_out}"
                 self._add(kind, index, thread, count, what, other)
@@ -329,7 +329,8 @@ class Findings(Observer):
                 )
                 self._add("misuse", index, thread, count, what, other)
             else:
-                self._race(index, thread, count, address, other, stamp)
+                what = words.race(self._machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC))
+                self._add("race", index, thread, count, what, other)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
         """Pairs that do not race for being atomic, both of them; of volatile ones those of two warps.
@@ -392,37 +393,6 @@ class Findings(Observer):
             )
             self._add("race", event.index, thread, int(these.sum()), what, other)
 
-    def _race(self, index: int, thread: int, count: int, address: int, other: int, stamp: int) -> None:
-        machine = self._machine
-        second = thread - thread % machine.block_threads + (stamp & THREAD)
-        if self._in_bulk(index) or self._in_bulk(other):
-            cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
-        elif self._does(index) == self._does(other) == "writes" and self._line(index) == self._line(other):
-            cause = "whichever comes last stays: let one thread write there, or use an atomic"
-        elif second == thread:
-            cause = "a copy of its own that may land later: wait for its group before"
-        elif second // 32 == thread // 32:
-            cause = "lanes of one warp: put __syncwarp() between the two"
-        else:
-            cause = "no barrier between: put __syncthreads() there"
-        here, there = self._does(index), self._does(other, bool(stamp & ATOMIC))
-        what = (
-            f"{words.thread(machine, thread)} {here} {words.address(machine, 'shared', address)}, which "
-            f"{words.thread(machine, second, False)} {there} at {self._line(other)}; {cause}"
-        )
-        self._add("race", index, thread, count, what, other)
-
-    def _does(self, index: int, atomic: bool = False) -> str:
-        opcode = self._machine.kernel.instructions[index].opcode
-        if opcode.startswith(("atom", "red")) or atomic:
-            return "updates"
-        if opcode.startswith("cp") and opcode.partition("bulk_group")[1]:
-            return "reads"
-        return "reads" if opcode.startswith(("ld", "wmma.load", "wgmma")) else "writes"
-
-    def _in_bulk(self, index: int) -> bool:
-        return ".bulk." in self._machine.kernel.instructions[index].opcode
-
     def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
         key = kind, self._line(index), "" if other is None else self._line(other)
         if (known := self._found.get(key)) is not None:
@@ -431,11 +401,10 @@ class Findings(Observer):
         instructions = self._machine.kernel.instructions
         one, second = instructions[index], None if other is None else instructions[other].line
         where = words.indices(self._machine, thread)
-        self._found[key] = Finding(kind, one.line, message, *where, second, count, _done_at(one))
+        self._found[key] = Finding(kind, one.line, message, *where, second, count, words.done_at(one))
 
     def _line(self, index: int) -> str:
-        instruction = self._machine.kernel.instructions[index]
-        return words.lines(instruction.line, _done_at(instruction))
+        return words.line_of(self._machine, index)
 
 
 def _is_atomic(opcode: str) -> bool:
@@ -447,8 +416,3 @@ def _is_fence(opcode: str) -> bool:
     """Whether it orders threads, and not the units beside them alone."""
     name, *words = opcode.split(".")
     return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)
-
-
-def _done_at(instruction: Instruction) -> Line:
-    """The innermost line that is more than a name for an instruction."""
-    return calling(instruction.frames or (instruction.line,))[-1]

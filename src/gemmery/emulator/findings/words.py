@@ -1,4 +1,4 @@
-"""Threads, lines and addresses as a finding calls them: "thread 3 of block 0", "byte 132 of shared memory"."""
+"""What findings say: "thread 3 of block 0", "byte 132 of shared memory", and why two threads race."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gemmery.emulator.memory import PAGE
-from gemmery.emulator.ptx import Line
+from gemmery.emulator.ptx import Instruction, Line, calling
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -17,6 +17,17 @@ Place = tuple[int, int, int]  # x, y, z
 def lines(line: Line, inner: Line | None) -> str:
     """Two lines as "simt_padded.cu:19 (load.cuh:61)", one where both are the same."""
     return str(line) if inner in (None, line) else f"{line} ({inner})"
+
+
+def done_at(instruction: Instruction) -> Line:
+    """The innermost line that is more than a name for an instruction."""
+    return calling(instruction.frames or (instruction.line,))[-1]
+
+
+def line_of(machine: Machine, index: int) -> str:
+    """The line of an instruction, and the one that it was inlined from."""
+    instruction = machine.kernel.instructions[index]
+    return lines(instruction.line, done_at(instruction))
 
 
 def indices(machine: Machine, thread: int) -> tuple[Place, Place]:
@@ -47,6 +58,42 @@ def beyond(machine: Machine, space: str, at: int, width: int) -> str:
     size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
     far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
     return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+
+
+def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool) -> str:
+    """Two accesses to shared memory that nothing orders: of a thread, and before it of thread `own` of its block."""
+    second = number - number % machine.block_threads + own
+    if in_bulk(machine, index) or in_bulk(machine, other):
+        cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
+    elif _does(machine, index) == _does(machine, other) == "writes" and line_of(machine, index) == line_of(
+        machine, other
+    ):
+        cause = "whichever comes last stays: let one thread write there, or use an atomic"
+    elif second == number:
+        cause = "a copy of its own that may land later: wait for its group before"
+    elif second // 32 == number // 32:
+        cause = "lanes of one warp: put __syncwarp() between the two"
+    else:
+        cause = "no barrier between: put __syncthreads() there"
+    here, there = _does(machine, index), _does(machine, other, atomic)
+    return (
+        f"{thread(machine, number)} {here} {address(machine, 'shared', where)}, which "
+        f"{thread(machine, second, False)} {there} at {line_of(machine, other)}; {cause}"
+    )
+
+
+def in_bulk(machine: Machine, index: int) -> bool:
+    """Whether an instruction copies in bulk."""
+    return ".bulk." in machine.kernel.instructions[index].opcode
+
+
+def _does(machine: Machine, index: int, atomic: bool = False) -> str:
+    opcode = machine.kernel.instructions[index].opcode
+    if opcode.startswith(("atom", "red")) or atomic:
+        return "updates"
+    if opcode.startswith("cp") and opcode.partition("bulk_group")[1]:
+        return "reads"
+    return "reads" if opcode.startswith(("ld", "wmma.load", "wgmma")) else "writes"
 
 
 def _beyond_arrays(machine: Machine, at: int, width: int) -> str:

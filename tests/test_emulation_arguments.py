@@ -1,0 +1,252 @@
+"""gm.emulate's arguments and launches: what is taken, what is refused, what an error says."""
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+
+N = 64
+X = np.random.default_rng(1).uniform(-4, 4, N).astype(np.float32)
+TWICE = "__global__ void twice(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }"
+
+
+# ---- arguments ----
+
+
+def copied(x, kind="unsigned char", size=1):
+    """What a kernel that copies elements of a C++ type makes of an array."""
+    y, count = np.zeros_like(x), x.nbytes // size
+    code = f"""__global__ void copy(const {kind}* x, {kind}* y, int n) {{
+      if (threadIdx.x < n) y[threadIdx.x] = x[threadIdx.x]; }}"""
+    assert gm.emulate(code, "copy", 1, max(count, 1), [x, y, np.int32(count)]).findings == ()
+    return y
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(8, dtype=np.float16),
+        np.arange(8, dtype=np.uint8),
+        np.array([True, False]),
+        np.arange(4) * (1 + 2j),
+        np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "i4"), ("b", "f8")]),
+        np.array(3.5),
+        np.zeros((0, 3)),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(6.0).reshape(2, 3).T,
+        np.array([b"ab", b"cd"]),
+        np.array(["2026-11-20"], "datetime64[D]"),
+    ],
+    ids=lambda x: f"{x.dtype}{x.shape}",
+)
+def test_arrays_of_any_type_and_order(x):
+    y = copied(x)
+    assert y.tobytes("A") == x.tobytes("A")
+
+
+def test_bfloat16_of_another_package():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.arange(8).astype(ml_dtypes.bfloat16)
+    assert (copied(x, "unsigned short", 2) == x).all()
+
+
+def test_one_array_twice_and_a_view():
+    x = np.arange(N, dtype=np.float32)
+    code = "__global__ void add(float* x, const float* y) { x[threadIdx.x] += y[threadIdx.x]; }"
+    gm.emulate(code, "add", 1, N, [x, x])
+    np.testing.assert_array_equal(x, 2.0 * np.arange(N))
+    gm.emulate(code, "add", 1, 32, [x[32:], x[:32]])
+    np.testing.assert_array_equal(x[32:], 2.0 * np.arange(32, N) + 2.0 * np.arange(32))
+
+
+def test_scalars_and_structs():
+    code = """#include <cuda_fp16.h>
+    struct Pair { float a; int b[3]; };
+    __global__ void each(float* z, __half h, float2 c, bool q, char s, double d, Pair p, unsigned u, long long w) {
+      z[0] = __half2float(h) + c.y + q + s + d + p.a + p.b[2] + u + w; }"""
+    pair = np.array([(0.25, (1, 2, 3))], dtype=[("a", "f4"), ("b", "i4", 3)])[0]
+    z = np.zeros(1, np.float32)
+    given = [z, np.float16(1.5), np.complex64(1 + 2j), np.True_, np.int8(-3), 4.0, pair, 7, np.int64(-1)]
+    gm.emulate(code, "each", 1, 1, given)
+    assert z[0] == 1.5 + 2 + 1 - 3 + 4 + 0.25 + 3 + 7 - 1
+    given[6] = pair.tobytes()
+    z[0] = 0
+    gm.emulate(code, "each", 1, 1, given)
+    assert z[0] == 14.75
+
+
+def test_variables_of_the_module():
+    code = """__constant__ float scale[2] = {1, 2}; __device__ int calls = 5; __device__ float sums[4];
+    __global__ void f(float* z) { sums[threadIdx.x] = scale[threadIdx.x & 1] * z[threadIdx.x];
+      atomicAdd(&calls, 1); z[threadIdx.x] = calls > 0; }"""
+    z, sums, calls = np.arange(4, dtype=np.float32), np.zeros(4, np.float32), np.zeros(1, np.int32)
+    gm.emulate(code, "f", 1, 4, [z], variables={"sums": sums, "calls": calls})
+    assert (sums.tolist(), calls[0]) == ([0, 2, 2, 6], 4)
+    gm.emulate(code, "f", 1, 4, [np.ones(4, np.float32)], variables={"sums": sums, "scale": np.float32([10, 20])})
+    assert sums.tolist() == [10, 20, 10, 20]
+
+
+class Tensor:
+    """An array of another library, whose repr is long."""
+
+    def __repr__(self):
+        return "tensor([\n" + "0., " * 100
+
+
+OVERLAP = np.zeros(N, np.float32)
+FOREIGN = np.zeros(N, np.dtype(np.float32).newbyteorder())
+ARGUMENTS = {
+    "too few": (
+        [X],
+        gm.ArgumentError,
+        r"1 argument: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*give one",
+    ),
+    "too many": ([X, 1, 2], gm.ArgumentError, "3 arguments.*takes 2"),
+    "a list": (
+        [[1.0, 2.0], 1],
+        gm.ArgumentError,
+        r"argument 0 is \[1.0, 2.0\] of type list.*pass a numpy.uint64, or an array",
+    ),
+    "an array of another library": ([Tensor(), 1], gm.ArgumentError, "argument 0 is of type Tensor: .*or an array"),
+    "an array for a list": (
+        X,
+        gm.ArgumentError,
+        r"args is of type ndarray: a list of the kernel's arguments, \[x, y\]",
+    ),
+    "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float: .*pointer.*an array"),
+    "an array for a number": ([X, X], gm.ArgumentError, "argument 1 is an array of float32.*4 bytes.*numpy.uint32"),
+    "None for a number": ([X, None], gm.ArgumentError, "argument 1 is None.*pass a numpy.uint32"),
+    "a float for an int": ([X, 1.0], gm.ArgumentError, "argument 1 is 1.0 of type float.*numpy.uint32"),
+    "another size": ([X, np.int64(1)], gm.ArgumentError, "argument 1 is 1 of type int64.*4 bytes.*numpy.uint32"),
+    "float bits": ([X, np.float32(1)], gm.ArgumentError, "argument 1 is 1.0 of type float32.*numpy.uint32"),
+    "too large": ([X, 2**32], gm.ArgumentError, "argument 1 is 4294967296.*pass a number of 32 bits"),
+    "bytes": ([X, b"abc"], gm.ArgumentError, "argument 1 is 3 bytes.*pass 4 bytes"),
+    "gaps": ([np.zeros((8, 8))[:, ::2], 1], gm.LayoutError, "argument 0 has strides.*ascontiguousarray"),
+    "objects": ([np.array([None]), 1], gm.ArgumentError, "argument 0 holds Python objects.*astype"),
+    "byte order": ([FOREIGN, 1], gm.LayoutError, "argument 0 has the foreign byte order.*astype"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_a_wrong_argument_is_refused_in_words(case):
+    args, error, words = ARGUMENTS[case]
+    with pytest.raises(error, match=words):
+        gm.emulate(TWICE, "twice", 1, N, args)
+
+
+def test_overlapping_arrays_are_refused():
+    code = "__global__ void f(float* x, float* y) { x[0] = y[0]; }"
+    with pytest.raises(gm.LayoutError, match="argument 1 overlaps argument 0: pass one array and an offset"):
+        gm.emulate(code, "f", 1, 1, [OVERLAP[1:], OVERLAP[:-1]])
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"nowhere": X}, "variable 'nowhere': this module has table"),
+        ({"table": X}, "variable table has 16 bytes, the array 256: pass as many"),
+        ({"table": [1.0]}, r"variable table is \[1.0\]: pass a NumPy array"),
+    ],
+)
+def test_a_wrong_variable_is_refused(variables, words):
+    code = "__device__ float table[4]; __global__ void f(float* z) { z[0] = table[0]; }"
+    with pytest.raises(gm.ArgumentError, match=words):
+        gm.emulate(code, "f", 1, 1, [np.zeros(1, np.float32)], variables=variables)
+
+
+def test_a_read_only_array_may_be_read_and_not_written():
+    code = "__global__ void f(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }"
+    x, y = X.copy(), np.zeros_like(X)
+    x.flags.writeable = False
+    gm.emulate(code, "f", 1, N, [x, y])
+    np.testing.assert_array_equal(y, x)
+    other = np.zeros_like(X)
+    swapped = "__global__ void f(float* z, float* x, const float* y) { z[threadIdx.x] = x[threadIdx.x] = 1 + y[0]; }"
+    with pytest.raises(gm.LayoutError, match="argument 1 is read-only, and the kernel writes it: pass a writable copy"):
+        gm.emulate(swapped, "f", 1, N, [other, x, y])
+    assert not other.any()
+    np.testing.assert_array_equal(x, X)
+
+
+def test_an_error_leaves_arrays_as_they_were():
+    code = """__global__ void f(long long* z) { z[threadIdx.x] = 1; __syncthreads();
+      if (blockIdx.x == 1) z[threadIdx.x] = clock64(); }"""
+    z = np.zeros(64, np.int64)
+    with pytest.raises(gm.EmulationError, match=r"special register %clock64 of .*\(kernel.cu:2\) is not modelled"):
+        gm.emulate(code, "f", 2, 64, [z])
+    assert not z.any()
+    gm.emulate(code, "f", 1, 64, [z])  # it is not reached
+    assert z.all()
+
+
+# ---- launches ----
+
+BOUNDED = "__global__ void __launch_bounds__(64) f(float* x) { x[0] = 1; }"
+LARGE = (
+    "__global__ void f(float* x) { __shared__ float s[13000]; s[threadIdx.x] = x[0]; __syncthreads(); x[0] = s[99]; }"
+)
+DYNAMIC = "__global__ void f(float* x) { extern __shared__ float s[]; s[threadIdx.x] = 1; x[0] = s[threadIdx.x]; }"
+FIXED = "__global__ void __cluster_dims__(2, 1, 1) f(float* x) { x[0] = 1; }"
+PLAIN = "__global__ void f(float* x) { x[0] = 1; }"
+LAUNCHES = {
+    "no blocks": (PLAIN, (0, 1), {}, "grid=0: a whole number >= 1, or a tuple of up to three"),
+    "half a block": (PLAIN, (1.5, 1), {}, "grid=1.5: a whole number"),
+    "words": (PLAIN, (1, "64"), {}, "block='64': a whole number"),
+    "four sides": (PLAIN, ((1, 1, 1, 1), 1), {}, r"grid=\(1, 1, 1, 1\).*up to three"),
+    "a tall grid": (PLAIN, ((1, 65536), 1), {}, r"grid=\(1, 65536, 1\): no more than \(2147483647, 65535, 65535\)"),
+    "a deep block": (PLAIN, (1, (1, 1, 65)), {}, r"block=\(1, 1, 65\): no more than \(1024, 1024, 64\)"),
+    "many threads": (PLAIN, (1, (64, 32)), {}, r"2048 threads; a block has at most 1024"),
+    "launch bounds": (BOUNDED, (1, 65), {}, "65 threads, and it was compiled for at most 64.*__launch_bounds__"),
+    "static shared": (LARGE, (1, 32), {}, "declares 52000 bytes of shared memory, and 49152 is the most.*extern"),
+    "dynamic shared": (DYNAMIC, (1, 32), {"shared": 232449}, "block of sm_90 has at most 232448"),
+    "of that device": (DYNAMIC, (1, 32), {"shared": 65537, "arch": "sm_75"}, "sm_75 has at most 65536.*arch"),
+    "negative shared": (DYNAMIC, (1, 32), {"shared": -1}, r"shared=-1: .* >= 0"),
+    "clusters before Hopper": (PLAIN, (4, 1), {"cluster": 2, "arch": "sm_80"}, "sm_80 has no clusters.*sm_90"),
+    "a large cluster": (PLAIN, (32, 1), {"cluster": 32}, "32 blocks; a cluster has at most 16"),
+    "an odd grid": (PLAIN, (3, 1), {"cluster": 2}, r"each side of grid=\(3, 1, 1\) must be a multiple"),
+    "its own cluster": (FIXED, (4, 1), {"cluster": 4}, r"compiled for clusters of \(2, 1, 1\) alone"),
+    "its own cluster, odd": (FIXED, (3, 1), {}, "must be a multiple of the cluster's"),
+    "no architecture": (PLAIN, (1, 1), {"arch": "hopper"}, "arch='hopper': .*such as sm_80"),
+    "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
+    "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: a whole number >= 0, or None"),
+    "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
+    "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
+    "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': a tuple of options"),
+    "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): a tuple of options"),
+    "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as sm_80"),
+    "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
+    "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: a whole number >= 0"),
+    "a list of variables": (PLAIN, (1, 1), {"variables": [1]}, "variables is of type list: arrays by the names"),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_launch_that_a_driver_refuses_is_an_error(case):
+    code, dims, options, words = LAUNCHES[case]
+    x = np.zeros(4, np.float32)
+    with pytest.raises(gm.ArgumentError, match=words):
+        gm.emulate(code, "f", *dims, [x], **options)
+    assert not x.any()
+
+
+def test_launches_at_the_limits():
+    x = np.zeros(1, np.float32)
+    for code, block, options in ((DYNAMIC, 32, {"shared": 232448}), (BOUNDED, 64, {}), (FIXED, 1, {"cluster": 2})):
+        x[0] = 0
+        gm.emulate(code, "f", 2, block, [x], **options)
+        assert x[0] == 1
+
+
+def test_blocks_of_a_required_size():
+    text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry f(.param .u64 x) .reqntid 8, 2 { ret; }"
+    with pytest.raises(gm.ArgumentError, match=r"block=\(16, 1, 1\): it was compiled for blocks of \(8, 2, 1\) alone"):
+        gm.emulate(text, "f", 1, 16, [None])
+    assert gm.emulate(text, "f", 1, (8, 2), [None]).findings == ()
+    with pytest.raises(
+        gm.ArgumentError, match="this PTX is for sm_80, which older devices cannot run; pass arch='sm_80'"
+    ):
+        gm.emulate(text, "f", 1, (8, 2), [None], arch="sm_75")
+    with pytest.raises(gm.ArgumentError, match="PTX is not compiled"):
+        gm.emulate(text, "f", 1, (8, 2), [None], options=("-DN=1",))
+    with pytest.raises(gm.ArgumentError, match="kernel 'g': this PTX has f; name one of them"):
+        gm.emulate(text, "g", 1, (8, 2), [None])

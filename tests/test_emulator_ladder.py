@@ -51,14 +51,17 @@ def test_shapes(rung, name):
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_layouts(rung):
-    """A, B and C row by row or column by column, and with any strides."""
-    either = ("row", "col")
+    """A, B and C row by row or column by column, and with any strides.
+
+    A C that lies column by column is computed as its transpose from those of B and A, so four of eight ways are enough.
+    """
+    stated = [("row", "row", "row"), ("row", "col", "col"), ("col", "row", "col"), ("col", "col", "row")]
     stored = itertools.cycle(("odd", "padded", "aligned", "rows reversed", "padded col", "col", "row"))
     others = zip(OTHERS, OTHERS[4:] + OTHERS[:4], stored, strict=False)
     sides = itertools.cycle((EVEN, ODD))
     taken = [
         one_of(next(sides), rung, lambda shape, three=three: matrices(shape, rung.dtypes[0], layouts=three))
-        for three in [*itertools.product(either, either, either), *others]
+        for three in [*stated, *others]
     ]
     assert any(taken)
 

@@ -51,15 +51,23 @@ def low_bits(kernel: Kernel) -> dict[str, Low]:
         name: Low(MOST, one.offset) if one.space == "shared" and one.size else Low(one.align.bit_length() - 1, 0)
         for name, one in kernel.variables.items()
     }
+    carrying: list[tuple[str, Instruction]] = []
+    for instruction in kernel.instructions:
+        for register in written(instruction):
+            if _carries(instruction):
+                carrying.append((register.name, instruction))
+            else:
+                found[register.name] = UNKNOWN
     changed = True
     while changed:  # from too much knowledge down, so that a loop keeps what each of its turns keeps
         changed = False
-        for instruction in kernel.instructions:
-            for register in written(instruction):
-                result = _result(instruction, found)
-                before = found.get(register.name)
-                if result is not None and (now := result if before is None else before.either(result)) != before:
-                    found[register.name], changed = now, True
+        for name, instruction in carrying:
+            before = found.get(name)
+            if before is UNKNOWN:
+                continue
+            result = _result(instruction, found)
+            if result is not None and (now := result if before is None else before.either(result)) != before:
+                found[name], changed = now, True
     return found
 
 
@@ -72,11 +80,15 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
     return tuple(one for one in parts if isinstance(one, Register))
 
 
+def _carries(instruction: Instruction) -> bool:
+    """Whether the low bits of a result follow from those of the operands."""
+    opcode = instruction.opcode
+    return opcode.partition(".")[0] in MEANINGS and ".hi" not in opcode and ".f" not in opcode
+
+
 def _result(instruction: Instruction, found: Mapping[str, Low]) -> Low | None:
     """The low bits of a result; None while nothing is known of an operand that is yet to be reached."""
     name = instruction.opcode.partition(".")[0]
-    if name not in MEANINGS or ".hi" in instruction.opcode or ".f" in instruction.opcode:
-        return UNKNOWN
     meaning, count = MEANINGS[name]
     given = [_low(operand, found) for operand in instruction.operands[1 : 1 + count]]
     if name == "shl" and not isinstance(instruction.operands[2], Immediate):

@@ -39,7 +39,7 @@ check: $(STAMP) ## format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m mypy
-	@$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+	@$(PYTHON) -m pytest -q -n 2 tests/test_layering.py tests/test_docs.py
 
 docs: $(STAMP) ## write the figures and tables of the documents anew from benchmarks/results
 	@$(PYTHON) -m gemmery.report.documents

@@ -131,7 +131,7 @@ def test_configs_of_its_space_give_the_product(rung):
 def test_the_order_of_blocks_and_warps_does_not_show(rung):
     """The same bits whatever comes first; a warp at a time is slow, so there are few."""
     name, results = rung.dtypes[0], []
-    for seed in (None, 1, 2):
+    for seed in (None, 1):
         for shape in [(33, 23, 19), (11, 23, 19), (1, 41, 35)]:
             a, b, c = matrices(shape, name)
             if run(rung, a, b, c, seed=seed):

@@ -146,3 +146,20 @@ def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision
     assert np.array_equal(a.image(), a.before), f"A was written: {case}"
     assert np.array_equal(b.image(), b.before), f"B was written: {case}"
     return True
+
+
+def functions(ptx: str, names: list[str]) -> list:
+    """Kernels of a PTX text, loaded on the first device."""
+    with driver.on(0):
+        module = driver.check(driver.api().cuModuleLoadData(ptx.encode() + b"\0"))
+        return [driver.check(driver.api().cuModuleGetFunction(module, name.encode())) for name in names]
+
+
+def launch(function, blocks: int, threads: int, *memories: driver.Memory) -> None:
+    """Run a kernel whose parameters are pointers to these memories, and wait for it."""
+    pointers = np.array([memory.pointer for memory in memories], np.uint64)
+    arguments = pointers.ctypes.data + 8 * np.arange(len(memories), dtype=np.uint64)
+    with driver.on(0):
+        status = driver.api().cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, 0, arguments.ctypes.data, 0)
+        driver.check(status)
+    driver.synchronize()

@@ -8,6 +8,7 @@ from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ops.convert import CONVERT
 from gemmery.emulator.ops.floating import FLOATING
 from gemmery.emulator.ops.half import HALF
+from gpu_operands import functions, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
@@ -88,19 +89,11 @@ def kernel(ops, places):
 
 def launched(ptx, data, length):
     """What the kernel writes."""
-    api = driver.api()
     source, target = driver.Memory(data.nbytes), driver.Memory(length)
     source.write(data)
     target.fill(0)
     out = np.empty(length, np.uint8)
-    pointers = np.array([source.pointer, target.pointer], np.uint64)
-    arguments = pointers.ctypes.data + 8 * np.arange(2, dtype=np.uint64)
-    with driver.on(0):
-        module = driver.check(api.cuModuleLoadData(ptx.encode() + b"\0"))
-        function = driver.check(api.cuModuleGetFunction(module, b"all"))
-        grid, block = (COUNT // BLOCK, 1, 1), (BLOCK, 1, 1)
-        driver.check(api.cuLaunchKernel(function, *grid, *block, 0, 0, arguments.ctypes.data, 0))
-    driver.synchronize()
+    launch(*functions(ptx, ["all"]), COUNT // BLOCK, BLOCK, source, target)
     target.read(out)
     return out
 

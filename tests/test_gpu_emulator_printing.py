@@ -5,6 +5,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda import driver, nvrtc
+from gpu_operands import functions, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
@@ -30,14 +31,7 @@ def test_the_same_is_printed(capfd):
     counts = np.zeros(8, np.int32)
     memory = driver.Memory(counts.nbytes)
     memory.write(counts)
-    pointer = np.array([memory.pointer], np.uint64)
-    packed = np.array([pointer.ctypes.data], np.uint64)
-    with driver.on(0):
-        api = driver.api()
-        module = driver.check(api.cuModuleLoadData(made.text.encode() + b"\0"))
-        function = driver.check(api.cuModuleGetFunction(module, b"talk"))
-        driver.check(api.cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 0, 0, packed.ctypes.data, 0))
-        driver.synchronize()
+    launch(*functions(made.text, ["talk"]), 2, 64, memory)
     memory.read(counts)
     theirs = capfd.readouterr().out
     ours = np.zeros(8, np.int32)

@@ -7,6 +7,7 @@ from gemmery.cuda import driver
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ops.mma import MMA
 from gemmery.emulator.ops.warp import WARP
+from gpu_operands import functions, launch
 from test_emulator_ops_mma import ORACLES as PRODUCTS
 from test_emulator_ops_mma import SIZE, extents, real, small
 
@@ -117,12 +118,7 @@ def launched(function, op, operands):
         cell[:] = np.ascontiguousarray(wide).view(f"u{wide.itemsize}")
     memory = driver.Memory(cells.nbytes)
     memory.write(cells)
-    pointer = np.array([memory.pointer], np.uint64)
-    packed = np.array([pointer.ctypes.data], np.uint64)
-    with driver.on(0):
-        launch = driver.api().cuLaunchKernel
-        driver.check(launch(function, WARPS, 1, 1, 32, 1, 1, 0, 0, packed.ctypes.data, 0))
-    driver.synchronize()
+    launch(function, WARPS, 32, memory)
     memory.read(cells)
     kinds = [np.dtype(NUMPY[kind]) for kind in op.results]
     taken = zip(cells[len(operands) :], kinds, strict=True)
@@ -138,12 +134,9 @@ def both():
     text = ".version 8.7\n.target sm_90a\n.address_size 64\n"
     text += "".join(kernel(f"k{i}", opcode) for i, opcode in enumerate(OPS))
     found = {}
-    with driver.on(0):
-        module = driver.check(driver.api().cuModuleLoadData(text.encode() + b"\0"))
-    for i, (opcode, op) in enumerate(OPS.items()):
+    made = functions(text, [f"k{i}" for i in range(len(OPS))])
+    for function, (opcode, op) in zip(made, OPS.items(), strict=True):
         operands = of_product(opcode, rng) if opcode in MMA else of_warp(opcode, rng)
-        with driver.on(0):
-            function = driver.check(driver.api().cuModuleGetFunction(module, f"k{i}".encode()))
         found[opcode] = operands, launched(function, op, operands), emulated(op, operands)
     return found
 

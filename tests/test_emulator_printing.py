@@ -69,3 +69,13 @@ def test_what_a_device_does_not_know_stays_as_it_stands():
     """No argument is taken for it."""
     left = [1, 2]
     assert formatted("%d %.*f %hhu %zu %d", lambda kind: np.array([left.pop(0)], kind)[0], str) == "1 %.*f %hhu %zu 2"
+
+
+@pytest.mark.parametrize("address", ["123456789", "-5", "1ll << 62"])
+def test_a_string_that_is_nowhere_is_a_finding(capsys, address):
+    code = f'__global__ void f(int* y) {{\n  y[0] = printf("a %s %d", (const char*)({address}), 7); }}'
+    y = np.zeros(1, np.int32)
+    (found,) = gm.emulate(code, "f", 1, 1, [y]).findings
+    assert capsys.readouterr().out == "a  7"
+    assert (found.kind, found.line.number, y[0]) == ("misuse", 2, 2)
+    assert "where nothing does" in found.message

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Bytes
+from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
 from gemmery.emulator.steps import Lowering, Step, refused
 
@@ -39,7 +39,7 @@ def handler(lowering: Lowering, index: int) -> Step:
         texts, given = machine.spread(formats(machine.registers)), machine.spread(buffers(machine.registers))
         counts = np.zeros(machine.threads, np.uint32)
         for thread in range(machine.threads) if mask is None else np.flatnonzero(mask).tolist():
-            arguments = _Arguments(machine, thread, int(given[thread]))
+            arguments = _Arguments(machine, index, thread, int(given[thread]))
             sys.stdout.write(formatted(arguments.string(int(texts[thread])), arguments.next, arguments.string))
             counts[thread] = arguments.count
         if write is not None:
@@ -68,7 +68,7 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
             value = re.sub(r"\.?0*p", "p", float(following("f8")).hex())
             return f"%{flags}{width}s" % (value.upper() if kind == "A" else value)
         if kind in "sp":
-            address = int(following("u8"))
+            address = int(following("i8" if kind == "s" else "u8"))
             if kind == "s":
                 return (before + "s") % (string(address) if address else "(null)")
             return (before + "s") % (hex(address) if address else "(nil)")
@@ -88,8 +88,8 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
 class _Arguments:
     """What a thread passed, read one after the other."""
 
-    def __init__(self, machine: Machine, thread: int, buffer: int) -> None:
-        self._machine, self._thread, self._place = machine, thread, buffer
+    def __init__(self, machine: Machine, index: int, thread: int, buffer: int) -> None:
+        self._machine, self._index, self._thread, self._place = machine, index, thread, buffer
         self.count = 0
 
     def next(self, kind: str) -> Any:
@@ -105,14 +105,13 @@ class _Arguments:
         return self._bytes(address, LONGEST).tobytes().partition(b"\0")[0].decode("utf-8", "replace")
 
     def _bytes(self, address: int, count: int) -> Bytes:
-        """Memory behind a generic address."""
-        machine = self._machine
-        if address >= LOCAL_WINDOW:
-            space, first = machine.space("local"), address - LOCAL_WINDOW
-        elif address >= SHARED_WINDOW:
-            space, first = machine.space("shared"), address - SHARED_WINDOW
-        else:
-            space, first = machine.space("global"), address
-        base = np.broadcast_to(space.base, (machine.threads,))
-        first += int(base[self._thread])
+        """Memory behind a generic address; nothing, and a finding, where there is none."""
+        machine, thread = self._machine, self._thread
+        ((name, place, _),) = machine.placed("", np.int64(address), None)
+        space = machine.space(name)
+        if space.outside(np.int64(place), None, 1) is not None:
+            what = f"prints what lies at address {address:#x}, where nothing does: pass a pointer to the characters"
+            machine.misuse(self._index, np.array([thread]), what)
+            return np.zeros(0, np.uint8)
+        first = int(np.broadcast_to(place + space.base, (machine.threads,))[thread])
         return space.data[first : first + count].copy()

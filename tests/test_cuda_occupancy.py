@@ -3,7 +3,7 @@
 import pytest
 
 from gemmery.cuda import driver, nvrtc
-from gemmery.cuda.device import KNOWN, RATES, find
+from gemmery.cuda.device import KNOWN, RATES, architecture, card, find
 from gemmery.cuda.occupancy import occupancy, registered_warps, shared_taken
 from gemmery.cuda.roofline import loaded, roofline
 from gemmery.errors import DeviceError
@@ -103,6 +103,34 @@ def test_a_device_is_found_by_its_card_and_by_its_architecture():
     with pytest.raises(DeviceError, match="known: cuda, cuda:N, h200"):
         find("sm_12")
     assert {row.capability for row in KNOWN.values()} <= set(RATES)
+
+
+@pytest.mark.parametrize("name", ["H100", "h100", "H 100", "NVIDIA H100", "nvidia-h100"])
+def test_a_card_is_found_however_its_name_is_written(name):
+    assert find(name) is card(name) is KNOWN["h100"]
+
+
+def test_each_card_is_found_in_capitals_and_by_its_compute_capability():
+    for name, row in KNOWN.items():
+        assert card(name.upper()) is row
+        assert card(f"{row.capability // 10}.{row.capability % 10}").capability == row.capability
+        assert architecture(name.upper()) == architecture(row.arch.upper()) == row.arch
+    assert find("GeForce RTX 3090") is KNOWN["rtx3090"]
+    assert [architecture(name) for name in ("SM_90", "compute_90", "9.0", "sm_87", "12.1")] == [
+        *["sm_90"] * 3,
+        "sm_87",
+        "sm_121",
+    ]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("RTX3O90", "rtx3090"), ("4090", "rtx4090"), ("h1000", "h100")])
+def test_a_misspelt_card_suggests_the_one_that_was_meant(name, meant):
+    for resolve in (find, card, architecture):
+        with pytest.raises(DeviceError, match=f"{name!r} is neither present nor known; did you mean {meant!r}"):
+            resolve(name)
+    for name in ("sm_60", "6.1", "", "cuda:x", "90"):
+        with pytest.raises(DeviceError, match="is neither present nor known"):
+            find(name)
 
 
 def test_the_first_chip_of_all_gives_its_known_figures():

@@ -206,14 +206,20 @@ LAUNCHES = {
     "an odd grid": (PLAIN, (3, 1), {"cluster": 2}, r"each side of grid=\(3, 1, 1\) must be a multiple"),
     "its own cluster": (FIXED, (4, 1), {"cluster": 4}, r"compiled for clusters of \(2, 1, 1\) alone"),
     "its own cluster, odd": (FIXED, (3, 1), {}, "must be a multiple of the cluster's"),
-    "no architecture": (PLAIN, (1, 1), {"arch": "hopper"}, "arch='hopper': .*such as sm_80"),
+    "no architecture": (
+        PLAIN,
+        (1, 1),
+        {"arch": "hopper"},
+        "arch='hopper': .*such as 'sm_80'.*neither present nor known",
+    ),
+    "a misspelt card": (PLAIN, (1, 1), {"arch": "rtx3009"}, "arch='rtx3009': .* did you mean 'rtx3090'"),
     "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
     "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: a whole number >= 0, or None"),
     "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
     "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
     "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': a tuple of options"),
     "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): a tuple of options"),
-    "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as sm_80"),
+    "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as 'sm_80'"),
     "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
     "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: a whole number >= 0"),
     "a list of variables": (PLAIN, (1, 1), {"variables": [1]}, "variables is of type list: arrays by the names"),
@@ -227,6 +233,13 @@ def test_a_launch_that_a_driver_refuses_is_an_error(case):
     with pytest.raises(gm.ArgumentError, match=words):
         gm.emulate(code, "f", *dims, [x], **options)
     assert not x.any()
+
+
+@pytest.mark.parametrize(("arch", "number"), [("RTX3090", 860), ("h100", 900), ("SM_80", 800), ("7.5", 750)])
+def test_a_kernel_is_compiled_for_a_card_by_its_name(arch, number):
+    x = np.zeros(1, np.int32)
+    gm.emulate("__global__ void f(int* x) { *x = __CUDA_ARCH__; }", "f", 1, 1, [x], arch=arch)
+    assert x[0] == number
 
 
 def test_launches_at_the_limits():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 
 from gemmery.errors import DeviceError
@@ -86,6 +88,8 @@ RATES = {
     100: Rates(256, 128, 8192, 4096, 128),
     120: Rates(256, 4, 1024, 512, 4),
 }
+_IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of what people call a card
+_ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
 # Data sheets and architecture white papers of the vendor: Turing (t4, 2080ti), A100 and A30, GA102 (a10, a40 and the
@@ -116,23 +120,56 @@ KNOWN = {
 
 @lru_cache(maxsize=64)
 def find(name: str) -> Device:
-    """A device by what a View or a Problem calls it ("cuda:0"), or by a name of the table ("a100", "sm_80").
+    """Return a device that is present ("cuda:0"), or one that is only known: a card or an architecture.
 
     >>> find("a100").arch
     'sm_80'
 
     Raises DeviceError for a device that is neither present nor known.
     """
-    kind, _, number = name.partition(":")
-    if name == "cuda" or (kind == "cuda" and number.isdecimal()):
+    kind, _, number = name.strip().lower().partition(":")
+    if kind == "cuda" and (number.isdecimal() or ":" not in name):
         from gemmery.cuda import driver
 
         return driver.device(int(number or 0))
+    return card(name)
+
+
+def card(name: str) -> Device:
+    """Return a card of the table by its name, its architecture or its compute capability, in any case.
+
+    >>> card("RTX 3090").arch, card("SM_80").name, card("9.0").name
+    ('sm_86', 'a100', 'h200')
+
+    Raises DeviceError for a name that is not known; the message suggests one that is spelled like it.
+    """
+    wanted = _IGNORED.sub("", name.lower())
     for row in KNOWN.values():
-        if name in (row.name, row.arch, f"sm_{row.capability}"):
+        sm = f"{row.capability // 10}.{row.capability % 10}"
+        if wanted in (row.name, f"sm{row.capability}", f"sm{row.capability}a", f"compute{row.capability}", sm):
             return row
-    archs = ", ".join(dict.fromkeys(row.arch for row in KNOWN.values()))
-    raise DeviceError(f"device {name!r} is neither present nor known; known: cuda, cuda:N, {', '.join(KNOWN)}, {archs}")
+    archs = dict.fromkeys(row.arch for row in KNOWN.values())
+    close = get_close_matches(wanted, (*KNOWN, *archs), 1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    raise DeviceError(
+        f"device {name!r} is neither present nor known{meant}; known: cuda, cuda:N, {', '.join((*KNOWN, *archs))}"
+    )
+
+
+def architecture(name: str) -> str:
+    """Return the architecture that code is compiled for, by its own name or by that of a card, in any case.
+
+    >>> architecture("SM_87"), architecture("9.0"), architecture("H100")
+    ('sm_87', 'sm_90', 'sm_90a')
+
+    Raises DeviceError for a name that is not known, and for architectures before the first of the table.
+    """
+    found = _ARCHITECTURE.fullmatch(name.strip().lower())
+    if found:
+        number = found[1] or found[3] + found[4]
+        if int(number) >= min(LIMITS):
+            return f"sm_{number}{found[2] or ''}"
+    return card(name).arch
 
 
 def _generation(capability: int) -> int:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
-from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED
+from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import Program
 from gemmery.emulator.ptx import Kernel, parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.simt import Dims, Launch
-from gemmery.errors import ArgumentError, CompileError
+from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulation import prepared
 
 Sides = int | Sequence[int]
@@ -62,7 +62,8 @@ def emulate(
     Raises EmulationError for what is not modelled, CompileError, LayoutError, and ArgumentError for what a driver would
     refuse; arrays are then as they were.
     """
-    capability = _capability(arch)
+    arch = _architecture(arch)
+    capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
     reason = _misgiven(kernel, args, shared, options, variables, seed)
     if reason:
@@ -146,13 +147,15 @@ def _only(names: list[str], kernel: str) -> str:
     return found[0]
 
 
-def _capability(arch: str) -> int:
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", str(arch))
-    if not found or int(found[1]) < min(LIMITS):
+def _architecture(arch: Any) -> str:
+    try:
+        return architecture(arch)
+    except (AttributeError, DeviceError) as error:  # not a text, or no architecture
+        reason = f"; {error}" if isinstance(error, DeviceError) else ""
         raise ArgumentError(
-            f"arch={arch!r}: the name of an architecture from sm_{min(LIMITS)} on, such as sm_80, sm_90a"
-        )
-    return int(found[1])
+            f"arch={arch!r}: pass an architecture from sm_{min(LIMITS)} on, such as 'sm_80' or 'sm_90a', or a card, "
+            f"such as 'rtx3090'{reason}"
+        ) from None
 
 
 def _dims(name: str, given: Sides) -> Dims:

@@ -1,15 +1,50 @@
-"""One profile for every random test, the same examples each time, no deadline; and interrupts as in a terminal."""
+"""An environment of the tests' own; one profile for every random test, without a deadline; interrupts as in a terminal.
 
+Libraries read their variables when they are loaded, so the environment is cleared here, before any test file is
+imported, and restored after every test.
+"""
+
+import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# Variables that change which kernels run, on how many threads, or how a terminal looks: name or prefix.
+DISTORTING = (
+    "ATEN_", "BLIS_", "CUBLAS_", "DNNL_", "GEMMERY_", "GOMP_", "GOTO_", "KMP_", "MKL_", "NPY_", "NVIDIA_TF32_OVERRIDE",
+    "NVPL_", "OMP_", "ONEDNN_", "OPENBLAS_", "VECLIB_",
+    "CLICOLOR", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS", "TTY_", "TYPER_",
+    "_TYPER_",
+)  # fmt: skip
+
+for name in [name for name in os.environ if name.startswith(DISTORTING)]:
+    del os.environ[name]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its tests
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--isa", choices=("avx512", "avx2", "generic"), help="run the tests with GEMMERY_ISA set to this")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for mark in ("leaks_references", "slow", "thread_unsafe", "valgrind_error"):
         config.addinivalue_line("markers", f"{mark}: of NumPy's own tests, which test_numpy_suite imports")
+    if isa := config.getoption("--isa"):
+        os.environ["GEMMERY_ISA"] = isa
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Undo what a test does to the environment, so that the next one starts from the same."""
+    for name in ("COLUMNS", "LINES"):
+        os.unsetenv(name)  # readline sets them when it is imported, where os.environ does not show them
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmery import dtypes
+from gemmery import config, dtypes
 from gemmery.config import ISAS
 from gemmery.cpu import build, jit, loops
 from gemmery.cpu.target import host
@@ -27,7 +26,7 @@ PROBLEMS = [
     if not build.packed_refuses(Problem(8, 8, 8, name, out, epilogue=epilogue))
 ]
 PARTS = [
-    ("test_cpu_packed.py", "test_cpu_epilogue.py"),
+    ("test_cpu_packed.py", "test_cpu_epilogue.py", "test_cpu_isa.py::test_this_process_is_limited_as_asked"),
     ("test_ladder.py", "-k", "test_layouts and not packed"),
 ]
 
@@ -35,16 +34,17 @@ PARTS = [
 @pytest.mark.parametrize("isa", NARROWER)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 def test_the_kernels_are_right_when_limited_to(isa, part):
-    environment = {**os.environ, "GEMMERY_ISA": isa}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *part]
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-m", "pytest", f"--isa={isa}", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run([*command, *part], cwd=HERE, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed, done.stdout[-500:]
     assert int(passed[1]) > 50
-    asked = [sys.executable, "-c", "from gemmery.cpu.target import host; print(host().isa)"]
-    done = subprocess.run(asked, cwd=HERE, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == isa
+
+
+def test_this_process_is_limited_as_asked(pytestconfig):
+    limit = pytestconfig.getoption("--isa")
+    assert host().isa == limit if limit else config.isa_limit() is None
 
 
 @pytest.mark.parametrize("isa", NARROWER)

@@ -62,7 +62,7 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
 
 
 def _key(target: Target, name: str) -> str:
-    described = f"{_sources()} {target.cpu} {target.isa} {sorted(target.features)} {name}"
+    described = f"{_sources()} {target.cpu} {target.isa} {sorted(target.features)} {target.llvm} {name}"
     return cache.digest(described.encode()).hex()
 
 
@@ -107,8 +107,11 @@ def host_cpu() -> str:
 
 def _machine(target: Target) -> Any:
     llvm = _llvm()
-    features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
-    cpu = llvm.get_host_cpu_name() if target.isa != "generic" or target.machine not in ("x86_64", "amd64") else "x86-64"
+    cpu, features = target.llvm, ""
+    if not cpu:
+        features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
+        plain = target.isa == "generic" and target.machine in ("x86_64", "amd64")
+        cpu = "x86-64" if plain else llvm.get_host_cpu_name()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
     )

@@ -13,6 +13,12 @@ from gemmery import config
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
+# The levels of the x86-64 System V ABI that a narrower target is limited to: LLVM's name, and the features under
+# Linux's names. A list of what is kept: a list of what to drop misses every extension that comes after it.
+_V1 = frozenset({"cmov", "cx8", "fpu", "fxsr", "mmx", "sse", "sse2"})
+_V3 = _V1 | _AVX2 | {"abm", "avx", "bmi1", "bmi2", "cx16", "lahf_lm", "movbe", "pni", "popcnt", "sse4_1", "sse4_2"}
+_V3 |= {"ssse3", "xsave"}
+_LEVELS = {"generic": ("x86-64", _V1), "avx2": ("x86-64-v3", _V3)}
 _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
 SHALLOW = 128  # steps of k up to which writing C decides: packed tiles run along the rows of C then
 
@@ -28,6 +34,7 @@ class Target:
     l1d: int = 0
     l2: int = 0
     l3: int = 0
+    llvm: str = ""  # LLVM's name of the CPU to compile for; "" for the one this process runs on
 
     @property
     def vector_bytes(self) -> int:
@@ -58,13 +65,12 @@ class Target:
         return self.vector_bytes // size
 
     def limited(self, isa: str) -> Target:
-        """The same CPU using no more than `isa`: how the narrower kernels are tested."""
+        """The same CPU with no more than `isa`, compiled for as a plain CPU of that level."""
         order = config.ISAS.index
-        kept = self.isa if order(self.isa) <= order(isa) else isa
-        prefixes = {"avx512": (), "avx2": ("avx512", "amx"), "generic": ("avx", "amx", "fma", "f16c", "vaes")}[kept]
-        return replace(
-            self, isa=kept, features=frozenset(f for f in self.features if not f.startswith(prefixes or "\0"))
-        )
+        if isa not in _LEVELS or order(self.isa) < order(isa) or self.machine not in ("x86_64", "amd64"):
+            return self
+        name, features = _LEVELS[isa]
+        return replace(self, isa=isa, features=self.features & features, llvm=name)
 
 
 @dataclass(frozen=True)

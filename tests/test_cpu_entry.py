@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from fences import survives
 from gemmery.api import products
 from gemmery.cpu import entry
 
@@ -189,3 +190,67 @@ def test_it_can_be_switched_off():
             [sys.executable, "-c", code], env={"GEMMERY_FAST_ENTRY": value}, capture_output=True, text=True, check=False
         )
         assert made.stdout.strip() == kind, made.stderr
+
+
+def unpickled(x):
+    """A copy whose dtype is an object of its own, as a pool's workers get their arguments."""
+    return pickle.loads(pickle.dumps(x))
+
+
+def test_unpickled_operands_of_several_types():
+    draw = np.random.default_rng(0)
+    for name in draw.choice(["f4", "i4", "u4"], 300):
+        x = draw.integers(0, 9, (8, 8)).astype(name)
+        a, b = unpickled((x, x.copy()))
+        assert np.array_equal(gm.matmul(a, b), x @ x)
+
+
+def test_operands_turned_to_the_native_byte_order():
+    gm.matmul(np.ones((6, 6), "f4"), np.ones((6, 6), "f4"))
+    gm.matmul(np.ones((6, 6), "i4"), np.ones((6, 6), "i4"))
+    for _ in range(40):
+        for name in (">f4", ">i4"):
+            raw = np.full((6, 6), 2, name)
+            x = raw.astype(raw.dtype.newbyteorder("="))
+            assert np.array_equal(gm.matmul(x, x), x @ x)
+            del x, raw
+
+
+def test_the_dtype_of_an_out_may_die():
+    a = np.ones((40, 40), "f4")
+
+    def call():
+        for make in (
+            lambda name: unpickled(np.empty((1, 1), name)).dtype,
+            lambda name: np.dtype(name).newbyteorder("="),
+        ):
+            out = np.empty((40, 40), make("f4"))
+            gm.matmul(a, a, out=out)
+            del out
+            keep = [make(name) for name in ("U77", "U77", "U77", "i1", "i1")]
+            result = gm.matmul(a, a)
+            assert result.dtype is np.dtype("f4")
+            assert (result == 40).all()
+            assert keep
+
+    assert survives(call)
+
+
+def test_an_equal_dtype_takes_the_compiled_way_and_one_with_metadata_does_not(met, handed):
+    a, b, exact = met
+    assert near(handed.builtin(unpickled(a), b), exact)
+    assert near(handed.builtin(a.astype(">f4").astype(np.dtype(">f4").newbyteorder("=")), unpickled(b)), exact)
+    assert handed.calls == 0
+    marked = a.astype(np.dtype("f4", metadata={"unit": "m"}))
+    for number in (1, 2):
+        assert handed.builtin(marked, b).dtype.metadata == {"unit": "m"}
+        assert handed.calls == number
+    assert near(handed.builtin(a.astype(">f4"), b), exact)
+    assert handed.calls == 3
+
+
+def test_int64_has_two_names_and_each_gets_its_own_back():
+    for name in "lqlqLQ":
+        x = np.full((5, 5), 3, name)
+        for _ in range(2):
+            assert gm.matmul(x, x).dtype.char == name

@@ -33,6 +33,9 @@ _WRITEABLE = 0x400
 # Offsets in a PyObject, a PyArrayObject and a tuple of a 64-bit build with the GIL.
 _TYPE, _DATA, _NDIM, _SHAPE, _STRIDES, _DESCR, _FLAGS = 8, 16, 24, 32, 40, 56, 64
 _TUPLE_SIZE, _TUPLE_ITEMS = 16, 24
+# In a PyArray_Descr: eight bytes of kind, character, byte order, flags and type number, which say what an element type
+# is wherever its object lies (an unpickled array brings an object of its own); and a pointer to its metadata.
+_ELEMENT, _METADATA = 24, 56
 
 # The head of the table: objects, then functions of the C API.
 _HEAD = tuple(
@@ -54,8 +57,8 @@ _HEAD = tuple(
 )
 # One prepared job: the key, what to do, and the job itself.
 _KEY = (
-    ("a_descr", "ptr"),
-    ("b_descr", "ptr"),
+    ("a_element", "i64"),
+    ("b_element", "i64"),
     ("m", "i64"),
     ("k", "i64"),
     ("n", "i64"),
@@ -67,7 +70,8 @@ _KEY = (
 _ENTRY = (
     *_KEY,
     ("used", "i64"),
-    ("c_descr", "ptr"),
+    ("c_element", "i64"),
+    ("c_descr", "ptr"),  # NumPy's own object of the element type, which lives as long as the process
     ("c_row", "i64"),
     ("c_col", "i64"),
     ("a_bytes", "i64"),  # from the array's first byte to one past its last
@@ -133,10 +137,12 @@ def _is_matrix(f: Function, array_type: Value, x: Value) -> Value:
 
 def _look_up(f: Function, table: Value, head: Args, a: Value, b: Value, out: Value, done: Var, answer: Var) -> None:
     """Find the prepared job that matches a and b, check or make `out`, run."""
-    key = _key(f, a, b)
+    a_descr, b_descr = f.load("ptr", a + _DESCR), f.load("ptr", b + _DESCR)
+    key = _key(f, a, b, a_descr, b_descr)
     entry_at = table + _HEAD_BYTES + _place(f, list(key.values())) * _ENTRY_BYTES
     entry = Args(f, entry_at, _ENTRY)
-    match = entry.used.differs(0) & f.load("i64", f.load("ptr", b + _SHAPE)).equals(key["k"])
+    metadata = f.load("i64", a_descr + _METADATA) | f.load("i64", b_descr + _METADATA)  # a result would inherit it
+    match = entry.used.differs(0) & f.load("i64", f.load("ptr", b + _SHAPE)).equals(key["k"]) & metadata.equals(0)
     for name, value in key.items():
         match = match & f.emit("i1", f"icmp eq {value}, {getattr(entry, name).text}")
     with f.if_(match):
@@ -178,12 +184,12 @@ def _look_up(f: Function, table: Value, head: Args, a: Value, b: Value, out: Val
                 answer.value = _called(f, head.no_memory, "ptr")
 
 
-def _key(f: Function, a: Value, b: Value) -> dict[str, Value]:
+def _key(f: Function, a: Value, b: Value, a_descr: Value, b_descr: Value) -> dict[str, Value]:
     a_shape, b_shape = f.load("ptr", a + _SHAPE), f.load("ptr", b + _SHAPE)
     a_strides, b_strides = f.load("ptr", a + _STRIDES), f.load("ptr", b + _STRIDES)
     values = (
-        f.load("ptr", a + _DESCR),
-        f.load("ptr", b + _DESCR),
+        f.load("i64", a_descr + _ELEMENT),
+        f.load("i64", b_descr + _ELEMENT),
         f.load("i64", a_shape),
         f.load("i64", a_shape + 8),
         f.load("i64", b_shape + 8),
@@ -196,23 +202,28 @@ def _key(f: Function, a: Value, b: Value) -> dict[str, Value]:
 
 
 def _place(f: Function, values: list[Value]) -> Value:
-    """The index in the table: multiplicative hashing (Knuth, TAOCP 3, 6.4) of the key's words."""
+    """The index in the table: the sum of the key's words times a constant each, of which the high bits are kept.
+
+    Source: Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic" (1996).
+    """
     mixed = f.index(0)
-    for value in values:
-        word = f.emit("i64", f"ptrtoint {value} to i64") if value.type == "ptr" else value
-        mixed = (mixed ^ word) * _GOLDEN
+    for value, factor in zip(values, _FACTORS, strict=True):
+        mixed = mixed + value * factor
     return mixed >> (64 - _JOBS.bit_length() + 1)
-
-
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 / golden ratio, as a signed word
 
 
 def place(values: list[int]) -> int:
     """`_place` in Python."""
-    mixed = 0
-    for value in values:
-        mixed = ((mixed ^ value) * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
-    return mixed >> (64 - _JOBS.bit_length() + 1)
+    mixed = sum(value * factor for value, factor in zip(values, _FACTORS, strict=True))
+    return (mixed & 0xFFFFFFFFFFFFFFFF) >> (64 - _JOBS.bit_length() + 1)
+
+
+def _signed(word: int) -> int:
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# Odd numbers that look random: the powers of 2**64 over the golden ratio.
+_FACTORS = [_signed(pow(0x9E3779B97F4A7C15, i, 1 << 64)) for i in range(1, len(_KEY) + 1)]
 
 
 def _fits(f: Function, head: Args, entry: Args, a: Value, b: Value, out: Value) -> Value:
@@ -221,7 +232,7 @@ def _fits(f: Function, head: Args, entry: Args, a: Value, b: Value, out: Value) 
     with f.if_(_is_matrix(f, head.array_type, out)):
         shape, strides = f.load("ptr", out + _SHAPE), f.load("ptr", out + _STRIDES)
         good.value = (
-            _same(f, f.load("ptr", out + _DESCR), entry.c_descr)
+            f.load("i64", f.load("ptr", out + _DESCR) + _ELEMENT).equals(entry.c_element)
             & f.load("i64", shape).equals(entry.m)
             & f.load("i64", shape + 8).equals(entry.n)
             & f.load("i64", strides).equals(entry.c_row)
@@ -278,7 +289,7 @@ class _Method(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
 
 
-_kept: set[object] = set()  # element types whose addresses are keys
+_kept: dict[int, np.dtype[Any]] = {}  # element types of results, by address: the table points at them
 
 
 @functools.cache
@@ -314,10 +325,31 @@ def _probed() -> bool:
         and tuple(shape(word(at + _SHAPE).value)) == x.shape
         and tuple(strides(word(at + _STRIDES).value)) == x.strides
         and word(at + _DESCR).value == id(x.dtype)
+        and _elements_are_known()
         and bool(ctypes.c_int32.from_address(at + _FLAGS).value & _WRITEABLE) == x.flags.writeable
         and word(id(_NAMES) + _TUPLE_SIZE).value == 1
         and word(id(_NAMES) + _TUPLE_ITEMS).value == id(_NAMES[0])
     )
+
+
+def _elements_are_known() -> bool:
+    """True when the fields of a dtype object are where compiled code will read them."""
+    marked = np.dtype(np.float64, metadata={"": 0})
+    metadata = ctypes.c_int64.from_address(id(marked) + _METADATA).value
+    if not metadata or ctypes.c_int64.from_address(metadata + _TYPE).value != id(dict):
+        return False
+    for dtype in (np.dtype(np.float32), np.dtype(">i2"), np.dtype(np.longlong)):
+        kind, char, order, _flags, number = struct.unpack("=3cci", ctypes.string_at(id(dtype) + _ELEMENT, 8))
+        if (kind.decode(), char.decode(), order.decode(), number) != (
+            dtype.kind,
+            dtype.char,
+            dtype.byteorder,
+            dtype.num,
+        ):
+            return False
+        if ctypes.c_int64.from_address(id(dtype) + _METADATA).value:
+            return False
+    return True
 
 
 _NAMES = (sys.intern("out"),)
@@ -355,15 +387,24 @@ def remember(a: Any, b: Any, c: Any, job: bytes, flops: int) -> None:
     table = _table()
     if not table or min(*a.strides, *b.strides) < 0:  # a span starts at the first element
         return
-    _kept.update((a.dtype, b.dtype, c.dtype))
-    key = (id(a.dtype), id(b.dtype), *a.shape, b.shape[1], *a.strides, *b.strides)
+    own: np.dtype[Any] = np.dtype(c.dtype.type)
+    elements = [_element(x.dtype) for x in (a, b, c)]
+    if elements[2] != _element(own):
+        return
+    _kept[id(own)] = own
+    key = (*elements[:2], *a.shape, b.shape[1], *a.strides, *b.strides)
     fields = struct.unpack(f"<{len(JOB)}q", job)
     plan = dict(zip((name for name, _ in JOB), fields, strict=True))
     plain = plan["parts"] == 1 and not plan["workspace_bytes"] and flops < _LONG
     spans = (_bytes(x) for x in (a, b, c))
-    entry = [*key, 1, id(c.dtype), *c.strides, *spans, plain, flops >= _LONG, *fields]
+    entry = [*key, 1, elements[2], id(own), *c.strides, *spans, plain, flops >= _LONG, *fields]
     at = table + _HEAD_BYTES + place(list(key)) * _ENTRY_BYTES
     (ctypes.c_int64 * len(_ENTRY)).from_address(at)[:] = entry
+
+
+def _element(dtype: np.dtype[Any]) -> int:
+    """The eight bytes of a dtype object that say which element type it is."""
+    return ctypes.c_int64.from_address(id(dtype) + _ELEMENT).value
 
 
 def forget() -> None:

@@ -1,0 +1,109 @@
+"""The compiled entry over random histories: element types whose objects come and go must never be confused.
+
+NumPy's own dtype objects live forever. An unpickled array brings an object of its own, which dies with the array, and
+another type's may then be made at the same address.
+"""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+import gemmery as gm
+from gemmery.cpu import entry
+
+ELEMENTS = st.sampled_from(["f4", "i4", "u4", "f8", "i8", "u8", "i1", "u1", "c8", "f2", "i2", "q"])
+SIDES = st.sampled_from([6, 8])
+MAKERS = st.sampled_from(["own", "pickled", "swapped", "metadata", "foreign"])
+GUARD = 64  # bytes on both sides of each array
+POISON = 0xA5
+MOST = 12  # arrays alive at once
+
+
+def fresh(element: str, maker: str) -> np.dtype:
+    """A dtype of this element type: NumPy's own object, or one that dies with the arrays that have it."""
+    own = np.dtype(element)
+    if maker == "pickled":
+        return pickle.loads(pickle.dumps(np.empty(1, own))).dtype
+    if maker == "swapped":
+        return own.newbyteorder().newbyteorder("=")
+    if maker == "foreign":
+        return own.newbyteorder()
+    return np.dtype(own, metadata={"unit": element}) if maker == "metadata" else own
+
+
+class Guarded:
+    """An array between guard zones, and the whole numbers in it."""
+
+    def __init__(self, side: int, dtype: np.dtype, values: np.ndarray | None) -> None:
+        size = side * side * dtype.itemsize
+        self.memory = np.full(size + 2 * GUARD, POISON, np.uint8)
+        self.array = np.ndarray((side, side), dtype, self.memory, GUARD)
+        self.values = values
+        if values is not None:
+            self.array[...] = values
+
+    def check(self) -> None:
+        assert (self.memory[:GUARD] == POISON).all()
+        assert (self.memory[-GUARD:] == POISON).all()
+        if self.values is not None:
+            assert np.array_equal(self.array, self.values)
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        entry.forget()
+        self.alive: list[Guarded] = []
+        self.draw = np.random.default_rng(0)
+
+    @rule(element=ELEMENTS, side=SIDES, maker=MAKERS)
+    def make(self, element, side, maker):
+        values = self.draw.integers(0, 4, (side, side))  # products below 127: exact in every type
+        self.alive.append(Guarded(side, fresh(element, maker), values))
+        del self.alive[:-MOST]
+
+    @rule(place=st.integers(0, MOST - 1))
+    def drop(self, place):
+        del self.alive[place : place + 3]
+
+    @rule(count=st.integers(1, 8), element=st.sampled_from(["U77", "S3", "M8[s]", "i1,f8", "f8", "i4"]))
+    def reuse_the_memory_of_dead_dtypes(self, count, element):
+        self.others = [fresh(element, "pickled") for _ in range(count)]
+
+    @rule()
+    def collect(self):
+        gc.collect(0)
+
+    @rule(count=st.integers(1, 20), maker=st.sampled_from([None, "own", "swapped"]))
+    def multiply(self, count, maker):
+        for _ in range(count if self.alive else 0):
+            a = self.alive[self.draw.integers(len(self.alive))]
+            alike = [x for x in self.alive if x.array.shape == a.array.shape and x.array.dtype == a.array.dtype]
+            self.check_product(a, alike[self.draw.integers(len(alike))], maker)
+
+    def check_product(self, a, b, maker):
+        native = a.array.dtype.newbyteorder("=")
+        out = None if maker is None else Guarded(len(a.values), fresh(native.str, maker), None)
+        result = gm.matmul(a.array, b.array, None if out is None else out.array)
+        assert result.dtype == native
+        assert np.array_equal(result, a.values @ b.values)
+        if out is not None:
+            assert result is out.array
+            out.check()
+        elif a.array.dtype.isnative:
+            assert result.dtype.metadata == a.array.dtype.metadata
+
+    @invariant()
+    def nothing_else_is_written(self):
+        for array in self.alive:
+            array.check()
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=60)

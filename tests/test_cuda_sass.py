@@ -87,6 +87,57 @@ def test_of_nested_loops_with_arithmetic_the_inner_is_taken():
     assert [one.opcode for one in sass.main_loop(sass.instructions(text))] == ["DFMA", "BRA"]
 
 
+LINE = "        /*{:04x}*/                   {} ;\n"
+NESTED = (  # a step of a tile: two loads, then an inner loop of 2 FFMA that runs four times
+    ".L_a:\n"
+    + LINE.format(0, "LDG.E R4, [R2.64]")
+    + LINE.format(16, "STS [R3], R4")
+    + ".L_b:\n"
+    + LINE.format(32, "LDS R5, [R3]")
+    + LINE.format(48, "FFMA R0, R5, R5, R0")
+    + LINE.format(64, "FFMA R1, R5, R5, R1")
+    + LINE.format(80, "@P0 BRA `(.L_b)")
+    + LINE.format(96, "BAR.SYNC 0x0")
+    + LINE.format(112, "@P1 BRA `(.L_a)")
+)
+
+
+def test_a_step_counts_the_inner_loop_as_often_as_it_runs():
+    code = sass.instructions(NESTED)
+    found, passes = sass.step(code, multiplies=8 * 32)
+    assert passes == 4
+    assert found == {"FFMA": 8, "LDG.32": 1, "LDS.32": 4, "STS.32": 1, "BAR": 1, "BRA": 5}
+
+
+@pytest.mark.parametrize("multiplies", [0, 7 * 32, 32])
+def test_a_step_is_unknown_where_the_passes_of_its_inner_loop_are(multiplies):
+    assert sass.step(sass.instructions(NESTED), multiplies) == ({}, 0)
+
+
+def test_a_main_loop_that_loads_from_global_memory_is_a_whole_step(code):
+    assert sass.loading_loop(code) == ()
+    assert sass.step(code, 0) == (sass.counts(sass.main_loop(code)), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "each"),
+    [
+        ("FFMA", 32),
+        ("FFMA2", 64),
+        ("DFMA", 32),
+        ("HMMA.16816.F32.BF16", 16 * 8 * 16),
+        ("HMMA.1688.F32", 16 * 8 * 8),
+        ("DMMA.884", 8 * 8 * 4),
+        ("DMMA.16x8x4", 16 * 8 * 4),
+        ("HGMMA.64x256x16.F32", 64 * 256 * 16 // 4),
+        ("HMMA.STRANGE", 0),
+        ("LDS.128", 0),
+    ],
+)
+def test_multiply_adds_of_a_warp_follow_the_shape(name, each):
+    assert sass.multiply_adds({name: 3}) == 3 * each
+
+
 def test_bytes_a_thread_loads_for_a_multiply_add(code):
     found = sass.counts(sass.main_loop(code))
     assert sass.bytes_each(found, "global") == (16 + 4) / 2

@@ -221,7 +221,42 @@ def test_the_main_loop_has_a_column_where_there_is_one(smem):
         [section.title for section in sections(Comparison(found, found)) if section.title.startswith("Machine")]
         for found in (smem, without)
     ]
-    assert titles == [["Machine instructions of the main loop"], ["Machine instructions"]]
+    assert titles == [
+        ["Machine instructions of the main loop per 16 FFMA"],
+        ["Machine instructions of the whole kernel"],
+    ]
+
+
+def machine(old, new):
+    return next(one for one in sections(Comparison(old, new)) if one.title.startswith("Machine"))
+
+
+def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds(vectorized):
+    """The inner loop of simt_vectorized is 2 steps of k, the main loop of simt_padded the 8 of a tile."""
+    padded = lab.inspect("simt_padded", n=SIDE, device="sm_80")
+    (old,), (new,) = vectorized.kernels, padded.kernels
+    assert (old.loop["FFMA"], old.passes, old.step["FFMA"]) == (128, 4, 512)
+    assert (new.loop["FFMA"], new.passes, new.step["FFMA"]) == (512, 1, 512)
+    found = machine(vectorized, padded)
+    assert found.title == "Machine instructions of the main loop per 512 FFMA"
+    rows = {name: row for name, *row in found.rows}
+    assert rows["FFMA"] == ["512", "512", ""]
+    assert rows["LDG.128"] == ["2", "2", ""]
+    assert rows["BAR"] == ["2", "2", ""]
+    for name in ("step", "passes"):
+        assert name in json.loads(report.as_json(vectorized))["kernels"][0]
+    (part,) = [part for part in parts(vectorized) if part.title == "Instructions"]
+    assert part.head == ("kind", "kernel", "main loop", "step: 4 passes of it")
+    assert found.note in html.unescape(comparison_page(Comparison(vectorized, padded)))
+
+
+def test_tensor_cores_and_cuda_cores_are_compared_by_multiply_adds():
+    cuda, tensor = (lab.inspect(name, n=128, dtype="f64", device="sm_80") for name in ("simt_smem", "wmma_f64"))
+    found = machine(cuda, tensor)
+    assert found.title == "Machine instructions of the main loop per 32,768 multiply-adds of a warp"
+    rows = {name: row for name, *row in found.rows}
+    assert rows["DFMA"][:2] == ["1,024", "0"]
+    assert rows["DMMA.884"][:2] == ["0", "128"]
 
 
 def test_the_banks_of_an_exhibit():

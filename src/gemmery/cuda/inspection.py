@@ -32,6 +32,8 @@ class Kernel:
     occupancy: Occupancy
     counts: dict[str, int]  # instructions by kind; {} without SASS
     loop: dict[str, int]  # those of its main loop
+    step: dict[str, int]  # those of one pass of the loop that loads from global memory; {} where it is not known
+    passes: int  # of the main loop in such a step
     ptx_counts: dict[str, int]
     ptx: str
     sass: str
@@ -62,7 +64,7 @@ def inspected(
 
     Raises CompileError, or DeviceError when NVRTC is not installed.
     """
-    kernels = tuple(_kernel(one, device) for one in (*geometry.before, geometry))
+    kernels = tuple(_kernel(one, device, config) for one in (*geometry.before, geometry))
     last = kernels[-1]
     tensor = sass.on_tensor_cores(last.counts or last.ptx_counts)
     unit = roofs.unit(problem.dtype, tensor)
@@ -92,7 +94,13 @@ def without_code(found: Inspection, ptx: bool = False, machine: bool = False) ->
     )
 
 
-def _kernel(geometry: Geometry, device: Device) -> Kernel:
+def _multiplies(geometry: Geometry, config: Mapping[str, int]) -> float:
+    """Multiply-adds that a warp needs for one step of its block along k, 0 where the config has no such step."""
+    bm, bn = geometry.tile
+    return bm * bn * config.get("bk", config.get("tile", 0)) * 32 / geometry.threads
+
+
+def _kernel(geometry: Geometry, device: Device, config: Mapping[str, int]) -> Kernel:
     made = nvrtc.compiled(geometry.source, geometry.kernel, device.arch)
     said = nvrtc.report(made.log, made.entry)
     try:
@@ -100,6 +108,7 @@ def _kernel(geometry: Geometry, device: Device) -> Kernel:
     except DeviceError as error:
         text, missing = "", str(error)
     code = sass.instructions(text)
+    step, passes = sass.step(code, _multiplies(geometry, config))
     blocks = geometry.grid[0] * geometry.grid[1] * geometry.grid[2]
     return Kernel(
         name=geometry.kernel,
@@ -115,6 +124,8 @@ def _kernel(geometry: Geometry, device: Device) -> Kernel:
         occupancy=occupancy(device, geometry.threads, said.registers, said.shared + geometry.shared, blocks),
         counts=sass.counts(code),
         loop=sass.counts(sass.main_loop(code)),
+        step=step,
+        passes=passes,
         ptx_counts=sass.ptx_counts(made.ptx),
         ptx=made.ptx,
         sass=text,

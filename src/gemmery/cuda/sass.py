@@ -1,6 +1,7 @@
-"""What a compiled kernel consists of: its machine code in words, and counts of instructions by kind.
+"""Machine code of a compiled kernel: its instructions, its main loop, and counts by kind.
 
-NVIDIA, "CUDA Binary Utilities": nvdisasm and the instruction sets. Counts are of the code, not of what is executed.
+Reference: NVIDIA, "CUDA Binary Utilities": nvdisasm and the instruction sets. Counts are static: how many instructions
+the code has, not how many a run executes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import TypeVar
 
 from gemmery.errors import DeviceError
 
@@ -24,17 +26,19 @@ _LABEL = re.compile(r"^(\.\w+):", re.MULTILINE)
 _PTX = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;", re.MULTILINE)
 _WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "128", "256": "256"}
 _SIZED = ("LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST", "LDGSTS")
+Number = TypeVar("Number", int, float)
+
 ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL", "BAR", "SYNCS", "SHFL")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: where it lies, what it does, and to what."""
+    """One instruction: its address, opcode and operands."""
 
     address: int
     opcode: str  # "LDG.E.128"
     operands: str
-    target: int = -1  # where a branch goes, when that is a label
+    target: int = -1  # address that a branch to a label goes to
 
 
 def disassembled(cubin: bytes, entry: str) -> str:
@@ -79,12 +83,11 @@ def instructions(text: str) -> tuple[Instruction, ...]:
 
 
 def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """The innermost of the loops that multiply and add; of several the one that does most, () when there is none.
+    """The innermost loop that multiplies and adds; of several the one that does most, () when there is none.
 
-    A loop is what lies between a branch back and where it goes.
+    A loop is the code between a backward branch and its target.
     """
-    spans = {(one.target, one.address) for one in code if 0 <= one.target <= one.address}
-    loops = {span: tuple(one for one in code if span[0] <= one.address <= span[1]) for span in sorted(spans)}
+    loops = _loops(code)
     busy = {span: arithmetic(counts(body)) for span, body in loops.items()}
     inner = [
         span
@@ -94,24 +97,66 @@ def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
     return max((loops[span] for span in inner), key=lambda body: (arithmetic(counts(body)), len(body)), default=())
 
 
+def loading_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """The smallest loop around the main loop that loads from global memory; () where the main loop does so itself."""
+    main = main_loop(code)
+    if not main or _loads_globally(main):
+        return ()
+    inner = (main[0].address, main[-1].address)
+    around = [body for span, body in _loops(code).items() if span != inner and _within(inner, span)]
+    return min((body for body in around if _loads_globally(body)), key=len, default=())
+
+
+def step(code: Sequence[Instruction], multiplies: float) -> tuple[dict[str, int], int]:
+    """Counts of one pass of the loop that loads, and how often the main loop runs within it.
+
+    `multiplies` is how many multiply-adds a warp needs for such a pass, 0 where that is not known. A main loop that
+    loads from global memory itself runs once. The result is ({}, 0) where the number of passes cannot be told.
+    """
+    main, around = main_loop(code), loading_loop(code)
+    if not around:
+        return counts(main), 1 if main else 0
+    apart = Counter(counts(around))
+    apart.subtract(counts(main))
+    inside = multiply_adds(counts(main))
+    passes, rest = divmod(multiplies - multiply_adds(apart), inside) if inside else (0, 0)
+    if passes < 1 or rest:
+        return {}, 0
+    whole = {name: apart[name] + int(passes) * counts(main).get(name, 0) for name in apart}
+    return ordered(whole), int(passes)
+
+
+def multiply_adds(found: Mapping[str, int]) -> int:
+    """Multiply-adds of one warp in counted instructions; 0 for a matrix instruction whose shape is not known.
+
+    >>> multiply_adds({"FFMA": 2, "LDS.128": 4}), multiply_adds({"HMMA.16816.F32": 1}), multiply_adds({"DMMA.8x8x4": 1})
+    (64, 2048, 256)
+    """
+    return sum(number * _multiply_adds(name) for name, number in found.items())
+
+
 def counts(code: Iterable[Instruction]) -> dict[str, int]:
-    """How many instructions there are of each kind, the kinds that matter first."""
-    found = Counter(kind(one.opcode) for one in code if one.opcode != "NOP")
+    """How many instructions of each kind there are, the kinds that matter first."""
+    return ordered(Counter(kind(one.opcode) for one in code if one.opcode != "NOP"))
+
+
+def ordered(found: Mapping[str, Number]) -> dict[str, Number]:
+    """Counts with the kinds that matter first."""
     return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), -item[1], item[0])))
 
 
 def arithmetic(found: Mapping[str, int]) -> int:
-    """Instructions that multiply and add, of those counted."""
+    """Number of instructions that multiply and add."""
     return sum(number for name, number in found.items() if _rank(name) < ORDER.index("LDG"))
 
 
 def is_notable(name: str) -> bool:
-    """True for a kind that computes, loads, stores or waits; the others are addresses, loops and moves."""
+    """True for a kind that computes, loads, stores or waits; the rest are addresses, loops and moves."""
     return _rank(name) < len(ORDER)
 
 
 def kind(opcode: str) -> str:
-    """An opcode without what does not set it apart: accesses keep the bits they move a thread, products their shape.
+    """The kind of an opcode: accesses keep the bits that they move a thread, matrix products their shape.
 
     >>> [kind(name) for name in ("LDG.E.128.CONSTANT", "LDS", "HMMA.16816.F32.BF16", "IMAD.MOV.U32", "LDSM.16.M88.4")]
     ['LDG.128', 'LDS.32', 'HMMA.16816.F32.BF16', 'IMAD', 'LDSM.4']
@@ -125,7 +170,7 @@ def kind(opcode: str) -> str:
 
 
 def bytes_each(found: Mapping[str, int], space: str) -> float:
-    """Bytes that a thread loads from "global" or "shared" memory for each multiply-add on CUDA cores, 0 without any.
+    """Bytes that a thread loads from "global" or "shared" memory per multiply-add on CUDA cores, 0 without any.
 
     >>> bytes_each({"FFMA": 16, "LDG.32": 32}, "global")
     8.0
@@ -139,15 +184,40 @@ def bytes_each(found: Mapping[str, int], space: str) -> float:
 
 
 def on_tensor_cores(found: Mapping[str, int]) -> bool:
-    """True for a kernel whose products run there, by its counts in SASS or in PTX."""
+    """True for a kernel that multiplies on tensor cores, by its counts in SASS or in PTX."""
     return any(_rank(name) == 0 or name.startswith(("mma.", "wmma.mma", "wgmma.mma", "tcgen05.mma")) for name in found)
 
 
 def ptx_counts(text: str) -> dict[str, int]:
-    """How many PTX instructions there are of each opcode in one kernel's text."""
+    """How many PTX instructions of each opcode the text of a kernel has."""
     body = re.sub(r"//.*", "", text.partition("\n{")[2])
     found = Counter(one[1] for one in _PTX.finditer(body))
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _loops(code: Sequence[Instruction]) -> dict[tuple[int, int], tuple[Instruction, ...]]:
+    """The code of each loop by the addresses where it begins and ends."""
+    spans = {(one.target, one.address) for one in code if 0 <= one.target <= one.address}
+    return {span: tuple(one for one in code if span[0] <= one.address <= span[1]) for span in sorted(spans)}
+
+
+def _loads_globally(code: Iterable[Instruction]) -> bool:
+    return any(one.opcode.startswith(("LDG", "UBLKCP", "UTMALDG")) for one in code)
+
+
+def _multiply_adds(name: str) -> int:
+    """Multiply-adds of a warp in one instruction of a kind."""
+    if _rank(name) == 1:
+        return 64 if name.endswith("2") else 32
+    base, _, shape = name.partition(".")
+    if not base.endswith("MMA") or not shape:
+        return 0
+    sides = shape.partition(".")[0]
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", sides) or re.fullmatch(r"(8|16)(8)(4|8|16|32|64)", sides)
+    if not found:
+        return 0
+    m, n, k = map(int, found.groups())
+    return m * n * k // (4 if base == "HGMMA" else 1)  # four warps issue an HGMMA together
 
 
 def _rank(name: str) -> int:

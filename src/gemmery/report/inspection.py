@@ -198,10 +198,12 @@ def _instructions(one: Kernel, several: bool) -> Part:
         shown = tuple((name, f"{number:,}") for name, number in list(one.ptx_counts.items())[:MOST_PTX])
         return Part(f"{title}, PTX", shown, ("opcode", "kernel"), (one.missing,))
     columns = {"kernel": one.counts} | ({"main loop": one.loop} if one.loop else {})
+    if one.passes > 1:
+        columns[f"step: {one.passes} passes of it"] = one.step
     rows = [(name, *(f"{x.get(name, 0):,}" for x in columns.values())) for name in one.counts if is_notable(name)]
     others = [sum(number for name, number in x.items() if not is_notable(name)) for x in columns.values()]
     rows.append(("others", *(f"{number:,}" for number in others)))
-    return Part(title, tuple(rows), ("kind", *columns), tuple(_loads(one.loop)))
+    return Part(title, tuple(rows), ("kind", *columns), tuple(_loads(one.step or one.loop)))
 
 
 def _counters(found: Inspection) -> Sequence[Part]:

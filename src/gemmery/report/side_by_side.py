@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemmery.cuda.inspection import Kernel
+from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
 from gemmery.ladder.inspection import Comparison, LineCounts
 from gemmery.report import counters, words
 from gemmery.report.inspection import configured, launch_of, where
@@ -37,6 +39,7 @@ class Section:
     title: str
     rows: tuple[tuple[str, str, str, str], ...]
     costs: bool = False  # less is better
+    note: str = ""
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
@@ -58,6 +61,8 @@ def show_comparison(found: Comparison, console: Console) -> None:
             style = {"": "dim", FEWER: "green", MORE: "yellow"}.get(_differs(section, name, old, new), "bold")
             table.add_row(Text(name, style="dim"), old, Text(new, style=style), *([ratio] if numbers else []))
         console.print(table)
+        if section.note:
+            console.print(Text(section.note, style="dim"))
 
 
 def comparison_page(found: Comparison) -> str:
@@ -105,14 +110,42 @@ def sections(found: Comparison) -> tuple[Section, ...]:
         old, new = ({"config": configured(one), **facts} for one, facts in ((found.old, old), (found.new, new)))
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
     made = [*_counted(found), Section("Launch", launch)]
-    first, second = (one.kernels[-1] for one in (found.old, found.new))
-    if first.loop and second.loop:
-        made.append(Section("Machine instructions of the main loop", _numbers(first.loop, second.loop)))
-    elif first.counts and second.counts:
-        made.append(Section("Machine instructions", _numbers(first.counts, second.counts)))
+    made += _machine(found.old.kernels[-1], found.new.kernels[-1])
     if before and after:
         made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
     return tuple(made)
+
+
+def _machine(old: Kernel, new: Kernel) -> list[Section]:
+    """Machine instructions of both main loops for the same number of multiply-adds, or of the whole kernels."""
+    loops = [one.step or one.loop for one in (old, new)]
+    done = [multiply_adds(loop) for loop in loops]
+    if not all(done):
+        whole = Section("Machine instructions of the whole kernel", _numbers(old.counts, new.counts))
+        return [whole] if old.counts and new.counts else []
+    span = max(done)
+    scaled = [{name: n * span / own for name, n in loop.items()} for loop, own in zip(loops, done, strict=True)]
+    kinds = [{name: n for name, n in loop.items() if arithmetic({name: 1})} for loop in scaled]
+    (name, number), *others = kinds[0].items()
+    same = f"{number:,.0f} {name}" if kinds[0] == kinds[1] and not others else f"{span:,} multiply-adds of a warp"
+    note = f"Both columns count the main loop over {same}, so that loops of different length compare."
+    uncounted = [one.name.partition("<")[0] for one in (old, new) if not one.step]
+    note += f" The loop around that of {' and '.join(uncounted)} is left out." if uncounted else ""
+    return [
+        Section(
+            f"Machine instructions of the main loop per {same}", _numbers(*_grouped(scaled[0], scaled[1])), note=note
+        )
+    ]
+
+
+def _grouped(old: Mapping[str, float], new: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """The kinds that matter in one order for both, and the others together."""
+    kinds = [name for name in ordered({**old, **new}) if is_notable(name)]
+    first, second = ({name: loop.get(name, 0) for name in kinds} for loop in (old, new))
+    return (
+        {**first, "others": sum(old.values()) - sum(first.values())},
+        {**second, "others": sum(new.values()) - sum(second.values())},
+    )
 
 
 def _counted(found: Comparison) -> list[Section]:
@@ -151,15 +184,19 @@ def _differs(section: Section, name: str, old: str, new: str) -> str:
 
 
 def _numbers(
-    old: Mapping[str, int], new: Mapping[str, int], zeros: bool = False
+    old: Mapping[str, float], new: Mapping[str, float], zeros: bool = False
 ) -> tuple[tuple[str, str, str, str], ...]:
     rows = []
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, 0), new.get(name, 0)
         if zeros or before or after:
             ratio = words.times(after / before) if before and after and after != before else ""
-            rows.append((name, f"{before:,}", f"{after:,}", ratio))
+            rows.append((name, _figure(before), _figure(after), ratio))
     return tuple(rows)
+
+
+def _figure(number: float) -> str:
+    return f"{round(number):,}" if number == round(number) else words.digits(number)
 
 
 def _title(found: Comparison) -> str:
@@ -172,9 +209,10 @@ def _html(section: Section, found: Comparison) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     rows = "".join(_row(section, row[: len(names)]) for row in section.rows)
     kind = "figures" if numbers else "words"
+    note = f"<p class=note>{html.escape(section.note)}</p>" if section.note else ""
     return (
         f"<section><h2>{html.escape(section.title)}</h2><div class=scroll><table class={kind}><thead><tr>{head}</tr>"
-        f"</thead><tbody>{rows}</tbody></table></div></section>"
+        f"</thead><tbody>{rows}</tbody></table></div>{note}</section>"
     )
 
 

@@ -11,6 +11,9 @@ from gemmery.emulator.simt import Launch
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import ArgumentError
+from gemmery.lab.counted import counted
+from gemmery.ladder.cuda import CUDA
+from gemmery.problem import Problem
 
 # Each thread copies x[t] to shared[t * 8] and reads shared[(t ^ 1) * 4] back; threads from 20 on add 1 to it.
 KERNEL = """
@@ -53,11 +56,11 @@ $L_end:
 THREADS = 64
 
 
-def traced_by(text):
+def traced_by(text, chunk=THREADS):
     trace, memory = Trace(), Global({"x": 4 * THREADS * 3, "y": 4 * THREADS * 3})
     parameters = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "y"))
     kernel = parse(text).kernels["k"]
-    run(lowered(kernel), Launch((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=64)
+    run(lowered(kernel), Launch((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=chunk)
     return trace, memory, kernel
 
 
@@ -83,6 +86,39 @@ def test_each_warp_of_the_first_block_is_kept_once(traced):
         assert {one.space for one in warps} == {space}
         assert [a for one in warps for a in one.addresses] == [address(t) for t in range(THREADS)]
     assert len(trace.accesses) == 4
+
+
+def test_an_access_of_other_blocks_alone_is_not_kept():
+    second = KERNEL.replace(
+        "bar.sync 0;",
+        "mov.u32 %r8, %ctaid.x; setp.eq.u32 %p2, %r8, 1;\n @%p2 st.shared.u8 [%r4], %r1;\n bar.sync 0;",
+    )
+    trace, _, _ = traced_by(second, chunk=3 * THREADS)
+    assert len(trace.accesses) == 4
+    assert all(warps for warps in trace.accesses.values())
+    assert [one.opcode for one in chosen(trace, {"x": (64, 4)}).shared] == ["ld.shared.f32", "st.shared.f32"]
+
+
+def test_an_access_is_kept_when_the_first_block_comes_to_it():
+    looped = KERNEL.replace("bar.sync 0;", "mov.u32 %r8, %ctaid.x;\n$L_again: setp.eq.u32 %p2, %r8, 1;").replace(
+        " xor.b32 %r5",
+        " @%p2 st.shared.u8 [%r4], %r1;\n add.u32 %r8, %r8, 1; setp.lt.u32 %p3, %r8, 4;"
+        " @%p3 bra $L_again;\n xor.b32 %r5",
+    )
+    trace, _, _ = traced_by(looped, chunk=3 * THREADS)
+    assert [a for one in accesses(trace, "st.shared.u8") for a in one.addresses] == [8 * t for t in range(THREADS)]
+
+
+@pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
+def test_a_ragged_product_of_each_rung_has_its_pictures(rung):
+    """Where a tile is larger than the product some accesses have no active lane in the first block."""
+    dtype, taken = rung.dtypes[0], 0
+    for m, n, k in ((1, 1, 1), (7, 7, 7), (1, 33, 33), (33, 33, 33)):
+        problem = Problem(m, n, k, dtype, dtype, device="h200")
+        if not rung.refuses(problem):
+            assert counted(rung, problem, rung.default, "sm_90a").chosen.global_
+            taken += 1
+    assert taken
 
 
 def test_what_lies_in_shared_memory_is_known_by_where_it_came_from(traced):

@@ -105,3 +105,19 @@ def test_matrices_cost_one_wavefront_for_eight_rows_without_conflict():
         assert served(16 * LANES[None], None, 16, kind) == (1, 4, 4, 0)
         assert served(128 * LANES[None], None, 16, kind) == (1, 32, 4, 28)
         assert served(128 * LANES[None], None, 4, kind) == (1, 8, 1, 7)
+
+
+@pytest.mark.parametrize("kind", ["ldmatrix", "stmatrix"])
+@pytest.mark.parametrize("matrices", [1, 2, 4])
+def test_lanes_that_give_no_address_cost_nothing(kind, matrices):
+    random = np.random.default_rng(matrices)
+    rows = 16 * random.integers(0, 64, (50, 32))
+    active = np.tile(8 * matrices > LANES, (50, 1))
+    expected = [
+        max(Counter(row // 16 % 8 for row in {*group}).values())
+        for row in rows[:, : 8 * matrices]
+        for group in row.reshape(-1, 8)
+    ]
+    found = served(rows, active, 16, kind)
+    assert found == (50, sum(expected), 50 * matrices, sum(expected) - 50 * matrices)
+    assert found == served(rows, None, 4 * matrices, kind)

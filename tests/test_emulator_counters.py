@@ -1,11 +1,14 @@
 """What the counters make of the machine's events: memory, banks, instructions, branches, lines, both views."""
 
+import json
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import gemmery as gm
 from gemmery.emulator import ops
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Banked, Counts, Memory, Shared, Traffic
@@ -242,3 +245,76 @@ def test_what_is_inlined_counts_at_its_frames_and_at_the_outermost_line():
     assert {place[0]: one for place, one in found.frames.items()} == found.lines
     assert found.frames[Line("k.cu", 7), inlined].global_.loads == Traffic(4, 16, 512)
     assert sum(found.frames.values(), Counts()) == found
+
+
+# ---- the measured patterns, each by an instruction of its own ----
+
+PATTERNS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "data" / "memory_patterns_h200.jsonl").read_text().splitlines()
+]
+
+
+def instruction(op):
+    """An instruction at [%rd4] or [%r4], as PTX writes it."""
+    kind, *words = op.split(".")
+    if kind in ("ldmatrix", "stmatrix"):
+        count = int(words[0][1:])
+        kind = f"{kind}.sync.aligned.m8n8.{'.'.join(words[:-1])}.shared.b16"
+    else:
+        count = int(words[1][1:]) if len(words) == 3 else 1
+        kind = op
+    where = "[%rd4]" if "global" in op else "[%r4]"
+    registers = f"{{{', '.join(f'%x{i}' for i in range(count))}}}" if count > 1 or "matrix" in op else "%x0"
+    return f"{kind} {where}, {registers};" if kind.startswith("st") else f"{kind} {registers}, {where};"
+
+
+def counted_by_a_warp(op, pattern):
+    """What gm.emulate counts of one instruction whose lanes are at the pattern's offsets."""
+    text = f""".version 9.0
+    .target sm_90
+    .address_size 64
+    .visible .entry f(.param .u64 offsets, .param .u64 held, .param .u32 active)
+    {{
+        .reg .pred %p<3>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .b32 %x<4>;
+        .shared .align 128 .b8 s[16896];
+        ld.param.u64 %rd1, [offsets]; ld.param.u64 %rd2, [held]; ld.param.u32 %r1, [active];
+        mov.u32 %r2, %tid.x; mul.wide.u32 %rd3, %r2, 4; add.u64 %rd3, %rd1, %rd3; ld.global.u32 %r3, [%rd3];
+        cvt.u64.u32 %rd4, %r3; add.u64 %rd4, %rd2, %rd4; mov.u32 %r4, s; add.u32 %r4, %r4, %r3;
+        shr.u32 %r5, %r1, %r2; and.b32 %r5, %r5, 1; setp.ne.u32 %p1, %r5, 0;
+        @%p1 {instruction(op)}
+        ret;
+    }}"""
+    offsets, held = np.array(pattern["offsets"], np.uint32), np.zeros(16896, np.uint8)
+    run = gm.emulate(text, "f", 1, 32, [offsets, held, np.uint32(int(pattern["active"], 16))], merge=False, check=False)
+    *_, (_, counts) = (one for one in run.lines.items() if one[1].shared.requests or one[1].global_.requests)
+    return counts
+
+
+@pytest.mark.parametrize("op", sorted({pattern["op"] for pattern in PATTERNS}))
+def test_the_emulator_counts_what_was_measured_of_a_pattern(op):
+    """All patterns of matrices, a tenth of the others, which test_banks.py compares in full."""
+    patterns = [pattern for pattern in PATTERNS if pattern["op"] == op]
+    some = patterns if "matrix" in op else patterns[::10]
+    wrong = []
+    for pattern in some:
+        counts = counted_by_a_warp(op, pattern)
+        shared, moved = counts.shared, counts.global_
+        found = {
+            "wavefronts": shared.wavefronts,
+            "wavefronts_ideal": shared.wavefronts_ideal,
+            "bank_conflicts": shared.bank_conflicts,
+            "sectors": moved.loads.sectors + moved.stores.sectors,
+        }
+        wrong += [(pattern["label"], name, value) for name, value in found.items() if pattern.get(name, value) != value]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("trans", [".trans", ""])
+@pytest.mark.parametrize("matrices", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["ldmatrix", "stmatrix"])
+def test_matrices_cost_what_their_rows_do(kind, matrices, trans):
+    """Rows 32 bytes apart meet two by two in the same banks; lanes beyond the rows cost nothing."""
+    pattern = {"active": "ffffffff", "offsets": (32 * LANES).tolist()}
+    shared = counted_by_a_warp(f"{kind}.x{matrices}{trans}.b16", pattern).shared
+    assert (shared.requests, shared.wavefronts, shared.wavefronts_ideal) == (1, 2 * matrices, matrices)

@@ -57,15 +57,16 @@ def moved(addresses: Integers, active: Active, width: int) -> Moved:
 def served(addresses: Integers, active: Active, width: int, kind: str) -> Served:
     """Requests, wavefronts and bank conflicts of accesses to shared memory.
 
-    `kind` is "ld", "st", "atom", "red", "cp.async" (its writes), "ldmatrix" or "stmatrix"; the latter move `width` 4, 8
-    or 16 bytes a lane for one, two or four matrices, whose rows are at the addresses of the first 8, 16 or 32 lanes.
+    `kind` is "ld", "st", "atom", "red", "cp.async" (its writes), "ldmatrix" or "stmatrix". The last two move one, two
+    or four matrices: `width` is 4, 8 or 16 bytes a lane, and the first 8, 16 or 32 lanes give the rows' addresses.
+    A matrix whose rows are all inactive is left out, so that a width of 16 with 8 active lanes is one matrix, too.
 
     >>> served(8 * np.arange(32).reshape(1, 32), None, 4, "ld")  # every second bank, each asked for two words
     Served(requests=1, wavefronts=2, ideal=1, conflicts=1)
     """
     addresses, active = _working(addresses, active)
     if kind in ("ldmatrix", "stmatrix"):
-        return _matrices(addresses, width // BANK)
+        return _matrices(addresses, active, width // BANK)
     if kind in ("atom", "red"):  # one lane after the other, also where they want the same word
         plain = _together(addresses, active, width, LANES * BANK // max(width, BANK))
         wavefronts = _crowd(addresses, active, max(width, BANK))
@@ -180,11 +181,13 @@ def _together(addresses: Integers, active: Active, width: int, lanes: int) -> Se
     return Served(len(addresses), total, int(ideal.sum()), total - int(np.count_nonzero(wavefronts)))
 
 
-def _matrices(addresses: Integers, matrices: int) -> Served:
+def _matrices(addresses: Integers, active: Active, matrices: int) -> Served:
     """The cost of ldmatrix and stmatrix: the rows of each matrix are served together."""
-    rows = _elements(addresses[:, : ROWS * matrices], 2 * ROWS)
-    total = int(_wavefronts(rows, None, ROWS, ROWS).sum())
-    return Served(len(addresses), total, matrices * len(addresses), total - matrices * len(addresses))
+    lanes = ROWS * matrices
+    rows = _elements(addresses[:, :lanes], 2 * ROWS)
+    wavefronts = _wavefronts(rows, None if active is None else active[:, :lanes], ROWS, ROWS)
+    total, ideal = int(wavefronts.sum()), int(np.count_nonzero(wavefronts))
+    return Served(len(addresses), total, ideal, total - ideal)
 
 
 def _elements(addresses: Integers, size: int) -> NDArray[np.int32]:

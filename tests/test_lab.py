@@ -377,6 +377,14 @@ def test_the_doctor_looks_at_everything_and_gives_advice_for_what_is_wrong():
         assert finding.ok or finding.advice
 
 
+@pytest.fixture
+def plain_environment(monkeypatch):
+    """No variable that steers a BLAS, whatever the shell exports."""
+    for name in config.distorting(peers.STEERING):
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("plain_environment")
 def test_the_doctor_sees_variables_that_distort(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -386,9 +394,8 @@ def test_the_doctor_sees_variables_that_distort(monkeypatch):
     assert "unset OPENBLAS_CORETYPE:" in finding.advice
 
 
+@pytest.mark.usefixtures("plain_environment")
 def test_the_doctor_accepts_a_thread_count(monkeypatch):
-    for name in config.distorting(peers.STEERING):
-        monkeypatch.delenv(name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert findings()["environment"].ok
 
@@ -419,3 +426,29 @@ def test_a_ladder_that_is_interrupted_keeps_what_it_has(tmp_path):
         lab.ladder(["scalar_naive", "scalar_reordered", "simd_row"], [8], store=tmp_path, on_event=interrupt)
     (file,) = tmp_path.iterdir()
     assert [m.kernel for m in record.read(file)[0].measurements] == ["scalar_naive", "scalar_reordered"]
+
+
+def test_load_is_measured_with_every_record(ladder_of, monkeypatch):
+    ladder_of(made_up("one", right), made_up("two", right))
+    loads = iter([0.1, 0.7, 0.2])
+    monkeypatch.setattr(session.load.Meter, "load", lambda self: next(loads))
+    events, listen = listening()
+    run = lab.ladder(sizes=[8], on_event=listen)
+    assert [(m.kernel, m.load) for m in run.measurements] == [("one", 0.1), ("two", 0.7), ("numpy", 0.2)]
+    assert [event.measurement for event in events if event.measurement] == list(run.measurements)
+
+
+def test_the_rivals_load_is_our_own():
+    with session.CpuSession(0, lambda _: None) as one:
+        assert one.children() == ()
+        process = one.rival("numpy", 1)
+        assert one.children() == (process.pid,)
+
+
+@pytest.mark.parametrize(("busy", "advice"), [(0.1, ""), (1.7, "machine is busy: timings will be noisy")])
+def test_the_doctor_tells_a_busy_machine(monkeypatch, busy, advice):
+    monkeypatch.setattr(session.load, "watch", lambda: busy)
+    finding = findings()["load"]
+    assert finding.ok
+    assert finding.advice.startswith(advice)
+    assert bool(finding.advice) == bool(advice)

@@ -78,6 +78,11 @@ class PeerProcess:
         return int(self._ask({"sample": [inner, warm]})["ns"])
 
     @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    @property
     def contestant(self) -> Contestant:
         """The rival as `timing.compare` wants it."""
         return Contestant(self.name, self.sample)

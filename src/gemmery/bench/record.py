@@ -91,6 +91,7 @@ class Measurement:
     unit: str = ""  # whose peak `peak_gflops` is, on a GPU: "CUDA cores", "mma.sync"
     copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # of a GPU's multiprocessors while it was timed, the median; 0 when unknown
+    load: float = 0.0  # cores that other processes used meanwhile; 0 also where it was not measured
 
     @property
     def gflops(self) -> float:

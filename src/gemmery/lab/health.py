@@ -13,7 +13,7 @@ import numpy as np
 
 import gemmery
 from gemmery import cache, config
-from gemmery.bench import peers, record
+from gemmery.bench import load, peers, record
 from gemmery.bench.gpu import peers as gpu_peers
 from gemmery.bench.gpu import state
 from gemmery.bench.gpu.operands import Resident
@@ -93,10 +93,11 @@ def _cores() -> Finding:
 
 
 def _load() -> Finding:
-    busy = os.getloadavg()[0]
-    if busy > target.cores() / 2:
-        return Finding("", f"{busy:.1f} processes", True, "other processes run here: times spread, and ratios tie")
-    return Finding("", f"{busy:.1f} processes")
+    busy, cores = load.watch(), target.cores()
+    value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
+    if busy > load.limit(cores):
+        return Finding("", value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties")
+    return Finding("", value)
 
 
 def _threads() -> Finding:

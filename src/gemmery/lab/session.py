@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from gemmery.bench import peers, record, roofline
+from gemmery.bench import load, peers, record, roofline
 from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.errors import RefusedError
@@ -25,6 +26,7 @@ class Session:
         self._done, self._total, self._on_event = 0, total, on_event
         self._store = store
         self._records: list[Measurement] = []
+        self._meter = load.Meter(self.children)
 
     def __enter__(self) -> Self:
         return self
@@ -37,6 +39,10 @@ class Session:
         """What has been recorded so far."""
         return Run(self._machine, self._started, tuple(self._records))
 
+    def children(self) -> tuple[int, ...]:
+        """The numbers of the processes that it started, whose load is its own."""
+        return ()
+
     def begin(self, what: str) -> None:
         """Tell the listener what runs now."""
         self._on_event(Event(what, self._done, self._total))
@@ -47,7 +53,9 @@ class Session:
         self.add(*measurements)
 
     def add(self, *measurements: Measurement) -> None:
-        """Record results, store them, and tell the listener of each."""
+        """Record results with the load since the last ones, store them, and tell the listener of each."""
+        busy = self._meter.load()
+        measurements = tuple(replace(m, load=busy) for m in measurements)
         self._records += measurements
         if self._store is not None:
             record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
@@ -59,8 +67,8 @@ class CpuSession(Session):
     """One run on this machine's CPU; a context manager that ends the rivals' processes."""
 
     def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
-        super().__init__(total, on_event, record.machine(), store)
         self._processes: dict[tuple[str, int], PeerProcess] = {}
+        super().__init__(total, on_event, record.machine(), store)
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}
         self._bandwidths: dict[int, float] = {}
@@ -68,6 +76,9 @@ class CpuSession(Session):
     def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.close()
+
+    def children(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes.values())
 
     def rival(self, name: str, threads: int) -> PeerProcess:
         """The rival's process with that many threads, started when it is first asked for.

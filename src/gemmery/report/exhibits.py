@@ -14,6 +14,7 @@ from gemmery.bench.record import Run
 from gemmery.cuda.exhibits import Config
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.report import words
+from gemmery.report.doubts import banner, weighed
 from gemmery.report.sheet import Sheet
 from gemmery.report.terminal import Growing
 
@@ -46,7 +47,9 @@ def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
 def show_exhibit(shown: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
     """One exhibit: idea, lesson and kernel, then what the rules predict, and what was measured."""
     _introduce(shown, source, console)
-    console.print(_figures(shown, predicted, run))
+    console.print(_figures(shown, predicted, weighed(run)))
+    if warning := banner(run):
+        console.print(Text(warning, style="bold red"))
     console.print(Text("counts: of one launch, by the rules of the hardware", style="dim"))
     for m in run.measurements:
         if m.refused or not words.passed(m):

@@ -130,6 +130,12 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 
 
+def _margin(m: Measurement, rival: str) -> float:
+    """Half the length of the bar at a ratio: none where every ratio is in doubt."""
+    spread = m.spread.get(rival, 0.0)
+    return spread if math.isfinite(spread) else 0.0
+
+
 def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     """Speed-up of the product over each rival, one row for each problem; a bar of spread at each point."""
     own = [m for m in measurements if m.kernel == OWN and m.versus]
@@ -140,9 +146,7 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
     with axes(26 * len(own) + 84) as on:
         on.set_xscale("log", base=2)
         for index, rival in enumerate(rivals):
-            points = [
-                (m.versus[rival], place, m.spread.get(rival, 0.0)) for place, m in enumerate(own) if rival in m.versus
-            ]
+            points = [(m.versus[rival], place, _margin(m, rival)) for place, m in enumerate(own) if rival in m.versus]
             x, y, margin = zip(*points, strict=True)
             on.errorbar(
                 x, y, xerr=margin, fmt="o", color=SERIES[index % len(SERIES)], linewidth=1.5, label=words.kernel(rival)

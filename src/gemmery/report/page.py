@@ -9,8 +9,10 @@ from importlib.resources import files
 from gemmery.bench.record import Gpu, Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
+from gemmery.report.doubts import banner, doubts, weighed
 from gemmery.report.figures import figures
-from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, rival, sheets, speedup
+from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, named, sheets, speedup
+from gemmery.report.summary import over_fastest
 from gemmery.report.svg import Plot, variables
 
 PROTOCOL = """
@@ -55,6 +57,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
+    run = weighed(run)
     plots, protocol = figures(run, rungs), PROTOCOL_GPU if run.machine.gpu.name else PROTOCOL
     first = [plot for plot in plots if plot.name == "ladder"] or list(plots[:1])
     body = [
@@ -88,7 +91,8 @@ def _head(run: Run) -> str:
     ladder = any(m.suite == "ladder" for m in run.measurements)
     library = "cuBLAS, the vendor's library" if run.machine.gpu.name else "the library that NumPy calls"
     lead = f"<p class=lead>{LEAD.format(library)}</p>" if ladder else ""
-    return f"<header><h1>{words.title(run)}</h1><p class=faint>{html.escape(where)}</p>{lead}</header>"
+    warning = f"<p class=banner role=alert>{html.escape(said)}</p>" if (said := banner(run)) else ""
+    return f"<header><h1>{words.title(run)}</h1><p class=faint>{html.escape(where)}</p>{warning}{lead}</header>"
 
 
 def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
@@ -96,15 +100,15 @@ def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
     ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
     group = largest(ladder) if ladder else Group((), ())
     ran = [m for m in group.rungs if m.seconds]
-    if not ran:
+    if not ran or doubts(run):
         return ""
     best = max(ran, key=lambda m: m.gflops)
     tiles = [(f"{words.digits(words.reached(best))}", f"{words.rate(best)} by {best.kernel}")]
     if part := words.share(best):
         peak = words.digits(words.reached(best, best.peak_gflops))
         tiles.append((words.percent(part), f"of the measured peak, {peak}"))
-    if over := speedup(best, rival(group), group):
-        tiles.append((words.times(*over), f"the speed of {words.kernel(rival(group))}"))
+    if over := over_fastest(best, group):
+        tiles.append((words.times(*over[1]), f"the speed of {named(over[0], group)}"))
     if best is not ran[0]:
         tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
     shown = "".join(

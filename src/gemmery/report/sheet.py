@@ -10,6 +10,7 @@ from gemmery import dtypes
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
+from gemmery.report.doubts import ANY, weighed
 
 IDEA = "what it changed"
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
@@ -95,7 +96,7 @@ def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, 
         return measurement.versus[rival], measurement.spread.get(rival, 0.0)
     for other in group.all:
         if other.kernel == rival:
-            return other.seconds / measurement.seconds, 0.0
+            return other.seconds / measurement.seconds, measurement.spread.get(ANY, 0.0)
     return None
 
 
@@ -114,7 +115,7 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     from gemmery.report.suites import of_a_suite  # which lay out their sheets in this file's words
     from gemmery.report.sweeps import AXES, swept
 
-    found: list[Sheet] = []
+    run, found = weighed(run), list[Sheet]()
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         of_suite = [m for m in run.measurements if m.suite == suite]
         if suite == "ladder":
@@ -167,7 +168,7 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
     rows, notes = [], []
     for m in (*group.rungs, *group.rivals):
         rung = by_name.get(m.kernel)
-        name = _name(m, group)
+        name = named(m, group)
         idea = Cell(rung.idea if rung else m.note or machine.blas, tone="faint")
         if m.refused:
             rows.append((Cell(name, tone="faint"), idea, Cell("not run", tone="faint"), *[Cell("")] * 5))
@@ -210,7 +211,7 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     rows, notes = [], []
     for group in found:
         for m in (*group.rungs, *group.rivals):
-            name, idea = Cell(_name(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # said once
+            name, idea = Cell(named(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # said once
             if m.refused:
                 rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 4))
                 notes.append(f"{name.text} did not run at {words.shape(m)}: {m.refused}")
@@ -238,7 +239,7 @@ def notes_below(measurements: Iterable[Measurement], notes: Iterable[str]) -> tu
     return tuple(filter(None, dict.fromkeys([limits(measurements), *notes])))
 
 
-def _name(measurement: Measurement, group: Group) -> str:
+def named(measurement: Measurement, group: Group) -> str:
     """A rung by its name; a rival that ran with several numbers of threads by these too."""
     same = {m.threads for m in group.rivals if m.kernel == measurement.kernel}
     return words.kernel(measurement.kernel) + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from gemmery.bench.record import Measurement
@@ -127,7 +128,7 @@ def _on_threads(measurements: Sequence[Measurement]) -> str:
 
 
 def _margin(ratio: float | None, spread: float) -> str:
-    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and spread else ""
+    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and 0 < spread < math.inf else ""
 
 
 def _rate_of(measurements: Sequence[Measurement]) -> str:

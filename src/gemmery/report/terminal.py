@@ -21,7 +21,9 @@ from rich.text import Text
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
+from gemmery.report.doubts import banner
 from gemmery.report.sheet import IDEA, Cell, Sheet, sheets
+from gemmery.report.summary import summary
 from gemmery.report.text import machine as described
 
 Record = TypeVar("Record")
@@ -123,8 +125,14 @@ class Progressing(Growing[Measurement]):
 
 
 def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
-    """Print the tables of a run: with the ideas in them on a wide terminal, below them on a narrow one."""
-    shown = sheets(run, rungs)
+    """Print the tables of a run, with the ideas in them on a wide terminal and below them on a narrow one.
+
+    A warning precedes and follows figures in doubt; the last line of a ladder sums it up.
+    """
+    shown, warning = sheets(run, rungs), banner(run)
+    if warning:
+        console.print(Text(warning, style="bold red"))
+        console.print()
     for sheet in shown:
         console.print(Group(*laid_out(sheet, console.width)))
     ran = {m.kernel for m in run.measurements}
@@ -135,6 +143,10 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
         console.print(Text("~ is a tie: the difference is smaller than its spread.", style="dim"))
+    if warning:
+        console.print(Text(warning, style="bold red"))
+    elif closing := summary(run, rungs):
+        console.print(Text(closing, style="bold"))
 
 
 def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from gemmery.bench.record import Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
+from gemmery.report.doubts import banner
 from gemmery.report.sheet import Cell, Sheet, sheets
 
 
@@ -63,6 +64,7 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
     ...
     """
     parts = [f"# {words.title(run)}\n", f"{machine(run.machine)}. Measured {words.when(run)}.\n"]
+    parts += [f"**{warning}**\n"] if (warning := banner(run)) else []
     parts += [f"## {sheet.title}\n\n{table(sheet)}" for sheet in sheets(run, rungs)]
     return "\n".join(parts)
 

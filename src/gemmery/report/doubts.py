@@ -1,0 +1,51 @@
+"""Figures that may be wrong: taken on a busy machine, or contradicting each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from gemmery.bench import load
+from gemmery.bench.record import Run
+from gemmery.report import words
+
+ANY = "*"  # among the spreads of a record: the spread of every ratio, including those of two medians
+SHARED = 0.98  # two threads may share one core, so their peak may be this much of the peak of one
+
+
+def doubts(run: Run) -> tuple[str, ...]:
+    """Why the figures of a run may be wrong, one sentence for each reason.
+
+    >>> doubts(run)  # doctest: +SKIP
+    ('Other processes used up to 1.7 of the 2 cores during the measurement.',)
+    """
+    busy = max((m.load for m in run.measurements), default=0.0)
+    found = []
+    if busy > load.limit(run.machine.cores):
+        there = f"{run.machine.cores} core{'s' * (run.machine.cores != 1)}"
+        found.append(f"Other processes used up to {busy:.1f} of the {there} during the measurement.")
+    peaks = {(m.dtype, m.threads): m for m in run.measurements if m.peak_gflops and not m.unit}
+    for (dtype, threads), m in sorted(peaks.items()):
+        fewer = [one for (other, count), one in peaks.items() if other == dtype and count < threads]
+        higher = max(fewer, key=lambda one: one.peak_gflops, default=m)
+        if m.peak_gflops < SHARED * higher.peak_gflops:
+            low, high = (f"{words.digits(one.peak_gflops)} {words.rate(one)}" for one in (m, higher))
+            more, less = words.cores(threads), words.cores(higher.threads)
+            found.append(f"The measured {dtype} peak of {more}, {low}, is below that of {less}, {high}: impossible.")
+    return tuple(found)
+
+
+def banner(run: Run) -> str:
+    """The warning above figures that may be wrong; "" when nothing is wrong with them."""
+    found = doubts(run)
+    if not found:
+        return ""
+    return f"Unreliable figures: {' '.join(found)} All ratios are marked as ties (~). Measure again on an idle machine."
+
+
+def weighed(run: Run) -> Run:
+    """The same run, with every ratio a tie if the figures are in doubt."""
+    if not doubts(run):
+        return run
+    doubted = (replace(m, spread=dict.fromkeys([ANY, *m.versus], math.inf)) for m in run.measurements)
+    return replace(run, measurements=tuple(doubted))

@@ -1,0 +1,102 @@
+"""Figures in doubt: a banner, ties and no headline, in every form."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import records
+from gemmery import report
+from gemmery.report import doubts, sheet
+from gemmery.report.page import page
+from gemmery.report.summary import over_fastest, summary
+
+
+def busy(run, load=0.8):
+    """The run with somebody else's load during one of its measurements."""
+    first, *others = run.measurements
+    return replace(run, measurements=(replace(first, load=load), *others))
+
+
+def upside_down(run):
+    """The run with a peak of two threads below that of one."""
+    return replace(
+        run, measurements=tuple(replace(m, peak_gflops=233.0 if m.threads == 1 else 125.0) for m in run.measurements)
+    )
+
+
+RUNS = (records.ladder(), records.sweep_block(), records.sweep_size(), records.bench())
+
+
+def printed(run):
+    console = Console(width=160, force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    report.show(run, records.RUNGS, console)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
+def test_a_quiet_run_is_trusted(run):
+    assert doubts.doubts(run) == ()
+    assert doubts.weighed(run) is run
+    assert "Unreliable" not in printed(run) + page(run, records.RUNGS) + report.markdown(run, records.RUNGS)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.measurements[0].suite)
+def test_load_is_a_banner_in_every_form(run):
+    said = "Other processes used up to 0.8 of the 2 cores during the measurement."
+    for text in (printed(busy(run)), page(busy(run), records.RUNGS), report.markdown(busy(run), records.RUNGS)):
+        assert "Unreliable figures" in text
+        assert said in re.sub(r"\s+", " ", text)
+
+
+def test_a_little_load_is_no_doubt():
+    assert doubts.doubts(busy(records.ladder(), 0.3)) == ()
+    assert doubts.doubts(busy(records.ladder(), 0.31)) != ()
+
+
+def test_a_peak_that_falls_with_threads_is_impossible():
+    (said,) = doubts.doubts(upside_down(records.ladder()))
+    assert "f32 peak of 2 threads, 125 GFLOP/s, is below that of 1 thread, 233 GFLOP/s" in said
+    assert "Unreliable figures" in page(upside_down(records.ladder()), records.RUNGS)
+
+
+@pytest.mark.parametrize("spoil", [busy, upside_down])
+def test_all_ratios_are_ties_and_there_is_no_headline(spoil):
+    run = spoil(records.ladder())
+    ratios = [cell.text for s in sheet.sheets(run, records.RUNGS) for row in s.rows for cell in row if "×" in cell.text]
+    ratios = [text for text in ratios if re.fullmatch(r"~?[\d.,]+×", text)]
+    assert ratios
+    assert all(text.startswith("~") for text in ratios)
+    assert "class=tiles" not in page(run, records.RUNGS).replace('"', "")
+    assert "class=tiles" in page(records.ladder(), records.RUNGS).replace('"', "")
+    assert summary(run, records.RUNGS) == ""
+    suite = spoil(records.bench()) if spoil is busy else busy(records.bench())
+    tones = {cell.tone for s in sheet.sheets(suite, ()) for row in s.rows for cell in row if "×" in cell.text}
+    assert "bad" not in tones
+    assert "± inf" not in report.markdown(suite, ())
+
+
+def test_a_ladder_closes_with_one_line():
+    line = summary(records.ladder(), records.RUNGS)
+    assert line == (
+        "n = 2048, f32: packed_threaded reaches 209 GFLOP/s, 90.0% of the peak, 1.03× NumPy, 2 threads; "
+        "largest step: packed, 8.61× simd_blocked"
+    )
+    assert re.sub(r"\s+", " ", printed(records.ladder())).strip().endswith(line)
+    assert summary(records.bench(), ()) == ""
+
+
+def test_the_headline_is_against_the_fastest_rival():
+    run = records.ladder()
+    quick = tuple(
+        replace(m, seconds=m.seconds / 4) if (m.kernel, m.threads, m.batch) == ("numpy", 1, 1) else m
+        for m in run.measurements
+    )
+    slower = replace(run, measurements=quick)
+    assert "0.496× NumPy, 1 thread;" in summary(slower, records.RUNGS)
+    assert "<b>0.496×</b><span>the speed of NumPy, 1 thread</span>" in page(slower, records.RUNGS)
+    group = sheet.largest([g for g in sheet.groups(run.measurements, records.RUNGS) if sheet.is_square(g.one)])
+    best = next(m for m in group.rungs if m.kernel == "packed_threaded")
+    fastest, (ratio, spread) = over_fastest(best, group)
+    assert (fastest.threads, ratio, spread) == (2, best.versus["numpy"], 0.02)

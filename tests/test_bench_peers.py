@@ -92,7 +92,7 @@ def test_it_says_which_kernels_it_runs(numpy_process):
 
 
 def test_an_error_there_is_an_error_here_and_the_process_lives_on(numpy_process):
-    with pytest.raises(GemmeryError, match="'f8' is not served"):
+    with pytest.raises(GemmeryError, match="'f8' is not supported"):
         numpy_process.prepare(Work(4, 4, 4, "f8", "f8"))
     with pytest.raises(GemmeryError, match="before prepare"):
         numpy_process.sample(1, 0)

@@ -1,7 +1,8 @@
-"""Element types: size, accumulator, rounding, and the name each layer knows them by."""
+"""Element types: size, accumulator, rounding, and their names."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gemmery.errors import DTypeError
@@ -11,8 +12,8 @@ from gemmery.errors import DTypeError
 class DType:
     """One element type.
 
-    `accumulator` is the type a product of two such elements is summed in, `unit_roundoff` is 2**-p for
-    p bits of significand (0 for integers, which wrap).
+    `accumulator` is the type in which products of two elements are summed; `unit_roundoff` is 2**-p for p bits of
+    significand, and 0 for integers, which wrap.
     """
 
     name: str
@@ -45,21 +46,72 @@ BY_NAME = {row.name: row for row in _ROWS}
 BY_NUMPY_NAME = {row.numpy: row for row in _ROWS}
 NAMES = tuple(BY_NAME)
 
+# NumPy's short codes that no name above contradicts: its "f16", "i8" and "u8" are float128, int64 and uint64.
+_CODES = {
+    "f2": "f16",
+    "f4": "f32",
+    "f8": "f64",
+    "c8": "c64",
+    "c16": "c128",
+    "i1": "i8",
+    "i2": "i16",
+    "i4": "i32",
+    "u1": "u8",
+    "u2": "u16",
+    "u4": "u32",
+    "half": "f16",
+    "single": "f32",
+    "double": "f64",
+}
 
-def served() -> str:
-    """The served element types in words, for messages."""
+
+def supported() -> str:
+    """Return the supported element types in words, for messages."""
     return ", ".join(row.numpy for row in _ROWS)
 
 
 def get(name: str) -> DType:
-    """The element type called `name`, by gemmery's short name or NumPy's long one.
+    """Return the element type called `name`, by gemmery's short name or NumPy's long one.
 
     >>> get("f32") is get("float32")
     True
 
-    Raises DTypeError for a type that is not served.
+    Raises DTypeError for a type that is not supported.
     """
     found = BY_NAME.get(name) or BY_NUMPY_NAME.get(name)
     if found is None:
-        raise DTypeError(f"dtype {name!r} is not served; gemmery multiplies {served()}: convert with astype first")
+        raise DTypeError(
+            f"dtype {name!r} is not supported; gemmery multiplies {supported()}: convert with astype first"
+        )
     return found
+
+
+def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
+    """Return gemmery's short name of an element type, however it is spelled.
+
+    >>> resolve("float32"), resolve("F32"), resolve("f4"), resolve("half"), resolve("i8")
+    ('f32', 'f32', 'f32', 'f16', 'i8')
+
+    `known` are the short names that are allowed; `also` lists names that are no element types and are returned as
+    they are, such as "tf32".
+
+    Raises DTypeError for anything else; the message suggests names that are spelled alike.
+    """
+    known, also = tuple(known), tuple(also)
+    wanted = spelling.strip().lower()
+    row = BY_NUMPY_NAME.get(wanted) or BY_NAME.get(_CODES.get(wanted, wanted))
+    name = row.name if row else wanted
+    if name in known or name in also:
+        return name
+    close = _alike(wanted, known, also)
+    meant = f"; did you mean {' or '.join(close)}?" if close else "."
+    raise DTypeError(f"dtype {spelling!r} is not supported{meant} Supported: {', '.join((*known, *also))}")
+
+
+def _alike(wanted: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
+    """At most two names that are spelled like `wanted`, as literals."""
+    from difflib import get_close_matches  # brings `re`, which a product does not need
+
+    names = {**{name: name for name in (*known, *also)}, **{BY_NAME[name].numpy: name for name in known}}
+    close = dict.fromkeys(names[match] for match in get_close_matches(wanted, names, 3))
+    return [repr(name) for name in close][:2]

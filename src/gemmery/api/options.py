@@ -33,18 +33,21 @@ ASKED_NOTHING = Asked()
 
 
 def named(dtype: Any) -> str:
-    """gemmery's name of an element type that NumPy, ml_dtypes or PyTorch spell; "i8" is NumPy's int64 here too."""
-    text = str(dtype)
-    if text.startswith("torch."):
-        return dtypes.get(text.removeprefix("torch.")).name
-    if text == "bfloat16":
-        return "bf16"
+    """Return gemmery's short name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling.
+
+    Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
+    """
+    text = str(dtype).removeprefix("torch.")
+    if text not in _NUMPY_CODES and (text in dtypes.BY_NAME or text in dtypes.BY_NUMPY_NAME):
+        return dtypes.get(text).name
     try:
-        return dtypes.get(np.dtype(dtype).name).name
-    except TypeError as error:
-        if isinstance(error, DTypeError):
-            raise
-        raise DTypeError(f"dtype={dtype!r} is no element type: use one of {dtypes.served()}") from error
+        name = np.dtype(dtype).name
+    except TypeError:
+        return dtypes.resolve(text)  # another case, or an error that suggests a name
+    return dtypes.get(name).name
+
+
+_NUMPY_CODES = ("i8", "u8")
 
 
 def scalar(name: str, value: Any, dtype: str) -> complex:

@@ -1,0 +1,63 @@
+"""Element types by any spelling."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery import dtypes
+
+
+@pytest.mark.parametrize("row", dtypes.BY_NAME.values(), ids=lambda row: row.name)
+def test_short_and_long_names_in_any_case(row):
+    for spelling in (row.name, row.numpy, row.name.upper(), row.numpy.capitalize(), f" {row.numpy} "):
+        assert dtypes.resolve(spelling) == row.name
+
+
+def test_short_codes_mean_what_they_mean_to_numpy():
+    for code, name in dtypes._CODES.items():
+        assert np.dtype(code).name == dtypes.get(name).numpy
+
+
+def test_only_what_is_known_resolves():
+    assert dtypes.resolve("tf32", ("f32",), ("tf32",)) == "tf32"
+    assert dtypes.resolve("float32", ("f32",), ("tf32",)) == "f32"
+    with pytest.raises(gm.DTypeError, match="'float64' is not supported"):
+        dtypes.resolve("float64", ("f32", "f16"))
+    with pytest.raises(gm.DTypeError, match=r"Supported: f32, tf32$"):
+        dtypes.resolve("", ("f32",), ("tf32",))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("flaot32", "f32"), ("fp16", "f16"), ("f33", "f32"), ("bfloat", "bf16"), ("unit8", "u8")]
+)
+def test_a_misspelled_name_brings_a_suggestion(typed, meant):
+    with pytest.raises(gm.DTypeError, match=f"did you mean '{meant}'"):
+        dtypes.resolve(typed)
+
+
+@pytest.mark.parametrize("spelling", ["f32", "F32", "float32", "f4", "<f4", np.float32, np.dtype("f4"), "single"])
+def test_matmul_takes_every_spelling(spelling):
+    x = np.ones((2, 2), np.int8)
+    assert gm.matmul(x, x, dtype=spelling).dtype == np.float32
+
+
+def test_matmul_takes_other_names():
+    x = np.ones((2, 2), np.int8)
+    for spelling, wanted in [
+        ("f16", "float16"),
+        ("c64", "complex64"),
+        ("i32", "int32"),
+        ("i8", "int64"),
+        (int, "int64"),
+    ]:
+        assert gm.matmul(x, x, dtype=spelling).dtype == wanted
+    for spelling in ("bf16", "bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)):
+        assert gm.matmul(x, x, dtype=spelling).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("spelling", ["f33", "U5", object, "object", 3.5, [], "", "torch.quint8", "float128", "tf32"])
+def test_matmul_refuses_what_is_no_element_type(spelling):
+    x = np.ones((2, 2), np.int8)
+    with pytest.raises(gm.DTypeError, match="not supported"):
+        gm.matmul(x, x, dtype=spelling)

@@ -111,6 +111,10 @@ def test_nothing_points_outside_or_is_left_undone(name):
     assert re.findall(f"{outside}|{undone}", (ROOT / name).read_text()) == []
 
 
+def test_the_readme_is_short():
+    assert (ROOT / "README.md").stat().st_size <= 6144
+
+
 def test_what_is_generated_is_up_to_date():
     from gemmery.ladder.cpu import CPU
     from gemmery.ladder.cuda import CUDA

@@ -141,6 +141,51 @@ def test_an_overview_takes_the_fastest_rival_of_each_problem(root):
     assert "| 0.500× | 0.500× | 0.500× | 8.43% to 8.43% | 4096 × 1 × 4096, f32 (0.500×) |" in text
 
 
+def test_a_summary_is_an_overview_of_one_machine_without_the_losses(root):
+    keep(root, replace(records.bench(), machine=OTHER))
+    text = filled(root, "<!-- summary: skinny_f32 machine=first -->\n<!-- end -->")
+    assert "| suite | min | median | max | % of peak |" in text
+    assert "| Thin ones | 0.961× | 1.28× | 2.00× |" in text
+    assert "slower" not in text
+    assert OTHER.cpu not in text
+    assert filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->").count("| Thin ones | 5 |") == 2
+
+
+def test_each_rival_is_named_once(root):
+    torch = "PyTorch 2, oneDNN"
+    notes = {"cublas": ("cuBLAS 13, torch.mm", "cuBLAS 13, torch.mv"), "torch": (f"{torch}; no wider result", torch)}
+    found = [
+        records.measurement("duel", kernel, n, 90.0, note=note)
+        for kernel, said in notes.items()
+        for n, note in enumerate(said, 512)
+    ]
+    keep(root, Run(records.MACHINE, "2026-11-22T00:00:00.000000+00:00", tuple(found)))
+    text = filled(root, "<!-- table: duel -->\n<!-- end -->")
+    assert "; cuBLAS 13, torch.mm and torch.mv; PyTorch 2, oneDNN; no wider result. Measured" in text
+
+
+def test_a_picture_is_a_figure_with_one_line_below(root):
+    text = filled(root, "<!-- picture: ladder ladder dtype=f32 -->\n<!-- end -->")
+    assert re.findall(r'src="([^"]+)"', text) == [f"docs/figures/{NAME}-ladder-f32.svg"]
+    assert f"*The ladder at n = 2048, f32, on {records.MACHINE.cpu}, " in text
+    assert "**" not in text
+
+
+def test_the_ladder_is_drawn_at_the_largest_size_at_which_most_rungs_ran(root):
+    run = records.ladder()
+    large = [replace(m, m=4096, n=4096, k=4096, flops=2 * 4096**3) for m in run.measurements if m.m == m.n == 2048]
+    large = [replace(m, seconds=0.0, refused="too slow") if m.kernel == "scalar_naive" else m for m in large]
+    marker = "<!-- figure: ladder ladder dtype=f32 -->\n<!-- end -->"
+    keep(root, Run(run.machine, "2026-11-23T00:00:00.000000+00:00", (*run.measurements, *large)))
+    text = filled(root, marker)
+    assert "**The ladder at n = 2048, f32**" in text
+    assert "Not run" not in text
+    keep(root, Run(run.machine, "2026-11-24T00:00:00.000000+00:00", tuple(large)))
+    text = filled(root, marker)
+    assert "**The ladder at n = 4096, f32**" in text
+    assert "Not run: scalar_naive." in text
+
+
 def test_rungs_that_took_turns_stand_side_by_side(root):
     found = [
         records.measurement("duel", kernel, 512, speed, case="which one", versus={"numpy": 1.0})

@@ -1,19 +1,21 @@
-"""What documents say of speed, from the records in benchmarks/results: what stands between two markers is generated.
+"""Measured figures in the documents: the text between two markers is generated from benchmarks/results.
 
-| marker | what follows it, up to the marker `<!-- end -->` |
+| marker | text generated between it and `<!-- end -->` |
 | --- | --- |
-| `<!-- ladder: dtype=f32 -->` | every rung: what it is, teaches, refuses, and what it gave |
-| `<!-- rungs -->` | every rung in a table; `<!-- rungs: gpu -->` and `<!-- ladder: gpu -->` are of the GPU's ladder |
-| `<!-- overview: SUITE ... -->` | a row for each suite: the ratios to the fastest rival, and where gemmery is slower |
+| `<!-- ladder: dtype=f32 -->` | a section for each rung: idea, lesson, refusals, measurements |
+| `<!-- rungs -->` | a table of all rungs; `<!-- rungs: gpu -->` and `<!-- ladder: gpu -->` are for the GPU ladder |
+| `<!-- overview: SUITE ... -->` | one row per suite: the ratios to the fastest rival, and where gemmery is slower |
+| `<!-- summary: SUITE ... -->` | the same without the slower products, for one machine |
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
-| `<!-- figure: SUITE PLOT -->` | a figure, written to docs/figures/ |
-| `<!-- modelled -->` | the instructions that the emulator computes; `<!-- modelled: machine -->` all the others |
-| `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over a rival of that name |
+| `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
+| `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
+| `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over the rival of that name |
 
-Each is made for every machine that has a file of records: `machine=cpu` for those of CPUs, `machine=gpu` for those of
-GPUs, `machine=NAME` or `machine=first` for one. Fields of a measurement narrow what is taken: `n=1024 dtype=f32
-kernel='packed kc=256'`; `precision=` leaves out what was rounded to tf32. Where there is no record, words say so.
-`python -m gemmery.report.documents` in a checkout rewrites every document; a test holds that nothing would change.
+Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
+`machine=NAME` or `machine=first` one machine. Fields of a measurement narrow the selection: `n=1024 dtype=f32
+kernel='packed kc=256'`; `precision=` excludes tf32. A block without records says so. `python -m
+gemmery.report.documents` in a checkout rewrites every document; a test checks that they are up to date.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,22 +33,23 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.rung import Rung
 from gemmery.report import modelled, words
 from gemmery.report.figures import figures
-from gemmery.report.overview import overview
+from gemmery.report.overview import overview, summary
 from gemmery.report.rungs import ladder
 from gemmery.report.sheet import sheets
 from gemmery.report.stored import Query, Stored, missing, query
 from gemmery.report.suites import is_own
-from gemmery.report.svg import standalone
+from gemmery.report.svg import Plot, standalone
 from gemmery.report.text import table
 
 MARKER = re.compile(
-    r"<!-- (ladder|rungs|overview|table|figure|value|modelled)(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL
+    r"<!-- (ladder|rungs|overview|summary|table|figure|picture|value|modelled)(?:: ([^>]*?))? -->(.*?)<!-- end -->",
+    re.DOTALL,
 )
 FIGURES = Path("docs", "figures")
 
 
 class Documents:
-    """Fills documents from the records of one checkout; `written` collects the files of its figures."""
+    """Fills documents from the records of one checkout; `written` collects the figure files."""
 
     def __init__(self, root: Path, rungs: Sequence[Rung], gpu_rungs: Sequence[Rung] = ()) -> None:
         self.root, self.rungs, self.gpu_rungs = root, rungs, gpu_rungs
@@ -56,19 +59,21 @@ class Documents:
             "ladder": self._ladder,
             "rungs": self._rungs,
             "overview": self._overview,
+            "summary": self._summary,
             "table": self._table,
             "figure": self._figure,
+            "picture": self._picture,
             "value": self._value,
             "modelled": self._modelled,
         }
 
     def fill(self, path: Path) -> str:
-        """The text of the document at `path` with everything between markers made anew.
+        """Return the text of the document at `path` with every generated block rewritten.
 
         >>> Documents(Path("."), CPU).fill(Path("README.md"))  # doctest: +SKIP
         '# gemmery...'
 
-        Raises ArgumentError for an unknown suite, figure or field, and for a value that is not one.
+        Raises ArgumentError for an unknown suite, figure or field, and for a `value` that matches several records.
         """
 
         def replaced(found: re.Match[str]) -> str:
@@ -89,16 +94,16 @@ class Documents:
         return ladder(rungs, runs, self.root, path.parent)
 
     def _asked(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
-        """The rungs that a marker is about, and whether they are those of the GPU."""
+        """Return the rungs a marker is about, and whether they are the GPU's."""
         gpu = "gpu" in others
         return (self.gpu_rungs if gpu else self.rungs), gpu
 
     def _of(self, run: Run) -> Sequence[Rung]:
-        """The rungs that a run's records may be of."""
+        """Return the rungs whose records a run may hold."""
         return self.gpu_rungs if run.machine.gpu.name else self.rungs
 
     def _rungs(self, _: Path, said: str) -> str:
-        lines = ["| rung | grew from | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
+        lines = ["| rung | parent | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
         for rung in self._asked(said.split())[0]:
             parent = f"`{rung.parent}`" if rung.parent else ""
             idea = rung.idea.replace("|", "\\|").replace("*", "\\*")
@@ -109,16 +114,24 @@ class Documents:
         return modelled.machine() if said == "machine" else modelled.instructions()
 
     def _overview(self, _: Path, said: str) -> str:
+        asked, runs, about = self._suites(said)
+        parts = (f"{_taken(run)}\n\n{table(overview(run, about))}" for run in runs)
+        return "\n".join(parts) or missing(asked)
+
+    def _summary(self, _: Path, said: str) -> str:
+        asked, runs, about = self._suites(said)
+        parts = (f"{table(summary(run, about))}\n{_taken(run)}" for run in runs[:1])
+        return "\n".join(parts) or missing(asked)
+
+    def _suites(self, said: str) -> tuple[Query, list[Run], dict[str, str]]:
+        """Return what a marker over several suites asks for, the runs with all of them, and what each suite is."""
         asked = query(said)
         suites = (asked.suite, *asked.others)
-        runs = self._stored.everything(suites)
-        if not runs:
-            return missing(Query(" ".join(suites), (), {}))
         folder = self.root / "benchmarks"
-        about = {
-            path.stem: suite.load(path).about for path in (folder / f"{name}.toml" for name in suites) if path.exists()
-        }
-        return "\n".join(f"{_taken(run)}\n\n{table(overview(run, about))}" for run in runs)
+        files = (folder / f"{name}.toml" for name in suites)
+        about = {path.stem: suite.load(path).about for path in files if path.exists()}
+        runs = self._stored.everything(suites, asked.machine)
+        return Query(" ".join(suites), (), {}, asked.machine), runs, about
 
     def _table(self, _: Path, said: str) -> str:
         asked = query(said)
@@ -132,10 +145,23 @@ class Documents:
         return "\n".join(parts)
 
     def _figure(self, path: Path, said: str) -> str:
+        parts = [
+            f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_taken(run)}"
+            for run, plot, image in self._drawn(path, said)
+        ]
+        return "\n\n".join(parts) or missing(query(said))
+
+    def _picture(self, path: Path, said: str) -> str:
+        parts = [
+            f"{image}\n\n*{plot.title}, on {words.processor(run.machine)[0]}, {run.started[:10]}. {plot.caption}*"
+            for run, plot, image in self._drawn(path, said)
+        ]
+        return "\n\n".join(parts) or missing(query(said))
+
+    def _drawn(self, path: Path, said: str) -> Iterator[tuple[Run, Plot, str]]:
+        """The figures of a marker, each with the run it shows and the HTML that shows it in the document at `path`."""
         asked = query(said)
-        runs = self._stored.newest(asked)
-        parts = []
-        for run in runs:
+        for run in self._stored.newest(asked):
             plots = {plot.name: plot for plot in figures(run, self._of(run))}
             if not plots.keys() >= set(asked.others):
                 raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
@@ -145,9 +171,7 @@ class Documents:
                 file = self.root / FIGURES / f"{_stem(run.machine.name, *of, plot.name, *narrowed)}.svg"
                 self.written[file] = standalone(plot.svg)
                 link = os.path.relpath(file, path.parent)
-                image = f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'
-                parts.append(f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_taken(run)}")
-        return "\n\n".join(parts) or missing(asked)
+                yield run, plot, f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'
 
     def _value(self, _: Path, said: str) -> str:
         asked = query(said)
@@ -156,7 +180,7 @@ class Documents:
         if not runs:
             return "(not measured yet)"
         if len(chosen) != 1 or len(asked.others) != 1:
-            raise ArgumentError(f"marker {said!r}: it names {len(chosen)} records; say what, and narrow it down to one")
+            raise ArgumentError(f"marker {said!r}: matches {len(chosen)} records; name one value and one record")
         return _value(chosen[0], asked.others[0], said)
 
 
@@ -170,17 +194,32 @@ def _value(m: Measurement, what: str, said: str) -> str:
         return known[what]
     if what in m.versus:
         return words.times(m.versus[what], m.spread.get(what, 0.0))
-    raise ArgumentError(f"marker {said!r}: {what!r} is neither rate, share, time nor a rival measured with it")
+    raise ArgumentError(f"marker {said!r}: {what!r} is not rate, share, time or a rival in that record")
 
 
 def _taken(run: Run) -> str:
-    """Where and when, and the kernels that the rivals ran."""
+    """One line: machine, rival libraries, and when it was measured."""
     found = run.machine
     caches = (f"{name} {words.size(held)}" for name, held in words.caches(found))
-    rivals = dict.fromkeys(m.note for m in run.measurements if m.kernel in words.RIVALS and m.note)
+    notes = [m.note for m in run.measurements if m.kernel in words.RIVALS and m.note]
     cores = f"{found.gpu.sms} multiprocessors" if found.gpu.name else f"{found.cores} cores"
     where = ", ".join([*words.processor(found), cores, *caches])
-    return f"*{'; '.join([where, *rivals])}. Measured {words.when(run)}.*"
+    return f"*{'; '.join([where, *_joined(notes)])}. Measured {words.when(run)}.*"
+
+
+def _joined(notes: Iterable[str]) -> Iterator[str]:
+    """What the rivals are, each part once; notes that differ only in their last word share a line.
+
+    >>> list(_joined(["cuBLAS 13, torch.mm", "cuBLAS 13, torch.mv", "torch 2; no wider result", "torch 2"]))
+    ['cuBLAS 13, torch.mm and torch.mv', 'torch 2', 'no wider result']
+    """
+    by_head: dict[str, dict[str, None]] = {}
+    for note in notes:
+        for part in note.split("; "):
+            head, comma, tail = part.rpartition(", ")
+            by_head.setdefault(head + comma if comma else part, {})[tail if comma else ""] = None
+    for head, tails in by_head.items():
+        yield head + " and ".join(tails)
 
 
 def _stem(*parts: str) -> str:
@@ -188,12 +227,12 @@ def _stem(*parts: str) -> str:
 
 
 def documents(root: Path) -> tuple[Path, ...]:
-    """The documents of a checkout."""
+    """Return the documents of a checkout."""
     return (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md")), *sorted(root.glob("*/README.md")))
 
 
 def main(root: Path) -> None:
-    """Write every document and figure of the checkout at `root` anew, and remove figures that none shows."""
+    """Rewrite every document and figure of the checkout at `root`, and remove figures that no document shows."""
     from gemmery.ladder.cpu import CPU
     from gemmery.ladder.cuda import CUDA
 

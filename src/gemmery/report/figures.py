@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds, vectors
-from gemmery.report.sheet import Group, groups, largest, rival, speedup
+from gemmery.report.sheet import Group, fullest, groups, rival, speedup
 from gemmery.report.suites import OWN, product, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
 from gemmery.report.sweeps import AXES
@@ -31,7 +31,7 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     for suite in dict.fromkeys(m.suite for m in run.measurements):
         ran = [m for m in run.measurements if m.suite == suite and (m.seconds or m.refused)]
         if suite == "ladder":
-            found += [bars(largest(groups(ran, rungs)), rungs), curves(ran, run.machine), roofline(ran, suite)]
+            found += [bars(fullest(groups(ran, rungs)), rungs), curves(ran, run.machine), roofline(ran, suite)]
         elif suite == "sweep_size":
             found += [curves(ran, run.machine), seconds(ran)]
         elif suite == "sweep_block":
@@ -46,10 +46,10 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
 
 
 def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
-    """One bar for each rung of one problem, with the peaks and the rivals as lines across them."""
+    """One bar for each rung that ran one problem, with the peaks and the rivals as lines across them."""
     by_name = {rung.name: rung for rung in rungs}
-    shown = group.rungs
-    if not any(m.seconds for m in shown):
+    shown = [m for m in group.rungs if m.seconds]
+    if not shown:
         return None
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
@@ -65,8 +65,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
             _beside(on, place, m, words.times(*gain) if gain else "")
-            idea = f"not run: {m.refused}" if m.refused else rung.idea
-            on.text(0, place + 0.3, idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
+            on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(shown) - 0.45, HEADROOM))
         on.set_yticks([place - 0.12 for place in range(len(shown))], [m.kernel for m in shown])
         for tick in on.get_yticklabels():
@@ -75,11 +74,13 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         on.spines[["left", "bottom"]].set_visible(False)
         on.set_xlabel(rate)
         svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.one)}")
-    title = f"Every rung at {words.shape(group.one)}, {words.types(group.one)}"
+    title = f"The ladder at {words.shape(group.one)}, {words.types(group.one)}"
     caption = (
-        f"{rate}: longer is faster. × parent is the gain over the rung that it grew from; a pale bar lost against it. "
-        f"The lines are the measured peak of this machine, and {words.kernel(rival(group))} in the same run."
+        f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
+        f"parent. The lines are the measured peak and {words.kernel(rival(group))} in the same run."
     )
+    absent = [m.kernel for m in group.rungs if not m.seconds]
+    caption += f" Not run: {', '.join(absent)}." if absent else ""
     return Plot("ladder", title, caption, svg)
 
 
@@ -94,8 +95,6 @@ def _headings(on: Axes, rate: str) -> None:
 
 def _beside(on: Axes, place: int, m: Measurement, gain: str) -> None:
     """The figures of a rung in columns right of its bar."""
-    if m.refused:
-        return
     for column, text in zip(
         COLUMNS, (words.digits(words.reached(m)), words.percent(words.share(m)), gain), strict=True
     ):

@@ -1,4 +1,4 @@
-"""How the product stands: for each suite, its ratio to the fastest rival of each problem."""
+"""The product against its rivals: for each suite, the ratio to the fastest rival on each problem."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.suites import OWN, product, standing, tournaments
 
-HEAD = ("what is multiplied", "products", "least", "median", "most", "% of peak", "slower than the fastest rival")
+HEAD = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
 
 def fastest(measurement: Measurement) -> tuple[float, float] | None:
-    """(ratio, spread) to the rival that was fastest on this problem; None when none ran."""
+    """Return (ratio, spread) to the fastest rival on this problem, None when no rival ran."""
     rivals = [name for name in words.RIVALS if name in measurement.versus and not name.startswith(OWN)]
     return min(((measurement.versus[name], measurement.spread.get(name, 0.0)) for name in rivals), default=None)
 
 
 def overview(run: Run, about: Mapping[str, str]) -> Sheet:
-    """A row for each suite and number of threads, on a GPU for each suite and element type, whose units differ;
-    `about` says what is multiplied in a suite.
+    """Return a table with a row for each suite and number of threads, on a GPU for each suite and element type.
+
+    `about` maps a suite to what it multiplies.
     """
     cases = tournaments(run.measurements)
     groups: dict[tuple[str, str], list[Measurement]] = {}
@@ -35,6 +36,16 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
         for (suite, apart), same in groups.items()
     ]
     return Sheet("How it compares", HEAD, tuple(rows))
+
+
+def summary(run: Run, about: Mapping[str, str]) -> Sheet:
+    """Return the overview without the number of products and without those that are slower.
+
+    >>> summary(run, {"small": "Small squares"}).head  # doctest: +SKIP
+    ('suite', 'min', 'median', 'max', '% of peak')
+    """
+    full = overview(run, about)
+    return Sheet(full.title, (HEAD[0], *HEAD[2:6]), tuple((row[0], *row[2:6]) for row in full.rows))
 
 
 def _row(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:

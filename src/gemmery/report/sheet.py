@@ -83,6 +83,11 @@ def largest(found: Sequence[Group]) -> Group:
     return max(found, key=lambda group: group.one.flops)
 
 
+def fullest(found: Sequence[Group]) -> Group:
+    """The group in which most rungs ran, the largest of such: what shows the whole ladder."""
+    return max(found, key=lambda group: (sum(m.seconds > 0 for m in group.rungs), group.one.flops))
+
+
 def is_square(measurement: Measurement) -> bool:
     """True for one product of square matrices."""
     return measurement.m == measurement.n == measurement.k and measurement.batch == 1

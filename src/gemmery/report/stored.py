@@ -95,9 +95,9 @@ class Stored:
             for run in self.newest(replace(asked, fields={**asked.fields, "dtype": dtype, "precision": precision}))
         )
 
-    def everything(self, suites: Sequence[str]) -> list[Run]:
-        """For each machine, one run with the newest records of all these suites."""
-        return _merged(run for suite in suites for run in self.newest(Query(suite, (), {})))
+    def everything(self, suites: Sequence[str], machine: str = "") -> list[Run]:
+        """Return one run per machine, with the newest records of all these suites."""
+        return _merged(run for suite in suites for run in self.newest(Query(suite, (), {}, machine)))
 
 
 def _merged(runs: Iterable[Run]) -> list[Run]:

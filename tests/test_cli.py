@@ -381,7 +381,7 @@ def test_without_the_extra_one_line_says_what_to_install(module, line):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    assert re.fullmatch(rf"gemmery: the commands need {module}\S*: pip install 'gemmery\[lab\]'\n", err)
+    assert re.fullmatch(rf"gemmery: .* needs? {module}\S*: run pip install '\.\[lab\]' in a checkout of gemmery\n", err)
 
 
 def test_python_m_gemmery():

@@ -14,7 +14,7 @@ from cuda.bindings import driver as nvidia
 
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import driver, launch, ordered
-from gemmery.errors import DeviceError
+from gemmery.errors import DeviceError, missing
 from gemmery.problem import Problem
 
 CONTEXT = 77
@@ -230,4 +230,4 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
     )
     assert "words of the driver" in bindings(monkeypatch, cuInit=lambda flags: (Status(803),))
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    assert driver.missing() == "CUDA needs its Python bindings: pip install 'gemmery[cuda]'"
+    assert driver.missing() == missing("cuda", "CUDA needs its Python bindings")

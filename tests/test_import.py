@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import gemmery as gm
+from gemmery.errors import EXTRAS, not_installed
 
 PTX = Path(__file__).parent / "data" / "ptx" / "triton_add.ptx"
 
@@ -54,6 +56,53 @@ def test_emulating_ptx_needs_nothing_of_cuda():
     assert "gemmery.emulator" in loaded
     assert not loaded & {"cuda.bindings", "torch", "matplotlib", "rich", "typer", "ml_dtypes"}
     assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.emulated", "gemmery.report"}
+
+
+HIDDEN = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"cuda", "matplotlib", "ml_dtypes", "nvidia", "rich", "threadpoolctl", "typer"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+import numpy, gemmery
+def message(call):
+    try:
+        call()
+    except gemmery.GemmeryError as error:
+        return str(error)
+"""
+
+
+def test_without_the_extras_errors_name_the_command_that_installs_them():
+    modules_after(
+        HIDDEN + "lab, cuda = (f\"run pip install '.[{extra}]' in a checkout\" for extra in ('lab', 'cuda'))\n"
+        "assert lab in message(lambda: gemmery.inspect('simt_smem'))\n"
+        "assert lab in message(lambda: __import__('gemmery.lab').lab.ladder())\n"
+        "assert lab in message(lambda: __import__('gemmery.lab.rungs'))\n"
+        "code = '__global__ void f(float *x) { x[0] = 1; }'\n"
+        "assert cuda in message(lambda: gemmery.emulate(code, 'f', 1, 1, [numpy.zeros(1, 'f4')]))\n"
+        "x = numpy.eye(3)\n"
+        "assert (gemmery.matmul(x, x) == x).all() and str(gemmery.explain(x, x)) and gemmery.tensor_map\n"
+    )
+
+
+def test_an_error_for_a_package_of_ours_is_an_install_error_and_no_other():
+    ours = ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
+    found = not_installed(ours, "a table")
+    assert isinstance(found, gm.InstallError)
+    assert str(found) == "a table needs rich: run pip install '.[lab]' in a checkout of gemmery"
+    other = ModuleNotFoundError("No module named 'numpyy'", name="numpyy")
+    assert not_installed(other, "a table") is other
+
+
+def test_the_extras_in_messages_are_those_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = {name: " ".join(lines) for name, lines in project["optional-dependencies"].items()}
+    assert set(extras) == set(EXTRAS)
+    for extra, packages in EXTRAS.items():
+        for package in packages:
+            assert package in extras[extra]
 
 
 def test_every_public_name_is_there_and_documented():

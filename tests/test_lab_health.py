@@ -52,13 +52,13 @@ def test_the_compiler_is_named_with_its_version(looked):
 
 def test_without_the_compiler_nothing_is_wrong_either(looked, monkeypatch):
     def fail():
-        raise DeviceError("CUDA kernels need NVRTC: pip install 'gemmery[cuda]'")
+        raise DeviceError("CUDA kernels need NVRTC: pip install '.[cuda]'")
 
     monkeypatch.setattr(nvrtc, "version", fail)
     monkeypatch.setattr(sass, "nvdisasm", lambda: "")
     found = looked()
     assert found["cuda"].ok
-    assert "pip install 'gemmery[cuda]'" in found["cuda"].advice
+    assert "pip install '.[cuda]'" in found["cuda"].advice
     assert "pip install nvidia-cuda-nvdisasm" in found["nvdisasm"].advice
 
 

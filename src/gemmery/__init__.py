@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gemmery.errors import DTypeError as DTypeError
     from gemmery.errors import EmulationError as EmulationError
     from gemmery.errors import GemmeryError as GemmeryError
+    from gemmery.errors import InstallError as InstallError
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
@@ -50,6 +51,7 @@ _ERRORS = (
     "DeviceError",
     "EmulationError",
     "GemmeryError",
+    "InstallError",
     "LayoutError",
     "RefusedError",
     "ShapeError",
@@ -72,7 +74,12 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'gemmery' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        from gemmery.errors import not_installed
+
+        raise not_installed(error, f"gemmery.{name}") from error
     globals()[name] = value
     return value
 

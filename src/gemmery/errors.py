@@ -41,3 +41,31 @@ class EmulationError(GemmeryError, NotImplementedError):
 
 class CheckError(GemmeryError, AssertionError):
     """A result outside its error bound: the element, both values and the bound are in the message."""
+
+
+class InstallError(GemmeryError, ModuleNotFoundError):
+    """A package that an optional part of gemmery needs is not installed."""
+
+
+EXTRAS = {  # packages that an extra of pyproject.toml installs, by the name under which Python imports them
+    "lab": ("matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
+    "cuda": ("cuda", "nvidia"),
+}
+
+
+def missing(extra: str, what: str) -> str:
+    """The message for a part of gemmery whose extra is not installed; every such message is made here.
+
+    >>> missing("lab", "the commands need rich")
+    "the commands need rich: run pip install '.[lab]' in a checkout of gemmery"
+    """
+    return f"{what}: run pip install '.[{extra}]' in a checkout of gemmery"
+
+
+def not_installed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    """The InstallError for `what` when an extra installs the package that `error` misses, else `error` itself."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return InstallError(missing(extra, f"{what} needs {package}"), name=error.name)
+    return error

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 from gemmery import config, dtypes
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.errors import ArgumentError, RefusedError, not_installed
+
+try:
+    import threadpoolctl
+except ModuleNotFoundError as error:
+    raise not_installed(error, "timing rival libraries") from error
 
 STEERING = (
     "OPENBLAS_",

@@ -6,11 +6,13 @@ Exit codes: 0 fine; 1 a result outside its bound, a finding of `doctor`, or what
 
 import sys
 
+from gemmery.errors import missing
+
 try:
     import rich  # noqa: F401
     import typer  # noqa: F401
-except ModuleNotFoundError as missing:
-    print(f"gemmery: the commands need {missing.name}: pip install 'gemmery[lab]'", file=sys.stderr)  # noqa: T201
+except ModuleNotFoundError as error:
+    print(f"gemmery: {missing('lab', f'the commands need {error.name}')}", file=sys.stderr)  # noqa: T201
     raise SystemExit(2) from None
 
 from gemmery.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from gemmery.cli.app import app
-from gemmery.errors import ArgumentError, GemmeryError
-
-EXTRA = {"matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"}  # what `gemmery[lab]` installs
+from gemmery.errors import EXTRAS, ArgumentError, GemmeryError, InstallError, missing
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,12 +33,12 @@ def run(arguments: Sequence[str]) -> int:
     except MemoryError as error:
         return _complain(f"out of memory: {error}; take smaller sizes", 1)
     except GemmeryError as error:
-        return _complain(str(error), 2 if isinstance(error, ArgumentError) else 1)
+        return _complain(str(error), 2 if isinstance(error, ArgumentError | InstallError) else 1)
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library not in EXTRA:
+        if library not in EXTRAS["lab"]:
             raise
-        return _complain(f"the commands need {library}: pip install 'gemmery[lab]'", 2)
+        return _complain(missing("lab", f"the commands need {library}"), 2)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         way_out = f"`{context.command_path if context else 'gemmery'} --help` shows what can be said"

@@ -16,6 +16,7 @@ import numpy as np
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import LIMITS, STATIC_SHARED, Device, Limits
 from gemmery.errors import DeviceError
+from gemmery.errors import missing as missing_extra
 
 _NO_DEVICE = "a CUDA driver is installed, but it finds no device: look at CUDA_VISIBLE_DEVICES"
 _WAYS_OUT = {
@@ -42,7 +43,7 @@ def api() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceError("CUDA needs its Python bindings: pip install 'gemmery[cuda]'") from error
+        raise DeviceError(missing_extra("cuda", "CUDA needs its Python bindings")) from error
     try:
         status = driver.cuInit(0)
         if status[0] == driver.CUresult.CUDA_ERROR_NO_DEVICE:

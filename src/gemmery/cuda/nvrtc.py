@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from gemmery import cache, config
-from gemmery.errors import CompileError, DeviceError
+from gemmery.errors import CompileError, DeviceError, missing
 
 # Where there is a driver, NVRTC has a cache of its own, which gives back no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
@@ -243,11 +243,11 @@ def bindings() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise DeviceError("CUDA kernels need NVRTC: pip install 'gemmery[cuda]'") from error
+        raise DeviceError(missing("cuda", "CUDA kernels need NVRTC")) from error
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:  # the bindings are there, the library is not
-        raise DeviceError(f"NVRTC is not found ({error}): pip install 'gemmery[cuda]'") from error
+        raise DeviceError(missing("cuda", f"NVRTC is not found ({error})")) from error
     return nvrtc
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gemmery.errors import not_installed
+
 if TYPE_CHECKING:
     from gemmery.lab.emulated import OnRung, emulated_card, emulated_ladder
     from gemmery.lab.event import Event, OnEvent
@@ -65,6 +67,9 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise not_installed(error, f"gemmery.lab.{name}") from error
     globals()[name] = value
     return value

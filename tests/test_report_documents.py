@@ -215,11 +215,12 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
         assert rung.lesson in text
         assert f"](../src/gemmery/{rung.source})" in text
         for reason in refusals(rung):
-            assert f"- It refuses: {reason}." in text
+            assert f"- Refuses: {reason}." in text
     packed = text[text.index("## packed\n") : text.index("## packed_threaded")]
-    assert "106 GFLOP/s (91.1% of the peak) at n = 1024, f32, 7.11× its parent" in packed
+    assert "GFLOP/s | % of peak | × parent |" in packed
+    assert "| n = 1024, f32 | 106 | 91.1% | 7.11× |" in packed
     assert "- Published. On an old chip: 1,234 ms at n = 512." in packed
-    assert "- It varies `kc`: 128, 256, 512, 1024." in packed
+    assert "- Parameter `kc`: 128, 256, 512, 1024." in packed
 
 
 def on_a_gpu(dtype, started, rate=1000.0, **more):
@@ -244,11 +245,11 @@ def test_the_ladder_of_the_gpu_takes_each_type_from_its_newest_run(root):
     text = Documents(root, CPU, CUDA).fill(path)
     assert [rung.name for rung in CUDA] == re.findall(r"^## (\w+)$", text, re.MULTILINE)
     section = text[text.index("## simt_smem\n") : text.index("## simt_smem_transposed")]
-    assert section.count("- Measured on NVIDIA H200") == 1
-    assert [rate for rate in ("1.00", "2.00", "3.00", "4.00") if f"{rate} TFLOP/s" in section] == [
-        "2.00",
-        "3.00",
-        "4.00",
+    assert section.count("| NVIDIA H200, sm_90, ") == 1
+    assert re.findall(r"\| (\w+) \| (\d.00) \|", section.replace("n = 2048, ", "")) == [
+        ("f32", "2.00"),
+        ("f64", "4.00"),
+        ("tf32", "3.00"),
     ]
     assert "AMD" not in section
 

@@ -1,4 +1,4 @@
-"""The ladder in words, for docs/ladder.md: what each rung is and teaches, and what it gave where it was measured."""
+"""The ladder as text, for docs/ladder.md and docs/ladder_gpu.md: each rung's idea, lesson and measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gemmery import dtypes
-from gemmery.bench.record import Measurement, Run
+from gemmery.bench.record import Run
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
@@ -20,9 +20,9 @@ OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for
 
 
 def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path) -> str:
-    """The tree of the rungs, then a section for each; `runs` hold records of the ladder, one run a machine.
+    """Return the tree of the rungs, then a section for each; `runs` hold records of the ladder, one run per machine.
 
-    `root` is the checkout, which has docs/published.toml; links lead from `folder`.
+    `root` is the checkout, which has docs/published.toml; links are relative to `folder`.
     """
     measured = [(run, groups((m for m in run.measurements if m.suite == "ladder"), rungs)) for run in runs]
     link = os.path.relpath(root / "src" / "gemmery", folder)
@@ -32,7 +32,7 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
 
 
 def tree(rungs: Sequence[Rung], parent: str | None = None, indent: str = "") -> list[str]:
-    """Lines that show which rung grew from which."""
+    """Return lines that show each rung indented below its parent."""
     lines = []
     for rung in rungs:
         if rung.parent == parent:
@@ -44,7 +44,7 @@ def tree(rungs: Sequence[Rung], parent: str | None = None, indent: str = "") -> 
 
 
 def published(file: Path) -> dict[str, list[str]]:
-    """The sentences on a rung's published figures; none without the file."""
+    """Return sentences on published figures, by rung; none without the file."""
     found: dict[str, list[str]] = {}
     rows = tomllib.loads(file.read_text(encoding="utf-8"))["figure"] if file.exists() else []
     for row in rows:
@@ -54,7 +54,7 @@ def published(file: Path) -> dict[str, list[str]]:
 
 
 def refusals(rung: Rung) -> tuple[str, ...]:
-    """The reasons, in its own words, for which a rung refuses some of the problems there are."""
+    """Return the reasons a rung gives for refusing problems."""
     name = rung.dtypes[0]
     plain = Problem(40, 48, 56, name, name)
     whole = [other for other in rung.dtypes if dtypes.get(other).kind in "iu"]
@@ -74,45 +74,45 @@ def refusals(rung: Rung) -> tuple[str, ...]:
 
 
 def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source: str, known: Sequence[str]) -> str:
-    types = "every one" if set(rung.dtypes) == set(dtypes.NAMES) else ", ".join(rung.dtypes)
+    types = "all" if set(rung.dtypes) == set(dtypes.NAMES) else ", ".join(rung.dtypes)
     facts = [
-        f"grew from [`{rung.parent}`](#{rung.parent})" if rung.parent else "is where the ladder begins",
-        f"element types: {types}",
-        f"source: [{rung.source}]({source}/{rung.source})" if rung.source else "",
-        "its error is bounded by the norms of A and B, not element by element" if rung.normwise else "",
+        f"Parent: [`{rung.parent}`](#{rung.parent})." if rung.parent else "The first rung.",
+        f"Element types: {types}.",
+        f"Source: [{rung.source}]({source}/{rung.source})." if rung.source else "",
+        "Its error bound is on the norms of A and B, not on each element." if rung.normwise else "",
     ]
     parts = [
         f"## {rung.name}",
         f"**{sentence(rung.idea)}.**".replace(" * ", " \\* "),
         rung.lesson,
-        f"It {'; '.join(filter(None, facts))}.",
-        "\n".join(f"- It varies `{name}`: {', '.join(map(str, values))}." for name, values in rung.space.items()),
-        "\n".join(f"- It refuses: {reason}." for reason in refusals(rung)),
-        "\n".join(filter(None, (_step(rung, run, found) for run, found in measured))),
+        " ".join(filter(None, facts)),
+        "\n".join(f"- Parameter `{name}`: {', '.join(map(str, values))}." for name, values in rung.space.items()),
+        "\n".join(f"- Refuses: {reason}." for reason in refusals(rung)),
+        *(_step(rung, run, found) for run, found in measured),
         "\n".join(f"- Published. {sentence}" for sentence in known),
     ]
     return "\n\n".join(filter(None, parts))
 
 
 def sentence(words: str) -> str:
-    """With a capital, unless it begins with a name: `mma.sync` of an instruction, `x` of a vector."""
+    """Capitalize, unless the first word is a name: the instruction `mma.sync`, the vector `x`."""
     return words[:1].upper() + words[1:] if re.match(r"a |[a-z]{2,}(?!\.)\b", words) else words
 
 
 def _step(rung: Rung, run: Run, found: Sequence[Group]) -> str:
-    """What the rung gave on one machine: its rate, and how much faster than its parent."""
-    said = []
-    for group in found:
-        for m in group.rungs:
-            if m.kernel == rung.name and m.seconds:
-                over = speedup(m, rung.parent, group) if rung.parent else None
-                gain = f", {words.times(*over)} its parent" if over else ""
-                said.append(f"{_rate(m)} at {words.shape(m)}, {words.types(m)}{gain}")
-    where = ", ".join([*words.processor(run.machine), run.started[:10]])
-    return f"- Measured on {where}: {'; '.join(said)}." if said else ""
-
-
-def _rate(measurement: Measurement) -> str:
-    part = words.share(measurement)
-    of_peak = f" ({words.percent(part)} of the peak)" if part is not None else ""
-    return f"{words.digits(words.reached(measurement))} {words.rate(measurement)}{of_peak}"
+    """A table of what the rung reached on one machine, and how much faster it is than its parent."""
+    ran = [(group, m) for group in found for m in group.rungs if m.kernel == rung.name and m.seconds]
+    if not ran:
+        return ""
+    ran.sort(key=lambda pair: words.types(pair[1]))
+    gains = [speedup(m, rung.parent, group) if rung.parent else None for group, m in ran]
+    head = [", ".join([*words.processor(run.machine), run.started[:10]]), words.rate(ran[0][1]), "% of peak"]
+    rows = [
+        [f"{words.shape(m)}, {words.types(m)}", words.digits(words.reached(m)), words.percent(words.share(m))]
+        for _, m in ran
+    ]
+    if any(gains):
+        head.append("× parent")
+        rows = [[*row, words.times(*gain) if gain else ""] for row, gain in zip(rows, gains, strict=True)]
+    rule = [":---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))

@@ -58,6 +58,23 @@ def test_broadcasting_and_vectors(one, two, name):
     assert agrees(result, a, b)
 
 
+@pytest.mark.parametrize("one", [(1, 1), (1, 2), (3, 1), (2, 2)])
+def test_every_pattern_of_broadcast_batches_of_tiny_products(one):
+    draw = np.random.default_rng(0)
+    for others in itertools.product([(1, 1), (1, 2), (3, 1), (2, 2)], repeat=2):
+        of_a, of_b = zip(one, *others, strict=True)
+        for m, n, k in itertools.product((0, 1, 2), repeat=3):
+            a, b = draw.integers(-9, 9, (*of_a, m, k)).astype(float), draw.integers(-9, 9, (*of_b, k, n)).astype(float)
+            expected = a @ b
+            assert np.array_equal(gm.matmul(a, b), expected)
+            assert np.array_equal(gm.matmul(a, b, bias=1, activation="relu"), np.maximum(expected + 1, 0))
+            out = np.empty(expected.shape[::-1]).T
+            assert gm.matmul(a, b, out=out) is out
+            assert np.array_equal(out, expected)
+            if m == n == k == 1:
+                assert gm.explain(a, b).problem.k == 1
+
+
 @pytest.mark.parametrize(
     ("one", "two"),
     [

@@ -17,7 +17,7 @@ def arranged(a, b, c, **options):
 
 def by_hand(a, b, c, form):
     """Run the form with NumPy on the memory of a, b and c."""
-    for offsets in form.offsets:
+    for offsets in form.offsets():
         sizes = (form.batch, form.m, form.k), (form.batch, form.k, form.n), (form.batch, form.m, form.n)
         x, y, z = (
             np.ndarray(size, base.dtype, memory, int(base.ctypes.data - memory.ctypes.data) + offset, strides)
@@ -64,7 +64,7 @@ def test_a_batch_takes_as_few_runs_as_it_can(name):
     a, b = make()
     c = np.zeros(result_shape(a.shape, b.shape))
     form = arranged(a, b, c)
-    assert (len(form.offsets), form.batch, form.m, form.n, form.k) == (runs, batch, m, n, k)
+    assert (form.runs, form.batch, form.m, form.n, form.k) == (runs, batch, m, n, k)
     by_hand((a, memory_of(a)), (b, memory_of(b)), (c, c), form)
     assert np.array_equal(c, a @ b)
 
@@ -87,6 +87,32 @@ def test_every_form_of_a_random_batch_is_the_product():
         form = arranged(a, b, c)
         by_hand((a, a), (b, b), (c, memory_of(c)), form)
         assert np.array_equal(c, a @ b)
+
+
+PAIRS = ((1, 1), (1, 2), (3, 1), (2, 2))  # lengths of one batch dimension in A and in B
+
+
+@pytest.mark.parametrize("more_columns", [True, False])
+def test_a_contiguous_c_keeps_adjacent_elements(more_columns):
+    for pairs in itertools.product(PAIRS, repeat=4):
+        one, two = zip(*pairs, strict=True)
+        for m, n in itertools.product((1, 2), repeat=2):
+            a, b = numbers(*one, m, 3), numbers(*two, 3, n)
+            c = np.zeros(result_shape(a.shape, b.shape))
+            form = arranged(a, b, c, more_columns=more_columns)
+            assert layout(form.m, form.n, *form.c[1:], 8) != "any"
+            by_hand((a, a), (b, b), (c, c), form)
+            assert np.array_equal(c, a @ b)
+
+
+def test_loops_are_walked_without_a_list_of_them():
+    a, b = np.zeros((1, 1)), np.zeros((1, 1))
+    many = (10**4,) * 4
+    a, b = np.broadcast_to(a, (*many, 1, 1)), np.broadcast_to(b, (*many, 1, 1))
+    strides = (10**13, 8, 10**10, 8 * 10**4, 8, 8)
+    form = arrange(a.shape, strides, b.shape, strides[::-1], (*many, 1, 1), strides, 8)
+    assert form.runs == 10**12
+    assert sum(1 for _ in itertools.islice(form.offsets(), 100)) == 100
 
 
 def test_layouts_have_names():

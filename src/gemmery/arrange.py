@@ -7,22 +7,24 @@ number of batch dimensions become that here, without moving an element.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gemmery.errors import ShapeError
 
 Ints = tuple[int, ...]
 Three = tuple[int, int, int]
+Loop = tuple[int, Three]  # how often, and the step of A, B and C in bytes
 
 
 @dataclass(frozen=True)
 class Arrangement:
     """`batch` products of (m, k) by (k, n); strides in bytes are (batch, row, column).
 
-    `offsets` are bytes to add to the pointers of A, B and C for each run of the kernel: one (0, 0, 0) unless the batch
-    dimensions cannot be walked with one stride.
+    `loops` are the batch dimensions that are left around the kernel, innermost first: none unless the batch cannot be
+    walked with one stride.
     """
 
     m: int
@@ -32,7 +34,23 @@ class Arrangement:
     a: Three
     b: Three
     c: Three
-    offsets: tuple[Three, ...]
+    loops: tuple[Loop, ...] = ()
+
+    @property
+    def runs(self) -> int:
+        """Number of times that the kernel runs."""
+        return math.prod(length for length, _ in self.loops)
+
+    def offsets(self) -> Iterator[Three]:
+        """Yield for each run of the kernel the bytes to add to the pointers of A, B and C."""
+        if not self.loops:
+            yield (0, 0, 0)
+            return
+        outside = replace(self, loops=self.loops[1:])
+        length, (a, b, c) = self.loops[0]
+        for x, y, z in outside.offsets():
+            for i in range(length):
+                yield x + i * a, y + i * b, z + i * c
 
 
 @lru_cache(maxsize=4096)
@@ -74,11 +92,12 @@ def arrange(
     size: int,
     more_columns: bool = True,
 ) -> Arrangement:
-    """The fewest runs of a three-dimensional kernel that make up the product; `size` is that of C's elements in bytes.
+    """Return the fewest runs of a three-dimensional kernel that make up the product.
 
-    Adjacent batch dimensions that one stride walks are merged; a batch that shares B is more rows of one product, and
-    (with `more_columns`) one that shares A more columns. Of what is left the longest is the kernel's batch.
-    C must not be empty.
+    Adjacent batch dimensions that one stride walks are merged; a batch that shares B becomes more rows of one product,
+    and (with `more_columns`) one that shares A more columns, as long as the elements of C stay adjacent in rows or in
+    columns. The longest batch that is left is the kernel's. `size` is that of C's elements in bytes; C must not be
+    empty.
     """
     if len(b_shape) == 1:
         b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)
@@ -92,16 +111,21 @@ def arrange(
     a_steps = _steps(a_shape[:-2], a_strides[:-2], len(batch))
     b_steps = _steps(b_shape[:-2], b_strides[:-2], len(batch))
     groups = _groups(batch, a_steps, b_steps, c_strides[:-2])
-    m, a_row, c_row = _fold(groups, m, a_row, c_row, walked=0)
+
+    def adjacent(m: int, n: int, row: int, col: int) -> bool:
+        return layout(m, n, row, col, size) != "any"
+
+    anyway = not adjacent(m, n, c_row, c_col)  # then nothing is lost
+    m, a_row, c_row = _fold(groups, m, a_row, c_row, 0, lambda m, row: anyway or adjacent(m, n, row, c_col))
     if more_columns:
-        n, b_col, c_col = _fold(groups, n, b_col, c_col, walked=1)
+        n, b_col, c_col = _fold(groups, n, b_col, c_col, 1, lambda n, col: anyway or adjacent(m, n, c_row, col))
     inner = max(groups, key=lambda group: group[0], default=(1, (0, 0, 0)))
     if groups:
         groups.remove(inner)
     count, (a_batch, b_batch, c_batch) = inner
     c_row, c_col = _plain(m, n, c_row, c_col, size)
     return Arrangement(
-        m, n, k, count, (a_batch, a_row, a_col), (b_batch, b_row, b_col), (c_batch, c_row, c_col), _offsets(groups)
+        m, n, k, count, (a_batch, a_row, a_col), (b_batch, b_row, b_col), (c_batch, c_row, c_col), tuple(groups)
     )
 
 
@@ -132,9 +156,9 @@ def _steps(shape: Ints, strides: Ints, count: int) -> Ints:
     return (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
 
-def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[tuple[int, Three]]:
+def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[Loop]:
     """Runs of adjacent batch dimensions that one stride walks in all three operands, innermost first."""
-    groups: list[tuple[int, Three]] = []
+    groups: list[Loop] = []
     for length, *strides in zip(reversed(batch), reversed(a), reversed(b), reversed(c), strict=True):
         if length == 1:
             continue
@@ -148,14 +172,21 @@ def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[tuple[int, 
     return groups
 
 
-def _fold(groups: list[tuple[int, Three]], length: int, step: int, c_step: int, walked: int) -> tuple[int, int, int]:
-    """A batch that shares B as more rows of A (`walked` 0), or one that shares A as more columns of B (`walked` 1)."""
+def _fold(
+    groups: list[Loop], length: int, step: int, c_step: int, walked: int, allowed: Callable[[int, int], bool]
+) -> tuple[int, int, int]:
+    """Take a batch that shares B as more rows of A (`walked` 0), or one that shares A as more columns of B (1).
+
+    The result is (length, step, step of C), which `allowed(length, step of C)` must take.
+    """
     for group in groups:
         count, strides = group
         own, shared, out = strides[walked], strides[1 - walked], strides[2]
         if shared == 0 and (length == 1 or (own == step * length and out == c_step * length)):
-            groups.remove(group)
-            return (count, own, out) if length == 1 else (length * count, step, c_step)
+            folded = (count, own, out) if length == 1 else (length * count, step, c_step)
+            if allowed(folded[0], folded[2]):
+                groups.remove(group)
+                return folded
     return length, step, c_step
 
 
@@ -166,11 +197,3 @@ def _plain(rows: int, columns: int, row: int, column: int, size: int) -> tuple[i
     if rows == 1:
         row = columns * size if column == size else size
     return row, column
-
-
-def _offsets(groups: Iterable[tuple[int, Three]]) -> tuple[Three, ...]:
-    """Byte offsets of A, B and C for every combination of indices of the groups."""
-    every: list[Three] = [(0, 0, 0)]
-    for length, (a, b, c) in groups:
-        every = [(x + i * a, y + i * b, z + i * c) for x, y, z in every for i in range(length)]
-    return tuple(every)

@@ -136,7 +136,7 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
     kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
     batch, m, n, k = form.batch, form.m, form.n, form.k
     threads = terms.threads or cpu_threads.get()
-    for a, b, c in form.offsets:
+    for a, b, c in form.offsets():
         kernel(
             View(x.pointer + a, (batch, m, k), form.a, problem.dtype),
             View(y.pointer + b, (batch, k, n), form.b, problem.dtype),

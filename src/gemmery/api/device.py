@@ -93,7 +93,7 @@ def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, sca
     m, n, k = form.m, form.n, form.k
     sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
     layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
-    low = [math.gcd(z.pointer, *(offset[i] for offset in form.offsets)) for i, z in enumerate((x, y, c))]
+    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
     alignments = tuple(
         arrays.alignment(low[i], _steps(layouts[i], form.batch, rows, columns, step, each))
         for i, (rows, columns, step, each) in enumerate(sides)
@@ -279,7 +279,7 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
         scratch = its_view.pointer
     scalars = (asked.alpha.real, asked.beta.real)
     start = 0 if beside is None else beside.pointer
-    for first, second, third in ready.form.offsets:
+    for first, second, third in ready.form.offsets():
         ready.run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
     for other in others:
         ordered.wait(other, stream, ordinal)
@@ -335,7 +335,7 @@ def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: V
     if asked.alpha == 1 and asked.beta == 0:
         name = quick.PLAIN[name]
     ready = prepared(operands, target, asked)
-    if len(ready.form.offsets) == 1 and operands.x.stream == operands.y.stream == target.stream:
+    if ready.form.runs == 1 and operands.x.stream == operands.y.stream == target.stream:
         quick.remember(a, b, out, name, (operands.x, operands.y, target), ready.run)
 
 

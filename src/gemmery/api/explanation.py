@@ -118,7 +118,7 @@ def explain(
     plan, problem, form = prepared
     peak, bandwidth = _limits(problem.dtype, count)
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
-    return _explanation(plan, problem, len(form.offsets), copies, count, (peak, bandwidth, limit))
+    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit))
 
 
 def _on_device(x: View, y: View, asked: Asked) -> Explanation:
@@ -135,7 +135,7 @@ def _on_device(x: View, y: View, asked: Asked) -> Explanation:
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    return _explanation(plan, problem, len(form.offsets), copies, 0, (peak, bandwidth, limit))
+    return _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
 
 
 def _explanation(

@@ -1,12 +1,16 @@
 """What changed between two rungs: sources, facts, refusals, and how it is shown."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import gemmery
 from gemmery import cli, lab, report
 from gemmery.errors import ArgumentError
+from gemmery.ladder import definitions
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import source
@@ -29,13 +33,82 @@ def test_every_rung_has_a_source():
 def test_the_lines_turn_one_source_into_the_other():
     found = lab.diff("simt_naive", "simt_smem")
     old, new = (source(find(CUDA, name)).splitlines() for name in ("simt_naive", "simt_smem"))
-    removed = [line[1:] for line in found.lines[2:] if line.startswith("-")]
-    added = [line[1:] for line in found.lines[2:] if line.startswith("+")]
+    lines = found.lines[2 : next(place for place, line in enumerate(found.lines) if " uses, " in line)]
+    removed = [line[1:] for line in lines if line.startswith("-")]
+    added = [line[1:] for line in lines if line.startswith("+")]
     assert removed
     assert added
     assert len(old) - len(removed) == len(new) - len(added)
     assert not [line for line in removed if line not in old]
     assert not [line for line in added if line not in new]
+
+
+def only(old, new):
+    """Definitions that only one of two rungs uses, by its name."""
+    found = {old: [], new: []}
+    for line in lab.diff(old, new).lines:
+        if line.startswith(("---", "+++")):
+            rung = line.split()[2] if " only " in line else ""
+        elif line.startswith("@@") and rung:
+            found[rung].append(line.removeprefix("@@ ").removesuffix(" @@"))
+    return found[old], found[new]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "removed", "added"),
+    [
+        ("simt_vectorized", "simt_padded", ["Together", "SideMajor"], ["InStrips"]),
+        ("simt_padded", "simt_swizzled", ["KMajor"], ["Swizzled"]),
+        ("simt_padded", "simt_warptile", ["InStrips"], ["Seat"]),
+        (
+            "simt_warptile",
+            "simt_pipelined",
+            ["multiply_tiles", "multiply_in_registers"],
+            ["cp_async_commit_group", "cp_async_wait_group"],
+        ),
+        ("simt_naive", "simt_uncoalesced", [], []),
+    ],
+)
+def test_the_idea_of_a_rung_is_shown_where_it_is_in_a_header(old, new, removed, added):
+    assert only(old, new) == (removed, added)
+
+
+def test_a_register_tile_is_shown_from_its_header():
+    found = lab.diff("simt_smem", "simt_threadtile")
+    for name in ("fragment", "outer_product", "multiply_tiles", "multiply_in_registers"):
+        assert f"@@ {name} @@" in found.lines
+    place = found.lines.index("@@ multiply_tiles @@")
+    assert found.lines[place + 1].startswith("+// Adds the BK outer products")
+    assert "+    outer_product(a, b, sums);" in found.lines
+    assert "+++ only simt_threadtile uses, cuda/kernels/registers.cuh" in found.lines
+
+
+def test_a_rung_on_its_parents_kernel_adds_to_it():
+    """packed_threaded runs packed's kernel, and takes nothing away."""
+    removed, added = only("packed", "packed_threaded")
+    assert removed == []
+    assert {"_part", "_drain", "_crew", "_run"} <= set(added)
+
+
+def test_rungs_of_two_python_files_differ_in_the_functions_that_they_use():
+    removed, added = only("packed", "direct")
+    assert "_five_loops" in removed
+    assert "_tile" in added
+    assert "workspace_bytes" not in removed  # of the same file, and no part of the kernel
+    assert not [line for line in lab.diff("packed", "direct").lines if "import" in line]
+
+
+def test_every_definition_of_a_header_has_a_name():
+    headers = sorted(Path(gemmery.__file__).parent.glob("cuda/kernels/*.cuh"))
+    assert len(headers) > 10
+    for header in headers:
+        known = definitions.of_header(f"cuda/kernels/{header.name}")
+        assert known, header.name
+        assert all(one.name.isidentifier() for one in known), header.name
+        inside = sum(one.text.count("{") for one in known)
+        spaces = len(re.findall(r"^namespace", header.read_text(), re.MULTILINE))
+        outside = sum(line.count("{") for line in header.read_text().splitlines() if line.startswith("//"))
+        assert 0 <= header.read_text().count("{") - inside - spaces <= outside, header.name  # nothing is left out
 
 
 def test_what_is_said_of_them_is_compared():
@@ -48,13 +121,13 @@ def test_what_is_said_of_them_is_compared():
 
 
 def test_rungs_of_one_source_differ_in_their_facts_alone(monkeypatch):
-    monkeypatch.setattr("gemmery.ladder.diff.source", lambda rung: "the same\n")
+    monkeypatch.setattr("gemmery.ladder.diff.in_python", lambda source, entry: ())
     found = lab.diff("packed", "packed_threaded")
     assert found.lines == ()
     assert "idea" in [fact.name for fact in found.facts]
     shown = io.StringIO()
     report.show_difference(found, Console(file=shown))
-    assert "same source" in shown.getvalue()
+    assert "run the same code" in shown.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,26 @@
-"""What changed from one rung to another: their sources, and what the ladder says of them."""
+"""The difference of two rungs: their rows in the ladder, and the code that only one of them uses."""
 
 from __future__ import annotations
 
-import ast
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
+from itertools import groupby
 
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.definitions import Definition, contents, in_headers, in_python
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Problem
 
-SIDE = 4096  # of the squares whose launch is compared; a row and a square for a rung that takes vectors
+SIDE = 4096  # side of the squares whose launches are compared; rungs that take vectors get a row and a square
 CONTEXT = 3  # lines around a change
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is said of two rungs, as words; "" where it does not hold for one of them."""
+    """A property of two rungs in words; "" for a rung that does not have it."""
 
     name: str
     old: str
@@ -29,16 +29,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed between two rungs."""
+    """The difference of two rungs."""
 
     old: str
     new: str
     facts: tuple[Fact, ...]  # those that differ
-    lines: tuple[str, ...]  # of a unified diff, without line ends; () where the rungs share their source
+    lines: tuple[str, ...]  # a unified diff, then what only one of them uses; () where they share all code
 
 
 def diff(old: str, new: str) -> Difference:
-    """What changed from the rung `old` to the rung `new`.
+    """Return what changed from the rung `old` to the rung `new`.
+
+    The files of two GPU kernels, and functions of one Python file, are compared line by line. Definitions in headers,
+    and functions of different Python files, are listed whole where only one of the rungs uses them.
 
     >>> diff("simd_row", "simd_blocked").facts[0].name
     'idea'
@@ -50,36 +53,44 @@ def diff(old: str, new: str) -> Difference:
         raise ArgumentError(f"rung {old!r} is compared with itself: name two, as in simt_naive simt_smem")
     before, after = _facts(first), _facts(second)
     pairs = [Fact(name, before.get(name, ""), after.get(name, "")) for name in dict.fromkeys([*before, *after])]
-    lines = difflib.unified_diff(
-        source(first).splitlines(),
-        source(second).splitlines(),
-        f"{first.name}, {first.source}",
-        f"{second.name}, {second.source}",
-        n=CONTEXT,
-        lineterm="",
-    )
-    return Difference(old, new, tuple(pair for pair in pairs if pair.old != pair.new), tuple(lines))
+    facts = tuple(pair for pair in pairs if pair.old != pair.new)
+    return Difference(old, new, facts, tuple(_lines(first, second)))
 
 
 def source(rung: Rung) -> str:
-    """The kernel's file; of a file that makes several rungs, the functions that make this one."""
-    text = files("gemmery").joinpath(rung.source).read_text(encoding="utf-8")
-    if sum(other.source == rung.source for other in CPU) < 2:
-        return text
-    made = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    kept = _reached(made, rung.name)
-    return "\n\n\n".join(ast.get_source_segment(text, made[name]) or "" for name in made if name in kept) + "\n"
+    """The text that a rung is compared by: its kernel's file, or the functions of a Python file that make it."""
+    if rung.geometry is not None:
+        return contents(rung.source)
+    return "\n\n\n".join(one.text for one in in_python(rung.source, rung.name)) + "\n"
 
 
-def _reached(functions: Mapping[str, ast.FunctionDef], name: str) -> set[str]:
-    """A function and those of its file that it calls, directly or not."""
-    reached, waiting = set(), [name]
-    while waiting:
-        one = waiting.pop()
-        reached.add(one)
-        called = {node.id for node in ast.walk(functions[one]) if isinstance(node, ast.Name)}
-        waiting += [other for other in called if other in functions and other not in reached]
-    return reached
+def _lines(old: Rung, new: Rung) -> Iterator[str]:
+    both = old.geometry is not None and new.geometry is not None
+    if both or old.source == new.source:
+        (first, before), (second, after) = ((f"{one.name}, {one.source}", source(one)) for one in (old, new))
+        yield from difflib.unified_diff(before.splitlines(), after.splitlines(), first, second, n=CONTEXT, lineterm="")
+    if both or old.source != new.source:
+        gone, come = (_used(one, kernel=not both) for one in (old, new))
+        yield from _listed("-", old.name, [one for one in gone if one not in come])
+        yield from _listed("+", new.name, [one for one in come if one not in gone])
+
+
+def _used(rung: Rung, kernel: bool) -> list[Definition]:
+    """The definitions that a rung is made of, with the file of its GPU kernel where that is asked for."""
+    if rung.geometry is not None:
+        own = [Definition(rung.source, rung.name, contents(rung.source).rstrip())] if kernel else []
+        return [*own, *in_headers(rung.source)]
+    # A rung that is built by its parent's function runs its parent's kernel.
+    made = [one for one in CPU if one is rung or (one.name == rung.parent and one.build is rung.build)]
+    return [found for one in made for found in in_python(one.source, one.name)]
+
+
+def _listed(sign: str, name: str, definitions: Iterable[Definition]) -> Iterator[str]:
+    for file, group in groupby(definitions, key=lambda one: one.file):
+        yield f"{sign * 3} only {name} uses, {file}"
+        for one in group:
+            yield f"@@ {one.name} @@"
+            yield from (f"{sign}{line}" for line in one.text.splitlines())
 
 
 def _facts(rung: Rung) -> dict[str, str]:
@@ -94,7 +105,7 @@ def _facts(rung: Rung) -> dict[str, str]:
 
 
 def _launches(rung: Rung) -> Iterator[tuple[str, str]]:
-    """How a GPU rung is launched with its default config for a large product, where it takes one."""
+    """The launch of a GPU rung with its default config for a large product that it takes."""
     if rung.geometry is None:
         return
     for m in (SIDE, 1):

@@ -1,4 +1,4 @@
-"""The difference of two rungs, in colours: in a terminal and as a page."""
+"""The difference of two rungs in colours, in a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gemmery.ladder.diff import Difference
 
 STYLES = {"@": "cyan", "+": "green", "-": "red"}  # by the first character of a line
 CLASSES = {"@": "hunk", "+": "added", "-": "removed"}
-SAME = "Both come from the same source: what differs is said above."
+SAME = "Both rungs run the same code; they differ only in the facts above."
 
 
 def show_difference(found: Difference, console: Console) -> None:
-    """Print what is said of the two rungs, then the difference of their sources."""
+    """Print the facts that differ, then the difference of the code."""
     table = Table(box=None, show_header=True, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", found.old, found.new):
         table.add_column(name, overflow="fold")
@@ -32,7 +32,7 @@ def show_difference(found: Difference, console: Console) -> None:
 
 
 def difference_page(found: Difference) -> str:
-    """The same as one HTML page that needs nothing else."""
+    """The same as one self-contained HTML page."""
     from gemmery.report.page import document
 
     facts = "".join(

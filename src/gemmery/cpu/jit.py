@@ -105,13 +105,18 @@ def host_cpu() -> str:
     return str(_llvm().get_host_cpu_name())
 
 
+def host_features() -> dict[str, bool]:
+    """Every feature that LLVM knows for this architecture, under its names, and whether this CPU has it."""
+    return dict(_llvm().get_host_cpu_features())
+
+
 def _machine(target: Target) -> Any:
     llvm = _llvm()
     cpu, features = target.llvm, ""
     if not cpu:
         features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
         plain = target.isa == "generic" and target.machine in ("x86_64", "amd64")
-        cpu = "x86-64" if plain else llvm.get_host_cpu_name()
+        cpu = "x86-64" if plain else host_cpu()
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="default"
     )
@@ -124,9 +129,8 @@ def _features(target: Target) -> dict[str, bool]:
         "avx2": ("avx512", "avx10", "amx"),
         "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop"),
     }
-    host = dict(_llvm().get_host_cpu_features())
     off = hidden[target.isa] if target.machine in ("x86_64", "amd64") else ()
-    return {name: on and not name.startswith(off or "\0") for name, on in host.items()}
+    return {name: on and not name.startswith(off or "\0") for name, on in host_features().items()}
 
 
 def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:

@@ -107,14 +107,17 @@ def direct_tile(target: Target) -> tuple[int, int]:
     return (4, 3) if target.isa == "avx2" else (4, 2)
 
 
+def instruction_set(features: frozenset[str]) -> str:
+    """The widest instruction set that an x86-64 CPU with these features supports in full."""
+    return "avx512" if features >= _AVX512 else "avx2" if features >= _AVX2 else "generic"
+
+
 @functools.cache
 def host() -> Target:
     """The CPU this process runs on, limited by GEMMERY_ISA when that is set."""
     machine = platform.machine().lower()
     cpu, flags = _cpuinfo()
-    isa = "generic"
-    if machine in ("x86_64", "amd64"):
-        isa = "avx512" if flags >= _AVX512 else "avx2" if flags >= _AVX2 else "generic"
+    isa = instruction_set(flags) if machine in ("x86_64", "amd64") else "generic"
     l1d, l2, l3 = _caches()
     found = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
     limit = config.isa_limit()

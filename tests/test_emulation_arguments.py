@@ -221,6 +221,7 @@ LAUNCHES = {
     "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): a tuple of options"),
     "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as 'sm_80'"),
     "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
+    "no steps": (PLAIN, (1, 1), {"max_steps": 0}, "max_steps=0: it must be a whole number >= 1"),
     "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: a whole number >= 0"),
     "a list of variables": (PLAIN, (1, 1), {"variables": [1]}, "variables is of type list: arrays by the names"),
 }

@@ -321,7 +321,7 @@ def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
     """What they wait for cannot come here; arrays are as they were."""
     code = f"__global__ void f(int* x) {{\n{spin}\nx[2] = 1; }}"
     x = np.zeros(64, np.int32)
-    with pytest.raises(gm.EmulationError, match=rf"loop at kernel.cu:{SPINS[spin]} for ever.*barrier.*two kernels"):
+    with pytest.raises(gm.EmulationError, match=rf"loop forever at kernel.cu:{SPINS[spin]}: .*barrier.*two kernels"):
         gm.emulate(code, "f", 2, 64, [x], seed=seed)
     assert not x.any()
 
@@ -345,3 +345,74 @@ def test_a_long_loop_is_not_one_without_end():
 
     assert x[:32].tolist() == [expected(thread) for thread in range(32)]
     assert x[32] == 32 * 6000 + 32
+
+
+ENDLESS = (
+    "__global__ void f(unsigned* x) {\nunsigned s = 0;\nfor (unsigned i = 0; x[0] != ~i; ++i)\ns += i;\nx[1] = s; }"
+)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_kernel_that_takes_too_many_steps_is_refused(seed):
+    """A counter that changes in each turn is no cycle: the limit of steps ends it, at the line of the loop."""
+    x = np.zeros(2, np.uint32)
+    with pytest.raises(
+        gm.EmulationError, match=r"did not end within 3,000 steps, and loops at kernel.cu:[34].*max_steps="
+    ):
+        gm.emulate(ENDLESS, "f", 1, 32, [x], seed=seed, max_steps=3000)
+    assert not x.any()
+
+
+def test_a_limit_of_steps_is_for_the_blocks_that_run_together():
+    """Many blocks do not add up; a kernel that just ends within the limit is none without end."""
+    code = "__global__ void f(float* x) { for (int i = 0; i < 100; ++i) __syncthreads(); x[blockIdx.x] = 1; }"
+    x = np.zeros(300, np.float32)
+    gm.emulate(code, "f", 300, 1024, [x], max_steps=300)
+    assert x.all()
+
+
+# One thread empties what another fills by a bulk copy; the one that empties announces the bytes before it waits.
+RING = """
+typedef unsigned u32;
+__device__ u32 place(const void* p) { return u32(__cvta_generic_to_shared(p)); }
+__device__ void wait(u32 barrier, u32 parity) {
+  u32 done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+}
+__global__ void ring(const float* in, float* out, int steps) {
+  __shared__ __align__(128) float tile[32];
+  __shared__ __align__(8) unsigned long long full, empty;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place(&full)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place(&empty)) : "memory");
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float sum = 0;
+    for (int step = 0; step < steps; ++step) {
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 128;" ::"r"(place(&full)) : "memory");
+      wait(place(&full), step & 1);
+      for (int i = 0; i < 32; ++i) sum += tile[i];
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(place(&empty)) : "memory");
+    }
+    out[0] = sum;
+  } else if (threadIdx.x == 32) {
+    for (int step = 0; step < steps; ++step) {
+      wait(place(&empty), step & 1 ^ 1);
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];"
+                   ::"r"(place(tile)), "l"(in + 32 * step), "r"(place(&full)) : "memory");
+    }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_bulk_copy_that_begins_wakes_who_waits_for_it(seed):
+    """A ring of one stage, with more turns than there are other reasons to wake up."""
+    x, y = np.arange(32 * 12, dtype=np.float32), np.zeros(1, np.float32)
+    run = gm.emulate(RING, "ring", 1, 64, [x, y, np.int32(12)], seed=seed)
+    assert run.findings == ()
+    assert y[0] == x.sum()

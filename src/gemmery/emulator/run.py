@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from gemmery.emulator import spinning
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Counts, Frames, Lines, Memory, Shared
 from gemmery.emulator.events import Observer
@@ -161,12 +162,14 @@ def emulated(
     check: bool = True,
     merge: bool = True,
     seed: int | None = None,
+    max_steps: int = spinning.MOST,
     observers: Sequence[Observer] = (),
 ) -> Run:
     """Run a kernel with all counters, and with `check` all findings."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
-    run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), seed=seed)
+    every = (counters, *((findings,) if findings else ()), *observers)
+    run(program, launch, memory, every, seed=seed, max_steps=max_steps)
     return Run(
         program.kernel.name,
         launch,
@@ -185,11 +188,13 @@ def run(
     *,
     chunk: int = CHUNK,
     seed: int | None = None,
+    max_steps: int = spinning.MOST,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
-    barrier in an order of its own: a result that depends on it is a race.
+    barrier in an order of its own: a result that depends on it is a race. `max_steps` is the number of basic blocks
+    (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
@@ -198,4 +203,4 @@ def run(
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for ids in cluster.in_order(launch, step, order):
-            Machine(program, launch, memory, ids, observers, order).run()
+            Machine(program, launch, memory, ids, observers, order, max_steps).run()

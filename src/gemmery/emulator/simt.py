@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, reach, specials
+from gemmery.emulator import barriers, reach, specials, spinning
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.hopper import bulk, cluster, mbarrier, products
@@ -23,7 +23,6 @@ from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.ptx import Kernel
-from gemmery.emulator.spinning import Spinning
 
 WARP = 32
 Dims = tuple[int, int, int]
@@ -61,6 +60,7 @@ class Machine:
         block_ids: NDArray[np.int64],
         observers: Sequence[Observer] = (),
         warp_order: np.random.Generator | None = None,
+        max_steps: int = spinning.MOST,
     ) -> None:
         self.program: Program = program
         self.kernel: Kernel = program.kernel
@@ -77,6 +77,7 @@ class Machine:
         self.local = Own(self.threads, program.kernel.local, self.threads)
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
         self.copies = Copies()
+        self._max_steps = max_steps
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
@@ -106,9 +107,9 @@ class Machine:
         """Take every thread to its end."""
         for observer in self.observers:
             observer.start(self)
-        spinning = Spinning()
+        endless = spinning.Spinning(self._max_steps)
         while self._step():
-            spinning.look(self)
+            endless.look(self)
         self.bulk.finish()
         for observer in self.observers:
             observer.finish(self)

@@ -1,7 +1,8 @@
-"""Kernels that would never end: what a chunk of blocks is made of has come back, and nothing has changed in between.
+"""Kernels that never end: a chunk of blocks returns to a state that it was in before, or takes too many steps.
 
-Threads at the lowest instruction go first, so that one that waits in a loop for what another thread writes later, or
-another block, keeps that one from coming. A loop that does not end but changes a register each time is not seen.
+Threads at the lowest instruction run first, so a thread that waits in a loop for a value that another thread or block
+writes later keeps that one from running. Such a loop returns to the same registers and memory. An endless loop that
+changes a register each time does not, and ends at the limit of steps.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 EVERY = 1 << 10  # basic blocks before the first look, then twice as many, so that a loop of any length is seen
+MOST = 10_000_000  # basic blocks that a chunk may execute: some minutes
 
 
 class Spinning:
-    """Keeps what the chunk was at one time, and compares (Brent's search for a cycle)."""
+    """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._steps = 0
         self._next = EVERY
         self._registers: list[Any] = []
@@ -30,8 +33,10 @@ class Spinning:
         self._differed = 0  # the register that told the last time: mostly the counter of the loop
 
     def look(self, machine: Machine) -> None:
-        """After each basic block; raises EmulationError when all is as it was."""
+        """After each basic block; raises EmulationError for a kernel that does not end."""
         self._steps += 1
+        if self._steps > self._most:
+            raise EmulationError(_too_many(machine, self._most))
         if self._steps == self._next:
             self._next *= 2
             self._keep(machine)
@@ -70,10 +75,20 @@ def _place(machine: Machine) -> Any:
     return machine.places.tobytes(), machine.waiting.changes, None if ready is None else ready.tobytes()
 
 
+def _line(machine: Machine) -> str:
+    return str(machine.kernel.instructions[machine.program.blocks[machine.at].first].line)
+
+
 def _said(machine: Machine) -> str:
-    line = machine.kernel.instructions[machine.program.blocks[machine.at].first].line
     return (
-        f"threads loop at {line} for ever: what they wait for does not change. Threads at the lowest instruction run "
-        "first here, and a part of the blocks at a time, so that whoever would change it does not come; wait with a "
-        "barrier or an mbarrier, or emulate what writes and what waits as two kernels"
+        f"threads loop forever at {_line(machine)}: the value they wait for does not change. The emulator runs the "
+        "threads at the lowest instruction first, and some of the blocks at a time, so the thread that would change it "
+        "never runs; wait with a barrier or an mbarrier, or emulate the writing and the waiting code as two kernels"
+    )
+
+
+def _too_many(machine: Machine, most: int) -> str:
+    return (
+        f"the kernel did not end within {most:,} steps, and loops at {_line(machine)}: check the loop's end condition; "
+        "if the kernel does end, pass a larger max_steps="
     )

@@ -18,6 +18,7 @@ from gemmery.emulator.lower import Program
 from gemmery.emulator.ptx import Kernel, parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.simt import Dims, Launch
+from gemmery.emulator.spinning import MOST
 from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulation import prepared
 
@@ -42,6 +43,7 @@ def emulate(
     merge: bool = True,
     check: bool = True,
     seed: int | None = None,
+    max_steps: int = MOST,
 ) -> Run:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does; no GPU is needed.
 
@@ -50,7 +52,8 @@ def emulate(
     `shared` is bytes of dynamic shared memory, `options` the compiler's ("-DN=4",). Of `args` an array is passed as its
     address, a NumPy scalar as itself, None as a null pointer, bytes as a struct; `variables` are arrays for __device__
     and __constant__ variables by name. `merge` counts neighbouring accesses as ptxas merges them; `check` looks for
-    faults; `seed` shuffles the order of blocks and of warps, so that what depends on it shows.
+    faults; `seed` shuffles the order of blocks and of warps, so that what depends on it shows. A kernel that does not
+    end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
@@ -65,7 +68,7 @@ def emulate(
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
-    reason = _misgiven(kernel, args, shared, options, variables, seed)
+    reason = _misgiven(kernel, args, shared, options, variables, seed, max_steps)
     if reason:
         raise ArgumentError(reason)
     program = _program(source, kernel, arch, tuple(options), capability)
@@ -76,12 +79,12 @@ def emulate(
         raise ArgumentError(f"kernel {kernel}: {reason}")
     given = bound(program.kernel, args, variables)
     launch = replace(launch, parameters=given.parameters)
-    run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed)
+    run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed, max_steps=max_steps)
     given.write_back()
     return replace(run, kernel=kernel or run.kernel)
 
 
-def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any) -> str:
+def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
     """What is not of its type among the arguments; "" when all are."""
     if not isinstance(kernel, str):
         return f"kernel={kernel!r}: the name of a kernel, as text"
@@ -95,6 +98,8 @@ def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any,
         return f"variables is of type {type(variables).__name__}: arrays by the names of variables, {{'table': x}}"
     if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
         return f"seed={seed!r}: a whole number >= 0, or None for the order of numbers"
+    if not isinstance(max_steps, int | np.integer) or max_steps < 1:
+        return f"max_steps={max_steps!r}: it must be a whole number >= 1"
     return ""
 
 

@@ -79,6 +79,7 @@ class Bulk:
         offsets = self._machine.mbarriers.offsets(load.barriers[first])
         self._machine.order_by(load.index, load.threads[first], offsets, acquired=False)
         self._loads.append(load)
+        self._machine.waiting.changes += 1  # threads that sleep on its mbarrier may go on now
 
     def hurry(self, barriers: Indices) -> None:
         """Land what is on its way to these mbarriers, one instruction after the other, until their phase ends."""

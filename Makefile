@@ -20,7 +20,7 @@ ladder: $(STAMP) ## run every rung beside NumPy, and the GPU's on the emulator; 
 	@$(PYTHON) -m gemmery ladder $(ARGS)
 	@test -n "$(ARGS)" || $(PYTHON) -m gemmery ladder --device emulator --sizes 128
 
-bench: $(STAMP) ## run the suites of benchmarks/ against the rival libraries
+bench: $(STAMP) ## time the suites next to the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
 test: $(STAMP) ## all tests

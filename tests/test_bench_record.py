@@ -3,11 +3,15 @@
 import dataclasses
 import json
 import math
+import os
+import platform
 import re
+import subprocess
+import sys
 
 import pytest
 
-from gemmery.bench import record
+from gemmery.bench import peers, record
 from gemmery.bench.record import Gpu, Machine, Measurement, Run
 from gemmery.errors import ArgumentError
 
@@ -152,3 +156,15 @@ def test_the_fingerprint_of_this_machine_names_a_file():
     assert found.cores >= 1
     assert found.numpy
     assert found.blas
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the variable names kernels of x86")
+def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
+    script = "from gemmery.bench import record; print(record.machine().blas)"
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(peers.STEERING)}
+    said = [
+        subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+        for env in (plain, {**plain, "OPENBLAS_CORETYPE": "Prescott"})
+    ]
+    assert said[0] == said[1]
+    assert "kernels" in said[0]

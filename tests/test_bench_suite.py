@@ -1,10 +1,12 @@
 """Suite files: the ones shipped load, and each mistake is named."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import gemmery
 from gemmery.bench import suite
 from gemmery.bench.work import Work
 from gemmery.cuda import device
@@ -13,7 +15,7 @@ from gemmery.errors import ArgumentError
 from gemmery.lab.tournament import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
 
-SHIPPED = sorted((Path(__file__).parents[1] / "benchmarks").glob("*.toml"))
+SHIPPED = [suite.find(name) for name in suite.names()]
 
 
 def written(tmp_path, text):
@@ -151,3 +153,48 @@ def test_a_mistake_is_named_with_its_file(tmp_path, text, named):
 def test_a_missing_suite(tmp_path):
     with pytest.raises(ArgumentError, match=r"absent\.toml"):
         suite.load(tmp_path / "absent.toml")
+
+
+def test_suites_come_with_the_package():
+    assert all(path.is_relative_to(Path(gemmery.__file__).parent) for path in SHIPPED)
+
+
+@pytest.mark.parametrize(("name", "said"), [("smal", "did you mean 'small'?"), ("zzz", "known: batched, ")])
+def test_an_unknown_suite_is_named_with_the_one_that_was_meant(name, said):
+    with pytest.raises(ArgumentError, match=re.escape(said)):
+        suite.find(name)
+
+
+def test_suites_of_the_cpu_take_every_rival():
+    loaded = [suite.load(path) for path in SHIPPED]
+    some = {found.name: found.rivals for found in loaded if found.device == "cpu" and found.rivals}
+    assert some == {"findings": ("numpy",), "first_call": ("numpy",)}
+
+
+class Rival:
+    def __init__(self, name, missing=""):
+        self.name, self.missing = name, lambda: missing
+
+
+RIVALS = [Rival("numpy"), Rival("torch"), Rival("mkl"), Rival("absent", "absent is not installed")]
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "chosen", "left_out"),
+    [
+        ((), (), ("numpy", "torch", "mkl", "absent"), {}),
+        (("numpy",), (), ("numpy",), dict.fromkeys(("torch", "mkl"), "suite mine leaves it out")),
+        ((), ("numpy",), ("numpy",), dict.fromkeys(("torch", "mkl"), "not among the rivals asked for: numpy")),
+        (("numpy",), ("numpy", "torch"), ("numpy", "torch"), {"mkl": "not among the rivals asked for: numpy, torch"}),
+    ],
+)
+def test_rivals_that_are_left_out_are_named(own, wanted, chosen, left_out):
+    mine = suite.Suite("mine", "", "product", (Work(4, 4, 4, "f32", "f32"),), (1,), own)
+    assert suite.taking_part(mine, wanted, RIVALS) == (chosen, left_out)
+
+
+def test_a_first_product_is_compared_with_numpys():
+    mine = suite.Suite("mine", "", "first_call", (Work(4, 4, 4, "f32", "f32"),), (1,), ())
+    chosen, left_out = suite.taking_part(mine, ("torch",), RIVALS)
+    assert chosen == ()
+    assert left_out["torch"] == "only NumPy's first product is timed"

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,6 +262,14 @@ def test_bench_checks_and_times_each_product_beside_the_rivals(mine):
     assert all(m.note for m in run.measurements if m.kernel == "numpy")
 
 
+def test_a_rival_that_is_left_out_is_recorded_with_the_reason(mine, monkeypatch):
+    installed = [replace(peer, missing=lambda: "") for peer in peers.PEERS]
+    monkeypatch.setattr(peers, "PEERS", tuple(installed))
+    run = lab.bench([mine], rivals=["numpy"], seconds=0.001)
+    reasons = {m.kernel: m.refused for m in run.measurements if m.refused}
+    assert reasons == dict.fromkeys(("numpy_avx512", "torch", "mkl"), "not among the rivals asked for: numpy")
+
+
 def test_numpy_is_not_timed_twice_when_it_runs_the_same_kernels(mine, monkeypatch):
     monkeypatch.setattr(session, "PeerProcess", SameKernels)
     run = lab.bench([mine], rivals=["numpy", "numpy_avx512"], seconds=0.02)
@@ -337,15 +346,23 @@ def test_bench_names_a_bad_argument(options, named):
         lab.bench(**options)
 
 
-def test_the_suites_of_the_checkout_are_found():
-    assert {"square_f32", "small", "first_call"} <= set(suites.suite_names())
-    assert suites.results_folder().parent.name == "benchmarks"
+def test_records_go_to_the_users_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert suites.results_folder() == tmp_path / "gemmery" / "results"
+
+
+def test_without_a_home_no_folder_of_records_is_made_up(monkeypatch):
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ArgumentError, match="set HOME, or name a folder"):
+        suites.results_folder()
 
 
 def test_a_first_call_is_timed_in_new_processes(tmp_path):
     file = tmp_path / "first.toml"
     file.write_text('kind = "first_call"\nrivals = ["numpy"]\n[[product]]\nsquare = [8]')
-    found = by_kernel(lab.bench([str(file)], seconds=0.001))
+    run = lab.bench([str(file)], seconds=0.001)
+    found = {m.kernel: m for m in run.measurements if not m.refused}
     assert set(found) == {first_call.COLD, first_call.WARM, "numpy"}
     assert set(found[first_call.WARM].versus) == {first_call.COLD, "numpy"}
     assert all(m.seconds > 0 for m in found.values())

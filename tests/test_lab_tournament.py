@@ -1,13 +1,17 @@
 """Suites whose products are run by named rungs, against each other and the rivals."""
 
+from dataclasses import replace
+
 import pytest
 
+import records
 from gemmery import lab
 from gemmery.bench import roofline
 from gemmery.bench.roofline import Bandwidth
 from gemmery.errors import ArgumentError
 from gemmery.lab import tournament
 from gemmery.lab.tournament import entrant
+from gemmery.report.suites import of_a_suite
 
 SUITE = """
 rivals = ["numpy"]
@@ -39,7 +43,7 @@ def bench(tmp_path):
 
 def test_each_is_checked_and_compared_with_every_other(bench):
     rows = bench(SUITE)
-    named = {m.kernel: m for m in rows if m.case == "who wins, a transposed"}
+    named = {m.kernel: m for m in rows if m.case == "who wins, a transposed" and "leaves it out" not in m.refused}
     assert list(named) == ["simd_row", "packed kc=16", "streamed", "gm.matmul", "gm.matmul threads=1", "numpy"]
     for label, m in named.items():
         assert m.seconds > 0
@@ -93,3 +97,12 @@ def test_a_bad_name_is_an_error(label, named):
 def test_a_bad_name_is_an_error_before_anything_is_measured(bench):
     with pytest.raises(ArgumentError, match="'nope'"):
         bench(SUITE.replace('"streamed"', '"nope"'))
+
+
+def test_a_rival_that_takes_no_part_is_a_note_and_no_column():
+    one = next(iter(records.bench().measurements))
+    row = replace(one, suite="who", case="packs", kernel="packed", versus={}, spread={})
+    absent = replace(row, kernel="torch", seconds=0.0, refused="suite who leaves it out", versus={}, spread={})
+    (sheet,) = of_a_suite("who", [absent, row])
+    assert sheet.head == ("product", "packed", "peak")
+    assert sheet.notes == ("PyTorch did not run: suite who leaves it out",)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import records
-from gemmery.bench import record
+from gemmery.bench import record, suite
 from gemmery.bench.record import Run
 from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
@@ -25,18 +25,19 @@ def keep(root, run):
 
 
 @pytest.fixture
-def empty(tmp_path):
-    """A checkout with a suite and no records."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "benchmarks" / "skinny.toml").write_text('about = "Thin ones"\n[[product]]\nsquare = [4]\n')
+def empty(tmp_path, monkeypatch):
+    """A checkout without records, and two suites."""
+    for folder in ("benchmarks", "docs", "suites"):
+        (tmp_path / folder).mkdir()
+    for name in ("skinny", "skinny_f32"):
+        (tmp_path / "suites" / f"{name}.toml").write_text('about = "Thin ones"\n[[product]]\nsquare = [4]\n')
+    monkeypatch.setattr(suite, "SUITES", tmp_path / "suites")
     return tmp_path
 
 
 @pytest.fixture
 def root(empty):
     """The same with records of a ladder and of a suite."""
-    (empty / "benchmarks" / "skinny_f32.toml").write_text('about = "Thin ones"\n[[product]]\nsquare = [4]\n')
     for run in (records.ladder(), replace(records.bench(), started="2026-11-20T11:00:00.000000+00:00")):
         keep(empty, run)
     return empty
@@ -100,9 +101,9 @@ def test_every_machine_has_its_own_table(root):
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ("table: skinny", "Not measured yet: `gemmery bench skinny` stores the records."),
-        ("figure: skinny standing-skinny", "Not measured yet: `gemmery bench skinny`"),
-        ("overview: skinny", "Not measured yet: `gemmery bench skinny`"),
+        ("table: skinny", "Not measured yet: `gemmery bench skinny --store benchmarks/results` stores the records."),
+        ("figure: skinny standing-skinny", "Not measured yet: `gemmery bench skinny --store"),
+        ("overview: skinny", "Not measured yet: `gemmery bench skinny --store"),
         ("table: skinny machine=far", "Not measured on `far` yet"),
         ("figure: ladder ladder", "`gemmery ladder --store benchmarks/results` stores the records."),
         ("table: sweep_block", "gemmery sweep block"),

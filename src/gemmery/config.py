@@ -58,6 +58,22 @@ def cache_dir() -> str:
     return user_cache_dir("gemmery", appauthor=False)
 
 
+def data_dir() -> str:
+    """Return the folder of the user's data, where records are kept.
+
+    Raises ArgumentError where the user has no home folder.
+    """
+    from platformdirs import user_data_dir
+
+    try:
+        folder = user_data_dir("gemmery", appauthor=False)
+    except RuntimeError:  # of versions that look for a home folder; others return "~"
+        folder = ""
+    if not os.path.isabs(folder):
+        raise ArgumentError("no home folder, so no place for records: set HOME, or name a folder to store them in")
+    return folder
+
+
 def distorting(prefixes: tuple[str, ...]) -> dict[str, str]:
     """Variables set in this environment whose names start with one of `prefixes`."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

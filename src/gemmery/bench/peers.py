@@ -80,6 +80,16 @@ def _in_words(row: Mapping[str, Any]) -> str:
     return f"{row['internal_api']} {row.get('version') or ''}".strip() + kernels
 
 
+def steering() -> dict[str, str]:
+    """Return the variables of this environment that may change which kernels a library runs.
+
+    Those that set a number of threads are not among them.
+    """
+    found = config.distorting(STEERING)
+    found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
+    return {name: value for name, value in found.items() if not name.endswith("_NUM_THREADS")}
+
+
 def find(name: str) -> Peer:
     """The rival called `name`; ArgumentError with the known ones otherwise."""
     for peer in PEERS:

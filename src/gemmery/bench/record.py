@@ -53,7 +53,7 @@ class Machine:
     python: str
     numpy: str
     llvmlite: str
-    blas: str  # what NumPy says it runs
+    blas: str  # what the rival NumPy runs
     gemmery: str
     gpu: Gpu = Gpu()
 
@@ -120,8 +120,6 @@ def machine() -> Machine:
     >>> machine().name  # doctest: +SKIP
     'amd-zen4-avx512-2c'
     """
-    from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
-
     host, cores = target.host(), target.cores()
     model = jit.host_cpu().replace("znver", "amd-zen")
     return Machine(
@@ -136,9 +134,20 @@ def machine() -> Machine:
         python=platform.python_version(),
         numpy=version("numpy"),
         llvmlite=version("llvmlite"),
-        blas=peers.blas(),
+        blas=_blas(),
         gemmery=version("gemmery"),
     )
+
+
+def _blas() -> str:
+    """What the rival NumPy runs: variables of this environment that choose other kernels are not passed on to it."""
+    from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
+    from gemmery.bench.peer_worker import PeerProcess
+
+    if not peers.steering():
+        return peers.blas()
+    with PeerProcess(peers.find("numpy"), threads=1) as numpy:
+        return numpy.runs.partition(", ")[2]
 
 
 def gpu_machine(ordinal: int = 0) -> Machine:

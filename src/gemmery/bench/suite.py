@@ -1,18 +1,20 @@
-"""Suites: which products are timed against which rivals, from benchmarks/*.toml (benchmarks/README.md has the keys)."""
+"""Suites: which products are timed against which rivals, from suites/*.toml (benchmarks/README.md lists the keys)."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gemmery import dtypes
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError
 
+SUITES = Path(__file__).parent / "suites"
 KINDS = ("product", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
@@ -32,15 +34,64 @@ class Suite:
     kind: str
     works: tuple[Work, ...]
     threads: tuple[int, ...]
-    rivals: tuple[str, ...]  # () for every one that is installed
+    rivals: tuple[str, ...]  # () for all that are installed
     rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: what runs it
     device: str = "cpu"  # or "cuda"
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of the suites that come with gemmery.
+
+    >>> "small" in names()
+    True
+    """
+    return tuple(path.stem for path in sorted(SUITES.glob("*.toml")))
+
+
+def find(name: str) -> Path:
+    """Return the file of a suite: one that comes with gemmery by its name, any other by its path.
+
+    >>> find("small").name, find("mine/own.toml").name
+    ('small.toml', 'own.toml')
+
+    Raises ArgumentError for a name that is not known.
+    """
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in names():
+        close = get_close_matches(name, names(), 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(
+            f"suite {name!r} is not known; {meant}known: {', '.join(names())}, or a path to a .toml file"
+        )
+    return SUITES / f"{name}.toml"
+
+
+class Rival(Protocol):
+    """A rival as far as suites know it: its name, and why it cannot run here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def missing(self) -> Callable[[], str]: ...
+
+
+def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The rivals of a suite, and why each installed one is left out: `wanted` replace those that the suite names."""
+    chosen = tuple(wanted) or found.rivals or tuple(peer.name for peer in known)
+    left_out: dict[str, str] = {}
+    if found.kind == "first_call":  # times a script of NumPy's
+        left_out = dict.fromkeys((name for name in chosen if name != "numpy"), "only NumPy's first product is timed")
+        chosen = tuple(name for name in chosen if name == "numpy")
+    reason = f"not among the rivals asked for: {', '.join(wanted)}" if wanted else f"suite {found.name} leaves it out"
+    absent = (peer for peer in known if peer.name not in (*chosen, *left_out) and not peer.missing())
+    return chosen, {**left_out, **{peer.name: reason for peer in absent}}
 
 
 def load(path: Path) -> Suite:
     """The suite in a TOML file.
 
-    Raises ArgumentError that names the file and the key for anything that is not as benchmarks/README.md says.
+    Raises ArgumentError that names the file and the key for anything that differs from benchmarks/README.md.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

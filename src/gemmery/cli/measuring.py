@@ -47,7 +47,7 @@ Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of a work
 WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of a workload.", show_default="f32")]
 Store = Annotated[
     Path | None,
-    Option(metavar="DIR", help="Keep records there.", show_default="benchmarks/results", callback=place),
+    Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
 ]
 NoStore = Annotated[bool, Option("--no-store", help="Keep no records.")]
 
@@ -107,7 +107,7 @@ def ladder(
         count = partial(lab.emulated_ladder, names(rungs), chosen, dtype, card)
         return partial(counted, count, reason, json, html, no_html)
     measure = partial(lab.ladder, names(rungs), chosen, dtype or "f32", threads, seconds, device=device, store=store)
-    return partial(measured, "ladder", measure, json, html, no_html, lab.registry(device))
+    return partial(measured, "ladder", measure, json, html, no_html, lab.registry(device), store)
 
 
 def _emulated_for(context: Context, device: str, card: str, dtype: str) -> str | None:
@@ -183,12 +183,12 @@ def bench(
             )
         sides = numbers("--n", n) or (2048, 4096)
         chain = partial(lab.chain, sides, repeats or 10, dtype or "f32", device or "cuda", seconds, folder)
-        return partial(measured, "chain", chain, json, html, no_html)
+        return partial(measured, "chain", chain, json, html, no_html, store=folder)
     for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
         if value:
             raise ArgumentError(f"{option} {value}: a suite says that itself; the option is for --workload chain")
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
-    return partial(measured, "bench", measure, json, html, no_html)
+    return partial(measured, "bench", measure, json, html, no_html, store=folder)
 
 
 @app.command(
@@ -227,7 +227,7 @@ def sweep(
         raise ArgumentError(f"--n {n}: it is the one size of {having}; say --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else numbers("--sizes", sizes)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
-    return partial(measured, f"sweep-{experiment}", measure, json, html, no_html, (*CPU, *CUDA))
+    return partial(measured, f"sweep-{experiment}", measure, json, html, no_html, (*CPU, *CUDA), store)
 
 
 @app.command(

@@ -25,12 +25,14 @@ def measured(
     html: Path | None,
     no_html: bool,
     rungs: Sequence[Rung] = (),
+    store: Path | None = None,
 ) -> int:
     """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound.
 
-    `rungs` are those that the records are of, () for the CPU's.
+    `rungs` are those that the records are of, () for the CPU's. `store` is the folder to which `measure` appends them.
     """
     from gemmery import report
+    from gemmery.bench import record
     from gemmery.ladder.cpu import CPU
 
     rungs = rungs or CPU
@@ -44,6 +46,8 @@ def measured(
     if page is not None:
         path = page(run, rungs)
         (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    if store is not None:
+        (sys.stderr if json else sys.stdout).write(f"records: {record.path(store, run.machine.name)}\n")
     return judged(run)
 
 

@@ -119,8 +119,8 @@ def _numpy_blas() -> Finding:
 def _environment() -> Finding:
     found = config.distorting(peers.STEERING)
     found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
-    steering = [name for name in found if not name.endswith("_NUM_THREADS")]
-    value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable steers a BLAS"
+    steering = peers.steering()
+    value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable that changes a BLAS is set"
     if steering:
         advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` clears them for the rivals"
         return Finding("", value, False, advice)

@@ -1,4 +1,4 @@
-"""bench(): gemmery's product against the rival libraries on the suites of benchmarks/*.toml."""
+"""bench(): gemmery's product against the rival libraries, on suites of products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gemmery
-from gemmery import dispatch, dtypes
+from gemmery import config, dispatch, dtypes
 from gemmery.bench import peers, suite, timing
 from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement, Run
@@ -31,7 +31,6 @@ from gemmery.ladder.cuda import CUDA
 
 OURS = "gm.matmul"
 ONE_THREAD = "gm.matmul on one thread"
-_CHECKOUT = Path(__file__).parents[3]
 
 
 def bench(
@@ -45,11 +44,12 @@ def bench(
 ) -> Run:
     """Time `gemmery.matmul` and the rivals in turn on every product of the suites.
 
-    `suites` are names of files in benchmarks/ without ".toml", or paths; () is every one of the device. `rivals`
-    limits the rivals to these names ("numpy", "torch", "cublas", ...). `threads` replaces what the suites say, 0
-    keeps it. `seconds` is spent on one product by all who run it. `store` is a folder: the records are appended
-    to <store>/<machine>.jsonl as they are taken, so that an interrupted run keeps what it has. `device` "" is
-    what the suites are for, else the CPU; "cuda:1" runs those of a GPU on the second one.
+    `suites` are names ("small", "square_f32", ...) or paths of .toml files; () takes all suites of the device.
+    `rivals` are names ("numpy", "torch", "cublas", ...) that replace the suites' own; () takes those that a suite
+    names, or all that are installed if it names none. Installed rivals that are left out are recorded as refused.
+    `threads` replaces the suites' number of threads, 0 keeps it. `seconds` is the time for one product, shared by all
+    contestants. `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken, so that an
+    interrupted run keeps what it has. `device` "" is the one that the suites are for; "cuda:1" is the second GPU.
 
     >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
 
@@ -58,9 +58,7 @@ def bench(
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
-    loaded = [suite.load(find(name)) for name in suites or suite_names()]
-    if not loaded:
-        raise ArgumentError("no suite: benchmarks/ is not here; give the paths of .toml files")
+    loaded = [suite.load(suite.find(name)) for name in suites or suite.names()]
     kind = (device or (loaded[0].device if suites else "cpu")).partition(":")[0]
     if not suites:
         loaded = [found for found in loaded if found.device == kind]
@@ -95,16 +93,17 @@ def bench(
 
 
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
-    """Every product of a suite with that many threads; a rival that cannot run here is recorded once."""
+    """Run every product of a suite with that many threads; a rival that does not take part is recorded once."""
     if found.kind == "emulator":
         for work in found.works:
             session.begin(f"{found.name}: {work}")
             session.end(*emulator_speed(found.name, work, found.rungs.get(work.name, ()), seconds))
         return
     processes = []
-    for name in found.rivals or [peer.name for peer in peers.PEERS]:
-        if wanted and name not in wanted:
-            continue
+    chosen, left_out = suite.taking_part(found, wanted, peers.PEERS)
+    for name, reason in left_out.items():
+        session.add(results.blank(found.name, name, found.works[0], threads, refused=reason))
+    for name in chosen:
         session.begin(f"{found.name}: rival {name}")
         try:
             processes.append(session.rival(name, threads))
@@ -120,24 +119,9 @@ def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[
             session.end(*measure(session, found.name, work, threads, processes, seconds))
 
 
-def suite_names() -> tuple[str, ...]:
-    """The suites that `bench` finds: the stems of benchmarks/*.toml in a checkout, () elsewhere."""
-    return tuple(path.stem for path in sorted((_CHECKOUT / "benchmarks").glob("*.toml")))
-
-
-def results_folder() -> Path | None:
-    """benchmarks/results of the checkout this runs from, or None when there is no checkout."""
-    folder = _CHECKOUT / "benchmarks"
-    return folder / "results" if (folder / "README.md").is_file() else None
-
-
-def find(name: str) -> Path:
-    """The file of a suite, by its name or its path."""
-    if name.endswith(".toml"):
-        return Path(name)
-    if name not in suite_names():
-        raise ArgumentError(f"suite {name!r} is not known; known: {', '.join(suite_names()) or 'none here'}, or a path")
-    return _CHECKOUT / "benchmarks" / f"{name}.toml"
+def results_folder() -> Path:
+    """The folder of records in the user's data folder."""
+    return Path(config.data_dir()) / "results"
 
 
 def contest(

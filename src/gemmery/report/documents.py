@@ -127,9 +127,7 @@ class Documents:
         """Return what a marker over several suites asks for, the runs with all of them, and what each suite is."""
         asked = query(said)
         suites = (asked.suite, *asked.others)
-        folder = self.root / "benchmarks"
-        files = (folder / f"{name}.toml" for name in suites)
-        about = {path.stem: suite.load(path).about for path in files if path.exists()}
+        about = {name: suite.load(suite.find(name)).about for name in suites if name in suite.names()}
         runs = self._stored.everything(suites, asked.machine)
         return Query(" ".join(suites), (), {}, asked.machine), runs, about
 

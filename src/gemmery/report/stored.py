@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmery.bench import record
+from gemmery.bench import record, suite
 from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
 
@@ -64,7 +64,7 @@ class Stored:
         files = sorted((root / "benchmarks" / "results").glob("*.jsonl"))
         self._runs: dict[str, tuple[Run, ...]] = {file.stem: record.read(file) for file in files}
         held = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
-        self.suites = tuple(path.stem for path in sorted((root / "benchmarks").glob("*.toml")))
+        self.suites = suite.names()
         self._known = {*COMMANDS, *self.suites, *held}
 
     @property
@@ -122,7 +122,7 @@ def _only(asked: Query, run: Run) -> Run:
 def missing(asked: Query) -> str:
     """What stands where there is no record."""
     where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(asked.machine, f" on `{asked.machine}`")
-    command = COMMANDS.get(asked.suite, f"gemmery bench {asked.suite}")
+    command = COMMANDS.get(asked.suite, f"gemmery bench {asked.suite} --store benchmarks/results")
     if asked.machine == "gpu" and asked.suite in ("ladder", "sweep_size"):
         command = command.replace("--store", "--device cuda --store")
     if asked.suite in COMMANDS and asked.fields.get("dtype", "f32") != "f32" and "--dtype" not in command:

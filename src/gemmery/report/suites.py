@@ -54,6 +54,9 @@ def _of_way(m: Measurement) -> tuple[object, ...]:
 
 def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     """Rungs against each other: a row for each product, a column for each of them; times where one is short."""
+    took_part = {m.kernel for m in measurements if m.seconds}
+    absent = [m for m in measurements if m.kernel in words.RIVALS and m.kernel not in took_part]
+    measurements = [m for m in measurements if m not in absent]
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
     problems: dict[str, dict[str, Measurement]] = {}
     for m in measurements:
@@ -70,6 +73,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
         notes += [
             f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for m in by_kernel.values() if m.refused
         ]
+    notes += [f"{words.kernel(m.kernel)} did not run: {m.refused}" for m in absent]
     unit = "time of a call" if short else words.rate(measurements[0])
     head = ("product", *(words.kernel(kernel) for kernel in kernels), *([] if short else ["peak"]))
     title = f"{case}: {unit}{_on_threads(measurements)}"

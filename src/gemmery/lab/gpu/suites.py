@@ -15,7 +15,7 @@ from gemmery.bench.gpu import peers
 from gemmery.bench.gpu.operands import Resident
 from gemmery.bench.gpu.peers import Peer
 from gemmery.bench.record import Measurement, Run
-from gemmery.bench.suite import Suite
+from gemmery.bench.suite import ALONE, Suite, taking_part
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvrtc
@@ -60,9 +60,11 @@ def bench(
 
 
 def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds: float) -> None:
-    """Every product of a suite, beside those rivals of it that are installed; `seconds` for each."""
-    names = [name for name in found.rivals or [peer.name for peer in peers.PEERS] if not wanted or name in wanted]
-    rivals = [peers.find(name) for name in names]
+    """Run every product of a suite, next to those of its rivals that are installed; `seconds` for each."""
+    chosen, left_out = taking_part(found, wanted, peers.PEERS)
+    for name, reason in left_out.items() if found.kind not in ALONE else ():
+        session.add(session.blank(found.name, name, found.works[0], refused=reason))
+    rivals = [peers.find(name) for name in chosen if found.kind not in ALONE]
     for peer in rivals:
         if peer.missing():
             session.add(session.blank(found.name, peer.name, found.works[0], refused=peer.missing()))

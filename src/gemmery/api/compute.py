@@ -56,12 +56,17 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     target = view(out)
     arrays.together(a=x, b=y, out=target)
     writable(target, shape, result)
-    inputs = [x, y] if terms.old is None or arrays.same(terms.old, target) else [x, y, terms.old]
-    if target.dtype == result and not any(arrays.overlap(z, target) for z in inputs):
+    if target.dtype == result and not any(arrays.overlap(z, target) for z in _inputs(x, y, terms, target)):
         _compute(x, y, common, result, target, terms)
     else:
         _compute_aside(x, y, common, result, target, terms)
     return out
+
+
+def _inputs(x: View, y: View, terms: Terms, target: View) -> list[View]:
+    """Return what must not change while the product is written to `target`."""
+    others = (terms.bias, None if terms.old is None or arrays.same(terms.old, target) else terms.old)
+    return [x, y, *(z for z in others if z is not None)]
 
 
 @lru_cache(maxsize=4096)
@@ -164,9 +169,9 @@ def _remember(prepared: Prepared, x: View, y: View, target: View, threads: int) 
 
 
 def _matrix(x: View) -> Any:
-    """The NumPy matrix whose whole memory x is, or None."""
+    """Return the NumPy matrix of which x is the view, or None: a copy of bfloat16 is owned by an array of uint16."""
     array = x.owner
-    return array if type(array) is np.ndarray and array.ndim == 2 and array.strides == x.strides else None
+    return array if type(array) is np.ndarray and array.ndim == 2 and view(array)[:4] == x[:4] else None
 
 
 def _zero(x: View, dtype: str, axis: int) -> View:

@@ -73,13 +73,13 @@ def packed_refuses(problem: Problem) -> str:
     inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
     activation = epilogue(problem)[1]
     if out.kind != inside.kind or out.size < inside.size:
-        return f"its result is {inside.name} or a wider type of the same kind, not {out.name}"
+        return f"C must be {inside.name} or a wider type of the same kind, not {out.name}"
     if activation and activation not in ACTIVATIONS:
         return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
     if activation and out.kind != "f" and (activation != "relu" or out.kind == "c"):
-        return f"{activation} is for real floating-point results, not {out.name}: apply it after the product"
+        return f"{activation} needs a real floating-point result, not {out.name}: apply it after the product"
     if problem.epilogue and problem.c_layout == "col":
-        return "its epilogue runs along rows of C, so C must be row-major"
+        return "its epilogue (bias, activation) works along rows of C, so C must be row-major"
     return ""
 
 
@@ -135,11 +135,11 @@ def direct_refuses(problem: Problem) -> str:
     """Why the kernels without packing cannot run a problem; "" when they can."""
     p = upright(problem)
     if p.out != p.dtype:
-        return f"it sums in C itself, so C must be {p.dtype}, not {p.out}"
+        return f"it accumulates in C, so C must be {p.dtype}, not {p.out}"
     if p.epilogue:
-        return "it has no epilogue; packed has"
+        return "it has no epilogue (bias, activation); use packed"
     if p.b_layout != "row" or p.c_layout != "row":
-        return "it loads vectors along the rows of B and C where they lie, so their elements must be adjacent there"
+        return "it loads vectors along the rows of B and C, so the elements of a row must be adjacent in memory"
     return ""
 
 

@@ -21,9 +21,9 @@ _WIDE = {
 
 def _takes(problem: Problem) -> str:
     if problem.dtype == "f32" and problem.precision != "tf32":
-        return "tensor cores round f32 to 10 bits of fraction: allow it with precision='tf32'"
+        return "tensor cores round f32 to 10 bits of fraction, allowed by precision='tf32', in commands --dtype tf32"
     if problem.out not in _SUMMED_IN_F32:
-        return f"sums are f32: it writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
+        return f"it sums in f32 and writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
     return ""
 
 
@@ -43,10 +43,10 @@ MMA = (
         default={"bm": 128, "bn": 128, "bk": 64, "wm": 64, "wn": 64},
         expect={**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32},
         lesson=(
-            "ldmatrix gives a warp four 8 x 8 matrices, each from eight rows of 16 bytes at addresses of its "
-            "choice. Rows that lie 128 bytes apart would meet the same banks eight times; storing chunk c of row "
-            "r at c ^ r % 8 spreads them, and copying into the tile stays free of conflicts too. But a tile is "
-            "loaded, waited for and multiplied one after the other."
+            "ldmatrix gives a warp four 8 x 8 matrices, each from eight rows of 16 bytes at addresses the warp "
+            "chooses. Rows 128 bytes apart would use the same banks eight times over; storing chunk c of row r at c ^ "
+            "r % 8 spreads them, and the stores into the tile are free of conflicts too. But loading a tile, waiting "
+            "for it and multiplying it still happen one after the other."
         ),
         source="cuda/kernels/mma_ldmatrix.cu",
     ),
@@ -65,13 +65,13 @@ MMA = (
             "stages": (0, 2, 3, 4, 5, 6),
             "splits": (0, 1, 2, 4),
         },
-        default=dict.fromkeys(mma.KEYS, 0),  # by the problem's size
+        default=dict.fromkeys(mma.KEYS, 0),  # chosen by the problem's size
         expect=_WIDE,
         lesson=(
-            "Three copies are on their way while a fourth tile is multiplied, and the fragments of the next 32 "
-            "bytes of k are read while those of this one are used, so that the tensor cores hardly wait. What is "
-            "left is the rate of mma.sync itself, about two thirds of what wgmma does on Hopper. Operands whose "
-            "rows do not begin on 16 bytes are packed first: one pass over them costs little beside k passes."
+            "Three copies are in flight while a fourth tile is multiplied, and the fragments of the next 32 bytes of k "
+            "are read while the current ones are used, so the tensor cores rarely wait. The remaining limit is the "
+            "rate of mma.sync, about two thirds of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
+            "are packed first: one pass over them costs little next to the product."
         ),
         source="cuda/kernels/mma_pipelined.cu",
     ),

@@ -1,4 +1,4 @@
-"""What a rung is, and how one is found."""
+"""The Rung dataclass, and look-up by name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ Config = Mapping[str, int]
 class Kernel(Protocol):
     """A built rung: C = alpha A B + beta C, on views of shape (batch, m, k), (batch, k, n), (batch, m, n).
 
-    C is not empty; with k = 0 the sum is zero.
-    A batch stride of 0 repeats one matrix. `bias` is a vector of n elements of C's accumulator type
-    (its stride may be 0); only a rung that accepts the problem's `epilogue` is given one.
+    C is not empty; with k = 0 the sum is zero. A batch stride of 0 repeats one matrix. `bias` is a vector of n
+    elements of C's accumulator type (its stride may be 0), passed only to rungs that accept the problem's `epilogue`.
     """
 
     def __call__(
@@ -41,35 +40,35 @@ class Kernel(Protocol):
 class Rung:
     """One kernel of the ladder.
 
-    What `expect` claims is of an aligned product: square, row by row in memory, sides that are multiples of 128 (32
-    for the one block), or for a rung of vectors y = W x with the rows of such a W contiguous; f32, or the first of its
-    `dtypes` where it does not take f32; its default config, on any device that runs it. The emulator shows whether it
-    holds. A rung of the CPU claims nothing.
+    `expect` holds for an aligned product: square and row-major with sides that are multiples of 128 (32 for the single
+    block), or, for matrix-vector rungs, y = W x with contiguous rows of such a W; in f32, or the first of `dtypes` if
+    the rung does not take f32; with the default config, on any device that runs it. The emulator checks it. CPU rungs
+    expect nothing.
     """
 
     name: str  # <unit>_<idea>
-    idea: str  # what it changed against its parent, in one line
+    idea: str  # what changed from its parent, in one line
     parent: str | None
     dtypes: tuple[str, ...]
-    refuses: Callable[[Problem], str]  # "" or the reason in words
+    refuses: Callable[[Problem], str]  # "" or the reason
     build: Callable[[Problem, Config], Kernel]
     bound: Callable[[int], float] = float  # f(k) of the error bound f(k) u |A||B|
     space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     default: Config = field(default_factory=dict)
     expect: Mapping[str, float] = field(default_factory=dict)  # fields of emulated.RungCounts
-    normwise: bool = False  # the bound holds for the norm, not for each element
-    lesson: str = ""  # what a reader learns from it, in a few sentences
+    normwise: bool = False  # the bound is on norms, not on each element
+    lesson: str = ""  # what it teaches, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
-    geometry: Callable[[Problem, Config], Geometry] | None = None  # how it is launched, of a rung on a GPU
-    settled: Callable[[Problem, Config], Config] = lambda _, config: config  # with a value for what it leaves open
+    geometry: Callable[[Problem, Config], Geometry] | None = None  # how a GPU rung is launched
+    settled: Callable[[Problem, Config], Config] = lambda _, config: config  # the config with every choice made
 
     def stated(self, config: Config) -> dict[str, int]:
-        """What a config says: without the zeros that leave a choice to the rung, those of more values than 0 and 1."""
+        """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""
         return {key: value for key, value in config.items() if value or len(self.space.get(key, ())) <= 2}
 
 
 def find(rungs: tuple[Rung, ...], name: str) -> Rung:
-    """The rung called `name`; an unknown name is an ArgumentError that lists the known ones."""
+    """Return the rung called `name`; raise ArgumentError with the known names if there is none."""
     for rung in rungs:
         if rung.name == name:
             return rung

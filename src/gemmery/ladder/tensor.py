@@ -16,7 +16,7 @@ _SPACE = {
     "wn": (16, 32, 64),
     "blocks": (1, 2, 3, 4),
 }
-_RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen
+_RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen by the rung
 
 _WIDE = {
     "divergent_branches": 0,
@@ -29,21 +29,22 @@ _WIDE = {
 
 
 def _doubles(problem: Problem) -> str:
-    """Every problem of this element type is served."""
+    """Refuse nothing."""
     return ""
 
 
 def _halves(problem: Problem) -> str:
     if problem.dtype == "f32" and problem.precision != "tf32":
-        return "tensor cores round f32 to 10 bits of fraction: allow it with precision='tf32'"
+        return "tensor cores round f32 to 10 bits of fraction, allowed by precision='tf32', in commands --dtype tf32"
     if problem.out not in _SUMMED_IN_F32:
-        return f"sums are f32: it writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
+        return f"it sums in f32 and writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
     return ""
 
 
 def cut_off(k: int) -> float:
-    """f(k) where 4 products and a sum are aligned to the largest of them and each is cut off at its last bit, which is
-    two units of rounding: 5 cuts for 4 products (Fasi, Higham, Mikaitis and Pranesh 2021).
+    """Return f(k) for tensor cores, which align 4 products and a sum to the largest of them and truncate each.
+
+    A truncation is worth two roundings, and there are 5 for every 4 products (Fasi, Higham, Mikaitis and Pranesh 2021).
     """
     return 2.5 * k + 2
 
@@ -61,10 +62,9 @@ TENSOR: tuple[Rung, ...] = (
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         expect=_WIDE,
         lesson=(
-            "One instruction of a warp does the work of eight multiply-adds a thread, on fragments that each lane "
-            "holds a part of. It changes what limits: shared memory and the wait for tiles have to keep up, so a "
-            "warp has a tile of 64 x 32. This instruction has half the rate that Hopper's tensor cores reach in "
-            "double."
+            "One warp instruction does the work of eight multiply-adds per thread, on fragments distributed over the "
+            "lanes. The limit moves: shared memory and tile loads must keep up, so a warp computes a tile of 64 x 32. "
+            "This instruction runs at half the rate that Hopper's tensor cores reach in float64."
         ),
         source="cuda/kernels/wmma_f64.cu",
     ),
@@ -78,31 +78,31 @@ TENSOR: tuple[Rung, ...] = (
         bound=cut_off,
         geometry=tensor.wmma_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},
-        default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk: 64 bytes
+        default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk 0: 64 bytes
         expect=_WIDE,
         lesson=(
-            "The same program with another element type, and four to eight times the speed: tensor cores the easy "
-            "way. It is a third of what the vendor reaches: the wait for tiles is no longer hidden by arithmetic, "
-            "and fragments that the compiler lays out cannot be fetched in any better way."
+            "The same program with another element type is four to eight times as fast: the easy way to use tensor "
+            "cores. It reaches a third of the vendor's speed: arithmetic no longer hides the wait for tiles, and the "
+            "compiler chooses the layout of fragments, so they cannot be loaded in a better way."
         ),
         source="cuda/kernels/wmma_f16.cu",
     ),
     Rung(
         name="mma_f64",
-        idea="mma.sync in double from a swizzled ring of tiles, 16 x 8 x 4 at once where there is such",
+        idea="mma.sync in f64 from a swizzled ring of tiles, 16 x 8 x 4 per instruction where available",
         parent="wmma_f64",
         dtypes=("f64",),
         refuses=_doubles,
         build=builder(tensor.mma_f64),
         geometry=tensor.mma_f64,
         space=_RING,
-        default=dict.fromkeys(_RING, 0),  # by how many tiles there are
+        default=dict.fromkeys(_RING, 0),  # chosen by the number of tiles
         expect={**_WIDE, "bank_conflicts": 0},
         lesson=(
-            "mma.sync says which lane holds what, so the tile can be laid out for it: no bank conflict, and no "
-            "registers on the way in. A ring of tiles hides the memory's latency, reading fragments one step "
-            "ahead hides shared memory's. Which shape of instruction reaches the peak is a matter of the "
-            "architecture: measure it first."
+            "mma.sync defines which lane holds which element, so the tile can be laid out for it: no bank conflicts, "
+            "and no registers needed to store tiles. A ring of tiles hides the latency of memory, and reading "
+            "fragments one step ahead hides that of shared memory. Which instruction shape reaches the peak depends on "
+            "the architecture: measure it first."
         ),
         source="cuda/kernels/mma_f64.cu",
     ),

@@ -16,13 +16,13 @@ _TILE = {
     "bk": (8, 16, 32),
     "tm": (4, 8, 16),
     "tn": (4, 8, 16),
-    "blocks": (0, 1, 2, 3, 4),  # that a multiprocessor has registers for; 0: as many as the tile leaves room for
+    "blocks": (0, 1, 2, 3, 4),  # per multiprocessor, limited by registers; 0: as many as fit
 }
 _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
 _WARP_DEFAULT = {**_DEFAULT, "wm": 64, "wn": 32}
 _PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
-_PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # by the size of the product
+_PIPELINE_DEFAULT = dict.fromkeys(_PIPELINE, 0)  # chosen by the size of the product
 
 _IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
 _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
@@ -30,7 +30,7 @@ _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sec
 
 
 def _takes(problem: Problem) -> str:
-    """Every problem of these element types is served."""
+    """Refuse nothing."""
     return ""
 
 
@@ -68,7 +68,7 @@ TILED: tuple[Rung, ...] = (
         "simt_smem",
         "each thread computes tm x tn elements from tiles in shared memory",
         "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared memory "
-        "is read tm tn / (tm + tn) times less often than by one thread an element.",
+        "is read tm tn / (tm + tn) times less often than with one thread per element.",
         tiled.threadtile,
         _TILE,
         _DEFAULT,
@@ -77,9 +77,9 @@ TILED: tuple[Rung, ...] = (
     _rung(
         "simt_vectorized",
         "simt_threadtile",
-        "16-byte loads, by threads placed along the memory",
-        "Fewer and wider requests move the same bytes. A width is used only where it divides both the alignment and "
-        "the side, so no load crosses an edge.",
+        "16-byte loads from global memory, adjacent threads loading adjacent chunks",
+        "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and the "
+        "side, so no load crosses an edge.",
         tiled.vectorized,
         _TILE,
         _DEFAULT,
@@ -88,9 +88,9 @@ TILED: tuple[Rung, ...] = (
     _rung(
         "simt_padded",
         "simt_vectorized",
-        "tiles with k outermost, padded against bank conflicts",
-        "Transposed on the way in, a step of k lies in one row of shared memory and is read 16 bytes at once. Four "
-        "elements of padding a row put the transposing stores on different banks.",
+        "tiles with k as the outer dimension, padded against bank conflicts",
+        "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes at "
+        "a time. Four elements of padding per row put the transposing stores on different banks.",
         tiled.padded,
         _TILE,
         _DEFAULT,
@@ -99,8 +99,8 @@ TILED: tuple[Rung, ...] = (
     _rung(
         "simt_swizzled",
         "simt_padded",
-        "the same tiles without a pad: sides are XORed with a number made from k",
-        "The XOR moves each store to a bank of its own as the pad did, and takes no memory for it.",
+        "no padding: element positions are XORed with a number derived from k",
+        "The XOR moves each store to a different bank, as the padding did, and needs no extra memory.",
         tiled.swizzled,
         _TILE,
         _DEFAULT,
@@ -110,8 +110,8 @@ TILED: tuple[Rung, ...] = (
         "simt_warptile",
         "simt_padded",
         "block tile, warp tile, thread tile",
-        "A warp on a compact part of the tile reads fewer different elements, and lanes that read the same strip share "
-        "wavefronts.",
+        "A warp that computes a compact part of the tile reads fewer different elements, and lanes that read the same "
+        "chunk share wavefronts.",
         tiled.warptile,
         _WARPS,
         _WARP_DEFAULT,
@@ -120,9 +120,9 @@ TILED: tuple[Rung, ...] = (
     _rung(
         "simt_pipelined",
         "simt_warptile",
-        "the next tiles are loaded while this one is multiplied",
-        "A block no longer waits for memory at every tile: the next tile travels through registers or by cp.async, and "
-        "the next step of k is read while this one is multiplied.",
+        "the next tiles are loaded while the current one is multiplied",
+        "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "
+        "cp.async, and the operands of the next step of k are read while the current step is multiplied.",
         tiled.pipelined,
         _PIPELINE,
         _PIPELINE_DEFAULT,

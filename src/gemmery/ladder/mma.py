@@ -21,7 +21,7 @@ _WIDE = {
 
 def _takes(problem: Problem) -> str:
     if problem.dtype == "f32" and problem.precision != "tf32":
-        return "tensor cores round f32 to 10 bits of fraction, allowed by precision='tf32', in commands --dtype tf32"
+        return "tensor cores round f32 to 10 bits of fraction: allow it with precision='tf32' (commands: --dtype tf32)"
     if problem.out not in _SUMMED_IN_F32:
         return f"it sums in f32 and writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
     return ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from gemmery.arrays import View
-from gemmery.cpu import jit, layout, pool
+from gemmery.cpu import atomics, jit, layout, pool
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Matrix, Module
 from gemmery.cpu.launch import Blocks, Launch
@@ -82,3 +85,45 @@ def slot(number: int) -> tuple[int, int, int]:
     """(taken, address, bytes) of a caller's workspace."""
     at = pool.address() + layout.SLOTS + number * layout.SLOT
     return tuple((ctypes.c_int64 * 3).from_address(at))
+
+
+def modes(unit: Unit | None) -> Launch:
+    """Like `gate`, and stores in C's elements the floating-point mode in which they were computed."""
+    made = Module(host())
+    with made.function("modes", ("ptr", "args")) as f:
+        args = Args(f, f["args"])
+        c = Matrix(f, args.c, "i32", args.c_row, args.c_col)
+        at = args.bias
+        f.emit("i64", f"atomicrmw add {at}, i64 1 seq_cst")
+        with f.while_() as again:
+            again.until(f.emit("i64", f"load atomic i64, {at + 8} seq_cst, align 8").differs(0))
+        mode = f.convert("trunc", atomics.floating_mode(f), "i32")
+        with f.loop(0, args.m) as i, f.loop(0, args.n) as j:
+            c[i, j] = mode
+    return _launch("modes", made, unit)
+
+
+@contextmanager
+def floating_mode(change: int) -> Iterator[int]:
+    """This thread in a floating-point mode with the bits of `change` set (x86-64: MXCSR); its number is given."""
+    entries = pool.entries()
+    read = ctypes.CFUNCTYPE(ctypes.c_int64)(entries["mode"])
+    write = ctypes.CFUNCTYPE(None, ctypes.c_int64)(entries["set_mode"])
+    before = read()
+    write(before | change)
+    try:
+        yield before | change
+    finally:
+        write(before)
+
+
+def opened(gate: Gate, arrived: int) -> threading.Thread:
+    """A thread that opens the gate when so many wait there."""
+
+    def wait() -> None:
+        gate.wait_for(arrived)
+        gate.open()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread

@@ -12,7 +12,8 @@ from gemmery.cpu.layout import FUNCTIONS, FUTEX, STATE
 WAIT, WAKE = 0, 1
 _PRIVATE = 128
 _PATIENCE = 64  # pauses between two offers of the core to whoever else wants it
-_PAUSE = {"x86_64": "llvm.x86.sse2.pause()", "amd64": "llvm.x86.sse2.pause()"}
+_X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
+_PAUSE = dict.fromkeys(_X86, "llvm.x86.sse2.pause()")
 _OTHERS = "llvm.aarch64.hint(i32 1)"
 
 
@@ -77,3 +78,27 @@ def pause(f: Function, pool: Value, spins: Value) -> None:
     f.store(count, spins)
     with f.if_((count & (_PATIENCE - 1)).equals(0)):
         libc(f, pool, "sched_yield", "i32")
+
+
+def floating_mode(f: Function) -> Value:
+    """The floating-point mode of this thread: rounding, flushing of subnormals, traps (MXCSR, FPCR)."""
+    if f.target.machine in _X86:
+        word = f.buffer(8)
+        f.module.declare("declare void @llvm.x86.sse.stmxcsr(ptr)")
+        f.line(f"call void @llvm.x86.sse.stmxcsr({word})")
+        return f.convert("zext", f.load("i32", word), "i64")
+    if f.target.machine in _ARM:
+        return f.intrinsic("llvm.aarch64.get.fpcr", "i64")
+    return f.index(0)
+
+
+def set_floating_mode(f: Function, mode: Value) -> None:
+    """Give this thread a mode that `floating_mode` read in another."""
+    if f.target.machine in _X86:
+        word = f.buffer(8)
+        f.store(mode, word)
+        f.module.declare("declare void @llvm.x86.sse.ldmxcsr(ptr)")
+        f.line(f"call void @llvm.x86.sse.ldmxcsr({word})")
+    elif f.target.machine in _ARM:
+        f.module.declare("declare void @llvm.aarch64.set.fpcr(i64)")
+        f.line(f"call void @llvm.aarch64.set.fpcr({mode})")

@@ -15,6 +15,7 @@ Every element of y is summed in the same order wherever it lies, whatever the nu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cpu import gemv_ways, jit
@@ -45,7 +46,9 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     rows = LONG_ROWS if down_columns else ROWS
     unit = Unit(rows, rows, rows * size / BANDWIDTH)
     out_size = dtypes.get(problem.out).size
-    return Launch(found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks, unit=unit)
+    return Launch(
+        found["gemv"], product.accumulator, out_size, lambda m, n, k: replace(blocks, nc=n), unit=unit
+    )  # fmt: skip
 
 
 def _columns(target: Target, problem: Problem) -> int:
@@ -74,7 +77,8 @@ _ALL = (
 def gemv(target: Target, product: Product, columns: int) -> Module:
     """The module of one product with n == 1 or m == 1; its entry is `gemv`.
 
-    `mc` rows and `kc` columns of A are taken at a time; the workspace holds their sums and their part of x.
+    `mc` rows and `kc` columns of A are taken at a time; the workspace holds their sums and their part of x. `nc` is 1
+    when the whole product is one column.
     """
     module = Module(target)
     ways: dict[str, Callable[[Function], None]] = {
@@ -104,7 +108,9 @@ def _entry(f: Function) -> None:
     a, a_row, a_col, b, b_row, b_col = args.a, args.a_row, args.a_col, args.b, args.b_row, args.b_col
     column = (args.m, args.k, a, a_row, a_col, b, b_row, args.c, args.c_row, args.bias, f.index(0), f["args"])
     row = (args.n, args.k, b, b_col, b_row, a, a_col, args.c, args.c_col, args.bias, args.bias_step, f["args"])
-    with f.if_(args.n.equals(1)):
+    # nc is the width of the widest part: the last part of a row may be one column wide too, and its sums must be taken
+    # in the same order as those of the other parts.
+    with f.if_(args.nc.equals(1)):
         f.call("column", *column)
     with f.else_():
         f.call("column", *row)

@@ -65,7 +65,7 @@ class Launch:
     def plan(self, batch: int, m: int, n: int, k: int, threads: int) -> tuple[tuple[int, int, int], bytes]:
         """(mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
         cut = grid(self.unit, batch, m, n, k, threads)
-        blocks = self.blocks(cut.rows, cut.columns, k) if cut.parts else Blocks()
+        blocks = self.blocks(min(cut.rows, m), min(cut.columns, n), k) if cut.parts else Blocks()
         plan = _pack_plan(
             self.address, self.at_once, cut.threads, cut.parts, cut.row_parts, cut.column_parts,
             cut.rows, cut.columns, cut.products, blocks.workspace, cut.wakes, pool.address(),

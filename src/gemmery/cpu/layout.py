@@ -40,6 +40,7 @@ BUSY = 384  # 1 while a caller has the workers
 STARTED = 392  # workers there are
 OPEN_JOB = 400
 LAST = 408  # when the last job ended, ns
+MODE = 416  # the floating-point mode of the caller of the open job
 NEXT = 512  # the next part
 WANTED = 640  # sleepers still to be woken
 CPUS = 768  # a bit for each core that has a thread at the job

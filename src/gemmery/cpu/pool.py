@@ -30,15 +30,23 @@ _made: list[int] = []
 
 
 def module(target: Target) -> Module:
-    """The module of `part(job, index, workspace)`, `run(job) -> errno` and the workers."""
+    """The module of `part(job, index, workspace)`, `run(job) -> errno`, the workers, `mode()` and `set_mode(mode)`."""
     made = Module(target)
-    for define in (_part, _drain, _fit, _caller_slot):
+    for define in (_mode, _part, _drain, _fit, _caller_slot):
         define(made)
     if target.machine in layout.FUTEX:
         workers(made)
         _crew(made)
         _run(made)
     return made
+
+
+def _mode(made: Module) -> None:
+    """The floating-point mode of the calling thread, and its change."""
+    with made.function("mode", returns="i64") as f:
+        f.ret(atomics.floating_mode(f))
+    with made.function("set_mode", ("i64", "mode")) as f:
+        atomics.set_floating_mode(f, f["mode"])
 
 
 def _part(made: Module) -> None:
@@ -138,6 +146,7 @@ def _crew(made: Module) -> None:
             helpers = f.min(wanted, f.load("i64", pool + layout.STARTED))
             f.store(f.index(0), pool + layout.NEXT)
             f.store(f["job"], pool + layout.OPEN_JOB)
+            f.store(atomics.floating_mode(f), pool + layout.MODE)
             number = (atomics.load(f, pool + layout.STATE) >> 32) + 1
             for word in range(layout.MASK // 8):
                 f.store(f.index(0), pool + (layout.CPUS + 8 * word))

@@ -12,6 +12,7 @@ from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import cores
 
 _Part = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p)
+_Mode, _SetMode = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _workers: list[ThreadPoolExecutor] = []
 
 if hasattr(os, "register_at_fork"):
@@ -21,10 +22,13 @@ if hasattr(os, "register_at_fork"):
 def run(job: bytes) -> int:
     """Run every part of a job: what `pool.run` does in compiled code. The result is an errno, always 0."""
     field = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", job), strict=True))
-    part = _Part(pool.entries()["part"])
+    entries = pool.entries()
+    part, set_mode = _Part(entries["part"]), _SetMode(entries["set_mode"])
+    mode = _Mode(entries["mode"])()
     indices = iter(range(field["parts"]))
 
     def drain() -> None:
+        set_mode(mode)
         with workspace.borrowed(field["workspace_bytes"]) as buffer:
             for index in indices:
                 part(job, index, buffer)

@@ -90,6 +90,9 @@ def _worker(made: Module) -> None:
                 f.call("wake", pool)
                 f.call("step_aside", pool)
                 job = f.load("ptr", pool + layout.OPEN_JOB)
+                # The bits of a result must not depend on which thread computed them. A worker has no other use for its
+                # mode, so it keeps this one until the next job.
+                atomics.set_floating_mode(f, f.load("i64", pool + layout.MODE))
                 error = atomics.call(f, "i64", "fit", pool, slot, Args(f, job, JOB).workspace_bytes)
                 with f.if_(error.equals(0)):
                     f.call("drain", pool, job, f.load("ptr", slot + 8))

@@ -374,14 +374,24 @@ def test_a_closed_pipe_is_quiet(options):
 
 
 @pytest.mark.parametrize(
-    ("module", "line"), [("typer", "doctor"), ("rich", "doctor"), ("matplotlib", "ladder --sizes 8")]
+    ("module", "line"),
+    [("typer", "doctor"), ("rich", "doctor"), ("matplotlib", "ladder --sizes 8"), ("threadpoolctl", "doctor")],
 )
 def test_without_the_extra_one_line_says_what_to_install(module, line):
     process = command(*line.split(), script=f"import sys\nsys.modules[{module!r}] = None")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert out == ""
-    assert re.fullmatch(rf"gemmery: .* needs? {module}\S*: run pip install '\.\[lab\]' in a checkout of gemmery\n", err)
+    assert re.fullmatch(
+        rf"gemmery: .* needs? .*{module}\S*: run pip install '\.\[lab\]' in a checkout of gemmery\n", err
+    )
+
+
+def test_without_the_extra_the_version_is_shown():
+    process = command("--version", script="import sys\nsys.modules['typer'] = None")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert re.fullmatch(r"gemmery \d+\.\d+\.\d+\S*\n", out)
 
 
 def test_python_m_gemmery():

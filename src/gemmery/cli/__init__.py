@@ -1,22 +1,17 @@
-"""The command `gemmery`: parses, calls `lab`, hands the records to `report`, and turns errors into one line.
+"""The command `gemmery`: parses its arguments, calls `lab`, passes the records to `report`, prints errors in one line.
 
-Exit codes: 0 fine; 1 a result outside its bound, a finding of `doctor`, or what cannot run on this machine;
-2 bad usage; 130 interrupted.
+Exit codes: 0 success; 1 a result outside its error bound, a problem found by `doctor`, or something that this machine
+cannot run; 2 wrong usage; 130 interrupted.
 """
-
-import sys
-
-from gemmery.errors import missing
 
 try:
     import rich  # noqa: F401
     import typer  # noqa: F401
-except ModuleNotFoundError as error:
-    print(f"gemmery: {missing('lab', f'the commands need {error.name}')}", file=sys.stderr)  # noqa: T201
-    raise SystemExit(2) from None
+except ModuleNotFoundError:
+    from gemmery.cli.plain import main, run
+else:
+    from gemmery.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order
+    from gemmery.cli.app import app as app
+    from gemmery.cli.line import main, run
 
-from gemmery.cli import measuring, looking  # noqa: F401, I001 - they add their commands to the app, in this order
-from gemmery.cli.app import app
-from gemmery.cli.line import main, run
-
-__all__ = ["app", "main", "run"]
+__all__ = ["main", "run"]

@@ -1,4 +1,4 @@
-"""The product of two matrices: the call is NumPy's, and so is what it means."""
+"""Multiply two matrices: the same call as NumPy's, with the same meaning."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ print("new array:   ", c.shape, c.dtype, "close to NumPy's:", np.allclose(c, a @
 out = np.empty((300, 200))
 print("into out=:   ", gm.matmul(a, b, out=out) is out)
 
-print("views:       ", gm.matmul(b.T, a.T).shape, "transposed, read where they lie")
+print("views:       ", gm.matmul(b.T, a.T).shape, "transposed views are not copied")
 print("strided:     ", np.allclose(gm.matmul(a[::2, ::-1], b), a[::2, ::-1] @ b))
 print("vectors:     ", gm.matmul(a, b[:, 0]).shape, gm.matmul(a[0], b).shape)
 
@@ -23,4 +23,4 @@ print("same bits:   ", np.array_equal(gm.matmul(a, b, threads=1), gm.matmul(a, b
 try:
     gm.matmul(a, a)
 except gm.ShapeError as error:
-    print("a mistake:   ", error)
+    print("an error:    ", error)

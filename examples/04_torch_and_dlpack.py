@@ -1,4 +1,4 @@
-"""Other libraries' arrays: what goes in comes out, and no element is copied on the way in."""
+"""Arrays of other libraries: the result is of the same kind, and operands are not copied."""
 
 import numpy as np
 
@@ -18,13 +18,13 @@ wide = gm.matmul(a, b, dtype="float32")
 print("bf16 -> f32:", wide.dtype, torch.allclose(wide, a.float() @ b.float(), rtol=1e-4, atol=1e-3))
 
 out = torch.zeros(128, 64)
-view = np.asarray(out)  # NumPy's name for the same memory
+view = np.asarray(out)  # a NumPy array on the same memory
 gm.matmul(a.float(), b.float(), out=view)
 print("shared out: ", bool((out != 0).any()))
 
 
 class Lent:
-    """All that gemmery asks of an array: the two methods of the DLPack protocol."""
+    """A minimal array for gemmery: it has only the two methods of the DLPack protocol."""
 
     def __init__(self, array):
         self.array = array

@@ -1,4 +1,4 @@
-"""Which kernel runs a product, why, and how fast this machine could do it at best."""
+"""Show which kernel runs a product, why, and how fast this machine could run it at best."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""`gemmery ladder` from Python: every rung's record, to do with as you like."""
+"""Run the ladder from Python and print every rung's record."""
 
 from gemmery import lab
 

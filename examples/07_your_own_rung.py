@@ -1,7 +1,7 @@
-"""A rung of your own: a kernel, a row, and the ladder checks it and times it beside its parent and NumPy.
+"""Your own rung: a kernel and a row; the ladder checks it and times it with its parent and NumPy.
 
-`simd_row` loads and stores a vector of C for every multiply-add. Here ROWS vectors of C, one below the other, stay in
-registers while k runs: one load of B feeds ROWS multiply-adds, and C is stored once.
+`simd_row` loads and stores a vector of C for every multiply-add. Here ROWS vectors of C, one per row, stay in registers
+while k runs: one load of B serves ROWS multiply-adds, and C is stored once.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ ROWS = 12
 
 
 def simd_tile(target, dtype):
-    """The module of the kernel: loops over tiles of C, and k inside."""
+    """Return the kernel's module: loops over tiles of C, with the loop over k inside."""
     module = Module(target)
     element = dtypes.get(dtype).llvm
     lanes = target.lanes(SIZES[element])
@@ -48,7 +48,7 @@ def simd_tile(target, dtype):
 
 
 def build(problem, config):
-    """Compile it, or take it from the cache. The name is the key there, so it must change with this file."""
+    """Compile the kernel or read it from the cache. Its name is the cache key, so it must change with this file."""
     target, element = host(), dtypes.get(problem.dtype)
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     found = jit.load(target, f"simd_tile_{problem.dtype}_{source}", lambda: simd_tile(target, problem.dtype))

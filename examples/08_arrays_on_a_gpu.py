@@ -1,4 +1,4 @@
-"""Arrays on a GPU are multiplied there, on the current stream: nothing waits, nothing is copied to the host."""
+"""Multiply arrays on a GPU, on the current stream: nothing waits, nothing is copied to the host."""
 
 import gemmery as gm
 from gemmery.cuda import driver
@@ -29,7 +29,7 @@ print("one launch:  ", layer.dtype, "with bias and gelu")
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 with torch.cuda.stream(side):
-    again = gm.matmul(a, b)  # behind what is on `side` already
+    again = gm.matmul(a, b)  # queued behind earlier work on `side`
 side.synchronize()
 print("same bits:   ", torch.equal(again, c))
 

@@ -1,6 +1,6 @@
-"""What GPU kernels are made of, said by the compiler and by arithmetic: no GPU is needed.
+"""Show registers, spills and occupancy of GPU kernels, from the compiler: no GPU is needed.
 
-`gemmery inspect RUNG` shows the same in full, with the code.
+`gemmery inspect RUNG` shows all of it, with the code.
 """
 
 from gemmery import lab

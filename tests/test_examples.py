@@ -1,4 +1,4 @@
-"""Every example runs from a folder of its own, and what it prints about itself is true."""
+"""Every example runs in an empty folder, and what it prints about itself is true."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ SAYS = {
     "07_your_own_rung": "x simd_row",
     "08_arrays_on_a_gpu": driver.missing() or "captured:     True",
     "09_look_at_a_gpu_kernel": "h200  sm_90a",
-    "10_emulate": "rows of 33: right True, 0 bank conflicts",
+    "10_emulate": "rows of 33: correct True, 0 bank conflicts",
 }
 
 

@@ -16,7 +16,7 @@ from gemmery.lab import emulated
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder
 from gemmery.ladder.rung import find
-from gemmery.report.emulated import complaints, emulated_page, emulated_sheets
+from gemmery.report.emulated import complaints, emulated_page, emulated_sheets, overviews
 
 pytest.importorskip("cuda.bindings")
 
@@ -53,14 +53,75 @@ def test_counts_of_naive_are_those_of_its_loop(few):
     assert counts.wavefronts == counts.bank_conflicts == counts.divergent_branches == 0
 
 
-def test_the_roof_is_the_longer_of_two_times(few):
+def test_the_roof_is_the_longest_of_four_times(few):
     one, card = find_one(few, "simt_uncoalesced"), KNOWN["a100"]
     assert one.unit == "f32"
     assert one.compute_seconds == pytest.approx(2 * 128**3 / (card.peak("f32") * 1e9))
     assert one.memory_seconds == pytest.approx(one.counts.bytes / (card.bandwidth * 1e9))
     assert one.roof_seconds == one.memory_seconds > one.compute_seconds
+    assert one.limit == "memory"
+    clocks = 108 * 1.41e9
+    assert one.issue_seconds == pytest.approx(one.counts.warp_instructions / 4 / clocks)
+    assert find_one(few, "mma_ldmatrix").shared_seconds == pytest.approx(1536 / clocks)
     assert one.intensity == one.counts.flops / one.counts.bytes
     assert find_one(few, "mma_ldmatrix").unit == "tensor"
+
+
+CHAIN = ["simt_threadtile", "simt_vectorized", "simt_padded", "simt_swizzled", "simt_warptile"]
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """Rungs on CUDA cores that do the same multiply-adds, as an H200 runs them."""
+    return lab.emulated_ladder(CHAIN, [128])
+
+
+def test_roofs_of_shared_memory_and_issue_slots_rank_rungs_of_equal_arithmetic(chain):
+    """Measured on an H200 too: padding gains a third, the swizzle ties with it."""
+    assert len({one.compute_seconds for one in chain.rungs}) == 1
+    assert [one.limit for one in chain.rungs] == ["memory", "shared", "issue", "issue", "issue"]
+    threads, vectors, padded, swizzled, warps = (one.roof_seconds for one in chain.rungs)
+    assert threads > 1.2 * vectors > 1.2 * 1.2 * padded
+    assert swizzled == pytest.approx(padded, rel=0.05)
+    assert warps == pytest.approx(padded, rel=0.05)
+    assert find_one(chain, "simt_warptile").shared_seconds < 0.7 * find_one(chain, "simt_padded").shared_seconds
+
+
+def test_a_gain_names_the_parent_and_is_of_one_product(chain):
+    rows = {row[0].text: row[-1].text for row in overviews(chain)[0].rows}
+    assert rows["simt_threadtile"] == ""  # its parent did not run
+    assert rows["simt_vectorized"] == "1.39× simt_threadtile"
+    assert rows["simt_warptile"].endswith("× simt_padded")
+    other = replace(find_one(chain, "simt_padded"), dtype="f64")
+    assert chain.gain(other, "simt_vectorized") == 0
+
+
+def test_wavefronts_that_conflicts_do_not_explain_are_explained():
+    """Lanes that read the same words share a wavefront of wide loads; cp.async takes more than its bytes would."""
+    run = lab.emulated_ladder(["simt_vectorized", "simt_padded", "simt_pipelined"], [128])
+    (sheet,) = [sheet for sheet in emulated_sheets(run) if sheet.title.startswith("Shared")]
+    for one in run.rungs:
+        counts = one.counts
+        assert counts.wavefronts == counts.shared_load_wavefronts + counts.shared_store_wavefronts
+        rest = counts.wavefronts - counts.bank_conflicts - counts.wavefronts_ideal
+        named = [note for note in sheet.notes if f"{one.rung} {abs(rest):,}" in note]
+        assert len(named) == (rest != 0), one.rung
+        assert not named or ("cp.async" in named[0]) == (rest > 0)
+
+
+def test_a_terminal_shows_one_table_and_the_verdict(chain):
+    shown = io.StringIO()
+    report.show_emulated(chain, Console(file=shown, width=120))
+    text = shown.getvalue()
+    assert text.count("simt_swizzled ") == 1
+    assert "5 of 5 results are right, no findings, all claims hold." in text
+    broken = replace(chain.rungs[0], error=2.0, findings=("a.cu:3: race",), expected={"bank_conflicts": 0})
+    bad = EmulatedLadder(chain.device, chain.started, (broken, replace(chain.rungs[1], refused="too large")))
+    shown = io.StringIO()
+    report.show_emulated(bad, Console(file=shown, width=200))
+    assert "0 of 1 results are right, 1 finding, 1 claim not met; 1 rung did not run." in shown.getvalue()
+    for said in ("outside its error bound", "a.cu:3: race", "claims bank_conflicts = 0, and has 12288", "too large"):
+        assert said in shown.getvalue()
 
 
 def test_f32_of_fewer_bits_runs_on_tensor_cores():
@@ -122,13 +183,13 @@ def test_what_is_shown(few):
     report.show_emulated(few, Console(file=shown, width=120))
     text = shown.getvalue()
     assert "a100: sm_80, 108 multiprocessors" in text
-    assert "Caches are not modelled" in " ".join(text.split())
+    assert "no cache is modelled" in " ".join(text.split())
     titles = [sheet.title for sheet in emulated_sheets(few)]
     assert titles == [
         "Global memory, n = 128",
         "Shared memory and branches, n = 128",
-        "Roofline, n = 128",
-        "Thousands of warps' instructions by kind, n = 128",
+        "Roofs, n = 128",
+        "Warps' instructions by kind, in thousands, n = 128",
         "Checks, n = 128",
     ]
     (naive,) = [row for row in emulated_sheets(few)[0].rows if row[0].text == "simt_naive"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import KNOWN, Device
-from gemmery.cuda.roofline import unit
+from gemmery.cuda.roofline import on_chip, unit
 from gemmery.emulator.run import Run
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.lab import results
@@ -114,8 +115,12 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     together = reduce(add, runs)
     counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
     on = unit(work.dtype, tensor)
+    shared_seconds, issue_seconds = on_chip(card, counts.wavefronts, counts.warp_instructions)
     return replace(
         plain,
+        config=rung.stated(rung.settled(problem, full)),
+        tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
+        blocks=math.prod(runs[-1].launch.grid),
         error=results.error(given.c, given.a, given.b, _bound(rung, problem), rung.normwise),
         counts=counts,
         kinds=dict(together.instructions.most_common()),
@@ -123,6 +128,8 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         unit=on,
         compute_seconds=counts.flops / (card.peak(on) * 1e9),
         memory_seconds=counts.bytes / (card.bandwidth * 1e9),
+        shared_seconds=shared_seconds,
+        issue_seconds=issue_seconds,
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(str(one) for one in together.findings),
         seconds=seconds,
@@ -165,6 +172,8 @@ def _counts(run: Run) -> RungCounts:
         bytes=moved.bytes,
         local_requests=run.local.requests,
         wavefronts=shared.wavefronts,
+        shared_load_wavefronts=shared.loads.wavefronts,
+        shared_store_wavefronts=shared.stores.wavefronts,
         wavefronts_ideal=shared.wavefronts_ideal,
         bank_conflicts=shared.bank_conflicts,
         branches=run.branches,

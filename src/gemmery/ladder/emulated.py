@@ -1,4 +1,4 @@
-"""The ladder on the emulator as data: what each rung counted, whether it was right, and the roof over it."""
+"""The ladder on the emulator as data: counters of each rung, its error, and its roofs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ class RungCounts:
     bytes: int = 0  # of global memory: 32 a sector
     local_requests: int = 0  # to spilled registers and arrays of a thread
     wavefronts: int = 0  # of shared memory
-    wavefronts_ideal: int = 0
+    shared_load_wavefronts: int = 0
+    shared_store_wavefronts: int = 0  # with those of cp.async
+    wavefronts_ideal: int = 0  # of so many bytes, 128 each
     bank_conflicts: int = 0
     branches: int = 0  # conditional ones, by warp
     divergent_branches: int = 0
@@ -49,25 +51,44 @@ class EmulatedRung:
     kinds: Mapping[str, int] = field(default_factory=dict)  # warps' instructions by kind, the most frequent first
     intensity: float = 0.0  # operations for each byte of global memory
     unit: str = ""  # what multiplies: a field of device.Rates
+    blocks: int = 0  # of the launch that multiplies
+    tile: tuple[int, int] = (0, 0)  # of C, that one block computes
     compute_seconds: float = 0.0  # operations at the peak of that unit
     memory_seconds: float = 0.0  # bytes at the bandwidth of the device's memory
+    shared_seconds: float = 0.0  # wavefronts of shared memory, 1 a clock and multiprocessor
+    issue_seconds: float = 0.0  # warp instructions, 4 a clock and multiprocessor
     expected: Mapping[str, float] = field(default_factory=dict)  # what the rung claims; {} at a product it does not
     findings: tuple[str, ...] = ()
     seconds: float = 0.0  # that the emulator took
 
     @property
+    def roofs(self) -> Mapping[str, float]:
+        """The least seconds under each limit of a device that the grid fills, if caches hold nothing."""
+        return {
+            "compute": self.compute_seconds,
+            "memory": self.memory_seconds,
+            "shared": self.shared_seconds,
+            "issue": self.issue_seconds,
+        }
+
+    @property
     def roof_seconds(self) -> float:
-        """The longer of the two: where the roof is when every byte asked of L1 comes from memory."""
-        return max(self.compute_seconds, self.memory_seconds)
+        """The longest of the roofs: the product cannot take less."""
+        return max(self.roofs.values())
+
+    @property
+    def limit(self) -> str:
+        """The name of the longest roof."""
+        return max(self.roofs, key=lambda name: self.roofs[name])
 
     @property
     def unmet(self) -> tuple[str, ...]:
-        """Counters that are not what the rung claims."""
+        """Counters that differ from what the rung claims."""
         return tuple(name for name, value in self.expected.items() if getattr(self.counts, name) != value)
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """What is wrong with it, a line each: a result outside its bound, a finding, a claim that does not hold."""
+        """Its faults, a line each: a result outside its bound, findings, claims that do not hold."""
         outside = () if self.error <= 1 else (f"is outside its error bound: {self.error:.3g} times it",)
         broken = tuple(
             f"claims {name} = {self.expected[name]:g}, and has {getattr(self.counts, name):g}" for name in self.unmet
@@ -77,8 +98,16 @@ class EmulatedRung:
 
 @dataclass(frozen=True)
 class EmulatedLadder:
-    """The rungs in the order of the ladder, at each size, as `device` would run them."""
+    """The rungs in the order of the ladder, at each size, compiled for `device`."""
 
     device: Device
     started: str  # UTC, ISO 8601
     rungs: tuple[EmulatedRung, ...]
+
+    def gain(self, one: EmulatedRung, parent: str | None) -> float:
+        """How many times shorter its roof is than its parent's at the same product; 0 where they cannot be compared."""
+        for other in self.rungs:
+            same = (other.size, other.m, other.n, other.k, other.dtype) == (one.size, one.m, one.n, one.k, one.dtype)
+            if other.rung == parent and same and other.roof_seconds and one.roof_seconds:
+                return other.roof_seconds / one.roof_seconds
+        return 0.0

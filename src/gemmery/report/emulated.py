@@ -1,4 +1,4 @@
-"""The ladder on the emulator: its tables in a terminal and as a page, and what is shown while it runs."""
+"""The ladder on the emulator: one table in a terminal, all of the counters as a page, and a line for each rung run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.inspection import UNITS
+from gemmery.report.pictures.wording import plural
 from gemmery.report.sheet import Cell, Sheet
-from gemmery.report.terminal import Growing, ideas, laid_out
+from gemmery.report.terminal import Growing, laid_out
 
 KINDS = {
     "fma": ("fma",),
@@ -26,15 +27,28 @@ KINDS = {
     "cp.async": ("cp.async",),
     "barriers": ("bar",),
 }  # instructions with a column of their own
-NOTE = (
-    "Counted on the emulator: warps' requests and instructions, adjacent accesses as ptxas merges them. Caches are not "
-    "modelled, so bytes are those asked of L1, 32 a sector. The roof is the longer of the operations at the peak of "
-    "their unit and these bytes at the bandwidth of memory: no time was measured."
+PARENTS = {rung.name: rung.parent for rung in CUDA}
+CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
+COUNTED = (
+    "Counted on the emulator, over the whole product. Sectors are pieces of 32 bytes of global memory that accesses of "
+    "warps move; no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are those "
+    "of the passes that exist because lanes want different words of one bank. Instructions are those of warps."
+)
+IDEAL = (
+    "Wavefronts for the bytes alone are the bytes that lanes ask for, 128 a wavefront: the profiler's ideal. Bank "
+    "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
+    "to the wavefronts."
+)
+ROOF = (
+    "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
+    "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) a clock of each multiprocessor. It assumes that "
+    "the grid fills the device, as a large product does. × parent is the parent's roof over the rung's. No time was "
+    "measured."
 )
 
 
 class Counting(Growing[EmulatedRung]):
-    """What is shown while the emulator climbs the ladder; `update` it with every rung."""
+    """The progress of an emulated ladder; `update` it with every rung."""
 
     def line(self, record: EmulatedRung) -> str:
         what = f"{record.rung}, {shape(record)}, {record.dtype}"
@@ -51,46 +65,75 @@ class Counting(Growing[EmulatedRung]):
         return record.size
 
 
+def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
+    """One table for each size: what each rung counted, its roof, and how that compares with its parent's."""
+    return tuple(_overview(ladder, rungs) for rungs in _by_size(ladder))
+
+
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
-    """For each size: global memory; shared memory and branches; the roof; instructions by kind; what was checked."""
-    sizes = dict.fromkeys(one.size for one in ladder.rungs)
-    by_size = [[one for one in ladder.rungs if one.size == size] for size in sizes]
-    return tuple(sheet(same) for same in by_size for sheet in (_global, _shared, _roof, _kinds, _checks))
+    """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
+    return tuple(sheet(same) for same in _by_size(ladder) for sheet in (_global, _shared, _roof, _kinds, _checks))
 
 
 def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
-    """Print the tables, and what was emulated."""
-    for sheet in emulated_sheets(ladder):
+    """Print one table for each size, what it means, and the verdict."""
+    for sheet in overviews(ladder):
         console.print(Group(*laid_out(sheet, console.width)))
-    console.print(Text("What each rung changed", style="bold"))
-    console.print(ideas(_named(ladder)))
-    console.print(Text(f"{NOTE} {described(ladder.device)}.", style="dim"))
+    for text in (COUNTED, ROOF):
+        console.print(Text(text, style="dim"))
+    console.print(Text(f"{described(ladder.device)}.", style="dim"))
+    wrong = complaints(ladder)
+    console.print(Text(verdict(ladder), style="bold red" if wrong else "bold"))
+    for one in wrong:
+        console.print(Text(one, style="red"))
 
 
 def emulated_page(ladder: EmulatedLadder) -> str:
-    """The same as one HTML page that needs nothing else."""
+    """The same with all counters, as one self-contained HTML page."""
     from gemmery.report.page import document, section, table
 
     when = f"{ladder.started[:16].replace('T', ' ')} UTC"
     where = html.escape(f"{described(ladder.device)}, on the emulator · {when}")
-    lead = f"<p class=lead>{html.escape(NOTE)}</p>"
+    lead = f"<p class=lead>{html.escape(verdict(ladder))}</p>"
     wrong = "".join(f"<p class=note>{html.escape(one)}</p>" for one in complaints(ladder))
     return document(
         f"The ladder on the emulator, as {ladder.device.name}",
         f"<header><h1>The ladder, emulated</h1><p class=faint>{where}</p>{lead}</header>",
-        section("What is wrong", wrong) if wrong else "",
-        section("What was counted", *(table(sheet) for sheet in emulated_sheets(ladder))),
+        section("Faults", wrong) if wrong else "",
+        section(
+            "From rung to rung",
+            *(table(sheet) for sheet in overviews(ladder)),
+            *(f"<p class=note>{html.escape(note)}</p>" for note in (COUNTED, ROOF)),
+        ),
+        section("All counters", *(table(sheet) for sheet in emulated_sheets(ladder))),
         section("Rung by rung", f"<dl class=rungs>{''.join(map(_lesson, _named(ladder)))}</dl>"),
     )
 
 
+def verdict(ladder: EmulatedLadder) -> str:
+    """The checks of all rungs in a sentence.
+
+    >>> verdict(lab.emulated_ladder(["simt_naive", "simt_smem"]))  # doctest: +SKIP
+    '2 of 2 results are right, no findings, all claims hold.'
+    """
+    ran = [one for one in ladder.rungs if not one.refused]
+    right = sum(one.error <= 1 for one in ran)
+    found = sum(len(one.findings) for one in ran)
+    unmet = sum(len(one.unmet) for one in ran)
+    findings = plural(found, "finding") if found else "no findings"
+    claims = f"{plural(unmet, 'claim')} not met" if unmet else "all claims hold"
+    left = len(ladder.rungs) - len(ran)
+    refused = f"; {plural(left, 'rung')} did not run" if left else ""
+    return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
+
+
 def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
-    """What is wrong with the rungs, a line each; () when all is well."""
+    """The faults of the rungs, a line each; () when there are none."""
     return tuple(f"{one.rung}, {shape(one)}, {one.dtype}: it {said}" for one in ladder.rungs for said in one.wrong)
 
 
 def described(device: Device) -> str:
-    """The device in a line: its code, and the limits that roofs are made of."""
+    """The device in a line: its architecture, and the limits that the roofs come from."""
     peaks = "; ".join(
         f"{words.digits(device.peak(unit))} GFLOP/s by {name}" for unit, name in UNITS.items() if device.peak(unit)
     )
@@ -123,6 +166,62 @@ def _sheet(
     return Sheet(f"{title}, n = {rungs[0].size}", ("rung", *head), tuple((Cell(one.rung), *row(one)) for one in ran))
 
 
+def _by_size(ladder: EmulatedLadder) -> list[list[EmulatedRung]]:
+    sizes = dict.fromkeys(one.size for one in ladder.rungs)
+    return [[one for one in ladder.rungs if one.size == size] for size in sizes]
+
+
+def _overview(ladder: EmulatedLadder, rungs: Sequence[EmulatedRung]) -> Sheet:
+    def row(one: EmulatedRung) -> tuple[Cell, ...]:
+        counts, parent = one.counts, PARENTS.get(one.rung)
+        gain = ladder.gain(one, parent)
+        return (
+            _count(counts.sectors),
+            _count(counts.wavefronts),
+            _count(counts.bank_conflicts),
+            _count(counts.warp_instructions),
+            _figure(one.roof_seconds * 1e6),
+            Cell(one.limit),
+            Cell(f"{words.digits(gain)}× {parent}" if gain else ""),
+        )
+
+    head = ("sectors", "wavefronts", "bank conflicts", "instructions", "roof, µs", "limit", "× parent")
+    sheet = _sheet("Counters and roofs", rungs, head, row)
+    ran = [one for one in rungs if not one.refused]
+    return replace(sheet, notes=(*_products(rungs), *_tiles(ran, ladder.device)))
+
+
+def _products(rungs: Sequence[EmulatedRung]) -> list[str]:
+    """What was not a square product of the common type, and what did not run."""
+    others: dict[str, list[str]] = {}
+    for one in rungs:
+        if not one.refused and _apart(one, rungs):
+            others.setdefault(f"{shape(one)}, {one.dtype}", []).append(one.rung)
+    stated = "; ".join(f"{product}: {', '.join(names)}" for product, names in others.items())
+    notes = [f"Other products: {stated}."] if stated else []
+    return notes + [f"{one.rung} did not run: {one.refused}" for one in rungs if one.refused]
+
+
+def _tiles(ran: Sequence[EmulatedRung], device: Device) -> list[str]:
+    """How full the grids leave the device, and which rungs chose their tiles by the size of the product."""
+    notes = []
+    if few := [one for one in ran if one.blocks < device.sms]:
+        least, most = min(one.blocks for one in few), max(one.blocks for one in few)
+        blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
+        which = "All grids" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids"
+        notes.append(
+            f"{which} have {blocks} at this size, fewer than the {device.sms} multiprocessors; the roofs are those of "
+            "larger products."
+        )
+    chosen = [f"{one.rung} {one.tile[0]} × {one.tile[1]}" for one in ran if one.rung in CHOOSING]
+    if chosen:
+        notes.append(
+            f"Rungs that choose their tile by the size of the product: {', '.join(chosen)}. Smaller tiles fill the "
+            "device, and load more."
+        )
+    return notes
+
+
 def _global(rungs: Sequence[EmulatedRung]) -> Sheet:
     def row(one: EmulatedRung) -> tuple[Cell, ...]:
         counts = one.counts
@@ -135,17 +234,16 @@ def _global(rungs: Sequence[EmulatedRung]) -> Sheet:
             _figure(counts.store_bytes_a_sector),
         )
 
-    head = ("requests", "sectors", "sectors a load", "sectors a store", "used, loads", "used, stores")
+    head = (
+        "accesses of warps",
+        "sectors",
+        "sectors a load",
+        "sectors a store",
+        "bytes used of a loaded sector",
+        "bytes used of a stored sector",
+    )
     sheet = _sheet("Global memory", rungs, head, row)
-    others: dict[str, list[str]] = {}
-    for one in rungs:
-        if not one.refused and _apart(one, rungs):
-            others.setdefault(f"{shape(one)}, {one.dtype}", []).append(one.rung)
-    stated = "; ".join(f"{product}: {', '.join(names)}" for product, names in others.items())
-    notes = ["Used is bytes that lanes asked for of the 32 of a sector."]
-    notes += [f"Other products: {stated}."] if stated else []
-    notes += [f"{one.rung} did not run: {one.refused}" for one in rungs if one.refused]
-    return replace(sheet, notes=tuple(notes))
+    return replace(sheet, notes=("Bytes used are those of a sector's 32 that some lane asked for.", *_products(rungs)))
 
 
 def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
@@ -153,28 +251,61 @@ def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
         counts = one.counts
         return (
             _count(counts.wavefronts),
-            _count(counts.wavefronts_ideal),
+            _count(counts.shared_load_wavefronts),
+            _count(counts.shared_store_wavefronts),
             _count(counts.bank_conflicts),
+            _count(counts.wavefronts_ideal),
             _count(counts.branches),
             _count(counts.divergent_branches),
         )
 
-    head = ("wavefronts", "ideal", "bank conflicts", "branches", "divergent")
-    return _sheet("Shared memory and branches", rungs, head, row)
+    head = (
+        "wavefronts",
+        "by loads",
+        "by stores",
+        "bank conflicts",
+        "wavefronts for the bytes alone",
+        "branches of warps",
+        "divergent branches",
+    )
+    return replace(_sheet("Shared memory and branches", rungs, head, row), notes=tuple(_wavefronts(rungs)))
+
+
+def _wavefronts(rungs: Sequence[EmulatedRung]) -> list[str]:
+    """Why wavefronts are not the sum of conflicts and of those for the bytes, for each rung where they are not."""
+    notes = [IDEAL]
+    ran = [(one, one.counts.wavefronts - one.counts.bank_conflicts - one.counts.wavefronts_ideal) for one in rungs]
+    fewer = [f"{one.rung} {-rest:,}" for one, rest in ran if rest < 0]
+    more = [f"{one.rung} {rest:,}" for one, rest in ran if rest > 0]
+    if fewer:
+        notes.append(
+            f"Fewer, because lanes that read the same words share a wavefront of a wide load: {', '.join(fewer)}."
+        )
+    if more:
+        notes.append(
+            "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
+            f"banks that it joins: {', '.join(more)}."
+        )
+    return notes
 
 
 def _roof(rungs: Sequence[EmulatedRung]) -> Sheet:
     def row(one: EmulatedRung) -> tuple[Cell, ...]:
-        seconds = (one.compute_seconds, one.memory_seconds, one.roof_seconds)
+        times = tuple(
+            Cell(words.digits(time * 1e6), tone="best" if name == one.limit else "" if time else "faint")
+            for name, time in one.roofs.items()
+        )
         return (
             _figure(one.counts.flops / 1e6),
             _figure(one.counts.bytes / 1e6),
             _figure(one.intensity),
-            *(_figure(time * 1e6) for time in seconds),
+            *times,
+            _count(one.blocks),
         )
 
-    head = ("Mflop", "MB", "flops a byte", "compute, µs", "memory, µs", "roof, µs")
-    return _sheet("Roofline", rungs, head, row)
+    limits = tuple(f"{name}, µs" for name in EmulatedRung("", 0, 0, 0, 0, "", {}).roofs)
+    head = ("Mflop", "MB", "flops a byte", *limits, "blocks")
+    return _sheet("Roofs", rungs, head, row)
 
 
 def _kinds(rungs: Sequence[EmulatedRung]) -> Sheet:
@@ -187,7 +318,7 @@ def _kinds(rungs: Sequence[EmulatedRung]) -> Sheet:
         figures = [counted(one, column) for column in shown]
         return tuple(_figure(number / 1e3) for number in (*figures, one.counts.warp_instructions - sum(figures)))
 
-    return _sheet("Thousands of warps' instructions by kind", rungs, (*shown, "others"), row)
+    return _sheet("Warps' instructions by kind, in thousands", rungs, (*shown, "others"), row)
 
 
 def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:

@@ -404,7 +404,7 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.matmul(x, x, threads=1.5), gm.ArgumentError, "threads=1.5"),
         (lambda i, x: gm.matmul(x, x, threads=True), gm.ArgumentError, "threads=True"),
         (lambda i, x: gm.gemm(1, x, x, threads=-1), gm.ArgumentError, "threads=-1"),
-        (lambda i, x: gm.set_num_threads(0), gm.ArgumentError, "0 threads"),
+        (lambda i, x: gm.set_num_threads(0), gm.ArgumentError, "threads=0"),
         (lambda i, x: gm.matmul(x, x, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),
         (lambda i, x: gm.matmul(i, i, activation="relu"), gm.DTypeError, "floating"),
         (lambda i, x: gm.matmul(x, x, bias=np.zeros(2)), gm.ShapeError, r"shape \(3,\)"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api.promote import can_cast, kernel_types
-from gemmery.arrange import Arrangement, Ints, arrange, layout, result_shape
+from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
@@ -124,8 +124,6 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
     if prepared is None:
         _compute_aside(x, y, source, result, target, terms)
         return
-    if terms.old is not None and not arrays.same(terms.old, target):
-        arrays.store(terms.old, target)
     _launch(prepared, x, y, target, terms)
 
 
@@ -138,34 +136,39 @@ def _compute_aside(x: View, y: View, common: str, result: str, target: View, ter
 
 def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:
     """Run the kernel once for every offset of the form."""
-    kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
-    batch, m, n, k = form.batch, form.m, form.n, form.k
+    kernel = prepared.plan.kernel
     threads = terms.threads or cpu_threads.get()
-    for a, b, c in form.offsets():
-        kernel(
-            View(x.pointer + a, (batch, m, k), form.a, problem.dtype),
-            View(y.pointer + b, (batch, k, n), form.b, problem.dtype),
-            View(target.pointer + c, (batch, m, n), form.c, problem.out),
-            alpha=terms.alpha,
-            beta=terms.beta,
-            bias=terms.bias,
-            threads=threads,
-        )
-    if terms == PLAIN:
+    if terms.old is not None and not arrays.same(terms.old, target):
+        if isinstance(kernel, Launch):  # `target` keeps its values when there is no memory for the product
+            kernel.reserve(*_operands(prepared, x, y, target, (0, 0, 0)), threads)
+        arrays.store(terms.old, target)
+    for offset in prepared.form.offsets():
+        a, b, c = _operands(prepared, x, y, target, offset)
+        kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
+    if terms is PLAIN:  # gm.matmul's; gemm does not look there
         _remember(prepared, x, y, target, threads)
+
+
+def _operands(prepared: Prepared, x: View, y: View, target: View, offset: Three) -> tuple[View, View, View]:
+    """Return the operands of one run of the kernel."""
+    problem, form = prepared.problem, prepared.form
+    batch, m, n, k = form.batch, form.m, form.n, form.k
+    return (
+        View(x.pointer + offset[0], (batch, m, k), form.a, problem.dtype),
+        View(y.pointer + offset[1], (batch, k, n), form.b, problem.dtype),
+        View(target.pointer + offset[2], (batch, m, n), form.c, problem.out),
+    )
 
 
 def _remember(prepared: Prepared, x: View, y: View, target: View, threads: int) -> None:
     """Prepare the compiled entry for more products of matrices like these."""
-    kernel, (problem, form) = prepared.plan.kernel, prepared[1:]
+    kernel = prepared.plan.kernel
     a, b, c = (_matrix(z) for z in (x, y, target))
     if a is None or b is None or c is None or not isinstance(kernel, Launch):
         return
     if c.flags.c_contiguous and a.dtype == b.dtype == c.dtype:
-        one = View(x.pointer, (1, form.m, form.k), form.a, x.dtype)
-        two = View(y.pointer, (1, form.k, form.n), form.b, y.dtype)
-        three = View(target.pointer, (1, form.m, form.n), form.c, target.dtype)
-        entry.remember(a, b, c, kernel.job(one, two, three, 1, 0, None, threads), problem.flops)
+        operands = _operands(prepared, x, y, target, (0, 0, 0))
+        entry.remember(a, b, c, kernel.job(*operands, 1, 0, None, threads), prepared.problem.flops)
 
 
 def _matrix(x: View) -> Any:

@@ -14,7 +14,7 @@ from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.target import host
+from gemmery.cpu.target import cores, host
 from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
@@ -116,7 +116,7 @@ def explain(
     from gemmery.bench.roofline import attainable
 
     plan, problem, form = prepared
-    peak, bandwidth = _limits(problem.dtype, count)
+    peak, bandwidth = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
     return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit))
 

@@ -11,6 +11,7 @@ from gemmery import arrays, dtypes
 from gemmery.api.promote import can_cast
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
+from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 ACTIVATIONS = ("relu", "gelu", "silu")
@@ -96,10 +97,8 @@ def _whole(name: str, value: Any, long: str) -> int:
 
 
 def thread_count(threads: Any) -> int | None:
-    """`threads=`, once it is known to be a number of threads or None."""
-    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-        raise ArgumentError(f"threads={threads!r}: it must be a whole number >= 1, or None for get_num_threads()")
-    return threads
+    """Return the number of threads that `threads=` asks for, or None."""
+    return None if threads is None else cpu_threads.checked(threads)
 
 
 def no_precision(precision: Any) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from gemmery.arrays import View
 from gemmery.cpu import pool
 from gemmery.cpu.abi import FIELDS
-from gemmery.cpu.layout import JOB
+from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.split import Unit, grid
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
@@ -83,9 +83,22 @@ class Launch:
         bias: View | None = None,
         threads: int = 1,
     ) -> None:
-        """C = alpha A B + beta C for every matrix of the batch; a column-major C as its transpose, B' A'."""
+        """C = alpha A B + beta C for every matrix of the batch; a column-major C as its transpose, B' A'.
+
+        Raises MemoryError, before C is written, where there is no memory for packed panels.
+        """
         if self._run(self.job(a, b, c, alpha, beta, bias, threads)):
-            raise MemoryError(f"no memory for the packed panels of a product of {a.shape} by {b.shape}")
+            raise _no_memory(a, b)
+
+    def reserve(self, a: View, b: View, c: View, threads: int) -> None:
+        """Allocate what a call with these views needs, and run nothing; the next call finds the memory there.
+
+        Raises MemoryError where there is none.
+        """
+        job = self.job(a, b, c, 1, 0, None, threads)
+        at = JOB_AT["parts"]
+        if self._run(job[:at] + bytes(8) + job[at + 8 :]):
+            raise _no_memory(a, b)
 
     def job(
         self, a: View, b: View, c: View, alpha: complex, beta: complex, bias: View | None, threads: int
@@ -108,6 +121,10 @@ class Launch:
             self._zero if beta == 0 else scalar(self.accumulator, beta),
             plan,
         )  # fmt: skip
+
+
+def _no_memory(a: View, b: View) -> MemoryError:
+    return MemoryError(f"no memory for the packed panels of a product of {a.shape} by {b.shape}")
 
 
 def _entry() -> Callable[[bytes], int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from gemmery import config
+from gemmery.cpu.layout import WORKERS
 from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError
 
@@ -25,11 +27,21 @@ def _allowed() -> int:
     return config.num_threads() or cores()
 
 
+def checked(count: Any) -> int:
+    """Return a number of threads that a caller passed as an int; raise ArgumentError for anything else."""
+    try:
+        number = None if isinstance(count, bool) else operator.index(count)
+    except TypeError:
+        number = None
+    most = max(WORKERS + 1, cores())
+    if number is None or not 1 <= number <= most:
+        raise ArgumentError(f"threads={count!r} must be an integer from 1 to {most}, or None for every core allowed")
+    return number
+
+
 def set_(count: Any) -> None:
     """Use `count` threads from now on; None goes back to the default. Raises ArgumentError below 1."""
     global _chosen
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise ArgumentError(f"{count!r} threads: it must be a whole number >= 1, or None for every core allowed")
-    _chosen = count
+    _chosen = None if count is None else checked(count)
     for forget in at_change:
         forget()

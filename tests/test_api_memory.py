@@ -1,0 +1,105 @@
+"""What products allocate: nothing is written to `out` where memory runs out, and little is kept between products."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from fences import survives
+
+
+def limit_memory(spare: int) -> None:
+    """Let this process allocate `spare` bytes more."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    size = pages * resource.getpagesize() + spare
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_out_is_not_written_where_there_is_no_memory_for_panels(batch):
+    n = 700
+    a, c = np.ones((*batch, n, n), np.float32), np.full((*batch, n, n), 5, np.float32)
+    a = a.swapaxes(-1, -2)  # in rows neither A nor B, so both are packed
+    out = np.full_like(c, 7)
+    for made in (gm.gemm(2.0, a, a, 1.0, c), gm.matmul(a, a, out=np.empty_like(c))):  # compiled, and met before
+        assert made.min() == made.max()
+
+    def call():
+        limit_memory(1 << 18)
+        with pytest.raises(MemoryError, match="packed panels"):
+            gm.gemm(2.0, a, a, 1.0, c, out=out)
+        assert out.min() == out.max() == 7
+        with pytest.raises(MemoryError):
+            gm.matmul(a, a, out=out)
+        assert out.min() == out.max() == 7
+
+    assert survives(call)
+
+
+def test_a_batch_that_no_stride_walks_leaves_little_behind():
+    draw = np.random.default_rng(0)
+    gm.matmul(np.ones((2, 1, 1)), np.ones((2, 1, 1)))
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for n in range(10, 16):
+        a = draw.integers(0, 9, (n, n, n, n, 1, 1)).astype(float).transpose(2, 1, 0, 3, 4, 5)
+        b = draw.integers(0, 9, (n, n, n, n, 1, 1)).astype(float).transpose(1, 3, 2, 0, 4, 5)
+        assert np.array_equal(gm.matmul(a, b), a @ b)
+    del a, b
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert kept < 500_000
+
+
+def test_gemm_leaves_the_table_of_prepared_products_alone(monkeypatch):
+    from gemmery.cpu import entry
+
+    calls = []
+    monkeypatch.setattr(entry, "remember", lambda *arguments: calls.append(arguments))
+    a, b = np.ones((5, 6)), np.ones((6, 7))
+    for _ in range(3):
+        gm.gemm(1.0, a, b)
+        gm.gemv(a, b[:, 0])
+    assert not calls
+
+
+@pytest.mark.parametrize("count", [2, np.int64(2), np.uint8(2), np.array(2)])
+def test_any_whole_number_of_threads(count):
+    a = np.ones((60, 60))
+    assert (gm.matmul(a, a, threads=count) == 60).all()
+    assert (gm.gemm(2.0, a, a, threads=count) == 120).all()
+    gm.set_num_threads(count)
+    try:
+        assert gm.get_num_threads() == 2
+        assert type(gm.get_num_threads()) is int
+    finally:
+        gm.set_num_threads(None)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, True, "2", 10**9, 10**30, [2], np.array([2]), np.bool_(True)])
+def test_other_numbers_of_threads_are_refused(count):
+    a = np.ones((3, 3))
+    calls = (
+        lambda: gm.matmul(a, a, threads=count),
+        lambda: gm.gemm(2.0, a, a, threads=count),
+        lambda: gm.gemv(a, a[0], threads=count),
+        lambda: gm.explain(a, a, threads=count),
+        lambda: gm.set_num_threads(count),
+    )
+    for call in calls:
+        with pytest.raises(gm.ArgumentError, match=r"threads.*integer from 1 to \d+"):
+            call()
+
+
+def test_explain_measures_no_more_threads_than_there_are_cores():
+    a = np.ones((64, 64), np.float32)
+    found = [gm.explain(a, a, threads=count) for count in (None, 200, 256)]
+    assert len({explained.peak_gflops for explained in found}) == 1
+    assert found[-1].threads == 256

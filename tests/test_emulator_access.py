@@ -158,6 +158,45 @@ def launched(body, arguments, registers=""):
     return gm.emulate(text, "f", 1, LANES, arguments)
 
 
+# ---- where shared memory ends and begins ----
+
+
+@pytest.mark.parametrize("static", [1, 512, 513, 527])
+def test_dynamic_shared_memory_is_all_there_behind_static_memory_of_any_size(static):
+    code = f"""extern __shared__ float4 d[];
+    __global__ void f(float4* x, unsigned* total) {{
+      __shared__ char s[{static}];
+      for (int i = threadIdx.x; i < {static}; i += 32) s[i] = 7;
+      d[threadIdx.x] = x[31 - threadIdx.x];
+      __syncthreads();
+      x[threadIdx.x] = d[threadIdx.x];
+      if (s[{static} - 1] != 7) __trap();
+      asm("mov.u32 %0, %total_smem_size;" : "=r"(*total));
+    }}"""
+    x, total = np.arange(128, dtype=np.float32).reshape(32, 4), np.zeros(1, np.uint32)
+    expected = x[::-1].copy()
+    assert gm.emulate(code, "f", 1, 32, [x, total], shared=512).findings == ()
+    assert x.tolist() == expected.tolist()
+    assert total[0] == -(-static // 16) * 16 + 512
+
+
+def test_an_address_of_32_bits_and_an_offset_wrap():
+    """Register and immediate are added as the hardware adds them: -8 + 4 t + 8 is 4 t."""
+    seen = np.zeros(LANES, np.uint32)
+    body = """mul.lo.u32 %r2, %r1, 4; add.s32 %r3, %tile, %r2; st.shared.u32 [%r3], %r1;
+      sub.s32 %r2, %r2, 8; add.s32 %r2, %r2, %tile; ld.shared.u32 %r4, [%r2+8];
+      mul.wide.u32 %rd2, %r1, 4; add.s64 %rd2, %rd1, %rd2; st.global.u32 [%rd2], %r4; bar.warp.sync -1;
+      mov.u32 %r5, -8; ld.shared.u32 %r6, [%r5+8];"""
+    assert launched(body, [seen]).findings == ()
+    assert seen.tolist() == list(range(LANES))
+
+
+def test_an_address_before_shared_memory_is_told_as_such():
+    (found,) = launched("mov.u32 %r2, -4; ld.shared.u32 %r3, [%r2];", [np.zeros(1)]).findings
+    assert found.kind == "out of bounds"
+    assert "byte -4 of shared memory" in str(found)
+
+
 # ---- cp.async ----
 
 

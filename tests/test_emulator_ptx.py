@@ -210,7 +210,16 @@ def test_shared_and_local_memory_is_laid_out_as_ptxas_does():
         "x": ("shared", 48, 0),
         "depot": ("local", 0, 20),
     }
-    assert (found.shared, found.local) == (44, 20)
+    assert (found.shared, found.local) == (48, 20)  # up to where x begins
+
+
+def test_dynamic_shared_memory_begins_where_the_strictest_of_its_names_may():
+    """As ptxas 13.0 does: 513 bytes count as 528, and both names are offset 528."""
+    outside = ".extern .shared .align 16 .b8 x[]; .extern .shared .b8 y[]; .extern .shared .align 64 .b8 unused[];"
+    found = kernel(".shared .b8 s[513]; mov.u32 %r1, x; mov.u32 %r1, y;", before=outside)
+    assert found.shared == 528
+    assert {name: one.offset for name, one in found.variables.items()} == {"s": 0, "x": 528, "y": 528}
+    assert kernel(".shared .b8 s[513];", before=outside).shared == 513
 
 
 def test_initial_values():

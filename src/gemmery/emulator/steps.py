@@ -98,11 +98,9 @@ class Lowering:
     def address(self, memory: Memory, instruction: Instruction) -> Read:
         """The address in brackets as int64."""
         base, offset = memory.base, np.int64(memory.offset)
-        if isinstance(base, Register) and STORED[base.type] == "u4":
-            narrow = itemgetter(self.slot(base.name, "u4"))
-            if memory.offset:
-                return lambda held: narrow(held).astype(np.int64) + offset
-            return lambda held: narrow(held).astype(np.int64)
+        if isinstance(base, Register) and STORED[base.type] == "u4":  # the sum wraps at 32 bits
+            narrow, more = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
+            return lambda held: (narrow(held) + more).view(np.int32).astype(np.int64)
         read = self.read(base, "s64", instruction)
         return (lambda held: read(held) + offset) if memory.offset else read
 

@@ -145,7 +145,7 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     registers: Mapping[str, str]  # name -> type
     variables: Mapping[str, Variable]  # shared and local ones of the kernel, and all of the module
-    shared: int  # bytes of static shared memory; `extern .shared` variables lie at this offset, aligned
+    shared: int  # bytes of static shared memory, rounded up for `extern .shared` variables, which begin there
     local: int  # bytes of local memory a thread
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # name -> index of an instruction, or len(instructions)

@@ -48,16 +48,19 @@ def variable(text: str) -> tuple[Variable, str]:
 
 
 def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Variable], int]:
-    """One behind the other, aligned; those of no size (`extern .shared x[]`) all at the end. And the bytes in all."""
+    """Place variables one behind the other, aligned, and return them with the bytes that they take.
+
+    Those of no size (`extern .shared x[]`) all begin at the end, which ptxas aligns for the strictest of them.
+    """
     placed = {}
     for made in variables:
         if made.size:
             offset = -(-start // made.align) * made.align
             placed[made.name] = replace(made, offset=offset)
             start = offset + made.size
-    for made in variables:
-        if not made.size:
-            placed[made.name] = replace(made, offset=-(-start // made.align) * made.align)
+    align = max((made.align for made in variables if not made.size), default=1)
+    start = -(-start // align) * align
+    placed |= {made.name: replace(made, offset=start) for made in variables if not made.size}
     return placed, start
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator import symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
@@ -84,6 +85,7 @@ def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) 
         for place, (value, one) in enumerate(zip(args, wanted, strict=True))
         if isinstance(value, TensorMap) and _is_pointer(one)
     }
+    _check_elements(kernel, args)
     memory = memory_of(arrays, (kernel,), maps)
     parameters = bytearray(max((one.offset + one.size for one in wanted), default=0))
     for place, (value, one) in enumerate(zip(args, wanted, strict=True)):
@@ -138,6 +140,20 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         raise ArgumentError(f"{name} holds Python objects: a kernel needs numbers; convert it with astype")
     if not array.dtype.isnative:
         raise LayoutError(f"{name} has the foreign byte order {array.dtype.str}: convert it with astype")
+
+
+def _check_elements(kernel: Kernel, args: Sequence[Any]) -> None:
+    """Compare arrays with the types that a mangled symbol gives the pointers; raises ArgumentError."""
+    types = symbols.pointees(kernel.name)
+    if len(types) != len(args):
+        return
+    for place, (value, pointee) in enumerate(zip(args, types, strict=True)):
+        wanted = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
+        if wanted:
+            raise ArgumentError(
+                f"argument {place} is an array of {value.dtype}, and the kernel's parameter points to {pointee}: "
+                f"pass an array of {wanted}, or view its bytes as {wanted}"
+            )
 
 
 def _is_pointer(parameter: Parameter) -> bool:

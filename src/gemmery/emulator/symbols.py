@@ -1,0 +1,234 @@
+"""The element types that a kernel's pointers have, read from its symbol.
+
+Itanium C++ ABI, "External Names (a.k.a. Mangling)": `_Z3addPKfPfi` is add(const float*, float*, int).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+# A type is a name, a pair ("*" | "[]" | "..." , type) or ("T", number of a template parameter); None is any other.
+Type = Any
+
+_BUILTIN = {
+    "v": "void", "w": "wchar_t", "b": "bool", "c": "char", "a": "signed char", "h": "unsigned char",
+    "s": "short", "t": "unsigned short", "i": "int", "j": "unsigned int", "l": "long", "m": "unsigned long",
+    "x": "long long", "y": "unsigned long long", "n": "__int128", "o": "unsigned __int128",
+    "f": "float", "d": "double", "e": "long double", "g": "__float128", "z": "...",
+}  # fmt: skip
+_BITS = {"short": "2", "int": "4", "long": "8", "long long": "8"}
+_FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
+_HALVES, _SHORTS = {"float16", "bfloat16"}, {"int16", "uint16"}  # one is passed for the other as its bits
+_VECTOR = re.compile(r"(?:(u?)(short|int|long|longlong)|(float|double|__half|__nv_bfloat16))([1-4])(?:_16a|_32a)?")
+
+
+def pointees(symbol: str) -> tuple[str, ...]:
+    """Return for each parameter of a function what it points or refers to; "" for what is not known, or no pointer.
+
+    >>> pointees("_Z1gIfLi4EEvPKT_PS0_i")
+    ('float', 'float', '')
+
+    A symbol that is not mangled, or not understood, gives ().
+    """
+    if not symbol.startswith("_Z"):
+        return ()
+    try:
+        reader = _Reader(symbol, 2)
+        return tuple(_pointee(one) for one in reader.parameters())
+    except (_UnknownError, IndexError, ValueError, RecursionError):
+        return ()
+
+
+def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
+    """Return the NumPy type that a pointer's array should have; "" where `dtype` will do, or nothing is known.
+
+    A structured array will do for any pointer, whole numbers of the same size and either sign for whole numbers, and
+    the bits of float16 and bfloat16 for whole numbers of 16 bits.
+
+    >>> mismatch("float", np.dtype("f8")), mismatch("unsigned int", np.dtype("i4")), mismatch("void", np.dtype("f8"))
+    ('float32', '', '')
+    """
+    wanted = _numpy(pointee)
+    if not wanted or dtype.names is not None or dtype.subdtype is not None or dtype.name.startswith("void"):
+        return ""
+    if dtype.name == wanted or ({dtype.name, wanted} & _HALVES and {dtype.name, wanted} & _SHORTS):
+        return ""
+    if dtype.kind == "c":  # pairs of numbers
+        return "" if np.dtype(f"f{dtype.itemsize // 2}").name == wanted else wanted
+    alike = dtype.kind in "iumM" and "int" in wanted and wanted.endswith(f"int{8 * dtype.itemsize}")
+    return "" if alike else wanted
+
+
+def _numpy(pointee: str) -> str:
+    """The NumPy type of a C++ type or of the elements of a vector, "" for those that any array may be passed for."""
+    found = _VECTOR.fullmatch(pointee)
+    if found:
+        pointee = found[3] or (f"unsigned {found[2]}" if found[1] else found[2]).replace("longlong", "long long")
+    pointee = {"__half2": "__half", "__nv_bfloat162": "__nv_bfloat16"}.get(pointee, pointee)
+    if pointee in _FLOATS:
+        return _FLOATS[pointee]
+    size = _BITS.get(pointee.removeprefix("unsigned "))
+    return f"{'u' if pointee.startswith('unsigned') else ''}int{8 * int(size)}" if size else ""
+
+
+def _pointee(type_: Type) -> str:
+    if not isinstance(type_, tuple) or type_[0] != "*":
+        return ""
+    inner = type_[1]
+    while isinstance(inner, tuple) and inner[0] == "[]":
+        inner = inner[1]
+    return inner if isinstance(inner, str) else ""
+
+
+class _UnknownError(Exception):
+    """A part of a name that is not read here."""
+
+
+@dataclass
+class _Reader:
+    """A mangled name, read from left to right."""
+
+    text: str
+    at: int
+    known: list[Type] = field(default_factory=list)  # what S_, S0_, S1_ ... stand for
+    arguments: list[Type] = field(default_factory=list)  # of the function's template
+
+    def parameters(self) -> Iterator[Type]:
+        """The types of the function's parameters."""
+        if self._function():
+            self._type()  # a template's result
+        while self.at < len(self.text):
+            yield from self._resolved(self._type())
+
+    def _resolved(self, type_: Type) -> Iterator[Type]:
+        """A type with the template's arguments put in; one for each argument of a pack."""
+        if isinstance(type_, tuple) and type_[0] == "...":
+            packs = [one for one in self.arguments if isinstance(one, list)]
+            if len(packs) != 1:
+                raise _UnknownError
+            for one in packs[0]:
+                yield self._put(type_[1], one)
+        elif type_ != "void":
+            yield self._put(type_, None)
+
+    def _put(self, type_: Type, pack: Type) -> Type:
+        if not isinstance(type_, tuple):
+            return type_
+        if type_[0] == "T":
+            found = self.arguments[type_[1]]
+            return pack if isinstance(found, list) else found
+        return (type_[0], self._put(type_[1], pack))
+
+    def _taken(self, pattern: str) -> str:
+        found = re.compile(pattern).match(self.text, self.at)
+        if not found:
+            return ""
+        self.at = found.end()
+        return found[0]
+
+    def _function(self) -> bool:
+        """The function's name; returns whether it is an instance of a template."""
+        if self._taken("N"):
+            templated = self._nested()
+            self.known.pop()  # a function is no type
+            return templated
+        name = self._source()
+        if self.text[self.at :].startswith("I"):
+            self.known.append(name)
+            self.arguments = self._template_arguments()
+            return True
+        return False
+
+    def _source(self) -> str:
+        self._taken("L")  # static
+        length = int(self._taken(r"\d+") or 0)
+        name = self.text[self.at : self.at + length]
+        if not length or len(name) < length:
+            raise _UnknownError
+        self.at += length
+        return name
+
+    def _nested(self) -> bool:
+        """What follows N, of which nothing is known; returns whether it ends in arguments of a template."""
+        self._taken("[rVK]+")
+        templated = False
+        while not self._taken("E"):
+            templated = self.text[self.at] == "I"
+            if self._taken("St"):
+                continue
+            if self.text[self.at] == "S":
+                self._substitution()
+                continue
+            if templated:
+                self.arguments = self._template_arguments()
+            else:
+                self._source()
+            self.known.append(None)
+        return templated
+
+    def _substitution(self) -> Type:
+        found = self._taken(r"S[0-9A-Z]*_")
+        if not found:
+            raise _UnknownError
+        return self.known[int(found[1:-1], 36) + 1 if found[1:-1] else 0]
+
+    def _template_arguments(self) -> list[Type]:
+        self.at += 1
+        found: list[Type] = []
+        while not self._taken("E"):
+            if self._taken("L"):
+                self._type()
+                if not self._taken("n?[0-9a-f]*E"):
+                    raise _UnknownError
+                found.append(None)
+            elif self.text[self.at] == "J":
+                found.append(self._template_arguments())
+            else:
+                found.append(self._type())
+        return found
+
+    def _type(self) -> Type:
+        first = self.text[self.at]
+        if self._taken("[rVK]+"):
+            return self._remembered(self._type())
+        if self._taken("[PRO]"):
+            return self._remembered(("*", self._type()))
+        if self._taken(r"A(?:\d*|T\d*_)_"):
+            return self._remembered(("[]", self._type()))
+        if self._taken("Dp"):
+            return self._remembered(("...", self._type()))
+        if self._taken("F"):
+            while not self._taken("E"):
+                self._type()
+            return self._remembered(None)
+        if parameter := self._taken(r"T\d*_"):
+            return self._remembered(("T", int(parameter[1:-1]) + 1 if parameter[1:-1] else 0))
+        if self._taken("N"):
+            arguments = self.arguments
+            self._nested()
+            self.arguments = arguments
+            return None
+        if first == "S" and not self._taken("St"):
+            return self._instance(self._substitution())
+        if first.isdigit() or first == "S":
+            return self._instance(self._remembered(self._source()))
+        if first not in _BUILTIN:
+            raise _UnknownError
+        self.at += 1
+        return _BUILTIN[first]
+
+    def _instance(self, name: Type) -> Type:
+        """A name, or with the arguments that follow an instance of it, of which nothing is known."""
+        if self.text[self.at : self.at + 1] != "I":
+            return name
+        self._template_arguments()
+        return self._remembered(None)
+
+    def _remembered(self, type_: Type) -> Type:
+        self.known.append(type_)
+        return type_

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.cuda import nvrtc
+from gemmery.cuda.include import folders as include_folders
+from gemmery.lab import emulation
 
 X = np.ones(64, np.float32)
 
@@ -66,6 +69,92 @@ def test_a_file_and_what_it_includes_beside_it(tmp_path):
     (tmp_path / "value.h").write_text("#define VALUE 4\n")
     gm.emulate(source, "f", 1, 32, [x])
     assert (x == 4).all()
+
+
+def test_a_header_of_the_user_keeps_its_lines_whatever_its_name(tmp_path):
+    """types.cuh and ptx.cuh are lines of single instructions in this project's kernels alone."""
+    (tmp_path / "types.cuh").write_text("__device__ void put(float* x, int i) {\n  x[i] = 1;\n}\n")
+    source = tmp_path / "mine.cu"
+    source.write_text('#include "types.cuh"\n__global__ void f(float* x) {\n  put(x, threadIdx.x + 1);\n}\n')
+    (one,) = gm.emulate(source, "f", 1, 32, [np.zeros(32, np.float32)]).findings
+    assert (str(one.line), str(one.inner)) == ("mine.cu:3", "types.cuh:2")
+
+
+# ---- what is compiled and read again ----
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """How often NVRTC and the reader of PTX are asked, from empty caches."""
+    asked = {"compile": 0, "parse": 0}
+    emulation.parsed.cache_clear()
+    emulation.prepared.cache_clear()
+    for module, name, kind in ((nvrtc, "compiled", "compile"), (emulation, "parse", "parse")):
+        work = getattr(module, name)
+
+        def counting(*args, work=work, kind=kind, **options):
+            asked[kind] += 1
+            return work(*args, **options)
+
+        monkeypatch.setattr(module, name, counting)
+    return asked
+
+
+def test_the_functions_of_a_source_are_compiled_together_and_read_once(work, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    for name in ("plain", "inner::fill", "_Z4overPf", "plain"):
+        gm.emulate(SEVERAL, name, 1, 32, [np.zeros(32, np.float32)], options=("-DVALUE=7",))
+    assert work == {"compile": 1, "parse": 1}
+    for _ in range(2):
+        gm.emulate(SEVERAL, "fill<float, 4>", 1, 32, [np.zeros(32, np.float32)], options=("-DVALUE=7",))
+    assert work == {"compile": 2, "parse": 2}
+
+
+@pytest.mark.parametrize(
+    "include", ["#include <cuda_fp16.h>", "#include<cuda_fp16.h>", "  #  include   <cuda_fp16.h> // x"]
+)
+def test_a_source_with_headers_of_the_toolkit_is_compiled_once(work, tmp_path, monkeypatch, include):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    include_folders.cache_clear()
+    code = f"{include}\n__global__ void f(__half* x) {{ x[threadIdx.x] = __float2half(3.f); }}"
+    for _ in range(2):
+        x = np.zeros(4, np.float16)
+        gm.emulate(code, "f", 1, 4, [x])
+        assert (x == 3).all()
+    include_folders.cache_clear()
+    assert work == {"compile": 1, "parse": 1}
+
+
+def test_headers_of_the_user_are_read_each_time_however_they_are_included(tmp_path):
+    (tmp_path / "deep").mkdir()
+    header = tmp_path / "deep" / "value.h"
+    source = tmp_path / "own.cu"
+    body = "__global__ void f(float* x) { x[0] = VALUE; }"
+    ways = {
+        "#include <deep/value.h>": (),
+        "# include<value.h>": (f"-I{tmp_path / 'deep'}",),
+        "#include  <value.h>": (f"--include-path={tmp_path / 'deep'}",),
+        '#define WHICH "deep/value.h"\n#include WHICH': (),
+        "": (f"--pre-include={header}",),
+    }
+    for include, options in ways.items():
+        source.write_text(f"{include}\n{body}\n")
+        for value in (3, 4):
+            header.write_text(f"#define VALUE {value}\n")
+            x = np.zeros(1, np.float32)
+            gm.emulate(source, "f", 1, 1, [x], options=options)
+            assert x[0] == value, include
+
+
+def test_a_source_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "bytes.cu").write_bytes(b"\xff\xfe{")
+    for path, words in (
+        (Path("/nonexistent.cu"), "source='/nonexistent.cu' cannot be read .No such file or directory."),
+        (tmp_path, "cannot be read .Is a directory."),
+        (tmp_path / "bytes.cu", "is no text in UTF-8"),
+    ):
+        with pytest.raises(gm.ArgumentError, match=words):
+            gm.emulate(path, "f", 1, 1, [X])
 
 
 # ---- what is not modelled ----

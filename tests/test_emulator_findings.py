@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 from gemmery.cuda import include, nvrtc
+from gemmery.emulator.arguments import bound
+from gemmery.emulator.run import emulated
+from gemmery.emulator.simt import Launch
+from gemmery.lab.emulation import prepared
 from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")
@@ -157,7 +161,10 @@ __global__ void f(float* x) {
 
 def test_a_function_that_is_one_instruction_stands_for_the_line_that_calls_it():
     """Of three lines the innermost, a name for an instruction, is left out."""
-    (one,) = emulate(INLINED, "f", 1, 32, [floats(32)]).findings
+    made = nvrtc.ptx_alone(INLINED, SOURCE, "f", "sm_90")
+    program = prepared(made.text, made.entry)
+    given = bound(program.kernel, [floats(32)])
+    (one,) = emulated(program, Launch((1, 1, 1), (32, 1, 1), given.parameters), given.memory).findings
     assert (str(one.line), str(one.inner)) == (f"{SOURCE}:22", "tile.cuh:7")
     assert str(one).startswith(f"{SOURCE}:22 (tile.cuh:7): out of bounds: thread 31 ")
 

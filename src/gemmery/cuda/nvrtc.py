@@ -6,9 +6,10 @@ NVIDIA, NVRTC documentation: name expressions give the symbol of a template's in
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -19,6 +20,8 @@ from gemmery.errors import CompileError, DeviceError, missing
 
 # Where there is a driver, NVRTC has a cache of its own, which gives back no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
+WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions are an instruction each
+_PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, but no instance of a template
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
@@ -83,7 +86,7 @@ def compiled(
     """Compile without the cache; `arch` is "sm_90a" for machine code and PTX. `texts` take the place of files in
     kernels/ or stand beside them, by file name; a source that stands `alone` does not see kernels/.
 
-    `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf").
+    `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf"); "" compiles all functions.
     """
     nvrtc = bindings()
     given = {**({} if alone else headers()), **(texts or {})}
@@ -97,7 +100,7 @@ def compiled(
             [name.encode() for name in given],
         )
     )
-    named = not kernel.startswith("_Z")
+    named = bool(kernel) and not kernel.startswith("_Z")
     try:
         if named:
             _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
@@ -105,7 +108,8 @@ def compiled(
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         log = _bytes(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"kernel {kernel} of {source} did not compile for {arch}: {log.strip()}")
+            what = f"kernel {kernel} of {source}" if kernel else source
+            raise CompileError(f"{what} did not compile for {arch}: {log.strip()}")
         entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if named else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
@@ -123,21 +127,14 @@ class Ptx:
 
 
 def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = None) -> Ptx:
-    """The instance `kernel` of a template as PTX, from the cache when it is there; ptxas does not run.
+    """Compile the instance `kernel` of a template to PTX, or read it from the cache; ptxas does not run.
 
-    `texts` take the place of files in kernels/ or stand beside them, by file name: `source` may be among them.
+    `texts` replace files in kernels/ or are added to them, by file name: `source` may be among them.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     given = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
-    parts = [version(), source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(given.items()) for part in item)]
-    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in parts)).hex()}"
-    stored = cache.read(config.cache_dir(), key)
-    if stored is None:
-        made = compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts)
-        stored = f"{made.entry}\n{made.ptx}".encode()
-        cache.write(config.cache_dir(), key, stored)
-    entry, _, whole = stored.decode().partition("\n")
-    return Ptx(entry, whole)
+    parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(given.items()) for part in item))
+    return _kept(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
 
 
 def ptx_alone(
@@ -147,30 +144,59 @@ def ptx_alone(
     arch: str,
     options: tuple[str, ...] = (),
     beside: Mapping[str, str] | None = None,
+    toolkit: tuple[str, ...] = (),
 ) -> Ptx:
-    """A kernel of anyone's source as PTX; `name` is what the source is called in lines and in the compiler's words.
+    """Compile a kernel of anyone's source to PTX, or read it from the cache.
 
-    `beside` are headers by name.
-    From the cache when it is there, but for a source that includes files of its own: those may have changed.
+    `name` is what lines and the compiler's messages call the source, `beside` are headers by name, and `toolkit` are
+    the folders of NVIDIA's headers. All functions of a source are compiled together, an instance of a template by
+    itself. A source that includes files of the user's is compiled each time, because they may have changed.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    flags = (*PTX_OPTIONS, "-w", *options)
-    parts = (
-        version(),
-        text,
-        name,
-        kernel,
-        arch,
-        *flags,
-        *(part for item in sorted((beside or {}).items()) for part in item),
-    )
-    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in parts)).hex()}"
-    keeps = not re.search(r"^\s*#\s*include\s*(?!<[\w./]+>)", text, re.MULTILINE)
+    flags = (*PTX_OPTIONS, "-w", *options, *(f"-I{folder}" for folder in toolkit))
+    given = {**(beside or {}), name: text}
+    parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
+    keeps = _stays(text, options)
+
+    virtual = arch.replace("sm_", "compute_")
+    if _PLAIN.fullmatch(kernel):
+        whole = _kept(parts, lambda: compiled(name, "", virtual, flags, given, alone=True), keeps).text
+        symbol = symbol_of(kernel, whole)
+        if symbol:
+            return Ptx(symbol, whole)
+    return _kept((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, given, alone=True), keeps)
+
+
+def symbol_of(kernel: str, ptx: str) -> str:
+    """Return the symbol of a function's kernel in a PTX text; "" when it is not there, or is one of several.
+
+    >>> symbol_of("inner::add", ".visible .entry _ZN5inner3addEPfi(")
+    '_ZN5inner3addEPfi'
+    """
+    *outer, name = (f"{len(part)}{part}" for part in kernel.split("::"))
+    mangled = f"N{''.join(outer)}{name}E" if outer else f"{name}(?!I)"
+    found: list[str] = re.findall(rf"\.entry ({re.escape(kernel)}|_Z{mangled}\w*)\(", ptx)
+    return found[0] if len(found) == 1 else ""
+
+
+def _stays(text: str, options: tuple[str, ...]) -> bool:
+    """Whether a source includes no files but the compiler's own, which change with its version alone."""
+    folders = [one.partition("=")[2] or one[2:] for one in options if one.startswith(("-I", "--include-path="))]
+    if any(one in ("-I", "--include-path") or one.startswith(("-include", "--pre-include")) for one in options):
+        return False
+    for line in re.findall(r"^[ \t]*(?:#|%:)[ \t]*include\b(.*)", text, re.MULTILINE):
+        found = re.match(r"[ \t]*<([^<>]+)>", line)
+        if not found or any(os.path.exists(os.path.join(folder, found[1])) for folder in folders):
+            return False
+    return True
+
+
+def _kept(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
+    """PTX from the cache, by all that it depends on besides the compiler; made when it is not there."""
+    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in (version(), *parts))).hex()}"
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
-        made = compiled(
-            name, kernel, arch.replace("sm_", "compute_"), flags, {**(beside or {}), name: text}, alone=True
-        )
+        made = make()
         stored = f"{made.entry}\n{made.ptx}".encode()
         if keeps:
             cache.write(config.cache_dir(), key, stored)

@@ -22,7 +22,7 @@ from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.events import Observer
 from gemmery.emulator.lower import Program, lowered
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx import Module, parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.simt import Launch
 from gemmery.errors import RefusedError
@@ -148,9 +148,20 @@ def _geometry(rung: Rung, problem: Problem, turned: Problem, config: Mapping[str
 
 
 @lru_cache(maxsize=64)
-def prepared(text: str, kernel: str) -> Program:
-    """A kernel of a PTX text, ready for any launch."""
-    return lowered(parse(text).kernels[kernel], faster())
+def parsed(text: str, wrappers: frozenset[str]) -> Module:
+    """The kernels of a PTX text, which is read once."""
+    return parse(text, wrappers)
+
+
+@lru_cache(maxsize=64)
+def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> Program:
+    """A kernel of a PTX text, ready for any launch; `wrappers` as `parse` takes them, or those of the rungs."""
+    return lowered(parsed(text, wrappers).kernels[kernel], faster())
+
+
+def prepared_anew(text: str, kernel: str) -> Program:
+    """A kernel of a rung's PTX text, read and lowered again."""
+    return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
 
 
 def faster() -> Mapping[Function, Function]:

@@ -17,7 +17,7 @@ from gemmery.cuda.device import Device
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.emulated import emulated_card, emulated_rung
-from gemmery.lab.emulation import Operands, prepared, problem_of, run_rung
+from gemmery.lab.emulation import Operands, prepared_anew, problem_of, run_rung
 from gemmery.lab.tournament import entrant
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -75,7 +75,7 @@ def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: 
     assert rung.geometry is not None
     geometry = rung.geometry(problem, config)
     made = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
-    return partial(prepared.__wrapped__, made.text, made.entry)  # past what it keeps of kernels met before
+    return partial(prepared_anew, made.text, made.entry)
 
 
 def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:

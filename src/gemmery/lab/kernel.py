@@ -15,14 +15,15 @@ from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import Program
-from gemmery.emulator.ptx import Kernel, parse
+from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.simt import Dims, Launch
 from gemmery.emulator.spinning import MOST
 from gemmery.errors import ArgumentError, CompileError, DeviceError
-from gemmery.lab.emulation import prepared
+from gemmery.lab.emulation import parsed, prepared
 
 Sides = int | Sequence[int]
+NONE: frozenset[str] = frozenset()  # no file of a user's is left out of lines
 SOURCE = "kernel.cu"  # what a source that is given as text is called in findings and lines
 BLOCK = (1024, 1024, 64)  # threads along each side, on every device
 CLUSTER = 16  # blocks; more than 8 have to be opted into
@@ -105,33 +106,44 @@ def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any,
 
 def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> Program:
     if isinstance(source, Path):
-        text, name = source.read_text(encoding="utf-8"), source.name
+        text, name = _read(source), source.name
         options = (*options, f"-I{source.parent}")
     elif hasattr(source, "encode") and "{" in source:
         text, name = source, SOURCE
     else:
-        raise ArgumentError(f"source={source!r}: the text of a kernel, or a pathlib.Path of its file")
+        raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
         if options and not isinstance(source, Path):
             raise ArgumentError(f"options={options}: PTX is not compiled; pass the CUDA C++ that it was made of")
-        module = parse(text)
+        module = parsed(text, NONE)
         target = re.match(r"sm_(\d+)", module.target)
         if target and int(target[1]) > capability:
             raise ArgumentError(
                 f"arch={arch!r}: this PTX is for {module.target}, which older devices cannot run; "
                 f"pass arch={module.target!r}"
             )
-        return prepared(text, _only(list(module.kernels), kernel))
-    beside = include.STANDARD if "#include" in text else {}
-    if beside:
-        options = (*options, *(f"-I{folder}" for folder in include.folders()))
+        return prepared(text, _only(list(module.kernels), kernel), NONE)
+    headers = "#include" in re.sub(r"[ \t]", "", text)
+    beside, toolkit = (include.STANDARD, include.folders()) if headers else ({}, ())
     try:
-        made = nvrtc.ptx_alone(text, name, kernel, arch, options, beside)
+        made = nvrtc.ptx_alone(text, name, kernel, arch, options, beside, toolkit)
     except CompileError as error:
         if "nv_mangled_name" not in str(error):
             raise
         raise CompileError(f"{error}\n{_names(text)}") from None
-    return prepared(made.text, _only(list(parse(made.text).kernels), made.entry))
+    return prepared(made.text, _only(list(parsed(made.text, NONE).kernels), made.entry), NONE)
+
+
+def _read(path: Path) -> str:
+    """The text of a file; raises ArgumentError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
+        ) from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"source={str(path)!r} is no text in UTF-8: pass a file of CUDA C++ or PTX") from None
 
 
 def _names(text: str) -> str:

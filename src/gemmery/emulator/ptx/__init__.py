@@ -6,7 +6,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and V
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 
@@ -16,6 +16,7 @@ class Line:
 
     file: str  # "simt_naive.cu": as the compiler was told, without folders
     number: int
+    wraps: bool = field(default=False, compare=False)  # within a function that is an instruction
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
@@ -100,17 +101,14 @@ class Instruction:
     frames: tuple[Line, ...] = ()  # the calls that were inlined, `line` first and `inner` last
 
 
-WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of functions that are an instruction each
-
-
 def calling(frames: tuple[Line, ...]) -> tuple[Line, ...]:
-    """The same without the function of a single instruction at its end: that belongs to the line that calls it.
+    """Return frames without those at the end that wrap an instruction: they belong to the line that calls them.
 
-    >>> [str(line) for line in calling((Line("mma.cu", 7), Line("tile.cuh", 12), Line("ptx.cuh", 3)))]
+    >>> [str(line) for line in calling((Line("mma.cu", 7), Line("tile.cuh", 12), Line("ptx.cuh", 3, wraps=True)))]
     ['mma.cu:7', 'tile.cuh:12']
     """
     last = len(frames)
-    while last > 1 and frames[last - 1].file in WRAPPERS:
+    while last > 1 and frames[last - 1].wraps:
         last -= 1
     return frames[:last]
 
@@ -161,8 +159,10 @@ class Module:
     kernels: Mapping[str, Kernel]
 
 
-def parse(text: str) -> Module:
-    r"""All kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
+def parse(text: str, wrappers: Collection[str] = ()) -> Module:
+    r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
+
+    `wrappers` names source files whose functions are an instruction each: `calling` leaves their lines out.
 
     >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
     >>> module.kernels["f"].instructions[0].text
@@ -172,4 +172,4 @@ def parse(text: str) -> Module:
     """
     from gemmery.emulator.ptx.module import module
 
-    return module(text)
+    return module(text, wrappers)

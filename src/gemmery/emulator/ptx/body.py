@@ -6,7 +6,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "Control Flow Instructions"
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +34,10 @@ _RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?")
 class Body:
     """What stands between the braces of one function, which begins at `at` of `text`."""
 
-    def __init__(self, text: str, at: int, scope: Scope, files: Mapping[str, str]) -> None:
-        self.text, self.at, self.scope, self.files = text, at, scope, files
+    def __init__(
+        self, text: str, at: int, scope: Scope, files: Mapping[str, str], wrappers: Collection[str] = ()
+    ) -> None:
+        self.text, self.at, self.scope, self.files, self.wrappers = text, at, scope, files, wrappers
         self.function = scope  # where its parameters and registers are, within the module's
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
@@ -143,7 +145,8 @@ class Body:
         key = (place[0], place[1])
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(self.files.get(key[0], f"file {key[0]}"), int(key[1]))
+            file = self.files.get(key[0], f"file {key[0]}")
+            line = self._lines[key] = Line(file, int(key[1]), file in self.wrappers)
         return line
 
     def _labelled(self, name: str) -> None:

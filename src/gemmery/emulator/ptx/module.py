@@ -6,7 +6,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and V
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
@@ -30,8 +30,8 @@ _TOP = re.compile(
 _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
 
 
-def module(text: str) -> Module:
-    """All kernels of a PTX text; raises EmulationError with the line of what is not understood."""
+def module(text: str, wrappers: Collection[str] = ()) -> Module:
+    """Read all kernels of a PTX text; raises EmulationError with the line of what is not understood."""
     files = {number: re.split(r"[/\\]", path)[-1] for number, path in _FILE.findall(text)}
     text = _FILE.sub("", _COMMENT.sub(_blank, text))
     text = _SECTION.sub(_blank, text)
@@ -53,7 +53,7 @@ def module(text: str) -> Module:
             elif found["opening"] == "{":
                 kernel = found["function"] == "entry"
                 inside = Scope(scope, "" if kernel else f".{found['name']}")
-                body = Body(text, found.end(), inside, files)
+                body = Body(text, found.end(), inside, files, wrappers)
                 if kernel:
                     kernels[found["name"]] = body, _parameters(found["parameters"] or "", inside), found["limits"]
                 else:

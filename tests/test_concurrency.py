@@ -15,6 +15,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import verify
+from gemmery.cpu import launch
 from operands import random
 
 WORK = [
@@ -279,3 +280,123 @@ time.sleep(60)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == -signal.SIGTERM
+
+
+# A thread that waits for itself waits for ever: then the process ends, with a traceback, after a minute.
+REENTRANT = """
+import faulthandler, gc, os, signal
+faulthandler.dump_traceback_later(60, exit=True)
+import test_concurrency as t
+from gemmery.cpu import jit
+from gemmery.cpu.ir import Module
+from gemmery.cpu.target import host
+done = []
+def generate():
+    made = Module(host())
+    with made.function("empty"):
+        pass
+    {interrupt}
+    return made
+{prepare}
+assert jit.load(host(), "test_reentrant", generate)["empty"]
+assert done == [1], done
+t.check("f32", (41, 42, 43), threads=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "interrupt"),
+    [
+        (
+            """
+class Cycle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        t.check("f32", (33, 34, 35), threads=2)
+        done.append(1)
+gc.disable()
+Cycle()
+""",
+            "gc.collect()",
+        ),
+        (
+            """
+def handler(number, frame):
+    t.check("i16", (33, 34, 35), threads=2)
+    done.append(1)
+signal.signal(signal.SIGUSR1, handler)
+""",
+            "signal.raise_signal(signal.SIGUSR1)",
+        ),
+        (
+            """
+def handler(number, frame):
+    child = os.fork()
+    if child == 0:
+        t.check("i32", (33, 34, 35), threads=2)
+        os._exit(7)
+    done.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) // 7)
+signal.signal(signal.SIGUSR1, handler)
+""",
+            "signal.raise_signal(signal.SIGUSR1)",
+        ),
+        (
+            """
+def nested():
+    done.append(1)
+    return jit.load(host(), "test_reentrant", generate)
+""",
+            "done or nested()",
+        ),
+    ],
+    ids=["the garbage collector", "a signal handler", "a signal handler that forks", "the same kernel"],
+)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no such signals")
+def test_a_product_in_the_middle_of_a_compilation(prepare, interrupt, tmp_path):
+    succeeds(fresh(REENTRANT.format(prepare=prepare, interrupt=interrupt), tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library is called by its Linux names")
+def test_a_fork_that_python_does_not_see():
+    """A C extension or a server forks without Python's hooks: the child multiplies, with workers of its own."""
+    code = """
+import ctypes, os, test_concurrency as t
+from gemmery.cpu import pool
+libc = ctypes.PyDLL(None)
+for name, shape in t.FEW:
+    t.check(name, shape, threads=3)
+t.check("f32", (300, 301, 302), threads=3)
+child = libc.fork()
+if child == 0:
+    started = pool.started()
+    for name, shape in t.FEW:
+        t.check(name, shape, threads=3)
+    t.check("f32", (300, 301, 302), threads=3)
+    os._exit(0 if started == 0 < pool.started() or not pool.address() else 1)
+assert os.waitpid(child, 0)[1] == 0
+t.check("f32", (300, 301, 302), threads=3)
+"""
+    succeeds(fresh(code))
+
+
+def test_a_number_of_threads_that_is_set_during_a_first_product_is_kept(monkeypatch):
+    """The plan of that product is for the old number: the next product is planned anew, for the new one."""
+    planned, grid = [], launch.grid
+
+    def planning(unit, batch, m, n, k, threads):
+        planned.append(threads)
+        if len(planned) == 1:
+            gm.set_num_threads(1)
+        return grid(unit, batch, m, n, k, threads)
+
+    a, b = random((211, 223), "f32", 1), random((223, 227), "f32", 2)
+    monkeypatch.setattr(launch, "grid", planning)
+    gm.set_num_threads(2)
+    try:
+        for _ in range(2):
+            gm.matmul(a, b)
+    finally:
+        gm.set_num_threads(None)
+    assert planned[0] == 2
+    assert planned[-1] == 1

@@ -137,7 +137,7 @@ def _compute_aside(x: View, y: View, common: str, result: str, target: View, ter
 def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:
     """Run the kernel once for every offset of the form."""
     kernel = prepared.plan.kernel
-    threads = terms.threads or cpu_threads.get()
+    generation, threads = cpu_threads.generation, terms.threads or cpu_threads.get()
     if terms.old is not None and not arrays.same(terms.old, target):
         if isinstance(kernel, Launch):  # `target` keeps its values when there is no memory for the product
             kernel.reserve(*_operands(prepared, x, y, target, (0, 0, 0)), threads)
@@ -147,6 +147,8 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
         kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
     if terms is PLAIN:  # gm.matmul's; gemm does not look there
         _remember(prepared, x, y, target, threads)
+        if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
+            entry.forget()
 
 
 def _operands(prepared: Prepared, x: View, y: View, target: View, offset: Three) -> tuple[View, View, View]:

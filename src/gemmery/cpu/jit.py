@@ -18,7 +18,10 @@ from gemmery.cpu.ir import Module
 from gemmery.cpu.target import Target
 from gemmery.errors import CompileError
 
-_lock = threading.Lock()
+# Python code may run in the middle of a compilation, in the same thread: a `__del__` that the garbage collector calls,
+# or a signal handler. It may multiply or fork, so the lock is reentrant. What it loads is complete before the rest
+# goes on.
+_lock = threading.RLock()
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
 
 

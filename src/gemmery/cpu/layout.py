@@ -27,28 +27,30 @@ JOB = (
 )
 JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 
-# The pool: functions of the C library, by address; then state, all zero at first and in a forked child. Words that
-# different threads write lie 128 bytes apart: neighbouring lines are fetched in pairs.
+# The pool: functions of the C library, by address; then the state, which starts at zero. The state has pages of its
+# own, which the system clears in a forked child, where there are no workers. Words that different threads write are
+# 128 bytes apart: neighbouring lines are fetched in pairs.
 LIBC = (
     "pthread_create", "pthread_sigmask", "mmap", "munmap", "madvise", "syscall", "clock_gettime",
     "sched_yield", "sched_getcpu", "sched_getaffinity", "sched_setaffinity",
 )  # fmt: skip
 FUNCTIONS = {name: 8 * i for i, name in enumerate((*LIBC, "worker"))}
-STATE = 128  # number of the job << 32 | workers it may still take << 16 | workers at it
-SLEEPING = 256  # workers in the futex
-BUSY = 384  # 1 while a caller has the workers
-STARTED = 392  # workers there are
-OPEN_JOB = 400
-LAST = 408  # when the last job ended, ns
-MODE = 416  # the floating-point mode of the caller of the open job
-NEXT = 512  # the next part
-WANTED = 640  # sleepers still to be woken
-CPUS = 768  # a bit for each core that has a thread at the job
-SLOTS = 896
+STATE = 1 << 16  # the largest page; the word: number of the job << 32 | workers it may still take << 16 | workers at it
+SLEEPING = STATE + 128  # workers in the futex
+BUSY = STATE + 256  # 1 while a caller has the workers
+STARTED = BUSY + 8  # workers there are
+OPEN_JOB = BUSY + 16
+LAST = BUSY + 24  # when the last job ended, ns
+MODE = BUSY + 32  # the floating-point mode of the caller of the open job
+NEXT = STATE + 384  # the next part
+WANTED = STATE + 512  # sleepers still to be woken
+CPUS = STATE + 640  # a bit for each core that has a thread at the job
+SLOTS = STATE + 768
 SLOT = 64  # bytes of a slot: taken (a worker's: the pool), address and size of a workspace, pauses since it worked
 CALLERS, WORKERS = 64, 255
 WORKER_SLOTS = SLOTS + CALLERS * SLOT
 SIZE = WORKER_SLOTS + WORKERS * SLOT
 
 MASK = 128  # bytes of a set of cores
+WIPE_ON_FORK = 18  # madvise: a forked child sees zeros (Linux 4.14); where it is not known, a copy
 FUTEX = {"x86_64": 202, "amd64": 202, "aarch64": 98, "arm64": 98}  # system call, by machine

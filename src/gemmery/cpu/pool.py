@@ -95,7 +95,7 @@ def _fit(made: Module) -> None:
     Memory comes straight from the system, by the thread that will use it, so that its pages lie near its core. Linux
     gives large pages to whole ones alone.
     """
-    enomem, dontfork, hugepage = 12, 10, 14
+    enomem, hugepage = 12, 14
     with made.function("fit", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
         pool, at, held = f["pool"], f["slot"] + 8, f["slot"] + 16
         error = f.var(f.index(0))
@@ -110,7 +110,7 @@ def _fit(made: Module) -> None:
             with f.if_(f.emit("i1", f"icmp eq {pages}, inttoptr (i64 -1 to ptr)")):
                 error.value = enomem
             with f.else_():
-                for advice in (dontfork, hugepage):
+                for advice in (layout.WIPE_ON_FORK, hugepage):
                     atomics.libc(f, pool, "madvise", "i32", pages, size, f.const("i32", advice))
                 f.store(pages, at)
                 f.store(size, held)
@@ -196,8 +196,9 @@ def _make() -> int:
     functions = [ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0 for name in layout.LIBC]
     at = workspace.pages(layout.SIZE)
     (ctypes.c_int64 * len(layout.FUNCTIONS)).from_address(at)[:] = [*functions, entries()["worker"]]
-    forget = functools.partial(ctypes.memset, at + layout.STATE, 0, layout.SIZE - layout.STATE)
-    os.register_at_fork(after_in_child=forget)
+    state, size = at + layout.STATE, layout.SIZE - layout.STATE
+    if libc.madvise(ctypes.c_void_p(state), ctypes.c_size_t(size), layout.WIPE_ON_FORK):
+        os.register_at_fork(after_in_child=functools.partial(ctypes.memset, state, 0, size))
     _made.append(at)  # of two threads that came here at once, the second's pool is not used again
     return _made[0]
 

@@ -13,6 +13,7 @@ from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError
 
 _chosen: int | None = None
+generation = 0  # how often the number was set: a product in flight compares it before its plan is kept
 at_change: list[Callable[[], None]] = []  # called when the number changes: what was prepared for the old one is stale
 
 
@@ -41,7 +42,8 @@ def checked(count: Any) -> int:
 
 def set_(count: Any) -> None:
     """Use `count` threads from now on; None goes back to the default. Raises ArgumentError below 1."""
-    global _chosen
+    global _chosen, generation
     _chosen = None if count is None else checked(count)
+    generation += 1
     for forget in at_change:
         forget()

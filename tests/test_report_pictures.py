@@ -12,6 +12,7 @@ from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
 from gemmery.emulator.trace.chosen import Chosen
 from gemmery.report import svg
 from gemmery.report.pictures import (
+    READINGS,
     divergence_picture,
     pictures,
     sectors_picture,
@@ -144,8 +145,8 @@ def test_lanes_that_meet_have_the_colour_of_conflicts():
     alone = wavefronts_picture(access("ld.shared.f32", 4, [4 * lane for lane in LANES]))
     assert len(said(alone, "accent")) == 32
     assert said(alone, "rival") == []
-    assert "2 wavefronts, ideal 1: 1 bank conflict" in strided.caption
-    assert "1 wavefront, ideal 1: no bank conflict" in alone.caption
+    assert "2 wavefronts, 1 of them a bank conflict" in strided.caption
+    assert "1 wavefront, no bank conflict" in alone.caption
 
 
 def test_a_tile_shows_who_stores_and_who_loads_where():
@@ -155,8 +156,8 @@ def test_a_tile_shows_who_stores_and_who_loads_where():
         "A[3][0] at byte 432: lane 3"
     ]  # ldmatrix reads row 3's first chunk, which lies fourth
     assert len(said(bad, "rival")) == 8  # rows of the first matrix, all in banks 0 to 3
-    assert "32 wavefronts, ideal 4: 28 bank conflicts" in bad.caption
-    assert "4 wavefronts, ideal 4: no bank conflict" in good.caption
+    assert "32 wavefronts, 28 of them bank conflicts" in bad.caption
+    assert "4 wavefronts, no bank conflict" in good.caption
 
 
 def test_a_global_access_says_what_is_moved_in_vain():
@@ -172,7 +173,7 @@ def test_both_ways_of_a_branch_have_their_colour_and_idle_lanes_have_none():
     assert len(said(plot, "s2")) == 16
     assert len(said(plot, "s7")) == 64
     assert "16 of 32 lanes branch, 16 do not" in plot.caption
-    assert "Of 416 instructions it issues 400 for a part of its lanes; 51.9%" in plot.caption
+    assert "It issues 400 of 416 instructions for some of its lanes only; 51.9%" in plot.caption
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
@@ -186,6 +187,19 @@ def test_a_picture_is_one_image_in_the_colours_of_the_page(plot):
     used = set(re.findall(r'(?:fill|stroke)="([^"]+)"', plot.svg)) - {"none"}
     assert used <= {f"var(--{name})" for name in svg.PALETTE}
     ElementTree.fromstring(svg.standalone(plot.svg))
+
+
+def test_a_cell_shows_row_and_column_of_an_element_and_not_a_decimal_number():
+    texts = [text.text for text in ElementTree.fromstring(tile_picture(tile(swizzled)).svg).iter(f"{SVG}text")]
+    assert "3,8" in texts
+    assert not [text for text in texts if re.fullmatch(r"\d+\.\d+", text)]
+
+
+def test_only_the_first_picture_of_a_kind_says_how_to_read_it():
+    for kind, reading in READINGS.items():
+        assert [reading in plot.caption for plot in PLOTS if plot.name.startswith(kind)][:2] in ([True], [True, False])
+    told = pictures(EVERY, SOURCE, explained=frozenset(READINGS))
+    assert not [plot.name for plot in told for reading in READINGS.values() if reading in plot.caption]
 
 
 def test_names_of_pictures_differ():
@@ -204,7 +218,7 @@ def test_no_text_is_cut_off_or_lies_on_another(plot):
         assert left >= 0, text.text
         assert left + wide <= width, text.text
         assert size / 2 <= y <= height - size / 2, text.text
-        assert size >= 7
+        assert size >= 9  # a page shows a picture at about one unit a pixel
         spans.append((y, size, left, left + wide, text.text))
     spans.sort()
     for place, (y, size, left, right, one) in enumerate(spans):

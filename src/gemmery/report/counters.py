@@ -1,4 +1,4 @@
-"""What the emulator counted, line by line of a kernel's source, as a table in words."""
+"""The emulator's counters for each line of a kernel's source, as a table in words."""
 
 from __future__ import annotations
 
@@ -28,19 +28,32 @@ SHORT = {
     "requests": "req",
     "divergent": "div",
 }
-DISPENSABLE = ("divergent", "used", "requests", "ideal", "sectors", "flops")  # where there is no room, in this order
+DISPENSABLE = (
+    "divergent",
+    "used",
+    "requests",
+    "ideal",
+    "sectors",
+    "flops",
+)  # left out in this order on narrow terminals
 LEAST = 20  # characters of source that are worth showing
 INDENT = "\N{NO-BREAK SPACE}" * 2  # of a line that another one calls
-MADE = "what the compiler adds"
+MADE = "added by the compiler"
+IDEAL = (
+    "Wavefronts for the bytes alone are the bytes that lanes ask for, 128 a wavefront: the profiler's ideal. Bank "
+    "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
+    "to the wavefronts."
+)
 NOTE = (
-    "Instructions are warps'. Wavefronts, their ideal number and bank conflicts are of shared memory; requests, "
-    "sectors and the bytes used of each sector's 32 are of global memory. Adjacent accesses count as ptxas merges "
-    "them. Indented lines are part of the line that calls them. An empty cell is a zero."
+    "Instructions are those of warps. Wavefronts are passes over the banks of shared memory: ideal, those that bytes "
+    "alone would take; conflicts, those as lanes want different words of one bank. Requests, sectors and the bytes "
+    "used of each sector's 32 are of global memory. Adjacent accesses count as ptxas merges them. Indented lines are "
+    "part of the line that calls them. An empty cell is a zero."
 )
 
 
 def table(found: Emulated) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The head, and a row for each line and for all together; columns that would be empty are left out."""
+    """The head, and a row for each line and for the total, without empty columns."""
     alone = of_file(found).rpartition(" ")[2]
     rows = [_row(one, alone) for one in (*found.lines, found.total)]
     filled = [index for index in range(len(HEAD)) if any(row[index] for row in rows)]
@@ -56,9 +69,9 @@ def of_file(found: Emulated) -> str:
 def fitted(
     head: tuple[str, ...], rows: Sequence[tuple[str, ...]], room: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """The table in so many columns of a terminal, and a note on what is not there.
+    """The table in `room` columns of a terminal, and a note on what is left out.
 
-    The source is cropped first; then figures are rounded, the source is left out, and then columns are.
+    The source is cropped first; then figures are rounded, the source is left out, and columns are.
     """
     short = [(row[0], *map(_rounded, row[1:-1]), row[-1]) for row in rows]
     names = tuple(SHORT.get(name, name) for name in head)
@@ -88,7 +101,7 @@ def _note(gone: Sequence[str]) -> str:
 
 
 def _taken(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Columns of a terminal: those of the cells, and two beside each."""
+    """Columns of a terminal that cells need, with two between neighbours."""
     return sum(2 + max(len(row[index]) for row in (head, *rows)) for index in range(len(head)))
 
 
@@ -110,7 +123,7 @@ def _rounded(cell: str) -> str:
 
 
 def where(found: Emulated, exhibit: bool = False) -> str:
-    """What was run: "at 256 × 256 × 256, on the emulator"."""
+    """The size that was run: "at 256 × 256 × 256, on the emulator"."""
     return f"at {size(found.problem, exhibit)}, on the emulator"
 
 
@@ -125,10 +138,11 @@ def kinds(found: Emulated) -> str:
 
 
 def untraced(found: Emulated) -> str:
-    """Why there is no picture of a tile."""
+    """The reason why there is no picture of a tile."""
     return (
-        f"No tile of {' or '.join(found.chosen.untraced)} is shown: what lies in shared memory is known where a load "
-        "from global memory is stored as it is, moved or converted, and here something else is stored."
+        f"There is no picture of the tile of {' or '.join(found.chosen.untraced)}: the contents of shared memory are "
+        "known only where a kernel stores what it loaded from global memory, unchanged or converted. This one stores "
+        "other values."
     )
 
 

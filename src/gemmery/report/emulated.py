@@ -13,7 +13,7 @@ from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
 from gemmery.ladder.rung import Rung
-from gemmery.report import words
+from gemmery.report import counters, words
 from gemmery.report.inspection import UNITS
 from gemmery.report.pictures.wording import plural
 from gemmery.report.sheet import Cell, Sheet
@@ -33,11 +33,6 @@ COUNTED = (
     "Counted on the emulator, over the whole product. Sectors are pieces of 32 bytes of global memory that accesses of "
     "warps move; no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are those "
     "of the passes that exist because lanes want different words of one bank. Instructions are those of warps."
-)
-IDEAL = (
-    "Wavefronts for the bytes alone are the bytes that lanes ask for, 128 a wavefront: the profiler's ideal. Bank "
-    "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
-    "to the wavefronts."
 )
 ROOF = (
     "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
@@ -273,7 +268,7 @@ def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
 
 def _wavefronts(rungs: Sequence[EmulatedRung]) -> list[str]:
     """Why wavefronts are not the sum of conflicts and of those for the bytes, for each rung where they are not."""
-    notes = [IDEAL]
+    notes = [counters.IDEAL]
     ran = [(one, one.counts.wavefronts - one.counts.bank_conflicts - one.counts.wavefronts_ideal) for one in rungs]
     fewer = [f"{one.rung} {-rest:,}" for one, rest in ran if rest < 0]
     more = [f"{one.rung} {rest:,}" for one, rest in ran if rest > 0]

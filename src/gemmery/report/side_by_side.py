@@ -1,4 +1,4 @@
-"""Two rungs side by side: launches, counters and instructions, what differs marked; in a terminal and as a page."""
+"""Two rungs side by side: launches, counters and instructions with the differences marked, on a terminal or a page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.text import Text
 
 from gemmery.cuda.inspection import Kernel
 from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.ladder.inspection import Comparison, LineCounts
 from gemmery.report import counters, words
 from gemmery.report.inspection import configured, launch_of, where
@@ -21,7 +23,7 @@ COUNTS = {
     "instructions": "instructions of warps",
     "bank_conflicts": "bank conflicts",
     "wavefronts": "wavefronts of shared memory",
-    "wavefronts_ideal": "their ideal number",
+    "wavefronts_ideal": "wavefronts for the bytes alone",
     "sectors": "sectors of global memory",
     "requests": "requests for them",
     "used": "bytes used of them",
@@ -29,12 +31,16 @@ COUNTS = {
     "flops": "flops",
 }
 COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
-FEWER, MORE = "fewer", "more"  # what is said of a cost that differs, and the class of its cell
+FEWER, MORE = "fewer", "more"  # classes of the cells of a cost that differs
+LEGEND = (
+    "<p class=legend><span class=fewer>Green</span> costs less than the first rung, <span class=more>orange</span> "
+    "costs more, <span class=differs>blue</span> differs otherwise.</p>"
+)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Facts of both; of numbers also the second as a multiple of the first."""
+    """Facts of both; numbers with the second as a multiple of the first."""
 
     title: str
     rows: tuple[tuple[str, str, str, str], ...]
@@ -43,7 +49,7 @@ class Section:
 
 
 def show_comparison(found: Comparison, console: Console) -> None:
-    """Print the facts of both, what differs in colour."""
+    """Print the facts of both, with the differences in colour."""
     console.print(Text(_title(found), style="bold"))
     console.print(Text(where(found.new, config=False), style="dim"))
     for one in (found.old, found.new):
@@ -66,29 +72,35 @@ def show_comparison(found: Comparison, console: Console) -> None:
 
 
 def comparison_page(found: Comparison) -> str:
-    """The same as one HTML page that needs nothing else, with the pictures of both."""
+    """The same as one self-contained HTML page, with the pictures of both."""
     from gemmery.report.page import document, figure
     from gemmery.report.pictures import pictures
 
     both = (found.old, found.new)
-    ideas = "".join(f"<p>{html.escape(one.rung)}: {html.escape(one.idea)}</p>" for one in both)
+    lessons = {one.name: one.lesson for one in CUDA} | {one.name: one.lesson for one in EXHIBITS}
+    ideas = "".join(
+        f"<p><b>{html.escape(one.rung)}</b>: {html.escape(one.idea)}. {html.escape(lessons.get(one.rung, ''))}</p>"
+        for one in both
+    )
     head = (
         f"<header><h1>{html.escape(_title(found))}</h1><p class=lead>{html.escape(glance(found))}</p>{ideas}"
         f"<p class=faint>{html.escape(where(found.new, config=False))}</p></header>"
     )
     drawn: dict[str, list[str]] = {}
+    explained: frozenset[str] = frozenset()
     for number, one in enumerate(both, 1):
         run = one.emulated
-        for plot in pictures(run.chosen, run.source) if run else ():
+        for plot in pictures(run.chosen, run.source, explained=explained) if run else ():
             named = replace(plot, name=f"{number}-{plot.name}", title=f"{one.rung}: {plot.title}")
             drawn.setdefault(plot.name, []).append(figure(named))
-    pairs = [f"<div class='pair wide'>{''.join(plots)}</div>" for plots in drawn.values()]
+            explained |= {plot.name.partition("-")[0]}
+    pairs = [f"<div class=pair>{''.join(plots)}</div>" for plots in drawn.values()]
     first, *others = (_html(section, found) for section in sections(found))
-    return document(_title(found), head, first, *pairs, *others)
+    return document(_title(found), head, LEGEND, first, *pairs, *others)
 
 
 def glance(found: Comparison) -> str:
-    """What differs most, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
+    """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
     before, after = found.old.emulated, found.new.emulated
     if not before or not after:
         return ""
@@ -103,7 +115,7 @@ def glance(found: Comparison) -> str:
 
 
 def sections(found: Comparison) -> tuple[Section, ...]:
-    """Counters where both were run, launches, instructions."""
+    """Counters where both rungs were emulated, launches, instructions."""
     before, after = found.old.emulated, found.new.emulated
     old, new = (dict(launch_of(one)) for one in (found.old, found.new))
     if found.old.config or found.new.config:
@@ -149,7 +161,7 @@ def _grouped(old: Mapping[str, float], new: Mapping[str, float]) -> tuple[dict[s
 
 
 def _counted(found: Comparison) -> list[Section]:
-    """The counters of both, or why one of them has none."""
+    """The counters of both, or the reason why one of them has none."""
     before, after = found.old.emulated, found.new.emulated
     if before and after:
         old, new = ({said: getattr(run.total, name) for name, said in COUNTS.items()} for run in (before, after))
@@ -164,6 +176,7 @@ def _counted(found: Comparison) -> list[Section]:
                 f"Counters, {counters.where(before, found.old.exhibit)}",
                 (*_numbers(old, new, zeros=True), *means),
                 costs=True,
+                note=counters.IDEAL if any(run.total.wavefronts for run in (before, after)) else "",
             )
         ]
     missing = [(one.rung, one.not_emulated, "", "") for one in (found.old, found.new) if one.not_emulated]
@@ -175,7 +188,7 @@ def _digits(total: LineCounts) -> str:
 
 
 def _differs(section: Section, name: str, old: str, new: str) -> str:
-    """Of a cost whether it is less or more, else that it differs; "" where both are the same."""
+    """FEWER or MORE for a cost, "differs" for another fact; "" where both are the same."""
     if old == new:
         return ""
     if not section.costs or name not in [COUNTS[cost] for cost in COSTS]:

@@ -1,4 +1,4 @@
-"""Pictures of what a warp does to memory, as figures of a page: drawn from plain data, without scripts."""
+"""Pictures of the memory accesses and branches of a warp, as figures of a page without scripts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.emulator.trace.chosen import Chosen
+from gemmery.report.pictures import divergence, sectors, tile, wavefronts
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture
@@ -17,28 +18,43 @@ from gemmery.report.svg import Plot, standalone
 
 __all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
 
+READINGS = {
+    "tile": tile.READING,
+    "banks": wavefronts.READING,
+    "sectors": sectors.READING,
+    "lanes": divergence.READING,
+}  # by the first word of a figure's name
 EDGE = 16  # around a picture that stands alone
 
 
-def pictures(chosen: Chosen, source: Mapping[str, str], prefix: str = "") -> tuple[Plot, ...]:
-    """A figure for everything that was chosen; `source` gives the text of lines, `prefix` begins the figures' names."""
-    drawn: tuple[tuple[Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
-        *((tile_picture(one, f"tile-{place}"), (one.store, one.load)) for place, one in enumerate(chosen.tiles, 1)),
-        *((wavefronts_picture(one, f"banks-{place}"), (one,)) for place, one in enumerate(chosen.shared, 1)),
-        *((sectors_picture(one, f"sectors-{place}"), (one,)) for place, one in enumerate(chosen.global_, 1)),
+def pictures(
+    chosen: Chosen, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
+) -> tuple[Plot, ...]:
+    """A figure for everything that was chosen; `source` gives the text of lines, `prefix` begins the figures' names.
+
+    The first figure of each kind says how to read it, except of the kinds that are `explained` already.
+    """
+    drawn: tuple[tuple[str, Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
+        *(("tile", tile_picture(one, f"tile-{at}"), (one.store, one.load)) for at, one in enumerate(chosen.tiles, 1)),
+        *(("banks", wavefronts_picture(one, f"banks-{at}"), (one,)) for at, one in enumerate(chosen.shared, 1)),
+        *(("sectors", sectors_picture(one, f"sectors-{at}"), (one,)) for at, one in enumerate(chosen.global_, 1)),
         *(
-            (divergence_picture(one, source, f"lanes-{place}"), (one,))
-            for place, one in enumerate(chosen.divergences, 1)
+            ("lanes", divergence_picture(one, source, f"lanes-{at}"), (one,))
+            for at, one in enumerate(chosen.divergences, 1)
         ),
     )
-    return tuple(
-        replace(plot, name=f"{prefix}{plot.name}", caption=plot.caption + quoted(source, *shown))
-        for plot, shown in drawn
-    )
+    found, known = [], set(explained)
+    for kind, plot, shown in drawn:
+        reading = "" if kind in known else f" {READINGS[kind]}"
+        known.add(kind)
+        found.append(
+            replace(plot, name=f"{prefix}{plot.name}", caption=plot.caption + quoted(source, *shown) + reading)
+        )
+    return tuple(found)
 
 
 def files(rung: str, chosen: Chosen, source: Mapping[str, str]) -> dict[str, str]:
-    """The same as SVG files that stand alone, by their names: "simt_smem-banks-1.svg"."""
+    """The same as standalone SVG files, by their names: "simt_smem-banks-1.svg"."""
     return {f"{plot.name}.svg": standalone(_edged(plot.svg)) for plot in pictures(chosen, source, f"{rung}-")}
 
 

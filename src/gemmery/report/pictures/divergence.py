@@ -1,4 +1,4 @@
-"""The lanes of a warp over time, around a branch at which they part."""
+"""The lanes of a warp over time, around a branch at which they diverge."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gemmery.report.svg import Plot
 WARP = 32
 LEFT, LANE = 150, 13  # of the picture: labels, and the width of a lane
 TOP, GAP = 22, 3
+READING = "Lanes run across, time runs down; a band is as high as the logarithm of its instructions."
 CODE = 42  # characters of a source line that are shown
 
 WAYS = {"together": "s7", "taken": "accent", "other": "s2"}
@@ -42,21 +43,21 @@ def divergence_picture(found: Divergence, source: Mapping[str, str], name: str =
     apart = sum(stretch.instructions for stretch in found.stretches if _way(found, stretch) != "together")
     taken, active = sum(found.taken), sum(found.active)
     caption = (
-        f"{called(found)}: {taken} of {plural(active, 'lane')} branch, {active - taken} do not, and the warp walks "
-        f"both ways one after the other. Of {plural(issued, 'instruction')} it issues {apart:,} for a part of its "
-        f"lanes; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
+        f"{called(found)}: {taken} of {plural(active, 'lane')} branch, {active - taken} do not, and the warp runs both "
+        f"paths one after the other. It issues {apart:,} of {plural(issued, 'instruction')} for some of its lanes "
+        f"only; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
     )
     described = f"lanes over time at the branch of {seen(found)}: {taken} of {active} lanes branch"
     return Plot(name, f"Lanes at the branch of {seen(found)}", caption, svg(described, top + 24, parts))
 
 
 def _height(instructions: int) -> float:
-    """More for more instructions, by their logarithm: a few and some hundred both stay legible."""
+    """Grows with the logarithm of the instructions, so that a few and some hundred both stay legible."""
     return 24 + 7 * math.log2(max(instructions, 1))
 
 
 def _way(found: Divergence, stretch: Stretch) -> str:
-    """Which way a stretch belongs to: that of lanes which branch, that of the others, or both."""
+    """The path that a stretch belongs to: that of the lanes that branch, that of the others, or both."""
     sides = {
         taken for active, taken, works in zip(found.active, found.taken, stretch.lanes, strict=True) if works and active
     }
@@ -66,7 +67,7 @@ def _way(found: Divergence, stretch: Stretch) -> str:
 
 
 def _band(found: Divergence, stretch: Stretch, top: float, height: float) -> list[str]:
-    """A stretch: where it stands, how long it is, and its lanes."""
+    """A stretch: its lines, its length, and its lanes."""
     alone = stretch.first == stretch.last
     lines = str(stretch.first) if alone else f"{stretch.first}–{stretch.last.number}"
     if stretch.first.file == found.line.file:

@@ -1,4 +1,4 @@
-"""Cells, labels and the <svg> around them, in the colours of the page: what every picture is drawn with."""
+"""Cells, labels and the <svg> around them, in the colours of the page; every picture is drawn with these."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 from gemmery.report.svg import MONO, SANS, WIDTH
 
 EM = 0.62  # width of a character, in font sizes; monospaced ones are the widest
+LEAST = 9  # font size of any label: a page shows a picture at about one unit a pixel
 
 
 def cell(x: float, y: float, width: float, height: float, fill: str, said: str = "") -> str:
@@ -39,11 +40,11 @@ def label(
 
 
 def filled(x: float, y: float, width: float, height: float, fill: str, texts: Sequence[str], said: str) -> str:
-    """A cell and the first of `texts` that fits in it, from 11 down to 7 units high."""
+    """A cell and the first of `texts` that fits in it, from 11 units high down to LEAST."""
     parts = cell(x, y, width, height, fill, said)
     for text in texts:
         size = min(11, height - 3, (width - 1) / (EM * max(len(text), 2)))  # alike for lanes of one and of two digits
-        if size >= 7:
+        if size >= LEAST:
             return parts + label(x + width / 2, y + height / 2, text, "paper", size)
     return parts
 
@@ -74,7 +75,7 @@ def lanes(numbers: Sequence[int]) -> str:
 
 
 def who(numbers: Sequence[int]) -> tuple[str, ...]:
-    """What a cell says of the lanes that meet in it, the longest first."""
+    """Labels for the lanes that meet in a cell, the longest first."""
     return (lanes(numbers), f"×{len(numbers)}") if len(numbers) > 1 else (lanes(numbers),)
 
 
@@ -84,7 +85,7 @@ def spoken(numbers: Sequence[int]) -> str:
 
 
 def legend(x: float, y: float, meanings: Sequence[tuple[str, str]]) -> str:
-    """What the colours mean, in a row from `x` on, whose middle is at height `y`."""
+    """A row of colours and their meanings from `x` on, whose middle is at height `y`."""
     parts = []
     for fill, meaning in meanings:
         parts += [cell(x, y - 6, 12, 12, fill), label(x + 18, y, meaning, "muted", 11, "start")]

@@ -13,17 +13,18 @@ from gemmery.report.svg import Plot
 SECTOR, LINE = 32, 128  # bytes
 LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte
 ROW, APART = 18, 4
+READING = f"A row of the picture is a line of {LINE} bytes; the number at its left is its offset from the first line."
 
 
-def sectors_picture(access: WarpAccess, name: str = "sectors", start: int | None = None) -> Plot:
-    """The sectors of one access, a row for each 128-byte line: what lanes use of them, and what is moved in vain.
+def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
+    """The sectors of one access, a row for each 128-byte line: the bytes that lanes use, and those that move unused.
 
-    Offsets are counted from `start`, or from the first line touched.
+    Offsets are counted from the first line touched.
     """
     used = _used(access)
     sectors = sorted({byte // SECTOR for byte in used})
     lines = sorted({sector * SECTOR // LINE for sector in sectors})
-    origin = lines[0] * LINE if start is None else start
+    origin = lines[0] * LINE
     parts, top = [label(LEFT - 12, 9, "byte", "muted", anchor="end")], 22.0
     parts += [label(LEFT + at * BYTE, 9, str(at), "muted", 10, "start") for at in range(0, LINE, SECTOR)]
     for line in lines:
@@ -36,14 +37,13 @@ def sectors_picture(access: WarpAccess, name: str = "sectors", start: int | None
                 parts.append(outline(x + 1, top, SECTOR * BYTE - 2, ROW, "rule"))
         parts += _pieces(line, used, top)
         top += ROW + APART
-    parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, and not used"))))
+    parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
     asked, moved = len(used), len(sectors) * SECTOR
     ideal = -(-asked // SECTOR)
     said = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"
     caption = (
-        f"{place(access)}. {said}, where {ideal} would hold what the lanes use: {asked:,} of {moved:,} bytes, "
-        f"{words.percent(asked / moved)}. A row is a line of {LINE} bytes; offsets are from "
-        f"{'the first one' if start is None else 'the start of the array'}."
+        f"{place(access)}: {said}, where {ideal} would hold what the lanes use: {asked:,} of {moved:,} bytes, "
+        f"{words.percent(asked / moved)}."
     )
     described = f"sectors of {access.opcode} at {seen(access)}: {said}, {asked} of {moved} bytes used"
     return Plot(name, f"Sectors of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))

@@ -1,4 +1,4 @@
-"""A tile in shared memory: what lies where, and which lanes store and load it in one wavefront."""
+"""A tile in shared memory: the place of each element, and the lanes that store and load it together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gemmery.banks import BANK, BANKS
 from gemmery.emulator.trace import TileLayout, WarpAccess
-from gemmery.report.pictures.drawing import EM, cell, label, legend, spoken, svg, who
+from gemmery.report.pictures.drawing import EM, LEAST, cell, label, legend, spoken, svg, who
 from gemmery.report.pictures.wavefronts import boxes, cost, groups
 from gemmery.report.pictures.wording import place, seen
 from gemmery.report.svg import Plot
@@ -14,19 +14,22 @@ from gemmery.report.svg import Plot
 BANK_ROW = BANK * BANKS  # bytes that the 32 banks hold once
 LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte
 FEWEST, MOST = 8, 16  # rows that are shown
-SMALL = 8.5  # font size of what a cell holds
+SMALL = LEAST  # font size of what a cell holds
 MEANINGS = (
     ("accent", "lanes that are served together"),
-    ("rival", "those that meet on a bank"),
+    ("rival", "lanes that meet on a bank"),
     ("rule", "the rest of the tile"),
+)
+READING = (
+    "A row of the picture is the 32 banks once; the number at its left is its offset in bytes. A cell shows the lanes, "
+    "and row,column of its first element."
 )
 
 
 def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     """The places of a tile, 128 bytes a row, under its store and under its load.
 
-    In a cell stand the row and the column of the element that it begins with; the first lanes that are served together
-    are laid over it.
+    A cell holds the row and the column of its first element; the first lanes that are served together are laid over it.
     """
     accesses = [access for access in (layout.store, layout.load) if access is not None]
     first = {access: groups(access)[0] for access in accesses}
@@ -37,16 +40,12 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
         parts += panel
     parts.append(legend(LEFT, top + 2, MEANINGS))
     said = " ".join(f"{_verb(access).capitalize()}: {place(access)}; {cost(access)}." for access in accesses)
-    caption = (
-        f"{said} A row is the 32 banks once, from the offset at its left. In a cell: the lane, and the row and "
-        f"column of the element of {layout.operand} that it begins with."
-    )
     title = f"The tile of {layout.operand} in shared memory"
-    return Plot(name, title, caption, svg(f"{title}: {said}", top + 16, parts))
+    return Plot(name, title, said, svg(f"{title}: {said}", top + 16, parts))
 
 
 def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
-    """The rows that are shown: those touched, and the ones after them up to a number that shows the pattern."""
+    """The rows that are shown: those touched, and as many after them as show the pattern."""
     touched = sorted({address // BANK_ROW for address in addresses if address is not None})
     held = sorted({offset // BANK_ROW for offset in layout.held})
     after = [row for row in held if touched and row > touched[0] and row not in touched]
@@ -60,7 +59,7 @@ def _panel(
     size = max(access.piece, BANK)
     lines = (
         1
-        if max(map(len, (f"{row}.{column}" for row, column in layout.held.values())), default=0) * EM * SMALL
+        if max(map(len, (f"{row},{column}" for row, column in layout.held.values())), default=0) * EM * SMALL
         < (size * BYTE - 2)
         else 2
     )
@@ -111,13 +110,13 @@ def _cell(
     x, width = LEFT + at % BANK_ROW * BYTE, size * BYTE
     by, fill = touched or ((), "rule")
     element = layout.held.get(at)
-    texts = () if element is None else (f"{element[0]}.{element[1]}",) if lines == 1 else tuple(map(str, element))
+    texts = () if element is None else (f"{element[0]},{element[1]}",) if lines == 1 else tuple(map(str, element))
     holds = f"{layout.operand}[{element[0]}][{element[1]}]" if element else "nothing of the tile"
     said = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")
     parts = [cell(x + 1, top, width - 2, height, fill, said)]
     middle = x + width / 2
     if by:
-        said_by = next(text for text in (*who(by), "") if EM * 9 * len(text) < width - 4)
+        said_by = next(text for text in (*who(by), "") if EM * LEAST * len(text) < width - 4)
         font = min(11, (width - 4) / (EM * max(len(said_by), 2)))
         parts.append(label(middle, top + 9, said_by, "paper", font))
     for place_, text in enumerate(texts):

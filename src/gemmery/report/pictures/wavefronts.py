@@ -17,6 +17,10 @@ from gemmery.report.svg import Plot
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes
 MEANINGS = {False: ("accent", "lanes alone on their banks"), True: ("rival", "lanes that meet others on a bank")}
+READING = (
+    "A box is a word, or neighbouring words, with the lanes that ask for it; boxes on one bank are stacked, and the "
+    "highest stack of a group is its number of wavefronts."
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class Box:
 def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
     """The banks of one access, for each group of lanes that is served together.
 
-    A box is a word or neighbouring ones with the lanes that ask for it; boxes on one bank stand on each other, and the
-    highest stack of a group is its wavefronts.
+    A box is a word, or neighbouring words, with the lanes that ask for it. Boxes on one bank are stacked; the highest
+    stack of a group is its number of wavefronts.
     """
     turns = groups(access)
     stacks = [boxes(access, group) for group in turns]
@@ -49,10 +53,7 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
     kinds = {box.meets for stack in stacks for box in stack}
     parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
     described = f"banks of {access.opcode} at {seen(access)}: {cost(access)}"
-    caption = (
-        f"{place(access)}: {cost(access)}. {_turns(turns)} A box is a word, or words side by side, with the lanes "
-        "that ask for it; the highest stack of a group is its wavefronts."
-    )
+    caption = f"{place(access)}: {cost(access)}. {_turns(turns)}"
     return Plot(name, f"Banks of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))
 
 
@@ -75,10 +76,18 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
 
 
 def cost(access: WarpAccess) -> str:
-    """`8 wavefronts, ideal 4: 4 bank conflicts`."""
+    """The wavefronts of an access, and how many of them are conflicts.
+
+    >>> from gemmery.emulator.ptx import Line
+    >>> line, addresses = Line("k.cu", 1), tuple(range(0, 256, 8))
+    >>> cost(WarpAccess(line, line, "ld.shared.f32", "shared", "ld", 4, addresses))
+    '2 wavefronts, 1 of them a bank conflict'
+    """
     found = served(access)
-    conflicts = plural(found.conflicts, "bank conflict") if found.conflicts else "no bank conflict"
-    return f"{plural(found.wavefronts, 'wavefront')}, ideal {found.ideal}: {conflicts}"
+    if not found.conflicts:
+        return f"{plural(found.wavefronts, 'wavefront')}, no bank conflict"
+    conflicts = "a bank conflict" if found.conflicts == 1 else "bank conflicts"
+    return f"{plural(found.wavefronts, 'wavefront')}, {found.conflicts} of them {conflicts}"
 
 
 def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
@@ -138,5 +147,5 @@ def _stack(group: Sequence[int], stack: Sequence[Box], height: int, top: float, 
 
 def _turns(turns: Sequence[Sequence[int]]) -> str:
     if len(turns) == 1:
-        return "The warp is one group of lanes."
-    return f"The warp is {len(turns)} groups of up to {max(map(len, turns))} lanes, one after the other."
+        return "All lanes of the warp are served together."
+    return f"The warp is served in {len(turns)} groups of up to {max(map(len, turns))} lanes."

@@ -1,4 +1,4 @@
-"""What captions say in the same words."""
+"""Phrases that captions share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from gemmery.emulator.trace import Divergence, WarpAccess
 
 
 def seen(one: WarpAccess | Divergence) -> Line:
-    """The line where it is done: the innermost that is more than a name for an instruction."""
+    """The line that does it: the innermost one that is more than a wrapper of one instruction."""
     return calling(one.frames or (one.line,))[-1]
 
 
 def called(one: WarpAccess | Divergence) -> str:
-    """That line, and those that it is called from: "registers.cuh:22 (called from simt_padded.cu:19)"."""
+    """That line, and those it is called from: "registers.cuh:22 (called from simt_padded.cu:19)"."""
     *outer, here = map(str, calling(one.frames or (one.line,)))
     return f"{here} (called from {', '.join(reversed(outer))})" if outer else here
 
 
 def place(access: WarpAccess) -> str:
-    """The instruction and where it stands: "st.shared.f32 of simt_smem.cu:18, warp 0"."""
-    return f"{access.opcode} of {called(access)}, warp {access.warp}"
+    """The instruction and its line: "st.shared.f32 at simt_smem.cu:18, warp 0"."""
+    return f"{access.opcode} at {called(access)}, warp {access.warp}"
 
 
 def quoted(source: Mapping[str, str], *ones: WarpAccess | Divergence | None) -> str:

@@ -36,7 +36,6 @@ def test_strides_of_any_sign_and_broadcasting_are_kept():
 @pytest.mark.parametrize(
     ("obj", "word"),
     [
-        (np.zeros((2, 2), bool), "bool"),
         (np.zeros((2, 2), object), "object"),
         (np.zeros((2, 2), np.longdouble), "longdouble|float128"),
         (np.zeros((2, 2), np.clongdouble), "clongdouble|complex256"),

@@ -8,7 +8,7 @@ import gemmery as gm
 from gemmery import dtypes
 
 
-@pytest.mark.parametrize("row", dtypes.BY_NAME.values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [dtypes.get(name) for name in dtypes.NAMES], ids=lambda row: row.name)
 def test_short_and_long_names_in_any_case(row):
     for spelling in (row.name, row.numpy, row.name.upper(), row.numpy.capitalize(), f" {row.numpy} "):
         assert dtypes.resolve(spelling) == row.name

@@ -18,7 +18,7 @@ class DType:
 
     name: str
     size: int
-    kind: str  # f float, c complex, i signed, u unsigned
+    kind: str  # f float, c complex, i signed, u unsigned, b bool
     accumulator: str
     llvm: str  # a complex element is two of these
     numpy: str
@@ -42,9 +42,12 @@ _ROWS = (
     DType("u64", 8, "u", "u64", "i64", "uint64", 0.0),
 )
 
-BY_NAME = {row.name: row for row in _ROWS}
-BY_NUMPY_NAME = {row.numpy: row for row in _ROWS}
-NAMES = tuple(BY_NAME)
+# A product of bools is the "or" of "and"s: pairs are counted in u32 and the counts compared with 0.
+BOOL = DType("bool", 1, "b", "u32", "i8", "bool", 0.0)
+
+NAMES = tuple(row.name for row in _ROWS)  # the types of numbers, which kernels multiply
+BY_NAME = {row.name: row for row in (*_ROWS, BOOL)}
+BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
 
 # NumPy's short codes that no name above contradicts: its "f16", "i8" and "u8" are float128, int64 and uint64.
 _CODES = {
@@ -67,7 +70,7 @@ _CODES = {
 
 def supported() -> str:
     """Return the supported element types in words, for messages."""
-    return ", ".join(row.numpy for row in _ROWS)
+    return ", ".join(BY_NUMPY_NAME)
 
 
 def get(name: str) -> DType:

@@ -61,6 +61,8 @@ def reference(
     Raises ArgumentError for an activation that is not known.
     """
     kind = dtypes.get(out).kind
+    if kind == "b":
+        return np.asarray(_integer_reference(a, b, "u64", 1, 0, None, None) != 0)
     if kind in "iu":
         return _activate(_integer_reference(a, b, out, int(alpha.real), int(beta.real), c, bias), activation)
     with np.errstate(all="ignore"):
@@ -153,7 +155,7 @@ def check(
     out = dtypes.get(result.dtype.name).name
     options = {"out": out, "alpha": alpha, "beta": beta, "c": c, "bias": bias, "activation": activation}
     expected = reference(a, b, **options)  # type: ignore[arg-type]
-    if dtypes.get(out).kind in "iu":
+    if dtypes.get(out).kind in "iub":
         allowed = np.zeros(expected.shape)
         ratio = np.where(result == expected, 0.0, math.inf)
     else:

@@ -17,6 +17,7 @@ from gemmery.cpu.launch import Launch
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
+_COUNTED = 2**32 - 1  # pairs of bools that 32 bits can count
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
@@ -112,6 +113,9 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
     """The product in the memory of `target`, which has the type `result` and overlaps neither x nor y."""
     if 0 in target.shape:
         return
+    if result == "bool":
+        _compute_any(x, y, target, terms)
+        return
     source, out = kernel_types(common, result)
     if terms.alpha == 0:  # BLAS then reads neither A nor B
         x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
@@ -132,6 +136,16 @@ def _compute_aside(x: View, y: View, common: str, result: str, target: View, ter
     beside = arrays.scratch(target.shape, result)
     _compute(x, y, common, result, beside, terms)
     arrays.store(beside, target)
+
+
+def _compute_any(x: View, y: View, target: View, terms: Terms) -> None:
+    """Write the product of bools: true where any pair is true, so where a count of such pairs is not 0."""
+    source, out = kernel_types("bool", "bool")
+    if x.shape[-1] > _COUNTED:  # a count in 32 bits could wrap around to 0; a sum of floats stops at 2**24
+        source = out = "f32"
+    counts = arrays.scratch(target.shape, out)
+    _compute(x, y, source, out, counts, terms)
+    arrays.store(counts, target)
 
 
 def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:

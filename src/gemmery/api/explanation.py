@@ -109,6 +109,8 @@ def explain(
     epilogue_name, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = _copies(x, y, source)
+    if result == "bool":
+        copies = (*copies, f"the counts, {dtypes.get(out).numpy}, are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
     prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)

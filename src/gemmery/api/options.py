@@ -52,39 +52,58 @@ _NUMPY_CODES = ("i8", "u8")
 
 
 def scalar(name: str, value: Any, dtype: str) -> complex:
-    """alpha or beta as a number that the element type `dtype` can be multiplied by.
+    """Return alpha or beta as a number by which the element type `dtype` can be multiplied.
 
-    Raises ArgumentError for what is no number, a fraction times integers, or a complex number times real ones.
+    Raises ArgumentError for a value that is not a number, a fraction for integers, or a complex number for real types,
+    and DTypeError for bools.
     """
     row = dtypes.get(dtype)
+    if row.kind == "b":
+        raise DTypeError("gemm and gemv do not take bool operands alone; use gm.matmul, or convert one to int32 first")
+    if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0) != 0:
+        raise ArgumentError(f"{name} must be a number (got {_shown(value)})")
     if row.kind in "iu":
-        return _whole(name, value, row.numpy)
+        return _integer(name, value, row.numpy)
     if type(value) is float:
         number: complex = value
     else:
         try:
             number = complex(value)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name}={value!r} is not a number") from error
+            raise ArgumentError(f"{name} must be a number (got {_shown(value)})") from error
+        except OverflowError as error:
+            raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {_shown(value)})") from error
         if row.kind == "f":
             if number.imag != 0:
-                raise ArgumentError(f"{name}={value!r} is complex and the product {row.numpy}: convert a or b first")
+                raise ArgumentError(
+                    f"{name} must be real for {row.numpy} operands (got {_shown(value)}); convert a or b to a complex "
+                    "type first"
+                )
             number = number.real
     if row.accumulator in ("f32", "c64"):
         return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
     return number
 
 
+def _shown(value: object) -> str:
+    """Return a value for a message, at most 40 characters of it; Python does not print an int of 5,000 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"a number of {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _single(value: float) -> float:
-    """`value`, or an infinity where float32 has nothing as large."""
+    """Return `value`, or an infinity where it rounds to one in float32."""
     return value if abs(value) < _SINGLE_OVERFLOWS or value != value else math.copysign(math.inf, value)
 
 
 _SINGLE_OVERFLOWS = 2.0**128 - 2.0**103  # half a unit above the largest float32
 
 
-def _whole(name: str, value: Any, long: str) -> int:
-    """A scalar that integers are multiplied by."""
+def _integer(name: str, value: Any, long: str) -> int:
+    """Return a scalar by which integers are multiplied."""
     if isinstance(value, complex) and value.imag == 0:
         value = value.real
     try:
@@ -92,7 +111,9 @@ def _whole(name: str, value: Any, long: str) -> int:
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole != value:
-        raise ArgumentError(f"{name}={value!r} times {long}: it must be a whole number; convert a or b to float64")
+        raise ArgumentError(
+            f"{name} must be an integer for {long} operands (got {_shown(value)}); convert a or b to float64 first"
+        )
     return whole
 
 
@@ -113,6 +134,8 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     n = y.shape[-1] if len(y.shape) > 1 else 1
     parts, row = [], None
     if bias is not None:
+        if result == "bool":
+            raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
         given = view(bias)
         arrays.together(a=x, bias=given)
         check_bias(given, n, result)

@@ -9,23 +9,16 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.errors import DTypeError
 
-_WITH_BFLOAT = {
-    "bf16",
-    "i8",
-    "u8",
-    "f32",
-    "f64",
-    "c64",
-    "c128",
-}  # types that bfloat16 promotes with; above it, or within it
+_INTO_BFLOAT = ("bool", "i8", "u8")  # bfloat16 holds every value of these
+_ABOVE_BFLOAT = ("f32", "f64", "c64", "c128")
 
 
 @lru_cache
 def promoted(a: str, b: str) -> str:
-    """The element type that holds both, as `numpy.result_type` says; bfloat16 as ml_dtypes says.
+    """Return the element type that holds both, by the rules of `numpy.result_type` and, for bfloat16, of ml_dtypes.
 
-    >>> promoted("f32", "i64"), promoted("u8", "i8"), promoted("bf16", "f32")
-    ('f64', 'i16', 'f32')
+    >>> promoted("f32", "i64"), promoted("u8", "i8"), promoted("bf16", "f32"), promoted("bool", "i8")
+    ('f64', 'i16', 'f32', 'i8')
 
     Raises DTypeError for a pair that no type holds: bfloat16 with float16 or with wide integers.
     """
@@ -33,18 +26,18 @@ def promoted(a: str, b: str) -> str:
         return a
     if "bf16" in (a, b):
         other = b if a == "bf16" else a
-        if other not in _WITH_BFLOAT:
+        if other not in (*_INTO_BFLOAT, *_ABOVE_BFLOAT):
             long = dtypes.get(other).numpy
-            raise DTypeError(f"bfloat16 and {long} have no common element type: convert both to float32 first")
-        return other if other[0] in "fc" else "bf16"
+            raise DTypeError(f"bfloat16 and {long} have no common element type; convert both to float32 first")
+        return other if other in _ABOVE_BFLOAT else "bf16"
     return dtypes.get(np.promote_types(dtypes.get(a).numpy, dtypes.get(b).numpy).name).name
 
 
 @lru_cache
 def can_cast(source: str, target: str, rule: str) -> bool:
-    """`numpy.can_cast` with rule "safe" or "same_kind"; bfloat16 is cast like a float16 that is not one."""
+    """Return what `numpy.can_cast` says for rule "safe" or "same_kind"; bfloat16 is cast as a 16-bit float is."""
     if rule == "safe" and source != target and "bf16" in (source, target):
-        return target in ("f32", "f64", "c64", "c128") or source in ("i8", "u8")
+        return target in _ABOVE_BFLOAT or source in _INTO_BFLOAT
     stand_in = {"bf16": "float16"}
     wide, narrow = (stand_in.get(name, dtypes.get(name).numpy) for name in (source, target))
     return bool(np.can_cast(wide, narrow, rule))  # type: ignore[arg-type]
@@ -52,24 +45,27 @@ def can_cast(source: str, target: str, rule: str) -> bool:
 
 @lru_cache
 def widened(common: str, wanted: str) -> str:
-    """`wanted`, the element type asked for with `dtype=`, if it holds every value of `common`; else a DTypeError."""
+    """Return `wanted`, the type of `dtype=`; raise DTypeError unless it can represent every value of `common`."""
     if not can_cast(common, wanted, "safe"):
         have, want = dtypes.get(common).numpy, dtypes.get(wanted).numpy
         raise DTypeError(
-            f"dtype={want!r} does not hold every {have}: ask for a wider type, or convert the operands first"
+            f"dtype={want!r} cannot represent every {have} value; pass a wider type, or convert the operands first"
         )
     return wanted
 
 
 @lru_cache
 def kernel_types(common: str, result: str) -> tuple[str, str]:
-    """(element type of A and B, of C) that a kernel is asked for; operands are converted to the first.
+    """Return the element types of a kernel: of A and B, to which operands are converted, and of C.
 
-    Kernels widen within one kind of number. Modulo 2**bits signed and unsigned products have the same bits.
+    Kernels widen within one kind of number. Modulo 2**bits signed and unsigned products have the same bits. For a
+    product of bools, C counts the pairs of which both are true.
 
-    >>> kernel_types("i8", "i32"), kernel_types("u8", "i32"), kernel_types("i32", "f64")
-    (('i8', 'i32'), ('u8', 'u32'), ('f64', 'f64'))
+    >>> kernel_types("i8", "i32"), kernel_types("u8", "i32"), kernel_types("i32", "f64"), kernel_types("bool", "bool")
+    (('i8', 'i32'), ('u8', 'u32'), ('f64', 'f64'), ('u8', 'u32'))
     """
+    if result == "bool":
+        return "u8", "u32"
     inside, outside = dtypes.get(common), dtypes.get(result)
     if inside.kind == outside.kind and inside.kind != "c":
         return common, result

@@ -434,7 +434,7 @@ MUTANTS = (
     ),
     *_of(
         "gemv_thread_smem",
-        ("gemv.cuh", "  __syncthreads();  // the tile before is no longer read\n", "", "x is stored while it is read"),
+        ("gemv.cuh", "  __syncthreads();  // the previous tile has been read\n", "", "x is stored while it is read"),
         (
             "gemv.cuh",
             "(first + k) * g.x_step]);\n  __syncthreads();",
@@ -508,7 +508,7 @@ MUTANTS = (
         "gemv_vectorized",
         (
             "gemv_vectorized.cu",
-            "    __syncthreads();  // those of the batch before are read\n",
+            "    __syncthreads();  // the previous batch has been read\n",
             "",
             "the barrier between matrices of a batch",
         ),

@@ -1,4 +1,4 @@
-// The limit of memory: 16 bytes a load, DEPTH loads of a thread under way; what is read is added up, or copied.
+// Memory bandwidth: 16 bytes per load, DEPTH loads in flight per thread; the data is summed, or copied with COPY.
 #include "types.cuh"
 
 struct alignas(16) Quad { unsigned x, y, z, w; };

@@ -1,7 +1,7 @@
-// The effect: lanes whose addresses fall on one bank wait for each other.
-// Lane l reads element l * STRIDE of WIDTH floats from shared memory, STEPS times (a multiple of 16), each time 2
-// elements further on so that no two reads become one: all lanes move alike, which changes no conflict.
-// Measured on an H200: time grows with the wavefronts, of which a read takes 1 at any odd stride, 8 at 8, 32 at 32.
+// Effect: lanes whose addresses fall on the same bank wait for each other.
+// Lane l reads element l * STRIDE, of WIDTH floats, from shared memory, STEPS times (a multiple of 16). Each read is 2
+// elements after the last, so that no two reads are merged; all lanes shift alike, which changes no conflict.
+// Measured on an H200: time is proportional to wavefronts: 1 per read at any odd stride, 8 at 8, 32 at 32.
 template <int WIDTH> struct alignas(4 * WIDTH) Element { float of[WIDTH]; };
 
 template <int BLOCK, int WIDTH, int STRIDE, int STEPS>
@@ -13,7 +13,7 @@ __global__ void bank_stride(const float* x, float* y, int n) {
   float sum = 0;
 #pragma unroll 1
   for (int first = 0; first < STEPS; first += 16) {
-    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or the loads leave the loop
+    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or loads leave the loop
 #pragma unroll
     for (int step = 0; step < 16; ++step) {
 #pragma unroll

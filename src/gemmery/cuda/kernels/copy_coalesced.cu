@@ -1,8 +1,8 @@
-// The effect: memory is moved in sectors of 32 bytes, however few of them a warp wants.
-// Every thread copies one element of WIDTH floats; neighbours among the threads are STRIDE elements apart. All of x is
-// copied at every stride: only who copies what changes. STRIDE divides the number of elements.
-// Measured on an H200: from stride 8 on a warp touches 32 sectors instead of 4, and takes nearly as many times as
-// long; at stride 32, where they lie on more lines, longer still.
+// Effect: memory is moved in sectors of 32 bytes, however few of those bytes a warp needs.
+// Every thread copies one element of WIDTH floats; the elements of neighbouring threads are STRIDE apart. All of x is
+// copied at every stride: only the assignment to threads changes. STRIDE divides the number of elements.
+// Measured on an H200: from stride 8 on a warp touches 32 sectors instead of 4, and the time grows nearly as much; at
+// stride 32, where the sectors are on more lines, it grows further.
 template <int WIDTH> struct alignas(4 * WIDTH) Element { float of[WIDTH]; };
 
 template <int WIDTH, int STRIDE>

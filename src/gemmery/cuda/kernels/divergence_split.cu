@@ -1,6 +1,6 @@
-// The effect: the lanes of one warp take two ways, and the warp walks both, one after the other.
-// A block is one warp; its upper half goes another way than its lower. Each way is STEPS dependent multiply-adds, so
-// that arithmetic is all the time there is.
+// Effect: when the lanes of a warp take two branches, the warp executes both, one after the other.
+// A block is one warp, and its upper half takes another branch than its lower half. Each branch is STEPS dependent
+// multiply-adds, so that all the time is arithmetic.
 #include "ways.cuh"
 
 template <int STEPS>

@@ -1,4 +1,4 @@
-// What happens to a sum on its way to C. EPILOGUE says at compile time which steps there are; 0 is C = A B.
+// From a sum to an element of C. EPILOGUE selects the steps at compile time; 0 is C = A B.
 #pragma once
 #include "product.cuh"
 
@@ -11,7 +11,7 @@ template <int EPILOGUE, class S> __device__ __forceinline__ S activate(S x) {
   return x;
 }
 
-// The element (i, j) of C from its sum; with beta = 0 the old C is not read.
+// Element (i, j) of C from its sum; with beta = 0 the old C is not read.
 template <int EPILOGUE, class T, class Out>
 __device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> sum) {
   if constexpr (EPILOGUE & SCALED) {

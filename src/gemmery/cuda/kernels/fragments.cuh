@@ -1,32 +1,32 @@
 // A warp's part of a product by mma.sync: fragments of A and B from shared memory, their products, and the sums into C.
-// Which lane holds what: NVIDIA, PTX ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8".
+// Which lane holds which element: NVIDIA, PTX ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8".
 #pragma once
 #include "epilogue.cuh"
 #include "swizzle.cuh"
 
 template <class T> constexpr int MMA_K = 32 / int(sizeof(T));  // the k of one product: 32 bytes of a row
 
-// What a warp reads of a tile for one product along k: SIDES sides in steps of 16. Four registers hold 16 rows of A, or
-// two times 8 columns of B, in the order in which mma takes them.
+// A warp's reads of a tile for one product along k: SIDES sides in steps of 16. Four registers hold 16 rows of A, or
+// two times 8 columns of B, in the order that mma expects.
 template <class T, class Tile, bool IS_A, int SIDES> struct Fragments {
-  static constexpr int STEP_BYTES = 16 * Tile::CHUNKS * 16;  // 16 rows on
+  static constexpr int STEP_BYTES = 16 * Tile::CHUNKS * 16;  // 16 rows further
   static constexpr bool BY_WORD = sizeof(T) == 4 && !Tile::K_ADJACENT;  // ldmatrix transposes 16-bit elements only
   unsigned of[SIDES / 16][4];
 
-  // Where this lane begins, from the tile's first byte on.
+  // This lane's first byte, as an offset in the tile.
   static __device__ __forceinline__ unsigned start(int first_side) {
     int lane = threadIdx.x % 32;
     if constexpr (BY_WORD) {
       int side = first_side + lane / 4;
       return Tile::at(lane % 4, side / Tile::PER_CHUNK) + side % Tile::PER_CHUNK * 4;
     }
-    bool by_16 = IS_A == Tile::K_ADJACENT;  // whether the second matrix lies 8 rows or one chunk on
+    bool by_16 = IS_A == Tile::K_ADJACENT;  // true if the second matrix is 8 rows further, else one chunk
     int row = by_16 ? lane % 16 : lane % 8 + lane / 16 * 8, chunk = by_16 ? lane / 16 : lane / 8 % 2;
     return Tile::K_ADJACENT ? Tile::at(first_side + row, chunk) : Tile::at(row, first_side / Tile::PER_CHUNK + chunk);
   }
 
-  // Group `group` of k of the tile at `stage`. A step along a row is an XOR of the chunk's place, whatever the row's
-  // key: along k from one group to the next ^1 ^3 ^1 ^3 in units of 32 bytes.
+  // Group `group` of k of the tile at `stage`. A step along a row is an XOR of the chunk's position, whatever the row's
+  // key: from one group of k to the next ^1 ^3 ^1 ^3 in units of 32 bytes.
   __device__ __forceinline__ void read(unsigned start, unsigned stage, int group) {
 #pragma unroll
     for (int i = 0; i < SIDES / 16; ++i) {
@@ -43,7 +43,7 @@ template <class T, class Tile, bool IS_A, int SIDES> struct Fragments {
         ptx::ldmatrix_x4_trans(of[i], (start ^ i * 32) + stage + group * STEP_BYTES);
       }
     }
-    if constexpr (sizeof(T) == 4) {  // mma would cut off what it does not multiply
+    if constexpr (sizeof(T) == 4) {  // mma would truncate the remaining bits
 #pragma unroll
       for (int i = 0; i < SIDES / 16; ++i) {
 #pragma unroll
@@ -63,8 +63,8 @@ __device__ __forceinline__ void mma(tf32, float (&d)[4], const unsigned (&a)[4],
   ptx::mma_m16n8k8_tf32(d, a, b0, b1);
 }
 
-// The sums of a warp: 16 x 8 elements of C in four registers, of which lane l holds columns 2 (l % 4) and the next of
-// rows l / 4 and 8 below.
+// The sums of a warp: 16 x 8 elements of C in four registers. Lane l holds columns 2 (l % 4) and the next, in rows
+// l / 4 and l / 4 + 8.
 template <class T, int WM, int WN> struct WarpSums {
   float of[WM / 16][WN / 8][4] = {};
 
@@ -78,8 +78,8 @@ template <class T, int WM, int WN> struct WarpSums {
     }
   }
 
-  // VEC divides p.n. Four lanes hold neighbours of a row, 8 bytes in f32 and 4 in half precision, where they exchange
-  // them to have 16 each.
+  // VEC divides p.n. Four lanes hold adjacent parts of a row, 8 bytes in f32 and 4 in half precision, and exchange them
+  // so that each has 16.
   template <int EPILOGUE, int VEC, class Out>
   __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column) const {
     constexpr int PAIRS = VEC == 8 && WN % 32 == 0 ? 4 : 1;
@@ -150,7 +150,7 @@ template <class T, int WM, int WN> struct WarpSums {
   }
 };
 
-// The types of a block of BM x BN that a grid of warps computes, WM x WN each.
+// The types of a block of BM x BN computed by a grid of warps, WM x WN each.
 template <class T, Layout A, Layout B, int A_VEC, int B_VEC, bool RAGGED, int BM, int BN, int BK, int WM, int WN>
 struct MmaBlock {
   static constexpr int THREADS = BM / WM * (BN / WN) * 32, GROUPS = BK / MMA_K<T>;

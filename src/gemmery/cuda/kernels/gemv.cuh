@@ -1,4 +1,4 @@
-// A matrix times a vector: y = W x, whichever operand of the product the matrix is.
+// Matrix-vector product y = W x, whichever operand of the product is the matrix.
 #pragma once
 #include "epilogue.cuh"
 #include "load.cuh"
@@ -21,27 +21,27 @@ __device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch
   store<EPILOGUE>(p, batch, COLUMN ? r : 0, COLUMN ? 0 : r, sum);
 }
 
-// The sum over LANES neighbouring lanes, in each of them; the same additions in the same order every time.
+// The sum over LANES adjacent lanes, returned to each of them; the same additions in the same order every time.
 template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
 #pragma unroll
   for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
   return sum;
 }
 
-// TILE elements of x, or what is left of them, from `first` on into shared memory, by all threads of the block.
+// Copies up to TILE elements of x, from `first` on, into shared memory, with all threads of the block.
 template <int TILE, class S, class T>
 __device__ __forceinline__ void stage(S (&x)[TILE], const Gemv<T>& g, int first) {
-  __syncthreads();  // the tile before is no longer read
+  __syncthreads();  // the previous tile has been read
   for (int k = threadIdx.x; k < TILE && k < g.k - first; k += blockDim.x) x[k] = widen<S>(g.x[(first + k) * g.x_step]);
   __syncthreads();
 }
 
-// VEC elements from the k-th on: one of any stride, or several that are adjacent and aligned.
+// VEC elements from the k-th on: one of any stride, or several, adjacent and aligned.
 template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk(const T* from, int k, long long step) {
   return *reinterpret_cast<const Chunk<T, VEC>*>(from + (VEC > 1 ? k : k * step));
 }
 
-// The same of W, which is read once: whole accesses pass by L1, which is a little faster.
+// The same for W, which is read once: whole accesses bypass L1, which is a little faster.
 template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk_of_w(const T* from, int k, long long step) {
   if constexpr (VEC > 1 && sizeof(Chunk<T, VEC>) == 16) {
     return ptx::ld_global_no_allocate(reinterpret_cast<const Chunk<T, VEC>*>(from + k));
@@ -55,7 +55,7 @@ template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const Gem
   return g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % sizeof(Chunk<T, VEC>) == 0;
 }
 
-// A result that a part of k adds up to: into C when there is one part, else where gemv_finish finds it.
+// Stores the sum of a part of k: into C if there is one part, else in the workspace for gemv_finish.
 template <int EPILOGUE, bool COLUMN, bool PARTIAL, class T, class Out>
 __device__ __forceinline__ void store_part(const Product<T, Out>& p, const Gemv<T>& g, int batch, int r,
                                            Sum<T, Out> sum) {

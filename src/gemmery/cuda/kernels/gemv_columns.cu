@@ -1,6 +1,6 @@
-// The idea: gemv_vectorized for W whose columns are contiguous: LANES lanes side by side hold VEC results each, walk
-// down k together, and other lanes, warps and blocks take other parts of k. The way to transposed matrices.
-// Its parent: gemv_vectorized. Sums meet by shuffles, then in shared memory, then (PARTIAL) in gemv_finish.
+// Idea: gemv_vectorized for W with contiguous columns, as in transposed matrices. LANES adjacent lanes hold VEC results
+// each and walk down k together; other lanes, warps and blocks take other parts of k.
+// Parent: gemv_vectorized. Sums are combined by shuffles, then in shared memory, then (PARTIAL) by gemv_finish.
 #include "gemv.cuh"
 
 // Adds VEC results from r on, over this part of k; WHOLE: all of them exist.
@@ -38,7 +38,7 @@ template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PART
           int WARPS, bool OVERLAP>
 __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
   using S = Sum<T, Out>;
-  constexpr int EACH = LANES * VEC;  // results of a block
+  constexpr int EACH = LANES * VEC;  // results per block
   __shared__ S of_warp[WARPS][EACH];
   if constexpr (OVERLAP) {
     ptx::griddepcontrol_launch_dependents();
@@ -56,7 +56,7 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
     } else {
       add_columns<VEC, 1, false>(sums, g, r, part, parts);
     }
-    __syncthreads();  // those of the batch before are read
+    __syncthreads();  // the previous batch has been read
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
 #pragma unroll

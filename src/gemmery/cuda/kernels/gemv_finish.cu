@@ -1,5 +1,5 @@
-// The idea: blocks that shared k left `parts` sums of each result in the workspace; LANES lanes a result add them up
-// in a fixed order. Its parents: gemv_vectorized and gemv_columns, whose second launch it is.
+// Idea: blocks that shared k left `parts` sums per result in the workspace; LANES lanes per result add them up in a
+// fixed order. Parents: gemv_vectorized and gemv_columns, as their second launch.
 #include "gemv.cuh"
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, int PARTS, int LANES>

@@ -1,6 +1,6 @@
-// The idea: the block reads x once, into shared memory, TILE elements at a time; every thread reads it there.
-// Its parent: gemv_thread, whose threads all load the same x.
-// Measured on an H200, N = 1024, K = 128 in f16: little is gained, for x was in L1 before.
+// Idea: each block reads x once, into shared memory, TILE elements at a time; all threads read it from there.
+// Parent: gemv_thread, whose threads all load the same x.
+// Measured on an H200, N = 1024, K = 128 in f16: a small gain, because x was in L1 before.
 #include "gemv.cuh"
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, int TILE>
@@ -10,7 +10,7 @@ __global__ void gemv_thread_smem(const Product<T, Out> p) {
   for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     int r = blockIdx.x * blockDim.x + threadIdx.x;
-    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // a thread beyond the end helps to stage x
+    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // threads beyond the end help to stage x
     S sum = 0;
     for (int first = 0; first < g.k; first += TILE) {
       stage(x, g, first);

@@ -1,16 +1,16 @@
-// The idea: 16-byte loads, several rows of W in flight in every thread, and k shared by as many threads as it takes.
-// Its parent: gemv_warp. A team of TEAM threads, part of a warp or several, walks along ROWS rows of W; a thread asks
-// for STEPS chunks of VEC elements of each row before it uses the first. PARTIAL: blockIdx.z shares k as well, and
-// gemv_finish adds up. OVERLAP: it begins, and sends for W, while the launch before it ends. W whose columns are
-// contiguous is the work of gemv_columns.
-// Measured on an H200 in f16: faster than cuBLAS with K = 128 and with K = N = 1024, 4096, 16384. The smallest take
-// little more than an empty kernel, and a W beyond the caches is read at the bandwidth of memory.
+// Idea: 16-byte loads, several rows of W in flight per thread, and k shared by as many threads as needed.
+// Parent: gemv_warp. A team of TEAM threads, part of a warp or several warps, walks along ROWS rows of W; each thread
+// requests STEPS chunks of VEC elements of each row before it uses the first. PARTIAL: blockIdx.z also shares k, and
+// gemv_finish adds up the parts. OVERLAP: the kernel starts, and prefetches W, while the previous launch ends.
+// gemv_columns handles W with contiguous columns.
+// Measured on an H200 in f16: faster than cuBLAS for K = 128 and for K = N = 1024, 4096, 16384. The smallest products
+// take little more than an empty kernel, and W larger than the caches is read at memory bandwidth.
 #include "gemv.cuh"
 
-// The chunks of k: some members have fewer than others, all have a multiple of STEPS, all have STEPS.
+// Chunks of k per member: different numbers, a multiple of STEPS each, exactly STEPS each.
 enum Cover { PARTS, WHOLE, ONCE };
 
-// Adds the products of this member's chunks of k. With VEC = 1 any strides will do, else W and x are read in chunks.
+// Adds the products of this member's chunks of k. VEC = 1 takes any strides, else W and x are read in chunks.
 template <int VEC, int STEPS, int COVER, int ROWS, class S, class T>
 __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, const T* const (&w)[ROWS], int member,
                                              int team) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
   }
   if constexpr (COVER == PARTS && VEC > 1) {
 #pragma unroll 1
-    for (int k = chunks * VEC + member; k < g.k; k += team) {  // less than a chunk is left
+    for (int k = chunks * VEC + member; k < g.k; k += team) {  // the rest, less than a chunk
       S factor = widen<S>(g.x[k]);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(w[r][k]), factor, sums[r]);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
   }
 }
 
-// Sends for this member's first chunks of W.
+// Prefetches this member's first chunks of W.
 template <int VEC, int STEPS, int ROWS, class T>
 __device__ __forceinline__ void ask_for(const Gemv<T>& g, int first, int member, int team) {
 #pragma unroll
@@ -62,7 +62,7 @@ __device__ __forceinline__ void ask_for(const Gemv<T>& g, int first, int member,
   }
 }
 
-// The sums over all members of a team; member r has that of row r, for r below ROWS.
+// Sums over all members of a team; member r gets that of row r, for r below ROWS.
 template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(S (&sums)[ROWS], int member) {
   constexpr int WARPS = TEAM / 32;
 #pragma unroll
@@ -72,7 +72,7 @@ template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(
   for (int r = 1; r < ROWS; ++r) mine = member % 32 == r ? sums[r] : mine;
   if constexpr (WARPS > 1) {
     __shared__ S of_warp[32][ROWS];
-    __syncthreads();  // those of the batch before are read
+    __syncthreads();  // the previous batch has been read
     if (threadIdx.x % 32 < ROWS) of_warp[threadIdx.x / 32][threadIdx.x % 32] = mine;
     __syncthreads();
     mine = 0;
@@ -92,7 +92,7 @@ __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out>
   int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
   int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
-  if constexpr (OVERLAP) {  // the launch before may still run: nothing is read until it has ended, but lines may come
+  if constexpr (OVERLAP) {  // the previous launch may still run: prefetch lines, but read nothing yet
     ptx::griddepcontrol_launch_dependents();
     if constexpr (VEC > 1) ask_for<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
     ptx::griddepcontrol_wait();
@@ -101,9 +101,9 @@ __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out>
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     const T* w[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all take part in shuffles
+    for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all lanes shuffle
     S sums[ROWS] = {};
-    if (!COLUMN || VEC == 1 || is_chunked<VEC>(g)) {  // of a row x the host knows: VEC suits it
+    if (!COLUMN || VEC == 1 || is_chunked<VEC>(g)) {  // for a row x the host has checked VEC
       add_products<VEC, STEPS, COVER>(sums, g, w, among, team);
     } else {
       add_products<1, STEPS, PARTS>(sums, g, w, among, team);

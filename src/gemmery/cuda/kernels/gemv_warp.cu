@@ -1,6 +1,6 @@
-// The idea: a warp computes R results with 32 / R lanes each, which walk along a row of W side by side and add up
-// their sums by XOR shuffles. STAGED: x is in shared memory, as in gemv_thread_smem.
-// Its parent: gemv_thread, whose lanes each walk along a row of their own: 32 sectors a load instead of R pieces.
+// Idea: a warp computes R results with 32 / R lanes each, which read adjacent elements of a row of W and add up their
+// sums by XOR shuffles. STAGED: x is in shared memory, as in gemv_thread_smem.
+// Parent: gemv_thread, whose lanes each read a different row: 32 sectors per load instead of R contiguous pieces.
 // Measured on an H200, N = 1024, K = 128 in f16: several times faster than the parent, fastest with R = 1. STAGED is
 // slower at every R: two barriers cost more than loading x from L1.
 #include "gemv.cuh"
@@ -13,7 +13,7 @@ __global__ void gemv_warp(const Product<T, Out> p) {
   for (int batch = blockIdx.y; batch < p.batch; batch += gridDim.y) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     int r = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // a lane beyond the end takes part in barriers and shuffles
+    const T* w = g.w + min(r, g.results - 1) * g.w_row;  // lanes beyond the end take part in barriers and shuffles
     S sum = 0;
     if constexpr (STAGED) {
       for (int first = 0; first < g.k; first += TILE) {

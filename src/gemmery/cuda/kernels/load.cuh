@@ -1,12 +1,12 @@
-// From an operand in global memory into a tile in shared memory.
+// Loads an operand from global memory into a tile in shared memory.
 #pragma once
 #include "tile.cuh"
 
-// N neighbours that one access moves; at most 16 bytes are asked to be aligned.
+// N adjacent elements moved by one access, aligned to at most 16 bytes.
 template <class T, int N> struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Chunk { T of[N]; };
 
-// What a block reads of an operand: `sides` rows of A, or columns of B, by all of k. In ROW neighbours of one side are
-// adjacent, as in a row-major A; a row-major B is COL.
+// The part of an operand that a block reads: `sides` rows of A, or columns of B, by all of k. In ROW the elements of
+// one side are adjacent, as in a row-major A; a row-major B is COL.
 template <class T> struct Panel {
   const T* origin;
   long long side_step, k_step;
@@ -23,8 +23,8 @@ template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_b(con
 
 __device__ constexpr Layout transposed(Layout layout) { return layout == ROW ? COL : layout == COL ? ROW : ANY; }
 
-// Where element (side, k) of a tile lies in shared memory, which of its neighbours are adjacent there, and how far
-// apart elements are whose sides differ by multiples of SPAN.
+// The position of element (side, k) of a tile in shared memory, which of its neighbours are adjacent there, and the
+// distance of elements whose sides differ by multiples of SPAN.
 template <int SIDE, int BK> struct SideMajor {
   static constexpr int SIZE = SIDE * BK, SPAN = 1;
   static constexpr Layout ADJACENT = ROW;
@@ -39,23 +39,23 @@ template <int SIDE, int BK, int PAD = 0> struct KMajor {
   static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
-// How the threads of a block share the loading of a tile of SIDE by BK, tile after tile along k. Lanes follow the
-// memory: along k in ROW, there in pieces of LINE bytes (a sector, so that other lanes are on other sides), and along
-// the sides otherwise. Every chunk lies wholly inside the operand or wholly outside: the host's VEC divides the side it
-// runs along. A thread's further chunks lie at constant distances from its first: down the sides, then along k.
+// How the threads of a block share the loading of a tile of SIDE by BK, tile after tile along k. Lanes follow memory
+// order: along k in ROW, in pieces of LINE bytes (a sector, so that other lanes are on other sides), and along sides
+// otherwise. Every chunk is completely inside the operand or completely outside: VEC divides the side it runs along. A
+// thread's further chunks are at constant distances from its first: down the sides, then along k.
 template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LINE = 32> struct Load {
   static constexpr Layout LIES = LAYOUT;
   static constexpr int WIDTH = VEC, SECTOR = LINE / (VEC * int(sizeof(T))), LONGEST = BK / VEC;
   static constexpr int PIECE = LAYOUT != ROW || SECTOR < 1 ? 1 : LONGEST < SECTOR ? LONGEST : SECTOR;
   static constexpr int TALL = LAYOUT == ROW ? 1 : VEC, DEEP = LAYOUT == ROW ? VEC * PIECE : 1;  // of a chunk, a piece
-  static constexpr int LAYER = SIDE / TALL * PIECE, CHUNKS = SIDE * BK / VEC;  // a layer has one piece of each side
+  static constexpr int LAYER = SIDE / TALL * PIECE, CHUNKS = SIDE * BK / VEC;  // a layer has one piece per side
   static constexpr int EACH = (CHUNKS + THREADS - 1) / THREADS, AGAIN = LAYER > THREADS ? LAYER / THREADS : 1;
   static constexpr int LAYERS = LAYER > THREADS ? 1 : THREADS / LAYER;
   static_assert(LAYER % THREADS == 0 || THREADS % LAYER == 0, "threads and sides do not fit");
 
   Chunk<T, VEC> held[EACH];
   const T* next;  // this thread's first chunk of the next tile
-  int sides, depth;  // how much of the operand there is from that chunk on
+  int sides, depth;  // what is left of the operand from that chunk on
 
   __device__ __forceinline__ explicit Load(const Panel<T>& panel) {
     sides = panel.sides - side();
@@ -80,7 +80,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
     depth -= BK;
   }
 
-  // The chunks of this thread from the next tile, zeros outside of the operand.
+  // This thread's chunks of the next tile, with zeros outside the operand.
   __device__ __forceinline__ void fetch(const Panel<T>& panel) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
@@ -91,7 +91,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
     advance(panel);
   }
 
-  // The same chunks straight into shared memory, without passing through registers.
+  // The same chunks copied to shared memory without passing through registers.
   template <class Arrangement> __device__ __forceinline__ void copy(const Panel<T>& panel, T* tile) {
     static_assert(VEC == 1 || Arrangement::ADJACENT == LAYOUT, "cp.async does not transpose");
     T* to = first<Arrangement>(tile);
@@ -104,7 +104,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
     advance(panel);
   }
 
-  // Into shared memory: whole chunks where neighbours stay neighbours, else element by element.
+  // Into shared memory: whole chunks if adjacent elements stay adjacent, else element by element.
   template <class Arrangement, class S> __device__ __forceinline__ void put(S* tile) const {
     S* to = first<Arrangement>(tile);
 #pragma unroll
@@ -130,8 +130,8 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   }
 };
 
-// KMajor without a pad, for what lies along k in memory: the XOR sends the chunks that one PIECE takes of k to
-// different parts of the banks. It keeps strips of 16 bytes whole.
+// KMajor without padding, for operands contiguous in k: the XOR moves the chunks of one PIECE of k to different parts
+// of the banks. It keeps strips of 16 bytes whole.
 template <class S, int SIDE, int BK, class Loaded> struct Swizzled {
   static constexpr int SIZE = SIDE * BK, BANKS = 128 / int(sizeof(S)), STRIP = 16 / int(sizeof(S));
   static constexpr Layout ADJACENT = COL;

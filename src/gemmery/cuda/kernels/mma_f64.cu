@@ -1,14 +1,14 @@
-// The idea: tensor cores in double by mma.sync, from a ring of tiles that cp.async fills. The fragments are plain
-// registers, so that tiles can be swizzled and the instruction chosen: on sm_90 16 x 8 x 4, with twice the rate of
-// 8 x 8 x 4. A step's fragments are read while the last step's are multiplied.
-// Its parent: wmma_f64, which has the small instruction alone, and padded tiles.
-// Measured on an H200: beside cuBLAS from n = 2048 on. Shared loads take 33,734,656 wavefronts, the least possible.
-// Fragments read when they are needed keep the tensor cores waiting a quarter of the time.
+// Idea: tensor cores in f64 by mma.sync, from a ring of tiles filled by cp.async. Fragments are plain registers, so
+// tiles can be swizzled and the instruction chosen: 16 x 8 x 4 on sm_90, with twice the rate of 8 x 8 x 4. The
+// fragments of the next step are read while those of the current step are multiplied.
+// Parent: wmma_f64, which has only the small instruction, and padded tiles.
+// Measured on an H200: close to cuBLAS from n = 2048 on. Shared loads take 33,734,656 wavefronts, the fewest possible.
+// Reading fragments only when they are needed leaves the tensor cores waiting a quarter of the time.
 #include "epilogue.cuh"
 #include "swizzle.cuh"
 
-// A tile of SIDES by BK in 16-byte chunks, with a row for each side where ALONG_K, else for each k. 16 lanes read two
-// chunks of each of four rows at once: the XOR gives every two of them banks of their own.
+// A tile of SIDES by BK in 16-byte chunks, with a row per side if ALONG_K, else per k. 16 lanes read two chunks of each
+// of four rows at once: the XOR puts every two of them on different banks.
 template <int SIDES, int BK, bool ALONG_K> struct TileF64 {
   static constexpr bool K_ADJACENT = ALONG_K;
   static constexpr int ROWS = ALONG_K ? SIDES : BK, WIDTH = ALONG_K ? BK : SIDES;
@@ -22,7 +22,7 @@ template <int SIDES, int BK, bool ALONG_K> struct TileF64 {
   }
 };
 
-// What a lane reads of a tile for one step of 4 along k: two of 16 rows of A, one of 8 columns of B.
+// A lane's reads of a tile for one step of 4 along k: two of 16 rows of A, one of 8 columns of B.
 template <int TALL, int WIDE> struct Fragments { double a[TALL][2], b[WIDE]; };
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(cons
   for (int s = 0; s < AHEAD; ++s) begin(s);
   arrive();
   fetch(0, 0);
-  int now = 0, free = AHEAD;  // stages of the ring: the one that is read, and the one that is filled
+  int now = 0, free = AHEAD;  // stages of the ring: the one being read, and the one being filled
   for (int k0 = 0; k0 < p.k; k0 += BK) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {

@@ -1,9 +1,9 @@
-// The idea: mma.sync takes its fragments from shared memory by ldmatrix, 16 bytes a lane, and the tiles lie there so
-// that no bank is met twice: lane l of a warp stores its 16 bytes at column (l % 8) ^ (l / 8), the row's number, and
-// going through k in groups of 32 bytes is stepping by ^1 ^3 ^1 ^3.
-// Its parent: wmma_f16, whose fragments are loaded by rules of the compiler.
-// Measured on an H200, n = 4096, f16: wavefronts in shared memory are the least possible. It is no faster than its
-// parent, which fetches the next tile into registers meanwhile: here each tile is waited for.
+// Idea: mma.sync takes its fragments from shared memory by ldmatrix, 16 bytes per lane, from tiles stored so that no
+// bank is used twice: lane l of a warp stores its 16 bytes at column (l % 8) ^ (l / 8), where l / 8 is the row, and
+// stepping through k in groups of 32 bytes is ^1 ^3 ^1 ^3.
+// Parent: wmma_f16, whose fragments are loaded as the compiler chooses.
+// Measured on an H200, n = 4096, f16: shared memory takes the fewest wavefronts possible. It is no faster than its
+// parent, which meanwhile loads the next tile into registers: here each tile is waited for.
 #include "fragments.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int BM,

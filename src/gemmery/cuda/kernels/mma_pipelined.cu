@@ -1,14 +1,14 @@
-// The idea: nothing waits. A ring of STAGES tiles is filled by cp.async while older ones are multiplied, and within a
-// tile the fragments of the next group of k are read while those of this one are multiplied: global -> shared,
-// shared -> registers and mma overlap, with one barrier a tile. This is the main loop that CUTLASS runs on Ampere.
-// Its parent: mma_ldmatrix, which does one after the other.
-// Measured on an H200, f16: twice as fast as the parent. The rate of mma.sync holds it back, then fetching tiles, and
-// at n = 8192 power. One set of fragments instead of two is slower. Rows of odd length are packed first; n = 4097
-// takes half of cuBLAS's time.
+// Idea: nothing waits. A ring of STAGES tiles is filled by cp.async while earlier tiles are multiplied, and within a
+// tile the fragments of the next group of k are read while those of the current one are multiplied: global -> shared,
+// shared -> registers and mma overlap, with one barrier per tile. This is the main loop of CUTLASS on Ampere.
+// Parent: mma_ldmatrix, which does these one after the other.
+// Measured on an H200, f16: twice as fast as the parent. The limits are the rate of mma.sync, then loading tiles, and
+// at n = 8192 power. One set of fragments instead of two is slower. Rows of odd length are packed first; n = 4097 takes
+// half of cuBLAS's time.
 #include "fragments.cuh"
 #include "packed.cuh"
 
-// The first launch, where there are operands to be packed: the blocks of A and of B of each matrix.
+// The first launch, if operands need packing: the blocks of A and of B of each matrix.
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int PACKED>
 __global__ void __launch_bounds__(256) mma_pipelined_pack(const Product<T, Out> p) {
   unsigned of_a = PACKED & 1 ? pack_blocks<A != COL, T>(p.m, p.k) : 0;
@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   unsigned start = ptx::shared_address(ring);
 
   Tile tile = tile_of_block<BM, BN>(p);
-  int split = tile.batch % SPLITS, batch = tile.batch / SPLITS;  // the part of k, in whole tiles
+  int split = tile.batch % SPLITS, batch = tile.batch / SPLITS;  // part of k, in whole tiles
   int length = SPLITS > 1 ? ((p.k + BK - 1) / BK + SPLITS - 1) / SPLITS * BK : p.k;
   int depth = min(length, p.k - split * length);
   Tile whole = {batch, tile.row, tile.col};
   typename Block::CopyA a_copy(along_k(a_panel<A, PACKED>(p, whole), split * length, depth));
   typename Block::CopyB b_copy(along_k(b_panel<A, B, PACKED>(p, whole), split * length, depth));
-  // Part of the next tile; beyond the last one zeros arrive that nobody reads.
+  // Part of the next tile; beyond the last one these are zeros that are not read.
   auto fetch = [&](unsigned stage, int part, int parts) {
     a_copy.start(start + stage, part, parts);
     b_copy.start(start + stage + B_TILE, part, parts);
@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   __syncthreads();
   a[0].read(a_start, 0, 0);
   b[0].read(b_start, 0, 0);
-  unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage that is multiplied, and the one that is filled meanwhile
+  unsigned now = 0, free = (STAGES - 1) * STAGE;  // the stage being multiplied, and the one being filled
 #pragma unroll 1
   for (int k = 0; k < depth; k += BK) {
     unsigned next = now + STAGE == STAGES * STAGE ? 0 : now + STAGE;
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
       bool last = group == GROUPS - 1;
-      if (last) {  // the next tile has arrived, and every warp has read the last of this one
+      if (last) {  // the next tile has arrived, and every warp has finished reading this one
         ptx::cp_async_wait_group<STAGES - 2>();
         __syncthreads();
       }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
   }
 }
 
-// The last launch, where k was split: adds up the parts, always in the same order.
+// The last launch, if k was split: adds up the parts, always in the same order.
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int PACKED, int SPLITS>
 __global__ void __launch_bounds__(256) mma_pipelined_finish(const Product<T, Out> p) {
   const Product<T, float> parts = partial_sums<A, B, PACKED>(p);

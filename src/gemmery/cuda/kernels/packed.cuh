@@ -1,6 +1,6 @@
-// What a ring of tiles leaves in scratch memory. Operands that cp.async cannot copy in whole pieces are first copied
-// to rows that it can: bit 0 of PACKED stands for A, bit 1 for B. Rows keep their direction; zeros fill them up to a
-// multiple of 16 bytes. Sums of parts of k follow, where it is split.
+// Scratch memory of the ring kernels. Operands that cp.async cannot copy in whole pieces are first copied to rows that
+// it can: bit 0 of PACKED stands for A, bit 1 for B. Rows keep their direction and are filled with zeros to a multiple
+// of 16 bytes. If k is split, the sums of its parts follow.
 #pragma once
 #include "load.cuh"
 
@@ -9,7 +9,7 @@ template <class T> __device__ __forceinline__ long long packed_row(int elements)
   return (elements + VEC - 1LL) / VEC * VEC;
 }
 
-// An operand as it lies in scratch memory from `begin` on, from side `first` of matrix `batch` on.
+// A packed operand at `begin` in scratch memory, from side `first` of matrix `batch` on.
 template <bool K_ADJACENT, class T>
 __device__ __forceinline__ Panel<T> packed_panel(const T* begin, int batch, int sides, int depth, int first) {
   long long row = packed_row<T>(K_ADJACENT ? depth : sides), step = K_ADJACENT ? row : 1;
@@ -23,7 +23,7 @@ __device__ __forceinline__ Panel<T> a_panel(const Product<T, Out>& p, Tile tile)
   return packed_panel<A != COL>(static_cast<const T*>(p.workspace), tile.batch, p.m, p.k, tile.row);
 }
 
-// Elements that a packed operand takes, after the other one.
+// Size of a packed operand, in elements.
 template <Layout A, int PACKED, class T, class Out>
 __device__ __forceinline__ long long packed_a(const Product<T, Out>& p) {
   return PACKED & 1 ? p.batch * packed_row<T>(A != COL ? p.k : p.m) * (A != COL ? p.m : p.k) : 0;
@@ -46,7 +46,7 @@ template <class T> __device__ __forceinline__ Panel<T> along_k(const Panel<T>& p
   return {panel.origin + first * panel.k_step, panel.side_step, panel.k_step, panel.sides, depth};
 }
 
-// The sums of parts of k: a matrix for each part of each product.
+// The sums of the parts of k: a matrix for each part of each product.
 template <Layout A, Layout B, int PACKED, class T, class Out>
 __device__ __forceinline__ Product<T, float> partial_sums(const Product<T, Out>& p) {
   Product<T, float> parts = {};
@@ -59,7 +59,7 @@ __device__ __forceinline__ Product<T, float> partial_sums(const Product<T, Out>&
   return parts;
 }
 
-// Blocks of 32 rows by 32 pieces of 16 bytes that a matrix has.
+// Number of blocks of 32 rows by 32 pieces of 16 bytes in a matrix.
 template <bool K_ADJACENT, class T> __device__ __forceinline__ unsigned pack_blocks(int sides, int depth) {
   unsigned columns = (K_ADJACENT ? depth : sides) + 512 / int(sizeof(T)) - 1;
   return ((K_ADJACENT ? sides : depth) + 31) / 32 * (columns / (512 / int(sizeof(T))));

@@ -1,5 +1,5 @@
-// The limit of the CUDA cores: chains of multiply-adds in registers, enough of them to hide the latency of each. One
-// factor stands in the instruction: three from registers would meet in their banks.
+// Peak of the CUDA cores: chains of multiply-adds in registers, enough of them to hide their latency. One factor is a
+// constant in the instruction: three register operands would conflict in the register banks.
 #include "types.cuh"
 
 template <class S, int CHAINS> __global__ void peak_fma(S* to, long long steps) {

@@ -1,7 +1,7 @@
-// The limit of the tensor cores by mma.sync: chains of products in registers. (Hopper's wgmma goes beyond it.)
+// Peak of the tensor cores by mma.sync: chains of products in registers. (Hopper's wgmma is faster.)
 #include "types.cuh"
 
-// One product of a warp: sums += a b. Of doubles, one of 16 rows where there is such, or two of 8.
+// One product of a warp: sums += a b. In f64, one of 16 rows where available, or two of 8.
 __device__ __forceinline__ void multiply(f16, float (&sums)[4], const unsigned (&a)[4]) {
   ptx::mma_m16n8k16_f16(sums, a, a[2], a[3]);
 }
@@ -27,7 +27,7 @@ template <class T, int CHAINS> __global__ void peak_mma(double* to, long long st
   typename Registers<T>::operand a[4];
   typename Registers<T>::sum sums[CHAINS][4] = {}, total = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = threadIdx.x % 32 * 0x10001 + i;  // tiny numbers: no sum overflows
+  for (int i = 0; i < 4; ++i) a[i] = threadIdx.x % 32 * 0x10001 + i;  // tiny numbers, so that no sum overflows
 #pragma unroll 2
   for (long long step = 0; step < steps; ++step) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The one argument of every kernel: C = activation(alpha A B + beta C + bias), `batch` times.
+// The only argument of every kernel: C = activation(alpha A B + beta C + bias), `batch` times.
 #pragma once
 #include "types.cuh"
 
@@ -9,7 +9,7 @@ template <class T, class Out> struct Product {
   const T* b;        // (batch, k, n)
   Out* c;            // (batch, m, n)
   const Sum<T, Out>* bias;
-  void* workspace;   // scratch memory of the size that the rung asks for
+  void* workspace;   // scratch memory of the size requested by the rung
   long long a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col;
   long long bias_row, bias_col;  // one of them is 0
   int m, n, k, batch;

@@ -1,4 +1,4 @@
-// Every PTX instruction that the kernels name, as a function called what the PTX ISA calls it.
+// Every PTX instruction used by the kernels, as a function with its name in the PTX ISA.
 // Reference: NVIDIA, Parallel Thread Execution ISA 9.0.
 #pragma once
 
@@ -18,7 +18,7 @@ __device__ __forceinline__ unsigned short cvt_rn_f16_f32(float x) {
   return y;
 }
 
-// Before sm_80, which has the instruction, the upper half is rounded by integers.
+// sm_80 has the instruction; before it, integer arithmetic rounds the upper half.
 __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float x) {
 #if __CUDA_ARCH__ >= 800
   unsigned short y;
@@ -33,13 +33,13 @@ __device__ __forceinline__ unsigned short cvt_rn_bf16_f32(float x) {
 
 // ---- asynchronous copies, sm_80 ----
 
-// What ldmatrix and cp.async call an address in shared memory.
+// An address in shared memory, as ldmatrix and cp.async expect it.
 __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return unsigned(__cvta_generic_to_shared(shared));
 }
 
-// BYTES (4, 8 or 16) of global into shared memory, or zeros, and then nothing is read: a predicate, where a size takes
-// four instructions more. 16 bytes pass by L1.
+// BYTES (4, 8 or 16) from global to shared memory, or zeros without reading: by a predicate, since a size operand takes
+// four more instructions. 16 bytes bypass L1.
 template <int BYTES> __device__ __forceinline__ void cp_async(unsigned shared, const void* global, bool inside) {
   if constexpr (BYTES == 16) {
     asm volatile("{ .reg .pred out; setp.eq.s32 out, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, out; }"
@@ -60,15 +60,15 @@ template <int BYTES> __device__ __forceinline__ void cp_async(void* shared, cons
 
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most PENDING of this thread's latest groups are still under way.
+// Waits until at most PENDING of this thread's latest groups are in flight.
 template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // ---- matrices of 8 x 8 from shared memory, and products of a warp ----
 
-// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and gets of each the
-// elements 2 (l % 4) and the next of row l / 4 (with .trans, of column l / 4). sm_75.
+// Four 8 x 8 matrices of 16-bit elements: lane l passes the address of row l % 8 of matrix l / 8, and receives from
+// each the elements 2 (l % 4) and the next of row l / 4 (with .trans, of column l / 4). sm_75.
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&d)[4], unsigned shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -118,9 +118,9 @@ __device__ __forceinline__ unsigned cvt_rna_tf32_f32(unsigned x) {
   return y;
 }
 
-// ---- matrix instructions in double ----
-// Lane g * 4 + t of the warp holds of A row g (and row g + 8) and of B column g, both at k = t, and of the sums columns
-// 2 t and 2 t + 1 of its rows.
+// ---- matrix instructions in f64 ----
+// Lane g * 4 + t of the warp holds row g (and row g + 8) of A and column g of B, both at k = t, and columns 2 t and
+// 2 t + 1 of the sums of its rows.
 
 // sm_80. Rows x columns x k = 8 x 8 x 4.
 __device__ __forceinline__ void mma_m8n8k4_f64(double& c0, double& c1, double a, double b) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void mma_m16n8k4_f64(double (&c)[4], const double (&a
 }
 
 // ---- fragments of a warp: f16 from sm_70 on, the rest from sm_80 on ----
-// The ISA leaves open which lane holds what. Name is a type whose `text` is a part of the instruction's name; strides
+// The ISA does not define which lane holds what. Name is a type whose `text` is part of the instruction's name; strides
 // count elements. TYPES of a product: "m16n16k16.f32.f32".
 
 template <class Operand, class Layout, class Shape, class Type>
@@ -205,33 +205,33 @@ template <class Shape> __device__ __forceinline__ void wmma_store(unsigned share
 
 // ---- no instruction ----
 
-// After it the compiler knows nothing of what memory holds: what it keeps in registers is written before, read after.
+// After it the compiler assumes nothing about memory: values in registers are written before and read again after.
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
-// ---- launches that begin before the one before them on the stream has ended, sm_90 ----
+// ---- launches that start before the previous one on the stream has ended, sm_90 ----
 
-// The next launch may begin; it waits for the end of this one before it touches memory.
+// Lets the next launch start; it waits for the end of this one before it accesses memory.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Until the launches before have ended and all they wrote can be read.
+// Waits until the previous launches have ended and all their writes are visible.
 __device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// ---- loads of what is used once ----
+// ---- loads of data used once ----
 
-// Asks for a line of memory, to lie in L2 when it is read; what it holds by then does not matter.
+// Prefetches a line of memory into L2; its contents need not be final yet.
 __device__ __forceinline__ void prefetch_global_L2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-// 16 bytes, past L1. sm_70.
+// 16 bytes, bypassing L1. sm_70.
 template <class X> __device__ __forceinline__ X ld_global_no_allocate(const X* from) {
   static_assert(sizeof(X) == 16, "one access");
   unsigned words[4];

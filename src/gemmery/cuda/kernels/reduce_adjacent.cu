@@ -1,6 +1,6 @@
-// The effect: a tree whose partners lie next to each other keeps a few lanes of every warp busy to the last levels.
-// A block adds up BLOCK elements of x into one of y, again and again: at each level every second of the threads that
-// are left takes its neighbour's sum.
+// Effect: a reduction tree over adjacent partners keeps a few lanes of every warp busy down to the last levels.
+// A block adds up BLOCK elements of x into one of y, repeatedly: at each level every second one of the remaining
+// threads adds its neighbour's sum.
 template <int BLOCK>
 __global__ void reduce_adjacent(const float* x, float* y, int n) {
   __shared__ float sums[BLOCK];

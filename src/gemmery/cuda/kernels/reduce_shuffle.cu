@@ -1,5 +1,5 @@
-// The effect: the last five levels of the tree stay in registers; a warp needs neither shared memory nor barriers.
-// Its parent: reduce_strided. Two barriers are left, around the warp that adds up the sums of the others.
+// Effect: the last five levels of the tree stay in registers; a warp needs neither shared memory nor barriers.
+// Parent: reduce_strided. Two barriers are left, around the warp that adds up the sums of the others.
 // Measured on an H200: less than half the time.
 __device__ __forceinline__ float sum_of_warp(float sum) {
   for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
@@ -19,6 +19,6 @@ __global__ void reduce_shuffle(const float* x, float* y, int n) {
       sum = sum_of_warp(threadIdx.x < WARPS ? of_warp[threadIdx.x] : 0);
       if (threadIdx.x == 0) y[piece] = sum;
     }
-    __syncthreads();  // before the sums of the next piece are put there
+    __syncthreads();  // before the sums of the next piece are stored
   }
 }

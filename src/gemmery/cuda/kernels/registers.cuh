@@ -3,14 +3,14 @@
 #include "epilogue.cuh"
 #include "load.cuh"
 
-// Elements of S in one 16-byte access, if COUNT of them can be cut into such.
+// Elements of S in one 16-byte access, if COUNT of them can be split into such accesses.
 template <class S, int COUNT> constexpr int strip() {
   int most = 16 / int(sizeof(S));
   while (COUNT % most) most /= 2;
   return most;
 }
 
-// COUNT sides of step k of a tile: strips of neighbours, each APART sides after the last, the first at `side`.
+// COUNT sides of step k of a tile: strips of adjacent sides, APART sides from one to the next, the first at `side`.
 template <class Arrangement, int APART, int COUNT, class S>
 __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side, int k) {
   constexpr int STRIP = strip<S, COUNT>();
@@ -29,9 +29,9 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   }
 }
 
-// Rows are walked two together, down one column and up the next, and every other pair of them from right to left: then
-// each multiply-add shares a factor with the one before, which the register file's reuse cache still holds. A tall tile
-// is walked likewise by columns, and doubles, which fill both register banks, one column at a time.
+// Rows are walked in pairs, down one column and up the next, and every other pair from right to left: each multiply-add
+// then shares a factor with the previous one, which is still in the register file's reuse cache. A tall tile is walked
+// likewise by columns, and f64, whose operands fill both register banks, one column at a time.
 template <int TM, int TN, class S>
 __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN], S (&sums)[TM][TN]) {
   constexpr bool DOWN = TM > TN || sizeof(S) == 8;
@@ -45,21 +45,21 @@ __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN]
   }
 }
 
-// Where a thread computes when threads follow each other along the rows of a tile of BN columns: its elements together.
+// The elements of a thread when threads are numbered along the rows of a tile of BN columns: one patch.
 template <int BN, int TM, int TN, int TALL, int WIDE> struct Together {
   static constexpr int ROWS_APART = TALL, COLUMNS_APART = WIDE;
   int row = threadIdx.x / (BN / TN) * TM, column = threadIdx.x % (BN / TN) * TN;
 };
 
-// The same in strips: neighbours in a row of threads have neighbouring strips.
+// The same in strips: adjacent threads of a row have adjacent strips.
 template <int BM, int BN, int TM, int TN, int TALL, int WIDE> struct InStrips {
   static constexpr int ROWS_APART = BM / TM * TALL, COLUMNS_APART = BN / TN * WIDE;
   int row = threadIdx.x / (BN / TN) * TALL, column = threadIdx.x % (BN / TN) * WIDE;
 };
 
-// Where the strips of a thread begin when warps take WM x WN each of a tile of BN columns, and lanes strips of it.
-// A lane shares its rows with lane ^ 1 and its columns with lane ^ 2: reads of 16 bytes on which such pairs agree take
-// half the wavefronts.
+// The first strips of a thread when each warp takes WM x WN of a tile of BN columns, and its lanes strips of that.
+// A lane shares its rows with lane ^ 1 and its columns with lane ^ 2: 16-byte reads where such pairs agree take half
+// the wavefronts.
 template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Seat {
   static constexpr int DOWN = WM / TM, ACROSS = WN / TN, ROWS_APART = DOWN * TALL, COLUMNS_APART = ACROSS * WIDE;
   static constexpr bool PAIRED = DOWN > 1 && ACROSS > 1;
@@ -78,7 +78,7 @@ template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Sea
 template <class TileA, class TileB, int ROWS_APART, int COLUMNS_APART, int BK, int TM, int TN, class S>
 __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile, int row, int column,
                                                S (&sums)[TM][TN]) {
-  // A tile that is read by the element keeps more fragments in registers than two blocks of 256 threads have.
+  // Reading a tile element by element keeps more values in registers than two blocks of 256 threads have.
   constexpr int UNROLL = TileA::ADJACENT == COL ? BK : 2;
 #pragma unroll UNROLL
   for (int k = 0; k < BK; ++k) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile,
   }
 }
 
-// The sums of a thread into C: rows and columns in strips as above, from (i, j) on, VEC elements of a row at once.
+// Stores the sums of a thread in C: rows and columns in strips as above, from (i, j) on, VEC elements at a time.
 template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, int TM, int TN, class S, class T, class Out>
 __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int batch, int i, int j,
                                                 const S (&sums)[TM][TN]) {
@@ -111,8 +111,8 @@ __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int ba
   }
 }
 
-// A tile of C, a thread's part of it in registers: tiles of A and B come into shared memory and are multiplied in turn.
-// The rungs say how threads load them (LoadA, LoadB), how they lie there (TileA, TileB), and who computes what (Place).
+// Computes a tile of C with sums in registers: tiles of A and B are loaded into shared memory and multiplied in turn.
+// The rungs choose how threads load them (LoadA, LoadB), their layout (TileA, TileB), and who computes what (Place).
 template <int EPILOGUE, class LoadA, class LoadB, class TileA, class TileB, class Place, int C_VEC, int BM, int BN,
           int BK, int TM, int TN, class T, class Out>
 __device__ __forceinline__ void multiply_in_registers(const Product<T, Out>& p) {

@@ -1,6 +1,6 @@
-// The idea: C = A + B, element by element; WIDTH elements of a row in one access.
-// It is no product: the workload R = A (A + B) needs it. A, B and C are (batch, m, n) here.
-// Measured on an H200, n = 16384, f32: a tie with PyTorch's, at the bandwidth of memory.
+// Idea: C = A + B, element by element; WIDTH elements of a row per access.
+// Not a product: the workload R = A (A + B) needs it. A, B and C are (batch, m, n) here.
+// Measured on an H200, n = 16384, f32: a tie with PyTorch, at memory bandwidth.
 #include "product.cuh"
 
 template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH) Pack { T of[WIDTH]; };
@@ -8,7 +8,7 @@ template <class T, int WIDTH> struct alignas(sizeof(T) * WIDTH) Pack { T of[WIDT
 template <class T, class Out, int EPILOGUE, int WIDTH>
 __global__ void simt_add(const Product<T, Out> p) {
   using S = Sum<T, Out>;
-  unsigned packs = (p.n + WIDTH - 1u) / WIDTH;  // of a row
+  unsigned packs = (p.n + WIDTH - 1u) / WIDTH;  // per row
   long long id = blockIdx.x * (long long)blockDim.x + threadIdx.x, row = id / packs;
   int batch = row / p.m, i = row % p.m, j = id % packs * WIDTH;
   if (batch >= p.batch) return;

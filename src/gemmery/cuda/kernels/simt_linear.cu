@@ -1,8 +1,8 @@
-// The idea: threads in one line, as many a block as one likes; thread id -> (i, j).
-// Its parent: simt_naive. Each step adds to C in global memory, where that can hold the sum: a C of half precision, and
-// one whose old value is still needed, get a sum in scratch memory instead.
-// Measured on an H200, n = 2048, f32: more than twice the parent's time, for what each step stores. With half of 32
-// threads a block it takes twice as long; from 64 on their number does not matter.
+// Idea: one-dimensional blocks of any number of threads; thread id -> (i, j).
+// Parent: simt_naive. Each step adds to C in global memory if C can hold the sum; a half-precision C, or one whose old
+// value is still needed, is summed in scratch memory instead.
+// Measured on an H200, n = 2048, f32: more than twice the parent's time, because each step stores. With 16 threads per
+// block instead of 32 it takes twice as long; from 64 on their number does not matter.
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(1024) simt_linear(const Product<T, Out> p) {
   *sum = 0;
   for (int k = 0; k < p.k; ++k, a += p.a_col, b += p.b_row) {
     *sum = multiply_add(widen<S>(*a), widen<S>(*b), *sum);
-    ptx::compiler_fence();  // or the compiler would keep the sum in a register
+    ptx::compiler_fence();  // otherwise the compiler keeps the sum in a register
   }
   store<EPILOGUE>(p, batch, i, j, *sum);
 }

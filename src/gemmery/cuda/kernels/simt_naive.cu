@@ -1,7 +1,7 @@
-// The idea: one thread for each element of C, as many blocks as that takes.
-// Its parent: simt_single_block. A thread loads one element of A and one of B for every multiply-add, so memory
-// decides: the 32 lanes of a warp share a row of A and read neighbours of B.
-// Its loop has 121 instructions for 16 multiply-adds on sm_90.
+// Idea: one thread per element of C, in as many blocks as needed.
+// Parent: simt_single_block. A thread loads one element of A and one of B for every multiply-add, so memory is the
+// limit: the 32 lanes of a warp share a row of A and read adjacent elements of B. The loop has 121 instructions for 16
+// multiply-adds on sm_90.
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>

@@ -1,21 +1,21 @@
-// The idea: a first kernel copies A and B into square blocks that are contiguous in memory, padded with zeros; the
-// product reads blocks, so every address is a constant away from the last.
-// Its parent: simt_naive. COLUMNS: the blocks of B and their elements follow each other down the columns.
-// Measured on an H200, n = 2048, f64, packing included: half the parent's time, for less than half the instructions.
-// With COLUMNS eight times as long as without: the lanes of a warp read 32 sectors a load.
+// Idea: a first kernel copies A and B into square blocks that are contiguous in memory and padded with zeros; the
+// product reads blocks, so every address is at a constant offset from the last.
+// Parent: simt_naive. COLUMNS: the blocks of B and their elements are stored column by column.
+// Measured on an H200, n = 2048, f64, including packing: half the parent's time, with less than half the instructions.
+// With COLUMNS it takes eight times as long: the lanes of a warp read 32 sectors per load.
 #include "epilogue.cuh"
 #include "tile.cuh"
 
-// Where the blocks lie in the workspace: those of A, row after row, then those of B.
+// The blocks in the workspace: those of A, row by row, then those of B.
 template <int BLOCK, class T, class Out> struct Blocks {
-  long long rows, columns, depth;  // of C and of the sum, in blocks
+  long long rows, columns, depth;  // of C and of the sums, in blocks
   T *a, *b;
   __device__ __forceinline__ Blocks(const Product<T, Out>& p)
       : rows((p.m + BLOCK - 1) / BLOCK), columns((p.n + BLOCK - 1) / BLOCK), depth((p.k + BLOCK - 1) / BLOCK),
         a(static_cast<T*>(p.workspace)), b(a + p.batch * rows * depth * BLOCK * BLOCK) {}
 };
 
-// A thread copies an element of a block.
+// Each thread copies one element of a block.
 template <class T, class Out, int EPILOGUE, int BLOCK, bool COLUMNS>
 __global__ void simt_packed_blocks(const Product<T, Out> p) {
   Blocks<BLOCK, T, Out> to(p);

@@ -1,9 +1,9 @@
-// The idea: both tiles have k outermost, so that a step of k is read 16 bytes at once; what lies along k in memory is
-// transposed on the way in. A pad of 4 elements a step keeps those stores off each other's banks, and a thread's rows
-// and columns lie in strips of 16 bytes, so that neighbouring lanes read neighbouring strips.
-// Its parent: simt_vectorized, whose lanes meet on banks when they read either tile.
-// Measured on an H200 at n = 4096: a third faster in f32, more than half in f64. A step of k of a warp reads 12
-// wavefronts instead of 24, in f64 24 instead of 72: now multiplying takes longer than reading.
+// Idea: in both tiles k is the outer dimension, so that a step of k is read 16 bytes at once; an operand contiguous in
+// k is transposed when stored. Padding of 4 elements per step keeps those stores on different banks. A thread's rows
+// and columns are in strips of 16 bytes, so that adjacent lanes read adjacent strips.
+// Parent: simt_vectorized, whose lanes have bank conflicts when they read either tile.
+// Measured on an H200 at n = 4096: a third faster in f32, more than half in f64. The reads of a warp for one step of k
+// take 12 wavefronts instead of 24, in f64 24 instead of 72: now the arithmetic takes longer than the reads.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,

@@ -1,10 +1,10 @@
-// The idea: the loads of later tiles overlap with computing this one. With two stages the next tile waits in registers
-// and is stored while this one is read; with more, cp.async fills a ring of STAGES tiles without registers. In either
-// the fragments of the next step of k are read while this step's are multiplied.
-// Its parent: simt_warptile, where a block waits for memory, then for itself, at every tile.
-// Measured on an H200 at n = 4096: in f32 faster by cp.async than through registers, and faster still with 16x8 sums a
-// thread instead of 8x8: then it is beside cuBLAS, and 2048 of the loop's 2233 instructions are multiply-adds. In f64,
-// 512 of 627, it stays more than a quarter below the peak.
+// Idea: loading later tiles overlaps with computing the current one. With two stages the next tile waits in registers
+// and is stored after the current one is read; with more, cp.async fills a ring of STAGES tiles without registers. In
+// both cases the operands of the next step of k are read while those of the current step are multiplied.
+// Parent: simt_warptile, where a block waits for memory, then for its own threads, at every tile.
+// Measured on an H200 at n = 4096: in f32 faster by cp.async than through registers, and faster still with 16 x 8 sums
+// per thread instead of 8 x 8: then it is close to cuBLAS, and 2048 of the loop's 2233 instructions are multiply-adds.
+// In f64, 512 of 627, it stays more than a quarter below the peak.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(co
   for (int s = 0; s < STAGES - 1; ++s) begin(ring + s * STAGE);
   finish(ring);
   Place at;
-  const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the tile it reads
+  const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the current tile
   S a[2][TM], b[2][TN], sums[TM][TN] = {};
   fragment<TileA, ROWS_APART>(a[0], a_tile, 0, 0);
   fragment<TileB, COLUMNS_APART>(b[0], b_tile, 0, 0);
-  int now = 0, free = STAGES - 1;  // stages of the ring: the one that is read, and the one to be filled
+  int now = 0, free = STAGES - 1;  // stages of the ring: the one being read, and the one to fill
   for (int k0 = 0; k0 < p.k; k0 += BK) {
 #pragma unroll
     for (int k = 0; k < BK; ++k) {

@@ -1,5 +1,5 @@
-// The idea: one thread for each element of C, all in one block.
-// It has no parent. The matrix ends where the block does: at 1024 threads, 32 x 32 elements.
+// Idea: one thread per element of C, all in one block.
+// No parent. A block has at most 1024 threads, so C has at most 32 x 32 elements.
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>

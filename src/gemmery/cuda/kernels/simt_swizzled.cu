@@ -1,8 +1,8 @@
-// The idea: the transposed tile has no pad; the XOR of a side with a number made from k keeps stores off each other's
-// banks instead, and costs no memory.
-// Its parent: simt_padded.
-// Measured on an H200 at n = 4096: a tie with the parent, in f32 and f64. Neither has conflicts, and registers decide
-// how many blocks a multiprocessor holds, not shared memory.
+// Idea: no padding in the transposed tile; an XOR of the position with a number derived from k keeps the stores on
+// different banks instead, and costs no memory.
+// Parent: simt_padded.
+// Measured on an H200 at n = 4096: a tie with the parent, in f32 and f64. Neither has conflicts, and the number of
+// blocks on a multiprocessor is limited by registers, not by shared memory.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,

@@ -1,7 +1,7 @@
-// The idea: none; x and y of a thread are swapped, to see what the order of threads is worth.
-// Its parent: simt_naive. The 32 lanes of a warp now walk down a column of C: each reads a row of A of its own, so one
-// load touches up to 32 sectors of 32 bytes for 32 elements.
-// Measured on an H200, n = 2048, f32: more than seven times the parent's time, for 33 sectors a step instead of 5.
+// Idea: none; x and y of a thread are swapped, to show what thread order costs.
+// Parent: simt_naive. The 32 lanes of a warp now walk down a column of C: each reads a different row of A, so one load
+// touches up to 32 sectors of 32 bytes for 32 elements.
+// Measured on an H200, n = 2048, f32: more than seven times the parent's time, with 33 sectors per step instead of 5.
 #include "epilogue.cuh"
 
 template <class T, class Out, int EPILOGUE>

@@ -1,7 +1,7 @@
-// The idea: global memory is read and written 16 bytes at once, by threads that are placed along the memory, whatever
-// part of the tile they compute. Rows that are not aligned, or end within 16 bytes, are read in smaller chunks.
-// Its parent: simt_threadtile, which asks for one element at a time.
-// Measured on an H200 at n = 4096: a tie with the parent, in f32 and f64. Bank conflicts decide, and are as they were.
+// Idea: global memory is read and written 16 bytes at a time, by threads assigned in memory order, whatever part of the
+// tile they compute. Rows that are not aligned, or end within 16 bytes, are read in smaller chunks.
+// Parent: simt_threadtile, which loads one element at a time.
+// Measured on an H200 at n = 4096: a tie with the parent, in f32 and f64. The limit is bank conflicts, as before.
 #include "registers.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,

@@ -1,8 +1,8 @@
-// The idea: three levels, block tile -> warp tile -> thread tile. The lanes of a warp sit close together, so that a
-// warp reads WM + WN elements of shared memory a step of k, and pairs of lanes that read the same share a wavefront.
-// Its parent: simt_padded, where a warp spans the whole width of the block's tile.
-// Measured on an H200 at n = 4096: a little faster in f32; a tie in f64, where one block has the multiprocessor's
-// registers and waits for each tile. A 16-byte read alone takes 2 cycles when pairs of lanes agree, and 4 when they do
+// Idea: three levels, block tile -> warp tile -> thread tile. The lanes of a warp are close together in C, so a warp
+// reads WM + WN elements of shared memory per step of k, and pairs of lanes that read the same share a wavefront.
+// Parent: simt_padded, where a warp spans the whole width of the block's tile.
+// Measured on an H200 at n = 4096: a little faster in f32; a tie in f64, where one block takes the multiprocessor's
+// registers and waits for each tile. A 16-byte read alone takes 2 cycles if pairs of lanes agree, and 4 if they do
 // not.
 #include "registers.cuh"
 

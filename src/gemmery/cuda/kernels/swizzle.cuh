@@ -1,19 +1,19 @@
-// Tiles in shared memory whose 16-byte chunks change places, so that neither a copy into them nor ldmatrix meets a
-// bank twice.
+// Tiles in shared memory whose 16-byte chunks are permuted, so that neither copies into them nor ldmatrix have bank
+// conflicts.
 #pragma once
 #include "load.cuh"
 
-// A tile of SIDES rows of A, or columns of B, by BK of k. It has a row for each side where elements adjacent in memory
-// follow k (K_ADJACENT), else a row for each k. Chunk c of row r is stored at c ^ r % 8 where a row fills the 32 banks,
-// so that the 8 rows of one matrix of ldmatrix lie on 8 different quarters of them; shorter rows share a key.
+// A tile of SIDES rows of A, or columns of B, by BK of k. It has a row per side if the operand is contiguous in k
+// (K_ADJACENT), else a row per k. Chunk c of row r is stored at c ^ r % 8 if a row fills the 32 banks, so that the 8
+// rows of one matrix of ldmatrix are on 8 different groups of four banks; shorter rows share a key.
 template <class T, int SIDES, int BK, bool ALONG_K> struct SwizzledTile {
   static constexpr bool K_ADJACENT = ALONG_K;
-  static constexpr int ROWS = K_ADJACENT ? SIDES : BK, WIDTH = K_ADJACENT ? BK : SIDES;  // rows, and elements of one
+  static constexpr int ROWS = K_ADJACENT ? SIDES : BK, WIDTH = K_ADJACENT ? BK : SIDES;  // rows, and elements per row
   static constexpr int PER_CHUNK = 16 / int(sizeof(T)), CHUNKS = WIDTH / PER_CHUNK, BYTES = ROWS * CHUNKS * 16;
-  static constexpr int SPAN = CHUNKS < 8 ? CHUNKS : 8;  // chunks among which one changes places
+  static constexpr int SPAN = CHUNKS < 8 ? CHUNKS : 8;  // chunks that are permuted among themselves
   static_assert(CHUNKS % SPAN == 0 && 8 % SPAN == 0 && BYTES % 128 == 0, "the XOR must stay within a row");
 
-  // ldmatrix does not transpose elements of 32 bits: lanes read two chunks of each of four rows.
+  // ldmatrix cannot transpose 32-bit elements: lanes read two chunks of each of four rows.
   static __device__ __forceinline__ int key(int row) {
     return sizeof(T) == 4 && !K_ADJACENT ? row % 4 * 2 % SPAN : row / (8 / SPAN) % SPAN;
   }
@@ -22,8 +22,8 @@ template <class T, int SIDES, int BK, bool ALONG_K> struct SwizzledTile {
   }
 };
 
-// A thread's share of copying a panel's tiles one after the other, in pieces of VEC elements. A piece lies wholly
-// inside or wholly outside of the panel unless it is RAGGED.
+// A thread's share of copying a panel's tiles one after the other, in pieces of VEC elements. A piece is completely
+// inside or completely outside the panel unless it is RAGGED.
 template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCopy {
   static constexpr int ROW_PIECES = Tile::WIDTH / VEC, PIECES = Tile::ROWS * ROW_PIECES;
   static constexpr int EACH = (PIECES + THREADS - 1) / THREADS, PIECE_BYTES = VEC * int(sizeof(T));
@@ -31,8 +31,8 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
 
   const T* origin;  // this thread's first element
   long long row_step, column_step, k_step;
-  int rows, columns;  // what the panel has from there on; one of them shrinks
-  unsigned first;     // where the first piece lies in the tile
+  int rows, columns;  // what is left of the panel from there on; one of them shrinks
+  unsigned first;     // position of the first piece in the tile
 
   __device__ __forceinline__ TileCopy(const Panel<T>& panel)
       : row_step(Tile::K_ADJACENT ? panel.side_step : panel.k_step),
@@ -50,8 +50,8 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
     (Tile::K_ADJACENT ? columns : rows) -= bk;
   }
 
-  // Piece e from the first on. Sides are powers of two: the first piece's row and column and these have no bit in
-  // common, so that an XOR adds them up.
+  // Piece e, counted from the first. Sides are powers of two: these offsets and the first piece's row and column have
+  // no bit in common, so XOR adds them.
   static __device__ constexpr int row_of(int e) { return e * THREADS / ROW_PIECES; }
   static __device__ constexpr int column_of(int e) { return e * THREADS % ROW_PIECES * VEC; }
   static __device__ __forceinline__ bool exists(int e) {
@@ -66,7 +66,7 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
   __device__ __forceinline__ bool inside(int e) const { return rows > row_of(e) && columns > column_of(e); }
   __device__ __forceinline__ int count(int e) const { return inside(e) ? min(columns - column_of(e), VEC) : 0; }
 
-  // Part `part` of `parts` of a tile by cp.async, past the registers, while the threads do other work.
+  // Part `part` of `parts` of a tile by cp.async, bypassing registers, while the threads do other work.
   __device__ __forceinline__ void start(unsigned tile, int part = 0, int parts = 1) const {
     static_assert(!RAGGED, "cp.async moves whole pieces");
 #pragma unroll
@@ -75,7 +75,7 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
     }
   }
 
-  // Through registers, as many pieces at once as 16 of them hold.
+  // Through registers, as many pieces at a time as fit in 16 of them.
   __device__ __forceinline__ void copy(char* tile) const {
     constexpr int HELD = PIECE_BYTES < 4 ? 16 : 64 / PIECE_BYTES;
 #pragma unroll

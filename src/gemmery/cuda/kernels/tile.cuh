@@ -1,11 +1,11 @@
-// Which tile of C a block computes.
+// The tile of C that a block computes.
 #pragma once
 #include "product.cuh"
 
 struct Tile { int batch, row, col; };  // the tile's first row and column of C
 
 // Tiles in a one-dimensional grid, batch after batch. Blocks that run together take GROUP rows of tiles by as many
-// columns, so that what they read of A and B is shared in L2.
+// columns, so that they share their parts of A and B in L2.
 template <int BM, int BN, int GROUP = 8, class T, class Out>
 __device__ __forceinline__ Tile tile_of_block(const Product<T, Out>& p) {
   unsigned rows = (p.m + BM - 1) / BM, columns = (p.n + BN - 1) / BN, each = rows * columns;

@@ -1,20 +1,20 @@
-// Element types, and the arithmetic they are summed in. No CUDA header is needed: compiling them takes longer than
-// compiling a kernel, and NVRTC before 13.3 brings none.
+// Element types, and the arithmetic of their sums. No CUDA header is included: compiling one takes longer than
+// compiling a kernel, and NVRTC before 13.3 ships none.
 #pragma once
 #include "ptx.cuh"
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
-struct tf32 { float value; };  // a float whose products may keep 10 bits of fraction
+struct tf32 { float value; };  // a float rounded to 10 bits of fraction in products
 
-enum Layout { ROW, COL, ANY };  // neighbours of a row are adjacent, of a column, or neither
+enum Layout { ROW, COL, ANY };  // adjacent in memory: elements of a row, of a column, or neither
 
 // The type in which products of T are summed for a result of type Out.
 template <class T, class Out> struct SumOf { using type = float; };
 template <class T> struct SumOf<T, double> { using type = double; };
 template <class T, class Out> using Sum = typename SumOf<T, Out>::type;
 
-// What a matrix of T holds in memory, and what one of results does.
+// The type that a matrix of T stores in memory, and that of results.
 template <class T> struct StoredAs { using type = T; };
 template <> struct StoredAs<tf32> { using type = float; };
 

@@ -1,4 +1,4 @@
-// A warp's part of a product by wmma: fragments of which the instructions alone know what each lane holds.
+// A warp's part of a product by wmma: only the instructions know which lane holds which element of a fragment.
 #pragma once
 #include "epilogue.cuh"
 #include "load.cuh"
@@ -11,18 +11,18 @@ struct ColMajor { static constexpr const char text[] = "col"; };
 template <bool ROWS> struct MajorOf { using Name = RowMajor; };
 template <> struct MajorOf<false> { using Name = ColMajor; };
 
-// A float that was rounded to tf32 when it was made: the tensor cores would cut it off.
+// A float rounded to tf32 on construction: the tensor cores would truncate it.
 struct Rounded {
   float value;
   Rounded() = default;
   __device__ __forceinline__ Rounded(float x) : value(__uint_as_float(ptx::cvt_rna_tf32_f32(__float_as_uint(x)))) {}
 };
 
-// Elements go into shared memory as they are.
+// Elements are stored in shared memory unchanged.
 template <> __device__ __forceinline__ f16 widen<f16>(f16 x) { return x; }
 template <> __device__ __forceinline__ bf16 widen<bf16>(bf16 x) { return x; }
 
-// The one shape that each type uses here, the type in shared memory, and the registers of a fragment.
+// The shape that each type uses here, its type in shared memory, and the registers of a fragment.
 template <class T> struct Fragments;
 template <> struct Fragments<double> {
   using Stored = double; using Registers = double[1]; using Sums = double[2];
@@ -53,8 +53,8 @@ template <> struct Fragments<tf32> {
   struct Types { static constexpr const char text[] = "m16n16k8.f32.tf32.tf32.f32"; };
 };
 
-// A tile of the operand as it lies in memory, with rows padded by 16 or 32 bytes, so that those of a fragment are on
-// banks of their own: 8 rows of 16 bytes, or in double 4 of 32, or in tf32 along the sides 4 of 32.
+// A tile of the operand in the order of memory, with rows padded by 16 or 32 bytes, so that the rows of a fragment are
+// on different banks: 8 rows of 16 bytes, or 4 of 32 in f64 and in tf32 along the sides.
 template <class S, bool IS_A, int SIDE, int BK, Layout LAYOUT> struct Padded {
   static constexpr Layout ADJACENT = LAYOUT == COL ? COL : ROW;
   using Matrix = typename MajorOf<IS_A == (ADJACENT == ROW)>::Name;
@@ -67,7 +67,7 @@ template <class S, bool IS_A, int SIDE, int BK, Layout LAYOUT> struct Padded {
   static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
-// A warp's WM x WN sums as fragments, and two sets of fragments of A and B: one is read while the other is multiplied.
+// A warp's WM x WN sums as fragments, and two sets of fragments of A and B: one is loaded while the other is used.
 template <class T, int WM, int WN> struct WarpTile {
   using F = Fragments<T>;
   using Stored = typename F::Stored;
@@ -102,7 +102,7 @@ template <class T, int WM, int WN> struct WarpTile {
     }
   }
 
-  // Into C from (row, column) on, F::M rows at a time through a patch of shared memory of the warp's own.
+  // Stores in C from (row, column) on, F::M rows at a time through the warp's own patch of shared memory.
   template <int EPILOGUE, int VEC, class S, class Out>
   __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column, S* patch) {
     constexpr int STRIPS = F::M * WN / VEC;
@@ -132,7 +132,7 @@ template <class T, int WM, int WN> struct WarpTile {
   }
 };
 
-// What the kernels share: tiles of A and of B, one behind the other in shared memory, and the loads that fill them
+// Shared by the kernels: tiles of A and of B, one after the other in shared memory, and the loads that fill them
 // through registers.
 template <class T, Layout A, Layout B, int A_VEC, int B_VEC, int BM, int BN, int BK, int WM, int WN> struct WmmaBlock {
   using Warp = WarpTile<T, WM, WN>;

@@ -1,8 +1,8 @@
-// The idea: the same in half precision and in tf32: a fragment is 16 x 16 x 16, in tf32 16 x 16 x 8, for 8 to 16 times
-// the work an instruction. Products are exact, sums are f32. Elements of tf32 are rounded before they are stored.
-// Its parent: wmma_f64. A tile is multiplied in less time than the next one takes to arrive, so that two blocks in turn
-// gain more than fragments of the next tile in registers.
-// Measured on an H200 at n = 4096: a third of cuBLAS's speed in f16, less with such fragments; a quarter in tf32.
+// Idea: wmma_f64 in half precision and in tf32: a fragment is 16 x 16 x 16, in tf32 16 x 16 x 8, with 8 to 16 times
+// the work per instruction. Products are exact, sums are f32. tf32 elements are rounded before they are stored.
+// Parent: wmma_f64. Multiplying a tile takes less time than loading the next one, so two blocks in turn gain more than
+// reading fragments of the next tile ahead.
+// Measured on an H200 at n = 4096: a third of cuBLAS's speed in f16, less when reading ahead; a quarter in tf32.
 #include "wmma.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,

@@ -1,9 +1,9 @@
-// The idea: tensor cores. A warp multiplies fragments of 8 x 4 and 4 x 8 elements in one instruction, and has several
-// of A and several of B, each used with all of the other's. The next tile travels through registers, and the next
-// fragments, at the end those of the next tile, are read while these are multiplied.
-// Its parent: simt_smem, where a thread reads two elements of a tile for every multiply-add.
-// Measured on an H200: half of cuBLAS's speed, as this instruction has half the rate of larger ones on sm_90. Reading
-// the next tile's fragments only when it is there costs a tenth.
+// Idea: tensor cores. A warp multiplies fragments of 8 x 4 and 4 x 8 elements in one instruction, and holds several of
+// A and several of B, each used with all of the other's. The next tile passes through registers, and the next
+// fragments, at the end of a tile those of the next tile, are read while the current ones are multiplied.
+// Parent: simt_smem, where a thread reads two elements of a tile for every multiply-add.
+// Measured on an H200: half of cuBLAS's speed, because this instruction has half the rate of larger ones on sm_90.
+// Without reading ahead into the next tile it is a tenth slower.
 #include "wmma.cuh"
 
 template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) wmma_f64(con
     block.fetch();
 #pragma unroll
     for (int step = 0; step < Block::STEPS; ++step) {
-      if (step == Block::STEPS - 1) {  // every warp has read the last of this tile, and of the place of the next before
+      if (step == Block::STEPS - 1) {  // every warp has finished reading this tile, and the place of the next one
         block.put(next);
         Stored* done = now;
         now = next;

@@ -1,16 +1,30 @@
 """From IR to callable code: what an image may refer to, and what a process with a warm cache does without."""
 
+import ast
 import ctypes
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import gemmery
 from gemmery.cpu import jit
 from gemmery.cpu.ir import Module, vector
 from gemmery.cpu.target import host
 from gemmery.errors import CompileError
 
+# Lines that, added to gemv.py, double its sums.
+WRONG = """
+def _finish(f, product, genuine=_finish):
+    sums, size = f["sums"], SIZES[product.accumulator]
+    with f.loop(0, f["count"]) as i:
+        value = f.load(product.accumulator, sums + i * size)
+        f.store(value + value, sums + i * size)
+    genuine(f, product)
+"""
 FLAT = host().machine in ("x86_64", "amd64") and sys.platform != "win32"
 
 
@@ -94,3 +108,47 @@ def test_a_cached_product_does_without_llvm():
         for _ in range(2)
     ]
     assert seen == ["True", "False"]
+
+
+@pytest.mark.skipif(not FLAT, reason="kernels are cached as flat images on x86-64 alone")
+def test_a_source_that_is_edited_during_a_run_does_not_spoil_the_cache(tmp_path):
+    """A generator is imported late: what it makes must not be stored as the code of the source there was before."""
+    copy = tmp_path / "gemmery"
+    shutil.copytree(Path(gemmery.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels"))
+    run = f"""
+import pathlib
+import numpy as np
+import gemmery as gm
+x = np.ones((3, 3), np.float32)
+assert gm.matmul(x, x)[0, 0] == 3
+source = pathlib.Path({str(copy / "cpu" / "gemv.py")!r})
+genuine = source.read_text()
+if %s:
+    source.write_text(genuine + {WRONG!r})
+print(gm.matmul(x, x[:, :1])[0, 0])
+if source.read_text() != genuine:
+    source.write_text(genuine)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    seen = [
+        subprocess.run([sys.executable, "-c", run % edits], env=environment, capture_output=True, text=True, check=True)
+        for edits in (True, False)
+    ]
+    assert [done.stdout.strip() for done in seen] == ["6.0", "3.0"]
+
+
+def test_every_module_that_shapes_code_is_in_the_digest():
+    """Modules outside cpu/ that its files import are in the digest, or known not to shape the code of a kernel."""
+    folder = Path(jit.__file__).parent
+    names = {Path(name).relative_to(folder.parent).as_posix() for name in jit._source_files() if "llvmlite" not in name}
+    imported = set()
+    for path in folder.glob("*.py"):
+        assert f"cpu/{path.name}" in names
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "gemmery":
+                imported |= {f"gemmery.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gemmery."):
+                imported.add(node.module)
+    around = {name.removeprefix("gemmery.") + ".py" for name in imported if not name.startswith("gemmery.cpu")}
+    assert around - names <= {"arrays.py", "cache.py", "config.py", "cpu.py", "errors.py"}
+    assert any("llvmlite" in name for name in jit._source_files())

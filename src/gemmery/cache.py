@@ -1,10 +1,16 @@
-"""Bytes under a key on disk: written whole or not at all, and a damaged entry is a miss."""
+"""Bytes under a key on disk: written whole or not at all, and a damaged entry is a miss.
+
+Entries hold machine code, so an entry is read only when nobody but this user could have written it. The folder is
+opened once; it and the entry are checked and used through their descriptors, so that nobody can exchange them between
+the check and the use.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
+from collections.abc import Callable, Iterator
 
 try:  # hashlib's own, without the 3 ms that hashlib takes to load OpenSSL
     from _blake2 import blake2b
@@ -12,6 +18,9 @@ except ImportError:
     from hashlib import blake2b
 
 _DIGEST = 32
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for its writer
 
 
 def digest(*parts: bytes) -> bytes:
@@ -22,18 +31,17 @@ def digest(*parts: bytes) -> bytes:
     return made.digest()
 
 
-def _private(folder: str) -> bool:
-    """True when only this user can write into `folder`."""
-    found = os.stat(folder)
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def read(folder: str | None, key: str) -> bytes | None:
+    """The bytes stored under `key`; None when there are none, they are damaged, or others could have written them.
 
-
-def read(folder: str, key: str) -> bytes | None:
-    """The bytes stored under `key`; None when there are none, they are damaged, or others could have written them."""
+    A folder of None holds nothing.
+    """
+    if folder is None:
+        return None
     try:
-        if not _private(folder):
-            return None
-        with open(os.path.join(folder, key), "rb") as file:
+        with _opened(folder) as at, os.fdopen(_descriptor(folder, at, key, os.O_RDONLY | _NO_WAIT), "rb") as file:
+            if not _own(file.fileno(), stat.S_ISREG):
+                return None
             data = file.read()
     except OSError:
         return None
@@ -41,27 +49,67 @@ def read(folder: str, key: str) -> bytes | None:
     return payload if data[:_DIGEST] == digest(payload) else None
 
 
-def write(folder: str, key: str, payload: bytes) -> bool:
+def write(folder: str | None, key: str, payload: bytes) -> bool:
     """Store `payload` under `key` by a temporary file and a rename; False when the folder cannot be used.
 
     A process killed half-way leaves a temporary file that no key names. Running without a cache is slower,
     never wrong, so an unwritable folder is not an error; `gemmery doctor` reports it.
     """
-    import tempfile  # 10 ms that a process with a warm cache need not pay
-
+    if folder is None:
+        return False
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if not _private(folder):
-            return False
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")
+        with _opened(folder) as at:
+            _write(folder, at, key, digest(payload) + payload)
     except OSError:
-        return False
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(digest(payload) + payload)
-        os.replace(temporary, os.path.join(folder, key))
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         return False
     return True
+
+
+def _write(folder: str, at: int | None, key: str, data: bytes) -> None:
+    temporary = f".new-{os.getpid()}-{os.urandom(8).hex()}"
+    handle = _descriptor(folder, at, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(_named(folder, at, temporary), _named(folder, at, key), src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(_named(folder, at, temporary), dir_fd=at)
+        raise
+
+
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int | None]:
+    """A descriptor of the folder; None where files cannot be opened relative to one (Windows).
+
+    Raises OSError unless the folder belongs to this user and nobody else can write into it.
+    """
+    if os.open not in os.supports_dir_fd:
+        yield None
+        return
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+    try:
+        if not _own(at, stat.S_ISDIR):
+            raise PermissionError(f"{folder}: others can write into it")
+        yield at
+    finally:
+        os.close(at)
+
+
+def _named(folder: str, at: int | None, name: str) -> str:
+    """The path of a file for functions that take `at` as the descriptor of its folder."""
+    return os.path.join(folder, name) if at is None else name
+
+
+def _descriptor(folder: str, at: int | None, name: str, flags: int) -> int:
+    return os.open(_named(folder, at, name), flags | _NO_LINK | _BINARY, 0o600, dir_fd=at)
+
+
+def _own(descriptor: int, kind: Callable[[int], bool]) -> bool:
+    """True for a file or folder of this kind that belongs to this user and that nobody else can write."""
+    found = os.fstat(descriptor)
+    if not hasattr(os, "geteuid"):  # Windows: the user's own folders are protected by their access lists
+        return kind(found.st_mode)
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 
 from gemmery.errors import ArgumentError
 
@@ -23,8 +24,8 @@ def num_threads() -> int | None:
     text = os.environ.get("GEMMERY_NUM_THREADS", "").strip()
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise ArgumentError(f"GEMMERY_NUM_THREADS={text!r}: it must be a whole number >= 1; unset it to use every core")
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text, re.ASCII):
+        raise ArgumentError(f"GEMMERY_NUM_THREADS={text!r}: it must be an integer >= 1; unset it to use every core")
     return int(text)
 
 
@@ -43,19 +44,26 @@ def fast_entry() -> bool:
     return os.environ.get("GEMMERY_FAST_ENTRY", "1").strip() != "0"
 
 
-def cache_dir() -> str:
-    """The folder of compiled kernels: GEMMERY_CACHE_DIR, else the user's cache folder."""
+def cache_dir() -> str | None:
+    """Return the folder of compiled kernels: GEMMERY_CACHE_DIR, else the user's cache folder.
+
+    None where the user has no home folder (HOME is not set and the system does not know the user): a folder in the
+    working directory is not trusted instead.
+    """
     text = os.environ.get("GEMMERY_CACHE_DIR", "").strip()
     if text:
-        return os.path.expanduser(text)
+        folder = os.path.expanduser(text)
+        return None if folder.startswith("~") else folder
     if platform.system() == "Linux":
-        # What platformdirs finds by the XDG Base Directory Specification: importing it takes 8 ms, half of what a
-        # first product may.
+        # The folder that platformdirs finds by the XDG Base Directory Specification: importing it takes 8 ms, half of
+        # the time of a first product.
         base = os.environ.get("XDG_CACHE_HOME", "").strip()
-        return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "gemmery")
-    from platformdirs import user_cache_dir
+        folder = os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.cache"), "gemmery")
+    else:
+        from platformdirs import user_cache_dir
 
-    return user_cache_dir("gemmery", appauthor=False)
+        folder = user_cache_dir("gemmery", appauthor=False)
+    return folder if os.path.isabs(folder) else None
 
 
 def data_dir() -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gemmery import cache, config
+from gemmery import cache, config, dtypes
 from gemmery.cpu import elf, workspace
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import Target
@@ -22,6 +22,7 @@ from gemmery.errors import CompileError
 # or a signal handler. It may multiply or fork, so the lock is reentrant. What it loads is complete before the rest
 # goes on.
 _lock = threading.RLock()
+_CLOCK = 20_000_000  # ns by which the time of a file may be late
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
 
 
@@ -52,12 +53,12 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
     if target.machine not in ("x86_64", "amd64") or sys.platform == "win32":
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
-    folder, key = config.cache_dir(), _key(target, name)
-    stored = cache.read(folder, key)
+    key = _key(target, name)
+    stored = cache.read(_cache_dir(), key)
     if stored is None:
         image, entries = elf.flatten(_object(target, name, str(generate())))
         stored = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
-        cache.write(folder, key, stored)
+        cache.write(_cache_dir(), key, stored)
     header, _, image = stored.partition(b"\n")
     base = _map(image.replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
     words = header.decode().split()
@@ -69,19 +70,42 @@ def _key(target: Target, name: str) -> str:
     return cache.digest(described.encode()).hex()
 
 
+_AROUND = ("dtypes.py", "problem.py")  # modules outside this folder that shape a kernel's code
+
+
 @functools.cache
-def _sources() -> str:
-    """Digest of everything that shapes a kernel's code: the generators and llvmlite's version."""
+def _source_files() -> tuple[str, ...]:
+    """Files that shape a kernel's code: the generators, and llvmlite's version."""
     here = os.path.dirname(__file__)
     names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(".py")]
+    names += [os.path.join(os.path.dirname(here), name) for name in _AROUND]
     spec = importlib.util.find_spec("llvmlite")
     if spec and spec.origin:
         names.append(os.path.join(os.path.dirname(spec.origin), "_version.py"))
+    return tuple(names)
+
+
+@functools.cache
+def _sources() -> str:
+    """Digest of everything that shapes a kernel's code."""
     contents = []
-    for name in names:
+    for name in _source_files():
         with open(name, "rb") as file:
             contents.append(file.read())
     return cache.digest(*contents).hex()
+
+
+def _cache_dir() -> str | None:
+    """The folder of compiled kernels; None, so that nothing is read or stored, once a source has changed.
+
+    Generators are imported when they are first needed. If a source changes while a process runs (an editor, an
+    upgrade), the module in memory may be older or newer than the file that the digest was taken of.
+    """
+    try:
+        newest = max(os.stat(name).st_ctime_ns for name in _source_files())
+    except OSError:
+        return None
+    return config.cache_dir() if newest < dtypes.IMPORTED_AT - _CLOCK else None
 
 
 def _map(image: bytes) -> int:

@@ -25,7 +25,15 @@ def get() -> int:
 @cache
 def _allowed() -> int:
     """Read once: reading the affinity mask and the cgroup takes 10 us, a small product 1 us."""
-    return config.num_threads() or cores()
+    number, most = config.num_threads() or cores(), _most()
+    if number > most:
+        raise ArgumentError(f"GEMMERY_NUM_THREADS={number}: it must be at most {most}; unset it to use every core")
+    return number
+
+
+def _most() -> int:
+    """Return the largest number of threads that a caller may ask for."""
+    return max(WORKERS + 1, cores())
 
 
 def checked(count: Any) -> int:
@@ -34,7 +42,7 @@ def checked(count: Any) -> int:
         number = None if isinstance(count, bool) else operator.index(count)
     except TypeError:
         number = None
-    most = max(WORKERS + 1, cores())
+    most = _most()
     if number is None or not 1 <= number <= most:
         raise ArgumentError(f"threads={count!r} must be an integer from 1 to {most}, or None for every core allowed")
     return number

@@ -39,8 +39,14 @@ def _bundled() -> tuple[str, ...]:
     install = getattr(bindings, "nvrtcInstallBundledHeaders", None)
     if install is None:
         return ()
-    folder = os.path.join(config.cache_dir(), f"headers-{nvrtc.version()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    cache = config.cache_dir()
+    if cache is None:
+        return ()
+    folder = os.path.join(cache, f"headers-{nvrtc.version()}")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError:
+        return ()
     try:
         status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)
     except RuntimeError:  # the bindings know the function, an older NVRTC does not have it

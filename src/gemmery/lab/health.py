@@ -128,7 +128,10 @@ def _environment() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    folder = Path(config.cache_dir())
+    path = config.cache_dir()
+    if path is None:
+        return Finding("", "none", False, "every process compiles anew: set HOME, or GEMMERY_CACHE_DIR to a folder")
+    folder = Path(path)
     usable = cache.write(str(folder), _PROBE, b"probe") and cache.read(str(folder), _PROBE) == b"probe"
     (folder / _PROBE).unlink(missing_ok=True)
     if not usable:

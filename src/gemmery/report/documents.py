@@ -77,23 +77,23 @@ class Documents:
         """
 
         def replaced(found: re.Match[str]) -> str:
-            kind, said = found[1], found[2] or ""
-            opening = f"<!-- {kind}{': ' if said else ''}{said} -->"
-            body = self._made[kind](path, said)
+            kind, marker = found[1], found[2] or ""
+            opening = f"<!-- {kind}{': ' if marker else ''}{marker} -->"
+            body = self._made[kind](path, marker)
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
-    def _ladder(self, path: Path, said: str) -> str:
-        asked = query(f"ladder {said}")
-        rungs, gpu = self._asked(asked.others)
+    def _ladder(self, path: Path, marker: str) -> str:
+        wanted = query(f"ladder {marker}")
+        rungs, gpu = self._rungs_of(wanted.others)
         if gpu:
-            runs = self._stored.newest_of_each_type(replace(asked, machine="gpu"))
+            runs = self._stored.newest_of_each_type(replace(wanted, machine="gpu"))
         else:
-            runs = self._stored.newest(replace(asked, machine=asked.machine or "cpu"))
+            runs = self._stored.newest(replace(wanted, machine=wanted.machine or "cpu"))
         return ladder(rungs, runs, self.root, path.parent)
 
-    def _asked(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
+    def _rungs_of(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
         """Return the rungs a marker is about, and whether they are the GPU's."""
         gpu = "gpu" in others
         return (self.gpu_rungs if gpu else self.rungs), gpu
@@ -102,87 +102,87 @@ class Documents:
         """Return the rungs whose records a run may hold."""
         return self.gpu_rungs if run.machine.gpu.name else self.rungs
 
-    def _rungs(self, _: Path, said: str) -> str:
+    def _rungs(self, _: Path, marker: str) -> str:
         lines = ["| rung | parent | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
-        for rung in self._asked(said.split())[0]:
+        for rung in self._rungs_of(marker.split())[0]:
             parent = f"`{rung.parent}`" if rung.parent else ""
             idea = rung.idea.replace("|", "\\|").replace("*", "\\*")
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
         return "\n".join(lines)
 
-    def _modelled(self, _: Path, said: str) -> str:
-        return modelled.machine() if said == "machine" else modelled.instructions()
+    def _modelled(self, _: Path, marker: str) -> str:
+        return modelled.machine() if marker == "machine" else modelled.instructions()
 
-    def _overview(self, _: Path, said: str) -> str:
-        asked, runs, about = self._suites(said)
+    def _overview(self, _: Path, marker: str) -> str:
+        wanted, runs, about = self._suites(marker)
         parts = (f"{_taken(run)}\n\n{table(overview(run, about))}" for run in runs)
-        return "\n".join(parts) or missing(asked)
+        return "\n".join(parts) or missing(wanted)
 
-    def _summary(self, _: Path, said: str) -> str:
-        asked, runs, about = self._suites(said)
+    def _summary(self, _: Path, marker: str) -> str:
+        wanted, runs, about = self._suites(marker)
         parts = (f"{table(summary(run, about))}\n{_taken(run)}" for run in runs[:1])
-        return "\n".join(parts) or missing(asked)
+        return "\n".join(parts) or missing(wanted)
 
-    def _suites(self, said: str) -> tuple[Query, list[Run], dict[str, str]]:
+    def _suites(self, marker: str) -> tuple[Query, list[Run], dict[str, str]]:
         """Return what a marker over several suites asks for, the runs with all of them, and what each suite is."""
-        asked = query(said)
-        suites = (asked.suite, *asked.others)
+        wanted = query(marker)
+        suites = (wanted.suite, *wanted.others)
         about = {name: suite.load(suite.find(name)).about for name in suites if name in suite.names()}
-        runs = self._stored.everything(suites, asked.machine)
-        return Query(" ".join(suites), (), {}, asked.machine), runs, about
+        runs = self._stored.everything(suites, wanted.machine)
+        return Query(" ".join(suites), (), {}, wanted.machine), runs, about
 
-    def _table(self, _: Path, said: str) -> str:
-        asked = query(said)
-        runs = self._stored.newest(asked)
+    def _table(self, _: Path, marker: str) -> str:
+        wanted = query(marker)
+        runs = self._stored.newest(wanted)
         if not runs:
-            return missing(asked)
+            return missing(wanted)
         parts = []
         for run in runs:
             made = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self._of(run))]
             parts += [f"{_taken(run)}\n", *made]
         return "\n".join(parts)
 
-    def _figure(self, path: Path, said: str) -> str:
+    def _figure(self, path: Path, marker: str) -> str:
         parts = [
             f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_taken(run)}"
-            for run, plot, image in self._drawn(path, said)
+            for run, plot, image in self._drawn(path, marker)
         ]
-        return "\n\n".join(parts) or missing(query(said))
+        return "\n\n".join(parts) or missing(query(marker))
 
-    def _picture(self, path: Path, said: str) -> str:
+    def _picture(self, path: Path, marker: str) -> str:
         parts = [
             f"{image}\n\n*{plot.title}, on {words.processor(run.machine)[0]}, {run.started[:10]}. {plot.caption}*"
-            for run, plot, image in self._drawn(path, said)
+            for run, plot, image in self._drawn(path, marker)
         ]
-        return "\n\n".join(parts) or missing(query(said))
+        return "\n\n".join(parts) or missing(query(marker))
 
-    def _drawn(self, path: Path, said: str) -> Iterator[tuple[Run, Plot, str]]:
+    def _drawn(self, path: Path, marker: str) -> Iterator[tuple[Run, Plot, str]]:
         """The figures of a marker, each with the run it shows and the HTML that shows it in the document at `path`."""
-        asked = query(said)
-        for run in self._stored.newest(asked):
+        wanted = query(marker)
+        for run in self._stored.newest(wanted):
             plots = {plot.name: plot for plot in figures(run, self._of(run))}
-            if not plots.keys() >= set(asked.others):
-                raise ArgumentError(f"marker {said!r}: these records make the figures {', '.join(plots) or 'none'}")
-            for plot in [plots[name] for name in asked.others] or plots.values():
-                of = [] if asked.suite in plot.name else [asked.suite]
-                narrowed = [value for _, value in sorted(asked.fields.items()) if value]
+            if not plots.keys() >= set(wanted.others):
+                raise ArgumentError(f"marker {marker!r}: these records make the figures {', '.join(plots) or 'none'}")
+            for plot in [plots[name] for name in wanted.others] or plots.values():
+                of = [] if wanted.suite in plot.name else [wanted.suite]
+                narrowed = [value for _, value in sorted(wanted.fields.items()) if value]
                 file = self.root / FIGURES / f"{_stem(run.machine.name, *of, plot.name, *narrowed)}.svg"
                 self.written[file] = standalone(plot.svg)
                 link = os.path.relpath(file, path.parent)
                 yield run, plot, f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'
 
-    def _value(self, _: Path, said: str) -> str:
-        asked = query(said)
-        runs = self._stored.newest(asked)
-        chosen = [m for run in runs for m in run.measurements if "kernel" in asked.fields or is_own(m)]
+    def _value(self, _: Path, marker: str) -> str:
+        wanted = query(marker)
+        runs = self._stored.newest(wanted)
+        chosen = [m for run in runs for m in run.measurements if "kernel" in wanted.fields or is_own(m)]
         if not runs:
             return "(not measured yet)"
-        if len(chosen) != 1 or len(asked.others) != 1:
-            raise ArgumentError(f"marker {said!r}: matches {len(chosen)} records; name one value and one record")
-        return _value(chosen[0], asked.others[0], said)
+        if len(chosen) != 1 or len(wanted.others) != 1:
+            raise ArgumentError(f"marker {marker!r}: matches {len(chosen)} records; name one value and one record")
+        return _value(chosen[0], wanted.others[0], marker)
 
 
-def _value(m: Measurement, what: str, said: str) -> str:
+def _value(m: Measurement, what: str, marker: str) -> str:
     known = {
         "rate": f"{words.digits(words.reached(m))} {words.rate(m)}",
         "share": words.percent(words.share(m)),
@@ -192,7 +192,7 @@ def _value(m: Measurement, what: str, said: str) -> str:
         return known[what]
     if what in m.versus:
         return words.times(m.versus[what], m.spread.get(what, 0.0))
-    raise ArgumentError(f"marker {said!r}: {what!r} is not rate, share, time or a rival in that record")
+    raise ArgumentError(f"marker {marker!r}: {what!r} is not rate, share, time or a rival in that record")
 
 
 def _taken(run: Run) -> str:

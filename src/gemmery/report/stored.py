@@ -1,4 +1,4 @@
-"""The records of a checkout: what each machine's file holds of a suite, from the newest run that has it."""
+"""The records of a checkout: for each machine and suite, those of the newest run that has them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ COMMANDS = {
     "sweep_gemv": "gemmery sweep gemv --dtype f16 --store benchmarks/results",
     "sweep_gemv_k": "gemmery sweep gemv_k --dtype f16 --store benchmarks/results",
     "chain": "gemmery bench --workload chain --store benchmarks/results",
-}  # what stores the records of a suite that is no file; `gemmery bench NAME` those of one that is
+}  # the command that stores records of a suite without a TOML file; for the others it is `gemmery bench NAME`
 
 
 @dataclass(frozen=True)
 class Query:
-    """What a marker asks for: `table: skinny machine=first dtype=f32` is of the suite "skinny"."""
+    """The query of a marker: `table: skinny machine=first dtype=f32` selects from the suite "skinny"."""
 
     suite: str
     others: tuple[str, ...]
     fields: Mapping[str, str]
-    machine: str = ""  # a name, "first", "cpu" or "gpu" for those whose records are of one, or "" for every one
+    machine: str = ""  # a name, "first", "cpu" for all CPUs, "gpu" for all GPUs, "" for all machines
 
     def matches(self, measurement: Measurement) -> bool:
-        """True for a record of the suite whose fields are as they must be."""
+        """Return True for a record of the suite whose fields have the wanted values."""
         return measurement.suite == self.suite and all(
             str(getattr(measurement, name)) == wanted for name, wanted in self.fields.items()
         )
 
 
-def query(said: str) -> Query:
-    """The words of a marker, quoted as in a shell where a value has spaces: `kernel='packed kc=256'`.
+def query(marker: str) -> Query:
+    """Parse the text of a marker; values with spaces are quoted as in a shell: `kernel='packed kc=256'`.
 
-    Raises ArgumentError when the suite is missing, or for a field that measurements do not have.
+    Raises ArgumentError if the suite is missing or a field is unknown.
     """
-    parts = shlex.split(said)
+    parts = shlex.split(marker)
     fields = dict(word.split("=", 1) for word in parts if "=" in word)
     machine = fields.pop("machine", "")
     for name in fields:
         if name not in Measurement.__dataclass_fields__:
-            raise ArgumentError(f"marker {said!r}: {name!r} is no field of a measurement")
+            raise ArgumentError(f"marker {marker!r}: measurements have no field {name!r}")
     plain = [word for word in parts if "=" not in word]
     if not plain:
-        raise ArgumentError(f"marker {said!r}: name the suite, as in `table: skinny`")
+        raise ArgumentError(f"marker {marker!r}: name the suite, as in `table: skinny`")
     return Query(plain[0], tuple(plain[1:]), fields, machine)
 
 
 class Stored:
-    """The files of benchmarks/results in a checkout, read once."""
+    """The records in benchmarks/results of a checkout, read once."""
 
     def __init__(self, root: Path) -> None:
         files = sorted((root / "benchmarks" / "results").glob("*.jsonl"))
@@ -69,30 +69,30 @@ class Stored:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """The machines that have a file, by name."""
+        """The names of the machines that have a file."""
         return tuple(self._runs)
 
-    def newest(self, asked: Query) -> list[Run]:
-        """For each machine, the newest run that holds what is asked for, with nothing else in it.
+    def newest(self, wanted: Query) -> list[Run]:
+        """Return for each machine the newest run with matching records, reduced to these.
 
-        Raises ArgumentError for a suite that there is not.
+        Raises ArgumentError for an unknown suite.
         """
-        if asked.suite not in self._known:
-            raise ArgumentError(f"marker: suite {asked.suite!r} is not known; known: {', '.join(sorted(self._known))}")
+        if wanted.suite not in self._known:
+            raise ArgumentError(f"marker: suite {wanted.suite!r} is not known; known: {', '.join(sorted(self._known))}")
         found = []
         for name, runs in self._runs.items():
-            of = [run for run in reversed(runs) if asked.machine in ("", "first", name, _kind(run))]
-            found += [run for run in (_only(asked, run) for run in of) if run.measurements][:1]
-        return found[:1] if asked.machine == "first" else found
+            of = [run for run in reversed(runs) if wanted.machine in ("", "first", name, _kind(run))]
+            found += [run for run in (_only(wanted, run) for run in of) if run.measurements][:1]
+        return found[:1] if wanted.machine == "first" else found
 
-    def newest_of_each_type(self, asked: Query) -> list[Run]:
-        """For each machine, one run with the newest records of every element type of what is asked for."""
-        held = (m for runs in self._runs.values() for run in runs for m in run.measurements if asked.matches(m))
+    def newest_of_each_type(self, wanted: Query) -> list[Run]:
+        """Return for each machine one run with the newest matching records of every element type."""
+        held = (m for runs in self._runs.values() for run in runs for m in run.measurements if wanted.matches(m))
         types = dict.fromkeys((m.dtype, m.precision) for m in held)
         return _merged(
             run
             for dtype, precision in types
-            for run in self.newest(replace(asked, fields={**asked.fields, "dtype": dtype, "precision": precision}))
+            for run in self.newest(replace(wanted, fields={**wanted.fields, "dtype": dtype, "precision": precision}))
         )
 
     def everything(self, suites: Sequence[str], machine: str = "") -> list[Run]:
@@ -101,7 +101,7 @@ class Stored:
 
 
 def _merged(runs: Iterable[Run]) -> list[Run]:
-    """One run for each machine, with all records of its runs."""
+    """Merge the runs of each machine into one."""
     by_machine: dict[str, list[Run]] = {}
     for run in runs:
         by_machine.setdefault(run.machine.name, []).append(run)
@@ -115,16 +115,16 @@ def _kind(run: Run) -> str:
     return "gpu" if run.machine.gpu.name else "cpu"
 
 
-def _only(asked: Query, run: Run) -> Run:
-    return Run(run.machine, run.started, tuple(filter(asked.matches, run.measurements)))
+def _only(wanted: Query, run: Run) -> Run:
+    return Run(run.machine, run.started, tuple(filter(wanted.matches, run.measurements)))
 
 
-def missing(asked: Query) -> str:
-    """What stands where there is no record."""
-    where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(asked.machine, f" on `{asked.machine}`")
-    command = COMMANDS.get(asked.suite, f"gemmery bench {asked.suite} --store benchmarks/results")
-    if asked.machine == "gpu" and asked.suite in ("ladder", "sweep_size"):
+def missing(wanted: Query) -> str:
+    """Return the text of a block without records."""
+    where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(wanted.machine, f" on `{wanted.machine}`")
+    command = COMMANDS.get(wanted.suite, f"gemmery bench {wanted.suite} --store benchmarks/results")
+    if wanted.machine == "gpu" and wanted.suite in ("ladder", "sweep_size"):
         command = command.replace("--store", "--device cuda --store")
-    if asked.suite in COMMANDS and asked.fields.get("dtype", "f32") != "f32" and "--dtype" not in command:
-        command = command.replace("--store", f"--dtype {asked.fields['dtype']} --store")
+    if wanted.suite in COMMANDS and wanted.fields.get("dtype", "f32") != "f32" and "--dtype" not in command:
+        command = command.replace("--store", f"--dtype {wanted.fields['dtype']} --store")
     return f"Not measured{where} yet: `{command}` stores the records."

@@ -15,7 +15,7 @@ import numpy as np
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
-from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar
+from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar, shown
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
 from gemmery.arrays import View, view
@@ -59,7 +59,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked)
     common, result, asked = _types(x, y, old, asked)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
-        raise ShapeError(f"c has shape {old.shape}, the product {shape}: they must be equal")
+        raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
     if target is not None:
         writable(target, shape, result)
     operands = _operands(a, b, x, y, common, result, asked)
@@ -213,7 +213,7 @@ def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, 
         )
     alpha, beta = scalar("alpha", asked.alpha, result), scalar("beta", asked.beta, result)
     if beta != 0 and old is None:
-        raise ArgumentError(f"beta={beta} and no c: give the array that beta multiplies, or beta=0")
+        raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
     return common, result, asked._replace(alpha=alpha, beta=beta)
 
 

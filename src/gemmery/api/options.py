@@ -61,7 +61,7 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     if row.kind == "b":
         raise DTypeError("gemm and gemv do not take bool operands alone; use gm.matmul, or convert one to int32 first")
     if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0) != 0:
-        raise ArgumentError(f"{name} must be a number (got {_shown(value)})")
+        raise ArgumentError(f"{name} must be a number (got {shown(value)})")
     if row.kind in "iu":
         return _integer(name, value, row.numpy)
     if type(value) is float:
@@ -70,13 +70,13 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
         try:
             number = complex(value)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name} must be a number (got {_shown(value)})") from error
+            raise ArgumentError(f"{name} must be a number (got {shown(value)})") from error
         except OverflowError as error:
-            raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {_shown(value)})") from error
+            raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {shown(value)})") from error
         if row.kind == "f":
             if number.imag != 0:
                 raise ArgumentError(
-                    f"{name} must be real for {row.numpy} operands (got {_shown(value)}); convert a or b to a complex "
+                    f"{name} must be real for {row.numpy} operands (got {shown(value)}); convert a or b to a complex "
                     "type first"
                 )
             number = number.real
@@ -85,7 +85,7 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     return number
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """Return a value for a message, at most 40 characters of it; Python does not print an int of 5,000 digits."""
     try:
         text = repr(value)
@@ -112,7 +112,7 @@ def _integer(name: str, value: Any, long: str) -> int:
         whole = None
     if whole is None or whole != value:
         raise ArgumentError(
-            f"{name} must be an integer for {long} operands (got {_shown(value)}); convert a or b to float64 first"
+            f"{name} must be an integer for {long} operands (got {shown(value)}); convert a or b to float64 first"
         )
     return whole
 

@@ -1,4 +1,4 @@
-"""matmul, gemm and gemv."""
+"""matmul, gemm and gemv: arguments are checked and handed to the CPU or to a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import arrays, config
 from gemmery.api import quick
 from gemmery.api.compute import PLAIN, Terms, product
-from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, thread_count
+from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, shown, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -31,7 +31,7 @@ def matmul(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Any:
-    """The matrix product of two arrays, with the semantics of `numpy.matmul`.
+    """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
     >>> import numpy as np, gemmery as gm
     >>> a = np.array([[1.0, 2.0], [3.0, 4.0]])
@@ -42,32 +42,40 @@ def matmul(
     array([[0.5],
            [0.5]])
 
-    `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast. Either may be a NumPy array, a
-    tensor of PyTorch, an array of CuPy, anything with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol,
-    or a nested list; the result is of the same kind (see `gemmery.arrays`). Transposed, strided and broadcast operands
-    are read where they are.
+    `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast. Each may be a NumPy array, a
+    PyTorch tensor, a CuPy array, any object with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol, or a
+    nested list; the result is of the same kind (see `gemmery.arrays`). Transposed, strided and broadcast operands are
+    not copied.
 
-    - `out`: an array of the result's shape, of any strides, that receives the result and is returned. It may overlap
-      an operand. Its element type must take the result by NumPy's "same_kind" rule.
-    - `dtype`: a wider element type for the result, as NumPy spells it: "int32" for int8, "float32" for float16. The
-      sum is kept in it, so nothing wraps and nothing is rounded in between.
-    - `bias`: n numbers, or one, added to every row; then `activation`: "relu", "gelu" (x times the normal distribution
-      function, by erf, PyTorch's default) or "silu". Both are applied while C is in cache.
-    - `threads`: how many to use, instead of what `get_num_threads` says; of the CPU only.
-    - `precision`: "tf32" lets tensor cores of a CUDA device round float32 operands to 10 bits of fraction.
+    - `out`: an array of the result's shape, with any strides, that receives the result and is returned. It may overlap
+      an operand. The result must be castable to its element type by NumPy's "same_kind" rule.
+    - `dtype`: a wider element type for the sum and the result, so that nothing wraps or is rounded in between: "int32"
+      (or "i32") for int8, "float32" (or "f32") for float16. As in NumPy, "i8" is int64 and "u8" is uint64.
+    - `bias`: n numbers, or one, added to every row.
+    - `activation`: applied after the bias: "relu", "gelu" (computed with erf, PyTorch's default) or "silu". Bias and
+      activation are applied while C is in cache.
+    - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
+    - `precision`: "tf32" allows the tensor cores of a CUDA device to round float32 operands to 10 bits of fraction.
 
-    float16 and bfloat16 are summed in float32 and rounded once; where the processor has a bfloat16 dot product, that
-    takes magnitudes below 2**-126 for zero. Integers wrap, as NumPy's do. Element types that differ are promoted by
-    NumPy's rules.
+    Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
+    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
 
-    Arrays on a CUDA device are multiplied there, in float64, float32, float16 and bfloat16, on the current stream of
-    a's library: nothing waits, and a CUDA graph may capture it. All operands must be on that device; those of other
-    element types are converted by PyTorch or CuPy. `bias` may be a number or a vector on the device.
+    On the CPU, an element of a real floating-point product differs from the exact value by at most k u |A| |B| +
+    2 k eta, plus one rounding to the type of C. |A| |B| is the product of the absolute values; u is the unit roundoff
+    and eta the smallest subnormal number of the type in which the sum is kept. For bfloat16 add 2**-126 (r + c + k), r
+    the sum of |A| over the element's row and c that of |B| over its column, because the bfloat16 dot product of
+    processors treats magnitudes below 2**-126 as zero. docs/promises.md gives the bounds of complex products, of bias,
+    activations and `gemm`, and of GPUs.
+
+    Arrays on a CUDA device are multiplied on that device, in float64, float32, float16 or bfloat16, on the current
+    stream of a's library. The call does not wait for the result, and a CUDA graph can capture it. All operands must be
+    on the same device; PyTorch or CuPy converts element types that differ. `bias` may be a number or a vector on the
+    device.
 
     Raises ShapeError (a ValueError) for shapes that cannot be multiplied, DTypeError (a TypeError) for element types
-    that are not served, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for
-    operands that are not on one device, ArgumentError for options outside their range. `out` is not written before all
-    is checked.
+    that are not supported, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for
+    operands on different devices, ArgumentError for options outside their range, and MemoryError. `out` is not written
+    before all arguments are checked and the memory that the product needs is allocated.
     """
     if dtype is None and bias is None and activation is None and threads is None and precision is None:
         return _entry(a, b, out)
@@ -86,7 +94,7 @@ def _matmul(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Any:
-    """matmul for products that the compiled entry has not met."""
+    """Compute a product that the compiled entry does not know yet."""
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     way = quick.WAYS.get(type(a))
     if way is not None and plain:
@@ -113,7 +121,7 @@ def _matmul(
 
 @functools.cache
 def _compile_entry() -> None:
-    """Put the compiled entry in the place of gm.matmul, once a product on the CPU needs it."""
+    """Replace gm.matmul by the compiled entry, at the first product on the CPU."""
     global _entry
     if config.fast_entry():
         _entry = entry.builtin(_matmul, "matmul", "gemmery", f"{_SIGNATURE}\n--\n\n{matmul.__doc__}")
@@ -121,7 +129,7 @@ def _compile_entry() -> None:
             sys.modules[module].matmul = _entry  # type: ignore[attr-defined]
 
 
-_matmul.__name__ = _matmul.__qualname__ = "matmul"  # as errors about its arguments name it
+_matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 _entry: Callable[..., Any] = _matmul
 _SIGNATURE = "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)"
 
@@ -137,7 +145,7 @@ def gemm(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Any:
-    """alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
+    """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
     >>> import numpy as np, gemmery as gm
     >>> a, c = np.ones((2, 3)), np.full((2, 2), 10.0)
@@ -145,12 +153,12 @@ def gemm(
     array([[-4., -4.],
            [-4., -4.]])
 
-    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). Transposed views are read where they are: pass `a.T`. The
-    element type of the result is that to which a, b and c promote. As in BLAS, with beta = 0 the old c is not read
-    (NaN in it does not matter) and may be None, and with alpha = 0 neither a nor b is read. alpha and beta of integer
-    products must be whole numbers. Arrays on a CUDA device, `threads` and `precision` are as in `matmul`.
+    `a` is (..., m, k), `b` (..., k, n) and `c` (..., m, n). For a transposed operand pass `a.T`: views are not copied.
+    The element type of the result is the one to which a, b and c promote. As in BLAS, c is not read when beta is 0 (it
+    may contain NaN, or be None), and a and b are not read when alpha is 0. alpha and beta of integer products must be
+    integers. CUDA arrays, `threads` and `precision` are as in `matmul`.
 
-    Raises what `matmul` raises, and ArgumentError for an alpha or beta that the element type cannot hold.
+    Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
     """
     if c is out and threads is None and precision is None:
         done = quick.scaled(a, b, out, "gemm", alpha, beta)
@@ -158,7 +166,9 @@ def gemm(
             return done
     x, y = view(a), view(b)
     if len(x.shape) < 2 or len(y.shape) < 2:
-        raise ShapeError(f"shapes {x.shape} and {y.shape}: gemm takes matrices; gm.gemv and gm.matmul take vectors")
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
+        )
     return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
 
 
@@ -173,15 +183,15 @@ def gemv(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Any:
-    """alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
+    """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 
     >>> import numpy as np, gemmery as gm
     >>> gm.gemv(np.eye(3)[::-1], np.array([1.0, 2.0, 3.0]), alpha=2.0)
     array([6., 4., 2.])
 
-    `a` is (m, k), `x` is (k,), `y` is (m,), each of any strides; element types and zero alpha and beta as in `gemm`.
+    `a` is (m, k), `x` is (k,), `y` is (m,), each with any strides. Element types, alpha and beta are as in `gemm`.
 
-    Raises what `gemm` raises.
+    Raises the errors of `gemm`.
     """
     if y is out and threads is None and precision is None:
         done = quick.scaled(a, x, out, "gemv", alpha, beta)
@@ -190,24 +200,34 @@ def gemv(
     matrix, vector = view(a), view(x)
     if len(matrix.shape) != 2 or len(vector.shape) != 1:
         raise ShapeError(
-            f"shapes {matrix.shape} and {vector.shape}: gemv takes a matrix and a vector; gm.matmul takes batches"
+            f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
+            "other shapes"
         )
     return _scaled("gemv", alpha, a, x, matrix, vector, beta, y, out, threads, precision)
 
 
 def set_num_threads(count: int | None) -> None:
-    """Let every product from now on use `count` threads; None goes back to the cores that the process may use.
+    """Set the number of CPU threads for all products from now on; None restores the default.
 
     >>> import gemmery as gm
     >>> gm.set_num_threads(1)
 
-    Raises ArgumentError below 1.
+    The default is the number of cores that the process may use. Raises ArgumentError for a count that is not an
+    integer from 1 to 256, or to the number of cores where there are more.
     """
     cpu_threads.set_(count)
 
 
 def get_num_threads() -> int:
-    """Threads a product uses: what `set_num_threads` was given, else GEMMERY_NUM_THREADS, else the cores allowed."""
+    """Return the number of CPU threads of a product.
+
+    It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
+    use.
+
+    >>> import gemmery as gm
+    >>> gm.get_num_threads() >= 1
+    True
+    """
     return cpu_threads.get()
 
 
@@ -224,7 +244,7 @@ def _scaled(
     threads: int | None,
     precision: str | None,
 ) -> Any:
-    """gemm and gemv once the number of dimensions is right."""
+    """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import device
 
@@ -237,11 +257,11 @@ def _scaled(
     if old is not None:
         shape = result_shape(x.shape, y.shape)
         if old.shape != shape:
-            raise ShapeError(f"c has shape {old.shape}, the product {shape}: they must be equal")
+            raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
         result = promoted(common, old.dtype)
     alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     if beta == 0:
         old = None
     elif old is None:
-        raise ArgumentError(f"beta={beta} and no c: give the array that beta multiplies, or beta=0")
+        raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
     return product(a, b, x, y, common, result, out, Terms(alpha, beta, old, threads=thread_count(threads)))

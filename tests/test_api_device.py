@@ -51,10 +51,10 @@ class Matrix(Capsule):
         (lambda a, x: gm.matmul(a, a, out=Matrix((4, 5))), gm.ShapeError, "out of shape"),
         (lambda a, x: gm.matmul(a, a, out=Matrix()), gm.LayoutError, "read-only"),
         (lambda a, x: gm.matmul(a, a, bias=Matrix((3,))), gm.ShapeError, "bias of shape"),
-        (lambda a, x: gm.gemm(1.0, a, a, 2.0), gm.ArgumentError, "beta=2.0 and no c"),
+        (lambda a, x: gm.gemm(1.0, a, a, 2.0), gm.ArgumentError, "beta=2.0 needs c"),
         (lambda a, x: gm.gemm("x", a, a), gm.ArgumentError, "alpha must be a number"),
         (lambda a, x: gm.gemm(1.0, a, a, 2.0, Matrix((4, 5))), gm.ShapeError, "c has shape"),
-        (lambda a, x: gm.gemv(a, a), gm.ShapeError, "gemv takes a matrix and a vector"),
+        (lambda a, x: gm.gemv(a, a), gm.ShapeError, "gemv multiplies a matrix and a vector"),
     ],
 )
 def test_refusals_come_before_the_device_is_touched(call, error, words):

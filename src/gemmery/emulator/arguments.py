@@ -59,6 +59,10 @@ def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[s
     for name, one in variables.items():
         if one.data:
             memory.bytes(name)[:] = np.frombuffer(one.data, np.uint8)
+        for at, pointed, more in one.pointers:
+            if pointed in variables:
+                address = np.array([memory.address(pointed) + more], np.uint64)
+                memory.bytes(name)[at : at + 8] = address.view(np.uint8)
     return memory
 
 

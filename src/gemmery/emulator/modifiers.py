@@ -181,7 +181,8 @@ def _in_order(said: Mapping[str, str], named: str) -> bool:
         return False
     if "mmio" in said and (order, said.get("scope", "")) != ("relaxed", "sys"):
         return False
-    return order == "weak" or (named not in ("const", "local", "param", "param::entry") and "cache" not in said)
+    outside = named not in ("const", "local", "param", "param::entry") or (named, order) == ("local", "volatile")
+    return order == "weak" or (outside and "cache" not in said)
 
 
 def _cached(said: Mapping[str, str], named: str) -> bool:

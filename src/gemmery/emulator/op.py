@@ -53,4 +53,5 @@ class Op:
     issues: int = 1  # machine instructions that this one becomes
     chains: bool = False  # `meaning` has a parameter `chain`, for which a faster exact.chain may be given
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
+    folds: bool = False  # of min and max: a third operand may follow, which is taken with the result of the two
     complement: Callable[..., Any] | None = None  # of setp: where "p|q" is written, gives q of the same operands

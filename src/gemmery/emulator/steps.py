@@ -87,6 +87,7 @@ class Lowering:
                 if name in self.parameters:
                     place = np.dtype(dtype).type(self.parameters[name].offset + offset)
                     return lambda _: place
+                self._check_pointers(name)
                 read = _viewed(itemgetter(self._slot(self.provided, name, "u8")), "u8", dtype)
                 more = np.dtype(dtype).type(offset)
                 return (lambda held: read(held) + more) if offset else read
@@ -94,6 +95,16 @@ class Lowering:
                 inner = self.read(register, "pred", instruction)
                 return lambda held: np.logical_not(inner(held))
         raise refused(instruction, f"operand {operand} of it")
+
+    def _check_pointers(self, name: str) -> None:
+        """Refuse a variable that begins with the address of what is no variable: of a function."""
+        variables = self.kernel.variables
+        for _, pointed, _ in variables[name].pointers if name in variables else ():
+            if variables.get(pointed) is None or variables[pointed].space not in ("global", "const"):
+                raise EmulationError(
+                    f"variable {name} holds the address of {pointed}, which is no variable: pointers to functions are "
+                    "not modelled; call the function by its name"
+                )
 
     def address(self, memory: Memory, instruction: Instruction) -> Read:
         """The address in brackets as int64."""
@@ -146,11 +157,13 @@ class Lowering:
             results, result_kinds = [*results, CARRY], (*result_kinds, "pred")
         if op.complement is not None and len(results) == 2:
             result_kinds = (*result_kinds, "pred")
+        meaning = self.meaning(op)
+        if op.folds and len(sources) == 3:
+            kinds, meaning = (*kinds, kinds[0]), _folded(meaning)
         if len(sources) != len(kinds) or len(results) > len(result_kinds):
             raise refused(instruction, f"{len(operands)} operands:")
         reads = [self.read(*pair, instruction) for pair in zip(sources, kinds, strict=True)]
         writes = [self.write(*pair, instruction) for pair in zip(results, result_kinds, strict=False)]
-        meaning = self.meaning(op)
         if op.scope == "warp":
             return _warp_step(meaning, reads, writes)
         if op.complement is not None and len(results) == 2:
@@ -199,6 +212,10 @@ def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
 
 def _both(meaning: Callable[..., Any], complement: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *operands: (meaning(*operands), complement(*operands))
+
+
+def _folded(meaning: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda first, second, third: meaning(meaning(first, second), third)
 
 
 def _refusing(error: EmulationError) -> Read:

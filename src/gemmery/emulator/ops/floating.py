@@ -257,7 +257,8 @@ def _bitwise() -> dict[str, Op]:
         table[f"copysign.{type_}"] = Op((type_,), (type_, type_), lambda sign, x: np.copysign(x, sign))
         table |= {f"testp.{name}.{type_}": Op(("pred",), (type_,), meaning) for name, meaning in TESTS.items()}
     for name, ftz in product(EXTREMES, FTZ):
-        table[f"{with_ftz(name, ftz)}.f32"] = Op(("f32",), ("f32", "f32"), modified(EXTREMES[name], ftz))
+        meaning, folds = modified(EXTREMES[name], ftz), "abs" not in name
+        table[f"{with_ftz(name, ftz)}.f32"] = Op(("f32",), ("f32", "f32"), meaning, folds=folds)
     table |= {f"{name}.f64": Op(("f64",), ("f64", "f64"), EXTREMES[name]) for name in ("min", "max")}
     return table
 

@@ -90,7 +90,7 @@ Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Labe
 class Instruction:
     """One statement of a kernel."""
 
-    opcode: str  # with all that follows: "ld.global.v4.f32"
+    opcode: str  # with all that follows, as opcodes.py spells it: "ld.global.v4.f32"
     operands: tuple[Operand, ...]
     line: Line  # outermost: of the kernel's file where the code was inlined into it
     inner: Line  # innermost: where the code itself stands
@@ -123,6 +123,7 @@ class Variable:
     size: int  # bytes; 0 for `extern .shared x[]`
     align: int
     data: bytes = b""  # initial values of global and const variables; b"" is zeros
+    pointers: tuple[tuple[int, str, int], ...] = ()  # in them: where, the address of which variable, plus bytes
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gemmery.emulator.opcodes import canonical
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
 from gemmery.emulator.ptx.scopes import Scope, parts
 from gemmery.emulator.ptx.variables import variable
@@ -99,7 +100,7 @@ class Body:
         elif opcode in ("call", "call.uni"):
             opcode, read = self._call(operands)
         else:
-            read = self.scope.operands(operands)
+            opcode, read = canonical(opcode), self.scope.operands(operands)
             if opcode.endswith(".f32"):
                 read = tuple([_single(one) if type(one) is Immediate else one for one in read])
         frames = self._frames or (Line("ptx", self._number),)
@@ -167,7 +168,7 @@ class Body:
         elif word == "branchtargets":
             del self.labels[self.scope.labels.pop(self._table)]
             self.scope.tables[self._table] = [name.strip() for name in text[len(".branchtargets") :].split(",")]
-        elif word != "pragma":
+        elif word not in ("pragma", "callprototype", "calltargets"):
             self.scope.add(variable(text)[0])
 
     def _registers(self, text: str) -> None:

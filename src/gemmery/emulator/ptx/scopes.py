@@ -34,6 +34,7 @@ SPECIALS = frozenset(
     + ["%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"]
     + ["%total_smem_size", "%dynamic_smem_size", "%aggr_smem_size"]
     + ["%reserved_smem_offset_begin", "%reserved_smem_offset_end", "%reserved_smem_offset_cap"]
+    + ["%reserved_smem_offset_0", "%reserved_smem_offset_1"]
     + [f"%envreg{i}" for i in range(32)]
 )
 _PARTS = re.compile(r"\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[^,{}\[\]()]+")

@@ -21,6 +21,8 @@ _VARIABLE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+_POINTER = re.compile(r"(?:generic\((?P<generic>[\w$%.]+)\)|(?P<plain>[A-Za-z_$%][\w$%.]*))(?P<more>[+-]\d+)?")
+
 
 def variable(text: str) -> tuple[Variable, str]:
     """`.shared .align 16 .b8 tile[4096]` as a variable at offset 0, and its type.
@@ -35,7 +37,7 @@ def variable(text: str) -> tuple[Variable, str]:
     length = next((int(word[1:]) for word, _ in words if word in ("v2", "v4", "v8")), 1)
     align = max(SIZES[type_] * length, 1)
     align = next((int(value) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
-    data = _constants(found["values"], type_) if found["values"] else b""
+    data, pointers = _constants(found["values"], type_) if found["values"] else (b"", ())
     for given in re.findall(r"\[([^\]]*)\]", found["lengths"]):
         count = integer(given.strip()) if given.strip() else len(data) // SIZES[type_]
         if count is None:
@@ -44,7 +46,8 @@ def variable(text: str) -> tuple[Variable, str]:
     size = SIZES[type_] * length
     if len(data) > size:
         raise EmulationError(f"{len(data)} bytes of initial values for {size} bytes")
-    return Variable(found["name"], found["space"], 0, size, align, data.ljust(size, b"\0") if data else b""), type_
+    data = data.ljust(size, b"\0") if data else b""
+    return Variable(found["name"], found["space"], 0, size, align, data, pointers), type_
 
 
 def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Variable], int]:
@@ -64,16 +67,21 @@ def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Varia
     return placed, start
 
 
-def _constants(text: str, type_: str) -> bytes:
-    """{1, 0x2A, {3, 4}} or 0f3F800000 as bytes of a type."""
-    packed = []
+def _constants(text: str, type_: str) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
+    """{1, 0x2A, {3, 4}}, 0f3F800000 or generic(x)+4 as bytes of a type, and the addresses among them."""
+    packed: list[bytes] = []
+    pointers: list[tuple[int, str, int]] = []
     size = SIZES[type_]
-    for item in text.replace("{", " ").replace("}", " ").replace(",", " ").split():
+    for item in filter(None, ("".join(part.split()) for part in re.split(r"[{},]", text))):
         whole, real = integer(item), number(item)
+        pointer = _POINTER.fullmatch(item)
         if type_ in ("f32", "f64") and (real is not None or whole is not None):
             packed.append(struct.pack("<f" if size == 4 else "<d", whole if real is None else real))
         elif whole is not None:
             packed.append((whole % (1 << 8 * size)).to_bytes(size, "little"))
+        elif pointer and size == 8:
+            pointers.append((size * len(packed), pointer["generic"] or pointer["plain"], int(pointer["more"] or 0)))
+            packed.append(bytes(size))
         else:
-            raise EmulationError(f"initial value {item}: numbers are modelled, addresses are not")
-    return b"".join(packed)
+            raise EmulationError(f"initial value {item}: numbers and addresses of 8 bytes are modelled")
+    return b"".join(packed), tuple(pointers)

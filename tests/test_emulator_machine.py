@@ -248,7 +248,10 @@ def test_who_faults_reads_zeros_and_writes_nothing():
     body = "ld.global.u32 %r2, [%rd2+32]; add.u32 %r2, %r2, 1;\nst.global.u32 [%rd2+8], %r2;"
     x = np.arange(10, 42, dtype=np.uint32)
     made = gm.emulate(ptx(body), "f", 1, 32, [x])
-    assert [(one.kind, one.count) for one in made.findings] == [("out of bounds", 8), ("out of bounds", 2)]
+    assert [(one.kind, one.count) for one in made.findings if one.kind != "race"] == [
+        ("out of bounds", 8),
+        ("out of bounds", 2),
+    ]
     assert x.tolist() == [10, 11] + [19 + i for i in range(24)] + [1] * 6
 
 

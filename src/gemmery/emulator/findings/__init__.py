@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from gemmery.emulator.barriers import ARRIVE
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.findings import words
-from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words, Writers
+from gemmery.emulator.findings.everywhere import Everywhere
+from gemmery.emulator.findings.grid import stored
+from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_fence, orders
+from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words
 from gemmery.emulator.findings.words import Place
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Line
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
-UPDATES = frozenset(("atom", "red"))
-ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
-RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Findings(Observer):
         self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both places in words
         self._machine: Any = None
         self._event: Any = None  # the access that is looked at
-        self._writers: Writers | None = None
+        self._orders: Orders | None = None
 
     @property
     def found(self) -> tuple[Finding, ...]:
@@ -65,17 +65,18 @@ class Findings(Observer):
 
     def start(self, machine: Machine) -> None:
         self._machine = machine
-        if self._writers is None and machine.launch.blocks > 1:
-            self._writers = Writers(machine.memory.data.size)
+        if self._orders is None:
+            self._orders = orders(machine.kernel)
+            self._everywhere = Everywhere(machine, self._orders, self._race)
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
-        self._fences = any(_is_fence(one.opcode) for one in machine.kernel.instructions)
+        self._everywhere.start(machine, self._history)
         self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
         self._alike = machine.blocks  # blocks for which the one that is followed stands
 
     def access(self, machine: Machine, event: Access) -> None:
         self._event = event
-        if event.space == "global" and event.kind == "st" and self._writers is not None:
-            self._across_blocks(event, self._writers)
+        if event.space == "global":
+            self._everywhere.access(event)
         if event.space != "shared":
             return
         if self._multiplies and event.kind in STORES:
@@ -94,10 +95,10 @@ class Findings(Observer):
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order what is around them: by release and acquire, or relaxed and volatile ones by fences."""
-        opcode = self._machine.kernel.instructions[event.index].opcode
-        order = opcode.split(".")
+        assert self._orders is not None
+        index, order = event.index, self._machine.kernel.instructions[event.index].opcode.split(".")
         releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
-        fences = self._fences and (_is_atomic(opcode) or "volatile" in order)
+        fences = self._orders.fences and bool(self._orders.atomic[index] or self._orders.volatile[index])
         if not (releases or acquires or fences):
             return
         for address in np.unique(addresses).tolist():
@@ -161,8 +162,10 @@ class Findings(Observer):
         self._history.writes(index, addresses, threads, 8)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
-        if _is_fence(machine.kernel.instructions[index].opcode):
-            self._history.orders(self._warps(mask))
+        if is_fence(machine.kernel.instructions[index].opcode):
+            warps = self._warps(mask)
+            self._everywhere.fenced(index, warps)
+            self._history.orders(warps)
         else:
             self._history.fences(self._warps(mask))
 
@@ -210,7 +213,7 @@ class Findings(Observer):
             what += f"{where}: the address must be a multiple of {event.width}"
             self._add("misaligned", event.index, thread, int(mask.sum()), what)
         else:
-            what += words.beyond(machine, event.space, address, event.width)
+            what += words.beyond(machine, event.space, address, event.width, event.index, self._everywhere.reach)
             self._add("out of bounds", event.index, thread, int(mask.sum()), what)
 
     def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
@@ -333,65 +336,26 @@ class Findings(Observer):
                 self._add("race", index, thread, count, what, other)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
-        """Pairs that do not race for being atomic, both of them; of volatile ones those of two warps.
-
-        PTX takes volatile accesses for relaxed ones. But lanes of a warp that are volatile to each other wait for
-        nobody: they rely on running in lock step.
-        """
-        opcodes = [one.opcode for one in self._machine.kernel.instructions]
-        atomic, volatile = np.array([(_is_atomic(one), ".volatile." in one) for one in opcodes]).T
-        then = others >> INDEX_AT & INDEX
+        """Pairs of accesses of one block that do not race for being atomic."""
+        assert self._orders is not None
         one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
-        either = (atomic | volatile)[then] & (atomic[index] | volatile[index])
-        pairs: Flags = either & ~(volatile[then] & volatile[index] & one_warp)
-        return pairs
+        return self._orders.pairs(index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp))
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
         machine, size = self._machine, self._history.granule
-        own = self._stored(threads, addresses, size)
+        own = stored(self._event, machine, threads, addresses, size)
         blocks = threads // machine.block_threads
         if kind == "clash":
-            held = self._stored(blocks * machine.block_threads + (others & THREAD), addresses, size)
+            held = stored(self._event, machine, blocks * machine.block_threads + (others & THREAD), addresses, size)
         else:
             held = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
-        opcodes = [one.opcode for one in machine.kernel.instructions]
-        stores = np.array([opcode.startswith("st.") for opcode in opcodes])[others >> INDEX_AT & INDEX]
-        same: Flags = np.all(own == held, axis=1)
-        same &= stores
+        assert self._orders is not None
+        same: Flags = np.all(own == held, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
 
-    def _stored(self, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:
-        """What these threads store at these addresses: `size` bytes each."""
-        event, spread = self._event, self._machine.spread
-        rows = np.ascontiguousarray(np.stack([spread(value)[threads] for value in event.values], axis=1))
-        from_start = addresses - spread(event.addresses)[threads]
-        columns = from_start[:, None] + np.arange(size)
-        stored: NDArray[np.uint8] = np.take_along_axis(rows.view(np.uint8), columns, axis=1)
-        return stored
-
-    def _across_blocks(self, event: Access, writers: Writers) -> None:
-        machine = self._machine
-        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
-        addresses = machine.spread(event.addresses)[threads]
-        blocks = machine.block_ids[threads // machine.block_threads]
-        met = writers.writes(event.index, addresses, blocks, event.width)
-        if met is None:
-            return
-        size, by = writers.granule, threads[met.accesses]
-        held = machine.memory.data[met.addresses[:, None] + np.arange(size)]
-        together = np.flatnonzero(met.rivals >= 0)
-        held[together] = self._stored(threads[met.rivals[together]], met.addresses[together], size)
-        changed = np.any(self._stored(by, met.addresses, size) != held, axis=1)
-        for other in np.unique(met.others[changed]).tolist():
-            these = changed & (met.others == other)
-            thread, address = int(by[these][0]), int(met.addresses[these][0])
-            what = (
-                f"{words.thread(machine, thread)} writes {words.address(machine, 'global', address)}, which a thread "
-                f"of another block writes at {self._line(other)}; blocks run in any order: give each its own "
-                "elements, or use an atomic"
-            )
-            self._add("race", event.index, thread, int(these.sum()), what, other)
+    def _race(self, index: int, thread: int, count: int, message: str, other: int) -> None:
+        self._add("race", index, thread, count, message, other)
 
     def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
         key = kind, self._line(index), "" if other is None else self._line(other)
@@ -405,14 +369,3 @@ class Findings(Observer):
 
     def _line(self, index: int) -> str:
         return words.line_of(self._machine, index)
-
-
-def _is_atomic(opcode: str) -> bool:
-    name, *words = opcode.split(".")
-    return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
-
-
-def _is_fence(opcode: str) -> bool:
-    """Whether it orders threads, and not the units beside them alone."""
-    name, *words = opcode.split(".")
-    return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)

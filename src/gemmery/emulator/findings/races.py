@@ -11,7 +11,6 @@ While all blocks of a chunk do the same, one of them is followed for all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ Flags = NDArray[np.bool_]
 
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
-WRITER_AT = 21  # a stamp in global memory: the instruction below, the block above
 
 # What is found: kind ("clash" is a race of threads that execute one instruction together), the instruction, its
 # threads, the byte addresses, the stamps of the other accesses.
@@ -46,6 +44,7 @@ class History:
         self._told: dict[Any, NDArray[np.int64]] = {}
         # Of each warp, what it had seen at its last fence, and what its atomics since then were told.
         self._at_fence, self._heard = np.zeros((2, blocks, self._warps, self._warps), np.int64)
+        self.ticks = 0  # how often a clock has changed
         self._fenced = np.zeros_like(self._clock)  # of each warp, the latest clock that a fence.proxy.async has seen
         self._tick()
 
@@ -53,6 +52,21 @@ class History:
     def granule(self) -> int:
         """Bytes that are told apart."""
         return 1 << self._shift
+
+    @property
+    def clock(self) -> NDArray[np.int64]:
+        """The clock of each warp of each block that is followed."""
+        return self._clock
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """The clock of each other warp of its block that a warp has seen: (blocks, warps, others)."""
+        return self._seen
+
+    def vouched(self) -> NDArray[np.int64]:
+        """The same with its own clock, up to which all that it did counts: what a release hands on."""
+        found: NDArray[np.int64] = np.maximum(self._seen, self._clock[:, :, None] * np.eye(self._warps, dtype=np.int64))
+        return found
 
     def spread(self, blocks: int) -> None:
         """From one block that stood for all to each on its own."""
@@ -151,8 +165,7 @@ class History:
         """A fence between threads: atomics before it acquire, those behind it release, each warp for itself."""
         some = warps[:, :, None]
         self._seen = np.where(some, np.maximum(self._seen, self._heard), self._seen)
-        own = self._clock[:, :, None] * np.eye(self._warps, dtype=np.int64)
-        self._at_fence = np.where(some, np.maximum(self._seen, own), self._at_fence)
+        self._at_fence = np.where(some, self.vouched(), self._at_fence)
         self._clock += warps
         self._tick()
 
@@ -182,6 +195,7 @@ class History:
 
     def _tick(self) -> None:
         """After a change of clocks."""
+        self.ticks += 1
         lanes = np.arange(self.threads)
         self._stamps = (np.repeat(self._clock, 32, axis=1) << CLOCK_AT | lanes).ravel()
         self._seen_by = self._seen.reshape(-1)
@@ -245,56 +259,3 @@ class History:
 
     def _tell(self, kind: str, index: int, found: Flags, places: Words, threads: Words, others: Words) -> None:
         self.report(kind, index, threads[found], places[found] % self._granules << self._shift, others[found])
-
-
-@dataclass(frozen=True)
-class Met:
-    """Granules of global memory at which blocks meet: an element for each."""
-
-    addresses: Words
-    accesses: Words  # which of the accesses it belongs to
-    rivals: Words  # the access of another block that is made together with it; -1: it was made before
-    others: Words  # the other block's instruction
-
-
-class Writers:
-    """Which block of a grid wrote each granule of global memory, of `size` bytes, and by which instruction.
-
-    Blocks run in any order, so that what two of them write is a race; what they read is not looked at, since atomics
-    may order it.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._shift = 4
-        self._written = np.zeros(-(-size // 16), np.int64)
-
-    @property
-    def granule(self) -> int:
-        """Bytes that are told apart."""
-        return 1 << self._shift
-
-    def writes(self, index: int, addresses: Words, blocks: Words, width: int) -> Met | None:
-        """Blocks, one for each address, store `width` bytes; None where no other block has stored."""
-        while width < 1 << self._shift:
-            self._shift -= 1
-            self._written = np.repeat(self._written, 2)
-        count = width >> self._shift
-        places, accesses = addresses >> self._shift, np.arange(len(addresses))
-        stamps = (blocks + 1) << WRITER_AT | index
-        if count > 1:
-            places = (places[:, None] + np.arange(count)).ravel()
-            accesses, stamps = np.repeat(accesses, count), np.repeat(stamps, count)
-        before = self._written[places]
-        self._written[places] = stamps
-        last = self._written[places]
-        together = last >> WRITER_AT != stamps >> WRITER_AT
-        found = together | (before != 0) & (before >> WRITER_AT != stamps >> WRITER_AT)
-        if not found.any():
-            return None
-        rivals = np.full(len(places), -1)
-        if together.any():  # the last of each place stays
-            unique, backwards = np.unique(places[::-1], return_index=True)
-            winners = len(places) - 1 - backwards[np.searchsorted(unique, places)]
-            rivals[together] = accesses[winners[together]]
-        others = np.where(together, index, before & INDEX)
-        return Met(places[found] << self._shift, accesses[found], rivals[found], others[found])

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gemmery.emulator.memory import PAGE
+from gemmery.emulator.findings import pointers
+from gemmery.emulator.memory import PAGE, Allocation
 from gemmery.emulator.ptx import Instruction, Line, calling
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 Place = tuple[int, int, int]  # x, y, z
+_LAST = "whichever comes last stays: let one thread write there, or use an atomic"
+_LANES = "lanes of one warp: put __syncwarp() between the two"
+_THREADS = "no barrier between: put __syncthreads() there"
+_BLOCKS = "read it in a later launch, or hand it over by an atomic, with __threadfence() on both sides"
 
 
 def lines(line: Line, inner: Line | None) -> str:
@@ -51,10 +56,10 @@ def address(machine: Machine, space: str, at: int) -> str:
     return f"address {at:#x}{inside}" if space == "global" else f"byte {at} of {space} memory{inside}"
 
 
-def beyond(machine: Machine, space: str, at: int, width: int) -> str:
+def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach: pointers.Reach) -> str:
     """How far an access is from what it should have been in, and what to do."""
     if space == "global":
-        return _beyond_arrays(machine, at, width)
+        return _beyond_arrays(machine, at, width, index in reach.nulls, reach.arrays[index])
     size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
     far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
     return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
@@ -65,21 +70,60 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
     second = number - number % machine.block_threads + own
     if in_bulk(machine, index) or in_bulk(machine, other):
         cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
-    elif _does(machine, index) == _does(machine, other) == "writes" and line_of(machine, index) == line_of(
-        machine, other
-    ):
-        cause = "whichever comes last stays: let one thread write there, or use an atomic"
+    elif _both_store(machine, index, other):
+        cause = _LAST
+    elif atomic_way := pointers.update(machine.kernel, index, other):
+        cause = _unordered_update(atomic_way)
     elif second == number:
         cause = "a copy of its own that may land later: wait for its group before"
-    elif second // 32 == number // 32:
-        cause = "lanes of one warp: put __syncwarp() between the two"
     else:
-        cause = "no barrier between: put __syncthreads() there"
+        cause = _LANES if second // 32 == number // 32 else _THREADS
     here, there = _does(machine, index), _does(machine, other, atomic)
     return (
         f"{thread(machine, number)} {here} {address(machine, 'shared', where)}, which "
         f"{thread(machine, second, False)} {there} at {line_of(machine, other)}; {cause}"
     )
+
+
+def grid_race(machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int]) -> str:
+    """Two accesses to global memory that nothing orders: of a thread, and of the thread of a block before it."""
+    block, own = place
+    launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
+    one_block = block == mine
+    if way := pointers.update(machine.kernel, index, other):
+        cause = _unordered_update(way)
+    elif not one_block and _own_scope(machine, index, other):
+        cause = "atomic within one block only: use an atomic of device scope, atomicAdd() and not atomicAdd_block()"
+    elif not one_block:
+        both = _does(machine, index) == _does(machine, other) == "writes"
+        cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
+    elif _both_store(machine, index, other):
+        cause = _LAST
+    else:
+        cause = _LANES if own // 32 == number % machine.block_threads // 32 else _THREADS
+    second = f"thread {_short(_unravel(own, launch.block), launch.block)}"
+    if not one_block:
+        second += f" of block {_short(_unravel(block, launch.grid), launch.grid)}"
+    return (
+        f"{thread(machine, number)} {_does(machine, index)} {address(machine, 'global', where)}, which {second} "
+        f"{_does(machine, other)} at {line_of(machine, other)}; {cause}"
+    )
+
+
+def _own_scope(machine: Machine, *indices: int) -> bool:
+    """Whether both are updates, one of them for its own block alone."""
+    opcodes = [machine.kernel.instructions[index].opcode for index in indices]
+    updates = all(one.startswith(("atom", "red")) for one in opcodes)
+    return updates and any("cta" in one.split(".") for one in opcodes)
+
+
+def _both_store(machine: Machine, index: int, other: int) -> bool:
+    both = _does(machine, index) == _does(machine, other) == "writes"
+    return both and line_of(machine, index) == line_of(machine, other)
+
+
+def _unordered_update(way: str) -> str:
+    return f"between the read and the write another thread may update it, and one update is lost: use {way}"
 
 
 def in_bulk(machine: Machine, index: int) -> bool:
@@ -96,14 +140,21 @@ def _does(machine: Machine, index: int, atomic: bool = False) -> str:
     return "reads" if opcode.startswith(("ld", "wmma.load", "wgmma")) else "writes"
 
 
-def _beyond_arrays(machine: Machine, at: int, width: int) -> str:
-    one = machine.memory.nearest(at)
-    if one is None or 0 <= at < PAGE:
-        return f"address {at:#x}, where no array lies: a null pointer? Pass an array, or test the pointer"
+def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
+    """`reached` are the names of the arrays that the address is computed from; None where they are not known."""
+    arrays = [one for one in machine.memory.allocations if reached is None or one.name in reached]
+    one = min(arrays, key=lambda one: _far(one, at, width), default=None)
+    if null or one is None or (reached is None and 0 <= at < PAGE and at < one.start - at):
+        return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or test the pointer"
     if at < one.start:
         return f"address {at:#x}, {one.start - at} bytes before {one.name}; bound the index"
     far = f"ending {at + width - one.stop} bytes beyond the {one.size} of {one.name}"
     return f"address {at:#x}, {far}; bound the index, or allocate more"
+
+
+def _far(array: Allocation, at: int, width: int) -> int:
+    """How many bytes of an access are beyond an array, or how far before it."""
+    return array.start - at if at < array.start else at + width - array.stop
 
 
 def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:

@@ -1,0 +1,140 @@
+"""Races in global memory, within a block and between blocks: what the history of the grid finds, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.events import Access
+from gemmery.emulator.findings import words
+from gemmery.emulator.findings.grid import Grid, Layout, stored
+from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_own
+from gemmery.emulator.findings.pointers import Reach, reach
+from gemmery.emulator.findings.races import Flags, History, Words
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+# A race: the instruction, the thread of the chunk, how often, in words, the other instruction.
+Add = Callable[[int, int, int, str, int], None]
+
+
+class Everywhere:
+    """Follows the accesses of a launch to global memory that it also writes."""
+
+    def __init__(self, machine: Machine, orders: Orders, add: Add) -> None:
+        self.reach: Reach = reach(machine.kernel, machine.memory, machine.launch.parameters)
+        self._orders, self._add = orders, add
+        # Nothing but an atomic on both sides is let pass at once where there are others that are not for all.
+        simple = not (orders.volatile.any() or orders.own.any())
+        self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
+        layout = Layout.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
+        self._grid = Grid(machine.memory.data.size, layout, self._conflict)
+        self._handover = Handover()
+        self._ids: list[NDArray[np.int64]] = []  # the blocks of each chunk so far
+
+    def start(self, machine: Machine, history: History) -> None:
+        """A chunk of blocks begins."""
+        self._machine, self._history = machine, history
+        x, y, z = machine.launch.cluster
+        self._grid.start(machine.blocks, machine.block_threads, history, self._handover, x * y * z)
+        self._handover.start()
+        self._ids.append(machine.block_ids)
+        self._threads = np.arange(machine.threads)
+        warps = machine.block_threads // 32
+        # What each warp could vouch for at its last fence: of any kind, and of one that is for other blocks too.
+        self._own_fence, self._fence = np.zeros((2, machine.blocks, warps, warps), np.int64)
+
+    def access(self, event: Access) -> None:
+        """Threads access global memory."""
+        if event.kind == "bulk" or not self.reach.followed[event.index]:
+            return
+        self._event = event
+        threads = self._threads if event.mask is None else np.flatnonzero(event.mask)
+        addresses = self._machine.spread(event.addresses)
+        addresses = addresses if event.mask is None else addresses[threads]
+        atomic = bool(self._atomic[event.index])
+        if event.kind in UPDATES:
+            self._grid.updates(event.index, addresses, threads, event.width, atomic)
+        elif event.kind == "st":
+            self._grid.writes(event.index, addresses, threads, event.width, atomic)
+        else:
+            self._grid.reads(event.index, addresses, threads, event.width, atomic)
+        if self._orders.hands_over:
+            self._hand_over(event, threads, addresses)
+
+    def fenced(self, index: int, warps: Flags) -> None:
+        """Warps (blocks, warps) execute a fence, or those of one block that stands for all."""
+        if not self._orders.hands_over:
+            return
+        own = is_own(self._machine.kernel.instructions[index].opcode)
+        for fences in (self._own_fence,) if own else (self._own_fence, self._fence):
+            np.copyto(fences, self._history.vouched(), where=warps[:, :, None])
+        blocks = np.flatnonzero(np.broadcast_to(warps.any(axis=1), self._machine.blocks))
+        self._handover.fence(blocks.tolist(), own)
+
+    def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
+        """Atomics order blocks: by release and acquire, or relaxed and volatile ones by fences; one after the other."""
+        orders, index = self._orders, event.index
+        order = self._machine.kernel.instructions[index].opcode.split(".")
+        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
+        fences = orders.fences and bool(orders.atomic[index] or orders.volatile[index])
+        if not (releases or acquires or fences):
+            return
+        every = np.broadcast_to(self._history.vouched(), self._fence.shape)
+        inside, across = self._own_fence, self._fence
+        if not (releases or self._handover.any or inside.any()):
+            return
+        blocks, own = np.divmod(threads, self._machine.block_threads)
+        for block, warp, address in zip(blocks.tolist(), (own >> 5).tolist(), addresses.tolist(), strict=True):
+            number = self._grid.first + block
+            for key, fenced in ((address, -1), across), ((address, number), inside):
+                if key[1] < 0 and orders.own[index]:
+                    continue
+                if event.kind != "st" and event.kind != "red":
+                    self._handover.acquire(key, block, by_fence=not acquires)
+                if releases or event.kind != "ld":
+                    vouched = every[block, warp]
+                    if not releases:  # what warps did before fences that this one has seen
+                        before = fenced[block]
+                        vouched = np.where((before.diagonal() <= vouched)[:, None], before, 0).max(axis=0)
+                    self._handover.release(key, block, number, vouched)
+
+    def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
+        """From the grid: of each instruction that conflicts with this one the first thread is told."""
+        machine, layout = self._machine, self._grid.layout
+        then = layout.instructions(others)
+        second, number = layout.threads(others), layout.blocks(others) - self._grid.first
+        block, own = np.divmod(threads, machine.block_threads)
+        one_block = block == number
+        one_warp = one_block & (own >> 5 == second >> 5)
+        racing = ~self._orders.pairs(index, then, one_warp, one_block)
+        if self._handover.knows_any:  # an update that the block has followed up by one of its own
+            for at in np.flatnonzero(racing & self._orders.atomic[then] & ~one_block):
+                number_there = int(number[at]) + self._grid.first
+                racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
+        if self._event.kind == "st" and racing.any():
+            racing &= ~(self._orders.stores[then] & self._same(threads, addresses, number, second, together))
+        for other in np.unique(then[racing]).tolist():
+            these = racing & (then == other)
+            chosen = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
+            first = int(chosen.argmax())
+            where = int(number[first] + self._grid.first) - 1
+            place = int(np.concatenate(self._ids)[where]), int(second[first])
+            what = words.grid_race(machine, index, int(threads[first]), int(addresses[first]), other, place)
+            self._add(index, int(threads[first]), int(these.sum()), what, other)
+
+    def _same(self, threads: Words, addresses: Words, number: Words, second: Words, together: bool) -> Flags:
+        """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
+        machine, size = self._machine, self._grid.granule
+        own = stored(self._event, machine, threads, addresses, size)
+        if together:
+            held = stored(self._event, machine, number * machine.block_threads + second, addresses, size)
+        else:
+            held = machine.memory.data[addresses[:, None] + np.arange(size)]
+        same: Flags = np.all(own == held, axis=1)
+        return same

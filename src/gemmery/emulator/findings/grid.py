@@ -1,0 +1,234 @@
+"""Which accesses to global memory nothing orders: between the threads of a block, and between blocks.
+
+Each granule of global memory remembers its last write and two readers, of different blocks where there are such. Within
+a block the clocks of its warps decide, those of races.py. Between blocks only atomics order anything, with a fence on
+both sides or with release and acquire: handover.py keeps what a block knows of others by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.findings.races import Flags, History, Words
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a stamp is put together, from bit 0: the instruction, an atomic, the thread in its block, the block, a clock.
+
+    Blocks are numbered from 1 in the order in which they run.
+    """
+
+    instruction: int  # bits of each
+    thread: int
+    block: int
+
+    @classmethod
+    def of(cls, instructions: int, threads: int, blocks: int) -> Layout:
+        """The narrowest for a launch."""
+        return cls(instructions.bit_length(), (threads - 1).bit_length(), blocks.bit_length())
+
+    @property
+    def atomic(self) -> int:
+        """The bit of an atomic."""
+        return 1 << self.instruction
+
+    @property
+    def thread_at(self) -> int:
+        return self.instruction + 1
+
+    @property
+    def block_at(self) -> int:
+        return self.thread_at + self.thread
+
+    @property
+    def clock_at(self) -> int:
+        return self.block_at + self.block
+
+    @property
+    def most(self) -> int:
+        """The last clock that fits."""
+        return (1 << 62 - self.clock_at) - 1
+
+    def instructions(self, stamps: Words) -> Words:
+        """The instruction of each stamp."""
+        return stamps & (1 << self.instruction) - 1
+
+    def threads(self, stamps: Words) -> Words:
+        """The thread of each stamp, in its block."""
+        return stamps >> self.thread_at & (1 << self.thread) - 1
+
+    def blocks(self, stamps: Words) -> Words:
+        """The block of each stamp."""
+        return stamps >> self.block_at & (1 << self.block) - 1
+
+
+# The instruction, its threads, the byte addresses, the stamps of the other accesses, whether they were made together.
+Report = Callable[[int, Words, Words, Words, bool], None]
+
+
+class Grid:
+    """What the blocks of a launch did to global memory of `size` bytes."""
+
+    def __init__(self, size: int, layout: Layout, report: Report) -> None:
+        self.layout, self._report = layout, report
+        self._size = size
+        self._shift = 4  # granules begin as the widest access and are cut when a narrower one comes
+        self._written: Words = np.zeros(-(-size // 16), np.int64)
+        self._read: Words | None = None  # until something is read
+        self._read_too: Words | None = None
+        self._someone = (1 << layout.clock_at) - (1 << layout.thread_at)  # the bits of a stamp that say who
+        self._block = (1 << layout.clock_at) - (1 << layout.block_at)
+        self._before = 1  # the number of the chunk's first block
+        self._blocks = 0
+
+    @property
+    def granule(self) -> int:
+        """Bytes that are told apart."""
+        return 1 << self._shift
+
+    @property
+    def first(self) -> int:
+        """The number of the chunk's first block."""
+        return self._before
+
+    def start(self, blocks: int, threads: int, history: History, handover: Handover, cluster: int) -> None:
+        """A chunk begins: so many blocks, of so many threads each in whole warps; a block may be in a cluster."""
+        self._before += self._blocks
+        self._blocks, self._threads, self._cluster = blocks, threads, cluster
+        self._history, self._handover = history, handover
+        self._ticks = -1
+
+    def _own(self) -> Words:
+        """The stamp of each thread of the chunk, without an instruction."""
+        if self._ticks != self._history.ticks:
+            self._ticks = self._history.ticks
+            clocks = np.broadcast_to(self._history.clock, (self._blocks, self._threads // 32))
+            numbers = np.arange(self._before, self._before + self._blocks)
+            stamps = np.repeat(clocks << self.layout.clock_at, 32, axis=1)
+            stamps += (numbers << self.layout.block_at)[:, None]
+            stamps += np.arange(self._threads) << self.layout.thread_at
+            self._stamps = stamps.ravel()
+            self._full = int(clocks.max()) > self.layout.most
+        return self._stamps
+
+    def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
+        """Threads of the chunk load `width` bytes each."""
+        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
+        if self._full:
+            return
+        self._check(index, places, threads, stamps, self._written[places])
+        self._keep(places, stamps)
+
+    def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
+        """Threads store, or update what they also read."""
+        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
+        if self._full:
+            return
+        self._check(index, places, threads, stamps, self._written[places])
+        if self._read is not None and self._read_too is not None:
+            self._check(index, places, threads, stamps, self._read[places])
+            self._check(index, places, threads, stamps, self._read_too[places])
+        self._written[places] = stamps
+        if not atomic:
+            last = self._written[places]
+            lost = np.flatnonzero(last != stamps)
+            lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
+            if lost.size:
+                self._tell(index, lost, places, threads, last, together=True)
+
+    def updates(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
+        """Threads update, one after the other; two of them are kept as readers for those that write later."""
+        self.writes(index, addresses, threads, width, atomic)
+        places, _, stamps = self._places(index, addresses, threads, width, atomic)
+        self._keep(places, stamps)
+
+    def _places(
+        self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
+    ) -> tuple[Words, Words, Words]:
+        while width < 1 << self._shift:
+            self._halve()
+        stamps = self._own()[threads] | (index | (self.layout.atomic if atomic else 0))
+        places, count = addresses >> self._shift, width >> self._shift
+        if count == 1:
+            return places, threads, stamps
+        places = (places[:, None] + np.arange(count)).ravel()
+        return places, np.repeat(threads, count), np.repeat(stamps, count)
+
+    def _halve(self) -> None:
+        self._shift -= 1
+        if not self._written.any():  # pages of zeros stay untouched
+            self._written = np.zeros(2 * len(self._written), np.int64)
+        else:
+            self._written = np.repeat(self._written, 2)
+        if self._read is not None and self._read_too is not None:
+            self._read, self._read_too = np.repeat(self._read, 2), np.repeat(self._read_too, 2)
+
+    def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
+        """Tell of those earlier accesses that another thread made and nothing orders before these."""
+        differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.layout.atomic == 0)
+        if not differs.any():
+            return
+        some = np.flatnonzero(differs)
+        some = some[self._unordered(threads[some], stamps[some], then[some])]
+        if some.size:
+            self._tell(index, some, places, threads, then, together=False)
+
+    def _unordered(self, threads: Words, stamps: Words, then: Words) -> Flags:
+        layout, warps = self.layout, self._threads // 32
+        own_block, own_warp = threads // self._threads, threads % self._threads >> 5
+        other, clock = layout.threads(then) >> 5, then >> layout.clock_at
+        inside = (then ^ stamps) & self._block == 0
+        seen = self._history.seen
+        rows = own_block if len(seen) > 1 else 0
+        unordered: Flags = ~inside | (clock > seen[rows, own_warp, np.where(inside, other, 0)])
+        if self._cluster > 1:  # blocks of one cluster order each other by its barriers
+            mate = (layout.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
+            unordered &= inside | ~mate
+        if self._handover.knows_any and unordered.any():
+            some = np.flatnonzero(unordered)
+            numbers = layout.blocks(then[some])
+            unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
+        return unordered
+
+    def _keep(self, places: Words, stamps: Words) -> None:
+        """Keep two readers of each place: of two blocks if two blocks read it, else of two threads."""
+        if self._read is None or self._read_too is None:
+            self._read, self._read_too = np.zeros((2, len(self._written)), np.int64)
+        before = self._read[places]
+        self._read[places] = stamps
+        last = self._read[places]
+        self._replace(places, before, last)
+        lost = stamps != last  # threads that read what a later one reads as well
+        if lost.any():
+            self._replace(places[lost], stamps[lost], last[lost])
+
+    def _replace(self, places: Words, candidates: Words, last: Words) -> None:
+        assert self._read_too is not None
+        differs = ((candidates ^ last) & self._someone != 0) & (candidates != 0)
+        if not differs.any():
+            return
+        places, candidates, last = places[differs], candidates[differs], last[differs]
+        apart = (candidates ^ last) & self._block != 0
+        kept = self._read_too[places]
+        free = (kept == 0) | ((kept ^ last) & self._block == 0)
+        for chosen in (free, apart):  # so that those of another block stay
+            self._read_too[places[chosen]] = candidates[chosen]
+
+    def _tell(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
+        self._report(index, threads[some], places[some] << self._shift, others[some], together)
+
+
+def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:
+    """What these threads of the chunk store at these addresses: `size` bytes each."""
+    rows = np.ascontiguousarray(np.stack([machine.spread(value)[threads] for value in event.values], axis=1))
+    from_start = addresses - machine.spread(event.addresses)[threads]
+    columns = from_start[:, None] + np.arange(size)
+    found: NDArray[np.uint8] = np.take_along_axis(rows.view(np.uint8), columns, axis=1)
+    return found

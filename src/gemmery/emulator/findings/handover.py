@@ -1,0 +1,117 @@
+"""What blocks know of each other: by atomics in global memory, between release and acquire or between fences.
+
+Each address keeps logs of releases, for all blocks and for the threads of one: the block, and up to which clock it
+vouches for each of its warps. A block that acquires knows the log up to that entry, and what those that wrote it knew.
+This is kept for whole blocks: where one thread of a block has acquired, the others are taken to know it too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.findings.races import Flags, Words
+
+Key = tuple[int, int]  # an address, and the number of the block that it is for: -1 for all
+Known = dict[Key, int]  # key -> entries of its log
+
+
+@dataclass
+class Log:
+    """The releases to one address."""
+
+    length: int = 0
+    entries: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = field(default_factory=dict)  # of each block
+    known: Known = field(default_factory=dict)  # what those that released knew
+
+    def add(self, block: int, clocks: NDArray[np.int64]) -> None:
+        """A release."""
+        places, vouched = self.entries.setdefault(block, ([], []))
+        if vouched and (clocks <= vouched[-1]).all():
+            return
+        places.append(self.length)
+        vouched.append(np.maximum(vouched[-1], clocks) if vouched else clocks)
+        self.length += 1
+
+    def vouches(self, length: int, block: int, warp: int, clock: int) -> bool:
+        """Do the first entries say that a warp of a block had come so far."""
+        places, vouched = self.entries.get(block, ([], []))
+        count = bisect_left(places, length)
+        return count > 0 and bool(vouched[count - 1][warp] >= clock)
+
+
+class Handover:
+    """The logs of a launch, and what the blocks of the chunk know of them."""
+
+    def __init__(self) -> None:
+        self._logs: dict[Key, Log] = {}
+        self._knows: dict[int, Known] = {}  # of each block of the chunk, from 0
+        self._heard: dict[int, Known] = {}  # by relaxed atomics: known after the next fence
+
+    @property
+    def any(self) -> bool:
+        """Has anything been released."""
+        return bool(self._logs)
+
+    @property
+    def knows_any(self) -> bool:
+        """Has any block of the chunk acquired."""
+        return bool(self._knows)
+
+    def start(self) -> None:
+        """A chunk begins."""
+        self._knows, self._heard = {}, {}
+
+    def acquire(self, key: Key, block: int, by_fence: bool) -> None:
+        """A block reads a place atomically; it knows at once, or after its next fence."""
+        log = self._logs.get(key)
+        if log is None:
+            return
+        known = (self._heard if by_fence else self._knows).setdefault(block, {})
+        _join(known, log.known)
+        known[key] = log.length
+
+    def fence(self, blocks: Sequence[int], own: bool) -> None:
+        """Blocks execute a fence, which is for their `own` threads alone, or for all."""
+        for block in blocks if self._heard else ():
+            if heard := self._heard.get(block):
+                _join(self._knows.setdefault(block, {}), {key: heard[key] for key in heard if not own or key[1] >= 0})
+
+    def release(self, key: Key, block: int, number: int, clocks: NDArray[np.int64]) -> None:
+        """A block, of this number in the launch, writes a place atomically and vouches for its warps."""
+        if not clocks.any():
+            return
+        log = self._logs.setdefault(key, Log())
+        log.add(number, clocks)
+        _join(log.known, self._knows.get(block, {}))
+
+    def observed(self, block: int, address: int, number: int) -> bool:
+        """Has a block acquired a release of another block, by number, to the very place of an address."""
+        for start in {address, address & ~3, address & ~7}:  # of a granule that is narrower than the atomic
+            log, length = self._logs.get((start, -1)), self._knows.get(block, {}).get((start, -1), 0)
+            if log is not None and log.vouches(length, number, 0, 0):
+                return True
+        return False
+
+    def known(self, blocks: Words, numbers: Words, warps: Words, clocks: Words, each: int) -> Flags:
+        """Which clocks of warps of blocks, by number, the blocks of the chunk know; `each` warps are in a block."""
+        queries = np.stack([blocks, numbers * each + warps, clocks])
+        unique, back = np.unique(queries, axis=1, return_inverse=True)
+        answers = [
+            any(
+                self._logs[key].vouches(length, other // each, other % each, clock)
+                for key, length in self._knows.get(block, {}).items()
+            )
+            for block, other, clock in unique.T.tolist()
+        ]
+        found: Flags = np.array(answers, np.bool_)[back.reshape(-1)]
+        return found
+
+
+def _join(known: Known, more: Known) -> None:
+    for key, length in more.items():
+        known[key] = max(known.get(key, 0), length)

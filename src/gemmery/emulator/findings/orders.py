@@ -1,0 +1,75 @@
+"""Which instructions order memory: atomics, fences, and for whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmery.emulator.findings import pointers
+from gemmery.emulator.findings.races import Flags
+from gemmery.emulator.ptx import Kernel
+
+UPDATES = frozenset(("atom", "red"))
+ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
+RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
+
+
+def is_atomic(opcode: str) -> bool:
+    """An update, or a load or store with a memory order."""
+    name, *words = opcode.split(".")
+    return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
+
+
+def is_fence(opcode: str) -> bool:
+    """Whether it orders threads, and not the units beside them alone."""
+    name, *words = opcode.split(".")
+    return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)
+
+
+def is_own(opcode: str) -> bool:
+    """Whether it orders the threads of one block alone."""
+    return "cta" in opcode.split(".")
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the instructions of a kernel do, by their numbers."""
+
+    atomic: Flags
+    volatile: Flags
+    own: Flags  # atomic for the threads of one block alone
+    stores: Flags  # plain or not, of values that are known
+    fences: bool  # does the kernel have a fence
+    hands_over: bool  # can a thread learn from another one by global memory
+
+    def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
+        """Pairs of accesses that do not race for being atomic, both of them; of volatile ones those of two warps.
+
+        PTX takes volatile accesses for relaxed ones. But lanes of a warp that are volatile to each other wait for
+        nobody: they rely on running in lock step. What is atomic for a block is not so for another one.
+        """
+        either = (self.atomic | self.volatile)[others] & (self.atomic[index] | self.volatile[index])
+        found: Flags = either & ~(self.volatile[others] & self.volatile[index] & one_warp)
+        found &= one_block | ~(self.own[others] | self.own[index])
+        return found
+
+
+def orders(kernel: Kernel) -> Orders:
+    """What the instructions of a kernel order."""
+    opcodes = [one.opcode for one in kernel.instructions]
+    retried = pointers.retried(kernel)
+    atomic = np.array([is_atomic(one) or index in retried for index, one in enumerate(opcodes)], np.bool_)
+    volatile = np.array([".volatile." in one for one in opcodes], np.bool_)
+    own = np.array([is_atomic(one) and is_own(one) for one in opcodes], np.bool_)
+    stores = np.array([one.startswith("st.") for one in opcodes], np.bool_)
+    fences = any(map(is_fence, opcodes))
+    ordered = [
+        one
+        for one, instruction in zip(opcodes, kernel.instructions, strict=True)
+        if (is_atomic(one) or ".volatile." in one) and pointers.reached(instruction) is not None
+    ]
+    hands_over = bool(ordered) and (
+        fences or any(not (RELEASES | ACQUIRES).isdisjoint(one.split(".")) for one in ordered)
+    )
+    return Orders(atomic, volatile, own, stores, fences, hands_over)

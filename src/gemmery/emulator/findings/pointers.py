@@ -1,0 +1,282 @@
+"""Which arrays an instruction may reach, as far as the registers of its address tell.
+
+An address is a parameter or the address of a variable plus offsets, so 64-bit registers are followed from their
+definitions, whatever the order. What is loaded from memory, and what is put together from halves, may point anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gemmery.emulator import modifiers
+from gemmery.emulator.memory import Global
+from gemmery.emulator.op import STORED
+from gemmery.emulator.ptx import Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
+
+Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
+Makers = dict[str, list[Instruction]]  # of each register
+ANYWHERE = "anywhere"
+_FOLLOWED = frozenset(("mov", "cvta", "add", "sub", "and", "or", "xor", "min", "max"))
+_NEVER = frozenset(
+    ("mul", "shl", "shr", "cvt", "div", "rem", "neg", "not", "abs", "popc", "clz", "fma", "createpolicy")
+)
+_UPDATES = {
+    "add": "atomicAdd()",
+    "sub": "atomicSub()",
+    "fma": "atomicAdd()",
+    "mad": "atomicAdd()",
+    "min": "atomicMin()",
+    "max": "atomicMax()",
+    "and": "atomicAnd()",
+    "or": "atomicOr()",
+    "xor": "atomicXor()",
+}
+_FAR = 64  # instructions between a load and the store that depends on it
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which instructions touch global memory that the kernel also writes, and the arrays each may reach."""
+
+    followed: tuple[bool, ...]  # of each instruction
+    arrays: tuple[frozenset[str] | None, ...]  # names of allocations; None: any. Only of instructions with an address
+    nulls: frozenset[int]  # instructions whose address comes from a null pointer alone
+
+
+def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
+    """What the instructions of a launch may reach."""
+    origins = _origins(kernel)
+    arrays: list[frozenset[str] | None] = []
+    nulls: set[int] = set()
+    written: set[str] = set()
+    everything = False
+    for index, one in enumerate(kernel.instructions):
+        place = reached(one)
+        if place is None:
+            arrays.append(frozenset())
+            continue
+        found, null = _arrays(_of(place.base, origins), kernel, memory, parameters)
+        arrays.append(found)
+        if null:
+            nulls.add(index)
+        if _writes(one.opcode):
+            everything |= found is None
+            written |= found or set()
+    followed = tuple(
+        reached(one) is not None and (everything or some is None or not written.isdisjoint(some))
+        for one, some in zip(kernel.instructions, arrays, strict=True)
+    )
+    return Reach(followed, tuple(arrays), frozenset(nulls))
+
+
+def reached(instruction: Instruction) -> Memory | None:
+    """The operand in global memory of a load, store, copy or atomic; None where there is none."""
+    name, *words = instruction.opcode.split(".")
+    if name not in ("ld", "ldu", "st", "atom", "red", "cp", "wmma"):
+        return None
+    spaces = [word for word in words if word in modifiers.SPACES]
+    if spaces and "global" not in spaces:
+        return None
+    places = [one for one in instruction.operands if isinstance(one, Memory)]
+    if name == "cp":
+        places = places[1:2]
+    return places[0] if places else None
+
+
+def _writes(opcode: str) -> bool:
+    return opcode.startswith(("st", "atom", "red", "wmma.store"))
+
+
+def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes) -> tuple[frozenset[str] | None, bool]:
+    """The allocations that origins name, and whether they are a null pointer alone; None for any."""
+    found, null, own = set(), False, False
+    for one in origins:
+        if isinstance(one, tuple) and one[0] == "pointer":
+            value = int.from_bytes(parameters[one[1] : one[1] + 8], "little")
+            null |= value == 0
+            found |= {each.name for each in memory.allocations if each.start <= value <= each.stop}
+        elif isinstance(one, str) and one in kernel.variables:
+            own |= kernel.variables[one].space not in ("global", "const")
+            found |= {one} - {name for name, each in kernel.variables.items() if each.space in ("shared", "local")}
+        else:
+            return None, False
+    if found or own or null:
+        return frozenset(found), null and not found and not own
+    return None, False
+
+
+def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
+    if isinstance(base, Register):
+        return origins.get(base.name, frozenset())
+    return frozenset((base.name,)) if isinstance(base, Symbol) else frozenset()
+
+
+def _origins(kernel: Kernel) -> dict[str, Origins]:
+    """Where the value of each 64-bit register may come from."""
+    offsets = {one.name: one.offset for one in kernel.parameters}
+    wide = [one for one in kernel.instructions if _makes_wide(one)]
+    found: dict[str, Origins] = {}
+    grown = True
+    while grown:
+        grown = False
+        for one in wide:
+            made = _made(one, found, offsets)
+            if not made:
+                continue
+            for place, name in enumerate(_names(one.operands[0])):
+                more = _next(made, place)
+                if not more <= found.get(name, frozenset()):
+                    found[name] = found.get(name, frozenset()) | more
+                    grown = True
+    return found
+
+
+def _next(made: Origins, place: int) -> Origins:
+    """The same for a later element of a vector: of a parameter, 8 bytes on for each."""
+    if not place:
+        return made
+    return frozenset((one[0], one[1] + 8 * place) if isinstance(one, tuple) else one for one in made)
+
+
+def _made(one: Instruction, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
+    """What a 64-bit result comes from."""
+    name, *words = one.opcode.split(".")
+    if name == "ld" and "param" in words:
+        return _parameter(one.operands[1], found, offsets)
+    if name in _FOLLOWED or name in ("mad", "selp"):
+        if isinstance(one.operands[-1], Vector):
+            return frozenset((ANYWHERE,))
+        sources = one.operands[3:] if name == "mad" else one.operands[1:]
+        made: set[tuple[str, int] | str] = set()
+        for each in sources:
+            if isinstance(each, Symbol) and each.name in offsets:
+                made.add(("parameter", offsets[each.name] + each.offset))
+            else:
+                made |= _of(each, found)
+        return frozenset(made)
+    return frozenset() if name in _NEVER else frozenset((ANYWHERE,))
+
+
+def _parameter(place: Operand, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
+    assert isinstance(place, Memory)
+    if isinstance(place.base, Symbol):
+        return frozenset((("pointer", offsets.get(place.base.name, 0) + place.base.offset + place.offset),))
+    of = _of(place.base, found)
+    if len(of) == 1:
+        (one,) = of
+        if isinstance(one, tuple) and one[0] == "parameter":
+            return frozenset((("pointer", one[1] + place.offset),))
+    return frozenset((ANYWHERE,)) if of else frozenset()
+
+
+def _makes_wide(one: Instruction) -> bool:
+    if not one.operands or one.opcode.startswith(("st", "red")):
+        return False
+    first = one.operands[0]
+    elements = first.elements if isinstance(first, Vector) else (first,)
+    return any(isinstance(each, Register) and STORED.get(each.type) == "u8" for each in elements)
+
+
+def _names(target: Operand) -> Iterable[str]:
+    elements = target.elements if isinstance(target, Vector) else (target,)
+    return [one.name for one in elements if isinstance(one, Register)]
+
+
+# ---- reads that are a part of something ----
+
+
+def retried(kernel: Kernel) -> frozenset[int]:
+    """Loads of a place that an atom.cas of the same size updates: a stale value costs another turn, and no more."""
+    if not any(".cas." in one.opcode for one in kernel.instructions):
+        return frozenset()
+    makers = _makers(kernel)
+    swapped = {
+        (_place(one.operands[1], makers), one.opcode[-2:])
+        for one in kernel.instructions
+        if one.opcode.startswith("atom") and ".cas." in one.opcode
+    }
+    return frozenset(
+        index
+        for index, one in enumerate(kernel.instructions)
+        if one.opcode.startswith("ld.") and (_place(one.operands[1], makers), one.opcode[-2:]) in swapped
+    )
+
+
+def update(kernel: Kernel, index: int, other: int) -> str:
+    """The atomic that a race between the load and the store of x += 1 wants: "atomicAdd()"; "" for any other race."""
+    if kernel.instructions[index].line != kernel.instructions[other].line:
+        return ""
+    makers = _makers(kernel)
+    found = [_update(kernel, one, makers) for one in (index, other)]
+    return found[0] if all(found) else ""
+
+
+def _makers(kernel: Kernel) -> Makers:
+    """The instructions that write each register."""
+    makers: Makers = {}
+    for one in kernel.instructions:
+        if one.operands and not one.opcode.startswith(("st", "red", "bra")):
+            for name in _names(one.operands[0]):
+                makers.setdefault(name, []).append(one)
+    return makers
+
+
+def _place(operand: Operand, makers: Makers) -> Operand:
+    """An address by the register or symbol that it was copied from, so that equal ones are found equal."""
+    while isinstance(operand, Memory) and isinstance(operand.base, Register):
+        made = makers.get(operand.base.name, [])
+        if len(made) != 1 or made[0].opcode.partition(".")[0] not in ("mov", "cvta"):
+            return operand
+        source = made[0].operands[1]
+        if not isinstance(source, Register | Symbol):
+            return operand
+        operand = Memory(source, operand.offset)
+    return operand
+
+
+def _update(kernel: Kernel, index: int, makers: Makers) -> str:
+    """The atomic that could do what a load, or a store, and another instruction of the same place do."""
+    one = kernel.instructions[index]
+    if one.opcode.startswith("ld"):
+        place = _place(one.operands[1], makers)
+        stores = (
+            at
+            for at, each in enumerate(kernel.instructions)
+            if each.opcode.startswith("st.") and _place(each.operands[0], makers) == place
+        )
+        return next((found for store in stores if (found := _update(kernel, store, makers))), "")
+    if not one.opcode.startswith("st.") or not isinstance(one.operands[1], Register):
+        return ""
+    return _depends(one.operands[1], _place(one.operands[0], makers), makers)
+
+
+def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
+    """The operation of an instruction; "" of one that only moves or converts, or adds to another product."""
+    name = one.opcode.partition(".")[0]
+    if name in ("mov", "cvt", "cvta"):
+        return ""
+    if name in ("fma", "mad"):
+        added = makers.get(one.operands[3].name, []) if isinstance(one.operands[3], Register) else []
+        loads = [each for each in added if each.opcode.startswith("ld")]
+        return name if any(_place(each.operands[1], makers) == place for each in loads) else "product"
+    return name
+
+
+def _depends(value: Register, place: Operand, makers: Makers) -> str:
+    """How a value is made of what was loaded from a place."""
+    met: set[str] = set()
+    waiting, last = [value.name], ""
+    while waiting and len(met) < _FAR:
+        name = waiting.pop(0)
+        if name in met:
+            continue
+        met.add(name)
+        for one in makers.get(name, []):
+            if one.opcode.startswith("ld"):
+                if _place(one.operands[1], makers) == place:
+                    return _UPDATES.get(last, "atomicCAS() in a loop")
+                continue
+            last = last or _kind(one, makers, place)
+            waiting += [each.name for each in one.operands[1:] if isinstance(each, Register)]
+    return ""

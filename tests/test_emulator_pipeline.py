@@ -59,7 +59,7 @@ def test_what_it_moves_and_computes_is_counted():
 
 
 FOUND = {
-    "PARITY": "not landed",
+    "PARITY": "not landed or uninitialised",  # as the copy has begun or not
     "SMALL_EXPECT": "not landed",
     "NO_EMPTY_WAIT": "race",
     "NO_FENCE": "misuse",
@@ -75,7 +75,7 @@ FOUND = {
 def test_a_fault_is_found(fault, seed):
     """In the machine's own order and in another."""
     _, run = product(128, 256, 384, fault, seed)
-    assert FOUND[fault] in {one.kind for one in run.findings}
+    assert {one.kind for one in run.findings} & set(FOUND[fault].split(" or "))
 
 
 def test_a_tile_that_is_read_by_another_swizzle_is_found():

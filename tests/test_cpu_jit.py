@@ -2,16 +2,19 @@
 
 import ast
 import ctypes
+import errno
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 
 import gemmery
-from gemmery.cpu import jit
+from gemmery.cpu import jit, workspace
 from gemmery.cpu.ir import Module, vector
 from gemmery.cpu.target import host
 from gemmery.errors import CompileError
@@ -152,3 +155,25 @@ def test_every_module_that_shapes_code_is_in_the_digest():
     around = {name.removeprefix("gemmery.") + ".py" for name in imported if not name.startswith("gemmery.cpu")}
     assert around - names <= {"arrays.py", "cache.py", "config.py", "cpu.py", "errors.py"}
     assert any("llvmlite" in name for name in jit._source_files())
+
+
+@pytest.mark.skipif(not FLAT, reason="elsewhere LLVM itself makes pages executable")
+def test_a_system_that_forbids_compiled_code_is_told_how_to_allow_it(monkeypatch):
+    """As systemd's MemoryDenyWriteExecute does; the pages are given back."""
+    blocks, fresh = [], workspace.fresh
+
+    def noted(size):
+        block = fresh(size)
+        blocks.append(weakref.ref(block))
+        return block
+
+    monkeypatch.setattr(workspace, "fresh", noted)
+    monkeypatch.setattr(jit, "_make_executable", lambda address, size: errno.EACCES)
+    with pytest.raises(CompileError, match=r"Permission denied.*MemoryDenyWriteExecute=no"):
+        jit._map(bytes(10))
+    gc.collect()
+    assert [block() for block in blocks] == [None]
+
+
+def test_pages_are_made_executable_or_the_error_is_named():
+    assert jit._make_executable(1, 4096) == errno.EINVAL  # not the address of a page

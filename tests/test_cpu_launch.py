@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import probes
-from gemmery.cpu import build, launch, pool, portable, split
+from gemmery.cpu import build, launch, pool, portable, split, workspace
 from gemmery.cpu.split import Grid, Unit, grid
 from gemmery.problem import Problem
 from operands import place, random
@@ -176,3 +177,33 @@ def test_python_threads_give_the_same_bits(name, threads):
     assert portable.run(kernel.job(a.view, b.view, second.view, 2, -1, None, threads)) == 0
     assert first.array.tobytes() == second.array.tobytes()
     assert second.untouched_around()
+
+
+def test_a_size_that_no_memory_has_is_a_memory_error():
+    for size in (1 << 60, 1 << 70):
+        with pytest.raises(MemoryError, match=str(size)):
+            workspace.pages(size)
+        with pytest.raises(MemoryError, match=str(size)), workspace.borrowed(size):
+            pass
+
+
+def test_python_threads_without_memory_write_nothing(monkeypatch):
+    array, view = probes.zeros(1, 40, 40)
+    job = probes.mark(Unit(1, 1, COSTLY), workspace=1 << 60).job(view, view, view, 1, 0, None, 4)
+    with pytest.raises(MemoryError):
+        portable.run(job)
+    assert not array.any()
+
+
+def test_python_threads_do_the_parts_of_a_helper_without_memory(monkeypatch):
+    array, view = probes.zeros(1, 40, 40)
+    owner, borrowed = threading.get_ident(), workspace.borrowed
+
+    def scarce(size):
+        if threading.get_ident() != owner:
+            raise MemoryError
+        return borrowed(size)
+
+    monkeypatch.setattr(workspace, "borrowed", scarce)
+    portable.run(probes.mark(Unit(1, 1, COSTLY), workspace=64).job(view, view, view, 1, 0, None, 4))
+    assert (array == 1).all()

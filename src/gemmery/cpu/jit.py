@@ -110,12 +110,24 @@ def _cache_dir() -> str | None:
 
 def _map(image: bytes) -> int:
     """Copy an image into fresh pages, then make them executable and read-only."""
-    address = workspace.pages(len(image))
+    block = workspace.fresh(len(image))
+    address = workspace.address(block)
     ctypes.memmove(address, image, len(image))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(image)), mmap.PROT_READ | mmap.PROT_EXEC):
-        raise CompileError(f"mprotect failed (errno {ctypes.get_errno()}): this system forbids code made at run time")
+    error = _make_executable(address, len(image))
+    if error:
+        raise CompileError(
+            f"this system does not let a process run code that it compiled (mprotect: {os.strerror(error)}); allow it: "
+            "MemoryDenyWriteExecute=no in the systemd unit, no PR_SET_MDWE, execmem in the SELinux policy"
+        )
+    workspace.forever(block)
     return address
+
+
+def _make_executable(address: int, size: int) -> int:
+    """Make pages executable and read-only; an errno, 0 when it is done."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    protection = mmap.PROT_READ | mmap.PROT_EXEC
+    return ctypes.get_errno() if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) else 0
 
 
 @functools.cache

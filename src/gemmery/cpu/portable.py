@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from gemmery.cpu import pool, workspace
 from gemmery.cpu.layout import JOB
@@ -20,22 +21,31 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(job: bytes) -> int:
-    """Run every part of a job: what `pool.run` does in compiled code. The result is an errno, always 0."""
+    """Run every part of a job, as `pool.run` does in compiled code. Returns 0.
+
+    Raises MemoryError, before anything is written, where there is no memory for the caller's packed panels. Where
+    there is none for a helper's, its parts are left to the others.
+    """
     field = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", job), strict=True))
     entries = pool.entries()
     part, set_mode = _Part(entries["part"]), _SetMode(entries["set_mode"])
     mode = _Mode(entries["mode"])()
     indices = iter(range(field["parts"]))
 
-    def drain() -> None:
-        set_mode(mode)
-        with workspace.borrowed(field["workspace_bytes"]) as buffer:
-            for index in indices:
-                part(job, index, buffer)
+    def drain(buffer: int) -> None:
+        for index in indices:
+            part(job, index, buffer)
 
-    helpers = [_pool().submit(drain) for _ in range(min(field["threads"], field["parts"]) - 1)]
+    def help_out() -> None:
+        set_mode(mode)
+        with contextlib.suppress(MemoryError), workspace.borrowed(field["workspace_bytes"]) as buffer:
+            drain(buffer)
+
+    helpers: list[Future[None]] = []
     try:
-        drain()
+        with workspace.borrowed(field["workspace_bytes"]) as buffer:
+            helpers.extend(_pool().submit(help_out) for _ in range(min(field["threads"], field["parts"]) - 1))
+            drain(buffer)
     finally:  # also when interrupted: the operands must outlive whoever still reads them
         wait([helper for helper in helpers if not helper.cancel()])
     for helper in helpers:

@@ -13,41 +13,51 @@ _free: list[tuple[int, int, mmap.mmap | None]] = []  # size and address
 
 
 def pages(size: int) -> int:
-    """The address of `size` zero bytes, page-aligned, never given back: code in them may run until the process ends.
+    """Return the address of `size` zero bytes, page-aligned, that are never freed; a forked child gets a copy.
 
-    A forked child gets a copy, never the parent's own pages.
+    Raises MemoryError where there are none.
     """
-    found = _private(max(size, 1))
-    forever(found)
-    return _address(found)
+    block = fresh(max(size, 1))
+    forever(block)
+    return address(block)
+
+
+def fresh(size: int) -> mmap.mmap:
+    """Return `size` zero bytes in pages of their own, which are freed with the object; a forked child gets a copy.
+
+    Raises MemoryError where there are none.
+    """
+    try:  # Python's default is pages that parent and child share
+        return mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
+
+
+def address(block: mmap.mmap) -> int:
+    """Return the address of a block of pages."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(block))
 
 
 def forever(thing: object) -> None:
-    """Keep an object when the interpreter ends, which frees what modules hold while threads still use it."""
+    """Keep an object alive even when the interpreter ends: compiled code and other threads still use it then."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @contextmanager
 def borrowed(size: int) -> Iterator[int]:
-    """The address of at least `size` bytes, page-aligned, for this caller alone. Safe from many threads at once."""
+    """The address of at least `size` bytes, page-aligned, for this caller alone. Safe from many threads at once.
+
+    Raises MemoryError where there are none.
+    """
     try:
         taken = _free.pop()
     except IndexError:
         taken = (0, 0, None)
     if taken[0] < size:
-        found = _private(size)
-        taken = (size, _address(found), found)
+        block = fresh(size)
+        taken = (size, address(block), block)
     try:
         yield taken[1]
     finally:
         if len(_free) < _KEPT:
             _free.append(taken)
-
-
-def _private(size: int) -> mmap.mmap:
-    """Fresh pages that a fork copies; Python's default is pages that parent and child share."""
-    return mmap.mmap(-1, size) if sys.platform == "win32" else mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANON)
-
-
-def _address(found: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(found))

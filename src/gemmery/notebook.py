@@ -1,4 +1,4 @@
-"""inspect() as Python and notebooks use it: what was found, displayed as the page that the command writes."""
+"""inspect() for Python and notebooks, which display its result as the page that the command writes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from gemmery.ladder import inspection
 from gemmery.report.inspection import inspection_page, where
 from gemmery.report.side_by_side import comparison_page
 
+# The system's preference says nothing of a notebook: the nearest background that is painted behind the frame does.
+FOLLOW = (
+    "for (let at = this; at; at = at.parentElement) {"
+    " const [red, green, blue, alpha] = getComputedStyle(at).backgroundColor.match(/[\\d.]+/g).map(Number);"
+    " if (alpha !== 0) {"
+    " this.contentDocument.documentElement.dataset.scheme = red + green + blue < 384 ? 'dark' : 'light'; break; } }"
+)
+
 
 class Inspection(inspection.Inspection):
     """A rung for one problem on one device; a notebook displays it as a page with its pictures."""
@@ -21,7 +29,7 @@ class Inspection(inspection.Inspection):
         return f"<Inspection of {self.rung}: {where(self)}>"
 
     def _repr_html_(self) -> str:
-        return _framed(inspection_page(self))
+        return framed(inspection_page(self), f"gemmery inspect {self.rung}")
 
 
 class Comparison(inspection.Comparison):
@@ -32,7 +40,7 @@ class Comparison(inspection.Comparison):
         return f"<Comparison of {self.old.rung} and {self.new.rung}: {where(self.new, config=False)}>"
 
     def _repr_html_(self) -> str:
-        return _framed(comparison_page(self))
+        return framed(comparison_page(self), f"gemmery inspect {self.old.rung} {self.new.rung}")
 
 
 def inspect(
@@ -47,11 +55,11 @@ def inspect(
     device: str = "",
     line: str = "",
 ) -> Inspection | Comparison:
-    """What a rung of the GPU is made of and what each of its lines does to memory, or two rungs side by side.
+    """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
-    Exhibits are looked at likewise, with `n` elements. No GPU is needed. `m` and `k` are `n` unless said, which is
-    4096; `device` is "cuda", a card ("a100") or an architecture ("sm_80"); the counters are taken on the emulator with
-    sides of at most 256. `line`, "simt_smem.cu:18", chooses whose accesses are shown as pictures.
+    It also takes an exhibit, with `n` elements. No GPU is needed. `n` defaults to 4096, `m` and `k` to `n`. `device` is
+    "cuda", a card ("a100") or an architecture ("sm_80"). The emulator takes the counters, with sides of at most 256.
+    `line`, such as "simt_smem.cu:18", chooses the line whose accesses are drawn.
 
     >>> found = inspect("simt_smem", n=1024, device="h200")
     >>> found.kernels[-1].spilled, found.emulated.total.bank_conflicts
@@ -67,9 +75,10 @@ def inspect(
     return Inspection(**{one.name: getattr(found[0], one.name) for one in fields(found[0])})
 
 
-def _framed(page: str) -> str:
-    """A page inside another one, whose style stays its own."""
+def framed(page: str, title: str) -> str:
+    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
+    plain = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
     return (
-        f'<iframe srcdoc="{escape(page)}" title="gemmery inspect" style="width: 100%; height: 48rem; border: 0">'
-        "</iframe>"
+        f'<iframe srcdoc="{escape(plain)}" title="{escape(title)}" onload="{escape(FOLLOW)}" '
+        'style="width: 100%; height: 48rem; border: 0"></iframe>'
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gemmery import arrays, dtypes
+from gemmery import arrays, display, dtypes
 from gemmery.api.compute import prepare
 from gemmery.api.options import Asked, epilogue, named, no_precision, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
@@ -56,22 +56,32 @@ class Explanation:
         return self.problem.intensity
 
     def __str__(self) -> str:
+        (_, product), *others = self._facts()
+        return "\n".join([product, *(f"{name:10} {text}" for name, text in others)])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, which a notebook displays."""
+        return display.table(self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
         limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
-        lines = [
-            f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}",
-            f"rung       {self.rung}: {self.idea}" + (f" ({config})" if config else ""),
-            f"why        {self.reason}",
-            *(f"copied     {copy}" for copy in self.copies),
-            f"work       {self.flops:,} operations, {self.bytes:,} bytes at least: {self.intensity:.3g} a byte",
-            f"machine    {limits}",
-            f"bound by   {self.bound}: {self.attainable_gflops:.4g} GFLOP/s at most, {microseconds:.3g} us at least",
+        return [
+            ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
+            ("rung", f"{self.rung}: {self.idea}" + (f" ({config})" if config else "")),
+            ("why", self.reason),
+            *(("copied", copy) for copy in self.copies),
+            ("work", f"{self.flops:,} operations, {self.bytes:,} bytes at least: {self.intensity:.3g} a byte"),
+            ("machine", limits),
+            (
+                "bound by",
+                f"{self.bound}: {self.attainable_gflops:.4g} GFLOP/s at most, {microseconds:.3g} us at least",
+            ),
         ]
-        return "\n".join(lines)
 
 
 def explain(

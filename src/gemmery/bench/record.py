@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gemmery import display
 from gemmery.cpu import jit, target
 from gemmery.errors import ArgumentError
 
@@ -106,6 +107,22 @@ class Run:
     machine: Machine
     started: str  # UTC, ISO 8601 with microseconds: it names the run
     measurements: tuple[Measurement, ...]
+
+    def _repr_html_(self) -> str:
+        """The measurements as a table, which a notebook displays."""
+        head = ("kernel", "m × n × k", "types", "threads", "time, µs", "GFLOP/s", "error/bound")
+        rows = [
+            (
+                m.kernel,
+                f"{m.m} × {m.n} × {m.k}" + (f", {m.batch} times" if m.batch > 1 else ""),
+                m.precision or (m.dtype if m.dtype == m.out else f"{m.dtype} → {m.out}"),
+                str(m.threads or ""),
+                *((f"not run: {m.refused}", "", "") if m.refused else (f"{m.seconds * 1e6:,.4g}", f"{m.gflops:,.4g}")),
+                f"{m.error:.2g}" if m.checked and not m.refused else "",
+            )[: len(head)]
+            for m in self.measurements
+        ]
+        return display.table(rows, head)
 
 
 def now() -> str:

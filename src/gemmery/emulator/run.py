@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from gemmery import display
 from gemmery.emulator import spinning
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Counts, Frames, Lines, Memory, Shared
@@ -106,6 +107,10 @@ class Run:
     def __str__(self) -> str:
         """The counts as a table, the lines with bank conflicts, the findings."""
         return "\n".join(_told(self))
+
+    def _repr_html_(self) -> str:
+        """The same, as a notebook displays it."""
+        return display.preformatted(str(self))
 
     def __add__(self, other: Run) -> Run:
         """Two launches together, under the name of the second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gemmery import display
 from gemmery.cuda.device import Device
 
 
@@ -103,6 +104,20 @@ class EmulatedLadder:
     device: Device
     started: str  # UTC, ISO 8601
     rungs: tuple[EmulatedRung, ...]
+
+    def _repr_html_(self) -> str:
+        """Counters and roofs as a table, which a notebook displays."""
+        head = ("rung", "m × n × k", "type", "sectors", "wavefronts", "bank conflicts", "roof, µs", "limit", "result")
+        rows: list[tuple[str, ...]] = []
+        for one in self.rungs:
+            product = (one.rung, f"{one.m} × {one.n} × {one.k}", one.dtype)
+            if one.refused:
+                rows.append((*product, f"not run: {one.refused}"))
+                continue
+            counts = (one.counts.sectors, one.counts.wavefronts, one.counts.bank_conflicts)
+            roof = (f"{one.roof_seconds * 1e6:.3g}", one.limit, "; ".join(one.wrong) or "right")
+            rows.append((*product, *(f"{count:,}" for count in counts), *roof))
+        return display.table(rows, head)
 
     def gain(self, one: EmulatedRung, parent: str | None) -> float:
         """How many times shorter its roof is than its parent's at the same product; 0 where they cannot be compared."""

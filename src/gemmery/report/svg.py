@@ -1,4 +1,4 @@
-"""Figures as SVG that takes its colours from the page around it: one file for a light and a dark background."""
+"""Figures as SVG that takes its colours from the page around it, for a light and a dark background alike."""
 
 from __future__ import annotations
 
@@ -124,8 +124,19 @@ def variables() -> str:
     )
 
 
+def schemes() -> str:
+    """CSS that fixes one scheme for a page whose root says `data-scheme`, whatever the system prefers."""
+    sides = {"light": 0, "dark": 1}
+    return "\n".join(
+        f':root[data-scheme="{scheme}"] {{ color-scheme: {scheme}; '
+        + " ".join(f"--{name}: {pair[side]};" for name, pair in PALETTE.items())
+        + " }"
+        for scheme, side in sides.items()
+    )
+
+
 def standalone(svg: str) -> str:
-    """The element as a file of its own, on its own background: what a document shows as an image."""
+    """The element as a standalone file with its own background, which a document shows as an image."""
     head, _, rest = svg.partition(">")
     return f"{head}>\n<style>{variables()} svg {{ background: var(--paper); }}</style>\n{rest}"
 

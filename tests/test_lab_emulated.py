@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,9 @@ from gemmery.lab import emulated
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder
 from gemmery.ladder.rung import find
+from gemmery.report import svg
 from gemmery.report.emulated import complaints, emulated_page, emulated_sheets, overviews
+from gemmery.report.roofs import roofs
 
 pytest.importorskip("cuda.bindings")
 
@@ -208,9 +211,33 @@ def test_what_is_wrong_is_shown_where_it_is(few):
 def test_the_page_needs_nothing_else(few):
     text = emulated_page(few)
     assert text.startswith("<!doctype html>")
-    assert "http" not in text.split("</style>")[1]
+    assert set(re.findall(r"https?://[^\s\"<]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
     assert all(name in text for name in FEW)
-    assert "It claims, of an aligned product: divergent branches 0, load sectors a request 16.5" in text
+    assert "Its claims, for an aligned product: divergent branches 0, load sectors a request 16.5" in text
+
+
+def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):
+    text = emulated_page(chain)
+    (plot,) = roofs(chain)
+    assert plot.svg in text
+    assert set(re.findall(r"var\(--(\w+)\)", plot.svg)) <= set(svg.PALETTE)
+    assert all(f"{one.roof_seconds * 1e6:.3g}" in plot.svg for one in chain.rungs)
+    tree = text[text.index("Which rung grew") : text.index("The factor is")]
+    assert tree.count("<ul class=tree>") == 4  # vectorized in threadtile, padded in that, two siblings in that
+    assert "1.31× simt_vectorized" in tree
+    assert 'href="#rung-simt_padded"' in tree
+    assert 'id="rung-simt_padded"' in text
+    assert "src/gemmery/cuda/kernels/simt_padded.cu" in text
+    assert "gemmery ladder diff simt_vectorized simt_padded" in text
+
+
+def test_first_letters_of_names_stay_as_they_are():
+    text = emulated_page(lab.emulated_ladder(["mma_f64", "gemv_thread_smem"], [32]))
+    for name in ("mma_f64", "gemv_thread_smem"):
+        assert f"<b>{find(CUDA, name).idea}</b>" in text
 
 
 def test_json_is_the_record(few):

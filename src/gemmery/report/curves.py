@@ -44,7 +44,7 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
 
 
 def seconds(measurements: Sequence[Measurement]) -> Plot | None:
-    """Time against n: on logarithmic axes every algorithm of n**3 operations is a line of one slope."""
+    """Time against n: on logarithmic axes every algorithm of n**3 operations is a line of the same slope."""
     ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
         return None
@@ -61,7 +61,7 @@ def seconds(measurements: Sequence[Measurement]) -> Plot | None:
 
 
 def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
-    """Time of a row times a matrix against the columns of that, a line for each kernel of a tournament."""
+    """Time of a row times a matrix against the matrix's columns, a line for each kernel of a tournament."""
     ran = [m for m in measurements if m.seconds and m.m == 1]
     if len({m.n for m in ran}) < 2 or len({(m.k, words.types(m)) for m in ran}) != 1:
         return None
@@ -128,18 +128,21 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         on.set(xlabel="operations for every byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
-            _roof(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
+            slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
         _points(on, ran, _last(ran) if suite == "ladder" else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
-        "What a product could reach: the slope is the measured memory bandwidth, the flat part the measured peak. A "
-        "byte counts once, as if caches kept everything: what lies far below its roof moves bytes again and again."
+        "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
+        "caches kept everything; a kernel far below its roof moves bytes again and again."
     )
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
 
 
-def _roof(on: Axes, peak: float, bandwidth: float, scale: float, whose: str, below: bool) -> None:
-    """The slope and the flat part, named along their lines, above them or below; `scale` shown units are a GFLOP/s."""
+def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: str = "", below: bool = False) -> None:
+    """The two roofs, bandwidth times intensity and the peak, named above their lines or below.
+
+    A GFLOP/s is `scale` of the units that the y axis shows.
+    """
     left, right = on.get_xlim()
     slope = scale * bandwidth
     ridge = peak / slope

@@ -34,6 +34,7 @@ COUNTED = (
     "warps move; no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are those "
     "of the passes that exist because lanes want different words of one bank. Instructions are those of warps."
 )
+FACTOR = "The factor is the parent's roof over the rung's."
 ROOF = (
     "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
     "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) a clock of each multiprocessor. It assumes that "
@@ -85,7 +86,9 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
 
 def emulated_page(ladder: EmulatedLadder) -> str:
     """The same with all counters, as one self-contained HTML page."""
-    from gemmery.report.page import document, section, table
+    from gemmery.report.page import document, figure, section, table
+    from gemmery.report.roofs import roofs
+    from gemmery.report.tree import tree
 
     when = f"{ladder.started[:16].replace('T', ' ')} UTC"
     where = html.escape(f"{described(ladder.device)}, on the emulator · {when}")
@@ -100,6 +103,8 @@ def emulated_page(ladder: EmulatedLadder) -> str:
             *(table(sheet) for sheet in overviews(ladder)),
             *(f"<p class=note>{html.escape(note)}</p>" for note in (COUNTED, ROOF)),
         ),
+        section("Which rung grew from which", tree(_named(ladder), _gains(ladder)), f"<p class=note>{FACTOR}</p>"),
+        *(figure(plot) for plot in roofs(ladder)),
         section("All counters", *(table(sheet) for sheet in emulated_sheets(ladder))),
         section("Rung by rung", f"<dl class=rungs>{''.join(map(_lesson, _named(ladder)))}</dl>"),
     )
@@ -147,10 +152,20 @@ def _named(ladder: EmulatedLadder) -> tuple[Rung, ...]:
 
 
 def _lesson(rung: Rung) -> str:
-    idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
+    from gemmery.report.page import entry
+
     claims = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in rung.expect.items())
-    claimed = f"<p class=note>It claims, of an aligned product: {claims}.</p>" if claims else ""
-    return f"<dt><code>{rung.name}</code></dt><dd><b>{idea}.</b><p>{html.escape(rung.lesson)}</p>{claimed}</dd>"
+    return entry(rung, f"Its claims, for an aligned product: {claims}." if claims else "")
+
+
+def _gains(ladder: EmulatedLadder) -> dict[str, str]:
+    """The gain of each rung over its parent by their roofs, at the largest size."""
+    gains = {}
+    for one in _by_size(ladder)[-1] if ladder.rungs else ():
+        parent = PARENTS.get(one.rung)
+        if gain := ladder.gain(one, parent):
+            gains[one.rung] = f"{words.digits(gain)}× {parent}"
+    return gains
 
 
 def _sheet(

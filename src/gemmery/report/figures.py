@@ -124,7 +124,9 @@ def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int,
         levels.append(level)
     for (rate, name, colour, dashes), level in zip(ordered, levels, strict=True):
         height = HEADROOM + 0.12 + 0.27 * level
-        on.plot([rate, rate], [rows - 0.45, height - 0.1], color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
+        spans = [(-0.36, height - 0.1), *((row - 0.42, row + 0.14) for row in range(rows))]  # not across the ideas
+        for span in spans:
+            on.plot([rate, rate], span, color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
         label = f"{name}: {words.digits(rate)}"
         on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
 

@@ -1,4 +1,4 @@
-"""What a rung is made of and asks of a device, in words: in a terminal and as a page."""
+"""The resources, occupancy, roofline and counters of a rung in words, in a terminal and as a page."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from gemmery.cuda.inspection import Kernel
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
 from gemmery.cuda.sass import bytes_each, is_notable
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.ladder.inspection import Inspection
 from gemmery.report import counters, words
 
@@ -27,6 +29,7 @@ UNITS = {
     "tensor_tf32": "tensor cores, tf32",
     "tensor_f64": "tensor cores, f64",
 }
+ROOFLINE = "Roofline"
 SOURCE = counters.HEAD[-1]  # a column of code
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 
@@ -42,7 +45,7 @@ class Part:
 
 
 def show_inspection(found: Inspection, console: Console, ptx: bool = False, machine: bool = False) -> None:
-    """Print what was found, and the code that was asked for."""
+    """Print an inspection, and the code that was asked for."""
     console.print(Text.assemble((found.rung, "bold"), (f": {found.idea}", "dim")))
     console.print(Text(where(found), style="dim"))
     for part in parts(found):
@@ -59,14 +62,17 @@ def show_inspection(found: Inspection, console: Console, ptx: bool = False, mach
 
 
 def inspection_page(found: Inspection) -> str:
-    """The same as one HTML page that needs nothing else, with all of the code."""
-    from gemmery.report.page import document, figure
+    """The same as one self-contained HTML page, with all of the code."""
+    from gemmery.report.page import document, drawing, figure
     from gemmery.report.pictures import pictures
+    from gemmery.report.roofs import roofline_plot
 
+    roof = None if found.exhibit else roofline_plot(found)
     sections = [
         f"<section><h2>{html.escape(part.title)}</h2>"
         f"<div class='{'scroll wide' if SOURCE in part.head else 'scroll'}'>{_html(part)}</div>"
         + "".join(f"<p class=note>{html.escape(note)}</p>" for note in part.notes)
+        + (drawing(roof) if roof and part.title == ROOFLINE else "")
         + "</section>"
         for part in parts(found)
     ]
@@ -80,7 +86,7 @@ def inspection_page(found: Inspection) -> str:
         figures.append(f"<section><p class=note>{html.escape(counters.untraced(run))}</p></section>")
     head = (
         f"<header><h1>{html.escape(found.rung)}</h1><p class=lead>{html.escape(found.idea)}</p>"
-        f"<p class=faint>{html.escape(where(found))}</p></header>"
+        f"<p>{html.escape(lesson(found.rung))}</p><p class=faint>{html.escape(where(found))}</p></header>"
     )
     return document(
         f"{found.rung} on {found.device.name}", head, *sections, *figures, "<section>", *codes, "</section>"
@@ -96,6 +102,12 @@ def parts(found: Inspection) -> tuple[Part, ...]:
     ]
     roof = [] if found.exhibit else [_roofline(found)]
     return (*launches, *roof, *(_instructions(one, several) for one in found.kernels), *_counters(found))
+
+
+def lesson(name: str) -> str:
+    """What a reader learns from a rung or an exhibit."""
+    lessons = {one.name: one.lesson for one in CUDA} | {one.name: one.lesson for one in EXHIBITS}
+    return lessons.get(name, "")
 
 
 def where(found: Inspection, config: bool = True) -> str:
@@ -143,7 +155,7 @@ def _launch(one: Kernel, found: Inspection) -> tuple[tuple[str, str], ...]:
 
 
 def _waves(blocks: int, filled: Occupancy) -> str:
-    """How often the grid fills the device, and how much of it the last time."""
+    """How often the grid fills the device, and how full the last wave is."""
     share = words.percent(filled.tail)
     if blocks <= filled.slots:
         return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
@@ -161,10 +173,10 @@ def _roofline(found: Inspection) -> Part:
         ("each element once", f"{_moved(once)}: {_reached(once)}"),
     ]
     note = (
-        "As it loads counts every load of A and B as one from memory; caches keep it between that and each element "
-        "once. The clock is the boost clock: power may hold it lower."
+        "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
+        "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
     )
-    return Part("Roofline", tuple(rows), notes=(note,))
+    return Part(ROOFLINE, tuple(rows), notes=(note,))
 
 
 def _loading(found: Inspection) -> str:
@@ -182,9 +194,9 @@ def _reached(line: Roofline) -> str:
     '0.250 operations a byte × 86.4 GB/s = 21.6 GFLOP/s attainable, limited by memory'
     """
     product = f"{words.digits(line.intensity)} operations a byte × {words.digits(line.bandwidth)} GB/s"
-    by_memory = words.digits(line.intensity * line.bandwidth)
+    by_memory = f"{words.digits(line.intensity * line.bandwidth)} GFLOP/s"
     if line.by == "memory":
-        return f"{product} = {by_memory} GFLOP/s attainable, limited by memory"
+        return f"{product} = {by_memory} attainable, limited by memory"
     return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
 
 
@@ -207,7 +219,7 @@ def _instructions(one: Kernel, several: bool) -> Part:
 
 
 def _counters(found: Inspection) -> Sequence[Part]:
-    """What each line does, or why that is not known; nothing where it was not asked for."""
+    """The counters by line, or why there are none; nothing where they were not asked for."""
     if found.emulated is None:
         return [Part("Counters by line", (("not counted", found.not_emulated),))] if found.not_emulated else []
     run = found.emulated
@@ -217,7 +229,7 @@ def _counters(found: Inspection) -> Sequence[Part]:
 
 
 def _loads(loop: Mapping[str, int]) -> Sequence[str]:
-    """What the main loop loads for each multiply-add, where CUDA cores do them."""
+    """Bytes that the main loop loads for each multiply-add, where CUDA cores do them."""
     per = {space: bytes_each(loop, space) for space in ("global", "shared")}
     stated = [f"{words.digits(each)} bytes of {space} memory" for space, each in per.items() if each]
     return [f"In the main loop a thread loads {' and '.join(stated)} for each multiply-add."] if stated else []
@@ -242,7 +254,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _fitted(part: Part, width: int) -> Part:
-    """Counters as a terminal of so many columns has room for them; any other part as it is."""
+    """Counters cut to the columns of a terminal; any other part as it is."""
     if SOURCE not in part.head:
         return part
     head, rows, note = counters.fitted(part.head, part.rows, width - 2)  # the table's edges

@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing else: no script, no font, no image from elsewhere."""
+"""A run as one self-contained HTML page: no script, font or image from elsewhere."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts, weighed
 from gemmery.report.figures import figures
-from gemmery.report.sheet import Cell, Group, Sheet, groups, largest, named, sheets, speedup
+from gemmery.report.sheet import Cell, Group, Sheet, fullest, groups, largest, named, sheets, speedup
 from gemmery.report.summary import over_fastest
-from gemmery.report.svg import Plot, variables
+from gemmery.report.svg import Plot, schemes, variables
+from gemmery.report.tree import anchor, tree
 
 PROTOCOL = """
 All kernels of a problem take turns in one run, so that they meet the same clocks and neighbours. A time is the
@@ -64,6 +65,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         _head(run),
         _tiles(run, rungs),
         *(figure(plot) for plot in first),
+        _tree(run, rungs),
         section("The measurements", *(table(sheet) for sheet in sheets(run, rungs))),
         *(figure(plot) for plot in plots if plot not in first),
         _rungs(run, rungs),
@@ -75,8 +77,8 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
 
 def document(title: str, *parts: str) -> str:
-    """A whole HTML document from the parts of its body, in the one style."""
-    style = variables() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    """A whole HTML document in the common style, from the parts of its body."""
+    style = f"{variables()}\n{schemes()}\n" + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -96,7 +98,7 @@ def _head(run: Run) -> str:
 
 
 def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
-    """The few figures that say it all, of the largest problem of a ladder."""
+    """The key figures of the largest problem of a ladder."""
     ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
     group = largest(ladder) if ladder else Group((), ())
     ran = [m for m in group.rungs if m.seconds]
@@ -120,7 +122,12 @@ def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
 def figure(plot: Plot) -> str:
     """A figure with its title and caption."""
     caption = f"<figcaption>{html.escape(plot.caption)}</figcaption>"
-    return f"<figure><h2>{html.escape(plot.title)}</h2>{plot.svg}{caption}</figure>"
+    return f"<figure><h2>{html.escape(plot.title)}</h2>{drawing(plot)}{caption}</figure>"
+
+
+def drawing(plot: Plot) -> str:
+    """The drawing of a figure, which scrolls sideways where it is wider than the page."""
+    return f"<div class=drawing>{plot.svg}</div>"
 
 
 def section(title: str, *parts: str) -> str:
@@ -129,7 +136,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def table(sheet: Sheet) -> str:
-    """A table; what is said aside stands below what it is about."""
+    """A table; a remark stands below the cell that it is about."""
     after = 2 if sheet.aside else 1
     head = "".join(f"<th>{html.escape(name)}</th>" for name in (sheet.head[0], *sheet.head[after:]))
     rows = ""
@@ -151,13 +158,31 @@ def _cell(cell: Cell, below: str = "") -> str:
 
 
 def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
-    """What each rung is, what it grew from, and what that gave at every size."""
+    """Each rung with its lesson, and its gain over its parent at every size."""
     ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
     ran = {m.kernel for group in ladder for m in group.rungs}
     shown = [rung for rung in rungs if rung.name in ran]
     if not shown:
         return ""
     return section("Rung by rung", f"<dl class=rungs>{''.join(_rung(rung, ladder) for rung in shown)}</dl>")
+
+
+def _tree(run: Run, rungs: Sequence[Rung]) -> str:
+    """Which rung grew from which, with the gain at the largest square."""
+    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ran = {m.kernel for group in ladder for m in group.rungs}
+    shown = [rung for rung in rungs if rung.name in ran]
+    if len(shown) < 2:
+        return ""
+    group = fullest(ladder)
+    own = {m.kernel: m for m in group.rungs}
+    gains = {
+        rung.name: f"{words.times(*gain)} {rung.parent}"
+        for rung in shown
+        if rung.parent and rung.name in own and (gain := speedup(own[rung.name], rung.parent, group))
+    }
+    note = f"<p class=note>The factor is the speed over the parent's at {html.escape(words.shape(group.one))}.</p>"
+    return section("Which rung grew from which", tree(shown, gains), note if gains else "")
 
 
 def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
@@ -171,10 +196,25 @@ def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
         gave = f"{', '.join(stated)}." if stated else ""
     configs = {f"{key} {value}" for _, m in own for key, value in rung.stated(m.config).items()}
     with_ = f" With {', '.join(sorted(configs))}." if configs else ""
-    idea = html.escape(rung.idea[:1].upper() + rung.idea[1:])
+    return entry(rung, gave + with_)
+
+
+def entry(rung: Rung, note: str) -> str:
+    """A rung in a list of them: its name, idea and lesson, a note, its source and how to see what changed."""
     lesson = f"<p>{html.escape(rung.lesson)}</p>" if rung.lesson else ""
-    note = f"<p class=note>{html.escape(gave + with_)}</p>"
-    return f"<dt><code>{html.escape(rung.name)}</code></dt><dd><b>{idea}.</b>{lesson}{note}</dd>"
+    noted = f"<p class=note>{html.escape(note)}</p>" if note else ""
+    return (
+        f'<dt id="{html.escape(anchor(rung.name))}"><code>{html.escape(rung.name)}</code></dt>'
+        f"<dd><b>{html.escape(rung.idea)}</b>{lesson}{noted}{_source(rung)}</dd>"
+    )
+
+
+def _source(rung: Rung) -> str:
+    """The file of a rung's kernel, and the command that shows what it changed."""
+    file = f"Source: <code>src/gemmery/{html.escape(rung.source)}</code>." if rung.source else ""
+    changed = f"gemmery ladder diff {rung.parent} {rung.name}" if rung.source and rung.parent else ""
+    shown = f" What it changed: <code>{html.escape(changed)}</code>" if changed else ""
+    return f"<p class=note>{file}{shown}</p>" if file else ""
 
 
 def _time(measurement: Measurement) -> str:

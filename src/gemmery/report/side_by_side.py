@@ -13,11 +13,9 @@ from rich.text import Text
 
 from gemmery.cuda.inspection import Kernel
 from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
-from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.ladder.inspection import Comparison, LineCounts
 from gemmery.report import counters, words
-from gemmery.report.inspection import configured, launch_of, where
+from gemmery.report.inspection import configured, launch_of, lesson, where
 
 COUNTS = {
     "instructions": "instructions of warps",
@@ -77,9 +75,8 @@ def comparison_page(found: Comparison) -> str:
     from gemmery.report.pictures import pictures
 
     both = (found.old, found.new)
-    lessons = {one.name: one.lesson for one in CUDA} | {one.name: one.lesson for one in EXHIBITS}
     ideas = "".join(
-        f"<p><b>{html.escape(one.rung)}</b>: {html.escape(one.idea)}. {html.escape(lessons.get(one.rung, ''))}</p>"
+        f"<p><b>{html.escape(one.rung)}</b>: {html.escape(one.idea)}. {html.escape(lesson(one.rung))}</p>"
         for one in both
     )
     head = (

@@ -1,0 +1,97 @@
+"""Figures of roofs: the four of every rung on the emulator, and the roofline of one inspected kernel."""
+
+from __future__ import annotations
+
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
+from gemmery.ladder.inspection import Inspection
+from gemmery.report import words
+from gemmery.report.curves import slopes
+from gemmery.report.svg import HALO, INK, RIVAL, SERIES, TOKENS, Plot, axes, render
+
+ROW = 26  # height of a rung
+COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (RIVAL, *SERIES[1:4]), strict=True))
+ROOFS = (
+    "Each dot is the least time under one limit of the device; the bar reaches to the longest, the roof. Shorter is "
+    "better. The axis is logarithmic."
+)
+POINTS = (
+    "Both axes are logarithmic. As it loads counts every load of A and B as one from memory; each element once is what "
+    "perfect caches would leave. Caches keep a kernel between the two."
+)
+
+
+def roofs(ladder: EmulatedLadder) -> tuple[Plot, ...]:
+    """A figure for each size: every rung that ran with its four roofs."""
+    sizes = dict.fromkeys(one.size for one in ladder.rungs)
+    ran = {size: [one for one in ladder.rungs if one.size == size and not one.refused] for size in sizes}
+    return tuple(_roofs(size, rungs) for size, rungs in ran.items() if rungs)
+
+
+def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
+    seen = [time * 1e6 for one in rungs for time in one.roofs.values() if time]
+    with axes(ROW * len(rungs) + 90) as on:
+        on.set_xscale("log")
+        low, high = min(seen) / 1.5, max(seen) * 1.6
+        for place, one in enumerate(rungs):
+            top = one.roof_seconds * 1e6
+            on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
+            on.annotate(
+                words.digits(top), (top, place), (9, 0), textcoords="offset points", va="center", size=11, bbox=HALO
+            )
+        for name, colour in COLOURS.items():
+            points = [(one.roofs[name] * 1e6, place) for place, one in enumerate(rungs) if one.roofs[name]]
+            if points:
+                x, y = zip(*points, strict=True)
+                on.plot(x, y, "o", color=colour, label=name, zorder=4)
+        on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
+        on.set_yticks(range(len(rungs)), [_label(one, rungs[0]) for one in rungs])
+        for tick in on.get_yticklabels():
+            tick.set(family="DejaVu Sans Mono", size=11, color=INK)
+        on.xaxis.set_major_locator(LogLocator(10))
+        on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        on.xaxis.set_minor_formatter(NullFormatter())
+        on.grid(False, axis="y")
+        on.spines[["left", "bottom"]].set_visible(False)
+        on.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0, labelcolor=INK)
+        on.set_xlabel("µs")
+        svg = render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
+    return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", ROOFS, svg)
+
+
+def _label(one: EmulatedRung, first: EmulatedRung) -> str:
+    vector = ", vector" if 1 in (one.m, one.n) else ""
+    dtype = f", {one.dtype}" if one.dtype != first.dtype else ""
+    return f"{one.rung}{dtype}{vector}"
+
+
+def roofline_plot(found: Inspection) -> Plot | None:
+    """The roofline of an inspected rung: two points under the roofs of its device; None without a peak."""
+    points = {"as it loads": found.loads, "each element once": found.once}
+    peak, bandwidth = found.loads.peak, found.loads.bandwidth
+    if not peak or not bandwidth or not all(one.intensity for one in points.values()):
+        return None
+    ridge = peak / bandwidth
+    intensities = [one.intensity for one in points.values()]
+    with axes(300) as on:
+        on.set_xscale("log", base=2)
+        on.set_yscale("log")
+        left, right = min([*intensities, ridge]) / 6, max([*intensities, ridge]) * 6
+        on.set(xlim=(left, right), ylim=(min(one.attainable for one in points.values()) / 4, 3 * peak))
+        slopes(on, peak, bandwidth)
+        for (name, one), colour in zip(points.items(), (SERIES[0], SERIES[1]), strict=True):
+            label = f"{name}: {words.digits(one.attainable)} GFLOP/s"
+            on.plot(
+                [one.intensity, one.intensity], [on.get_ylim()[0], one.attainable], ":", color=colour, linewidth=1.5
+            )
+            on.plot(one.intensity, one.attainable, "o", color=colour, zorder=5)
+            on.annotate(
+                label, (one.intensity, one.attainable), (8, -14), textcoords="offset points", color=colour, bbox=HALO
+            )
+        on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        on.yaxis.set_minor_formatter(NullFormatter())
+        on.set(xlabel="operations a byte", ylabel="GFLOP/s")
+        svg = render(on, "roofline", f"the roofline of {found.rung} on {found.device.name}")
+    return Plot("roofline", "Roofline", POINTS, svg)

@@ -1,0 +1,79 @@
+"""Pages show what kernels, results and names say as text, whatever it contains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from gemmery import lab, notebook
+from gemmery.ladder.diff import Difference, Fact
+from gemmery.ladder.emulated import EmulatedLadder
+from gemmery.ladder.inspection import Comparison
+from gemmery.report.diff import difference_page
+from gemmery.report.emulated import emulated_page
+from gemmery.report.inspection import inspection_page
+from gemmery.report.side_by_side import comparison_page
+
+pytest.importorskip("cuda.bindings")
+
+BAD = "//</pre></td><script>alert('1')</script><img src=x onerror=\"alert(2)\">&amp;"
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and attributes that would run code."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.handlers += [name for name, _ in attributes if name.startswith("on")]
+
+
+def hostile(found):
+    """An inspection whose kernel, code and names all hold markup."""
+    run = found.emulated
+    return replace(
+        found,
+        rung=found.rung + BAD,
+        idea=BAD,
+        not_emulated=BAD,
+        config={BAD: 1},
+        kernels=tuple(replace(one, name=BAD, ptx=BAD, sass=BAD, missing=BAD) for one in found.kernels),
+        emulated=replace(
+            run,
+            lines=tuple(replace(one, code=BAD, line=f"{BAD}:3") for one in run.lines),
+            kinds={BAD: 1},
+            source=dict.fromkeys(run.source, BAD),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def inspected():
+    return [hostile(lab.inspect(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
+
+
+def test_markup_in_a_kernel_is_shown_as_text(inspected):
+    split, smem = inspected
+    rung = replace(lab.emulated_ladder(["simt_smem"], [16]).rungs[0], rung="simt_smem", findings=(BAD,), dtype=BAD)
+    refused = replace(rung, refused=BAD, findings=())
+    ladder = EmulatedLadder(lab.emulated_ladder(["simt_smem"], [16]).device, BAD, (rung, refused))
+    pages = {
+        "rung": inspection_page(smem),
+        "exhibit": inspection_page(split),
+        "pair": comparison_page(Comparison(smem, smem)),
+        "diff": difference_page(Difference(BAD, BAD, (Fact(BAD, BAD, BAD),), (f"+{BAD}", f"@@ {BAD}", f"---{BAD}"))),
+        "ladder": emulated_page(ladder),
+        "frame": notebook.framed(inspection_page(smem), BAD),
+    }
+    for name, text in pages.items():
+        tags = Tags(text)
+        assert not tags.found & {"script", "img"}, name
+        assert tags.handlers == (["onload"] if name == "frame" else []), name
+        assert "alert(" in text, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,83 @@ def test_a_tensor_map_that_the_driver_would_refuse_is_refused():
         tensor_map(np.zeros((64, 41), np.float16), (64, 16))
     with pytest.raises(LayoutError):
         tensor_map(array.T, (16, 64))
+
+
+def loaded(array, box, where):
+    """A box of an array, and whether anything was found."""
+    size = math.prod(box) * array.itemsize
+    out = np.zeros(size // 4, np.uint32)
+    at = map(np.int32, (*where[::-1], 0, 0)[:3])
+    text = hopper._filled(hopper.LOADING, array.ndim, 2)
+    done = emulate(text, "load", 1, 32, [tensor_map(array, box), np.int32(size), *at, out], size + 16, ARCH)
+    return out.view(np.uint8).view(array.dtype).reshape(box), done.findings
+
+
+def stored(array, box, where, values, adds=False):
+    """Write or add a box of values to an array."""
+    at = map(np.int32, (*where[::-1], 0, 0)[:3])
+    text = hopper._filled(hopper.STORING, array.ndim, 1, adds)
+    data = np.ascontiguousarray(values)
+    return emulate(
+        text, "store", 1, 32, [np.int32(data.nbytes), *at, data, tensor_map(array, box)], data.nbytes, ARCH
+    ).findings
+
+
+VIEWS = {
+    "with gaps": lambda x: x.reshape(60, 2, 48)[:, 1, :40],
+    "exchanged": lambda x: x.reshape(4, 15, 96)[:, :, 8:].transpose(1, 0, 2),
+    "every third row": lambda x: x.reshape(60, 96)[::3],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_tensor_map_describes_a_view_with_gaps(view):
+    x = np.arange(60 * 96, dtype=np.float16)
+    seen = VIEWS[view](x)
+    box = (*(2,) * (seen.ndim - 1), 16)
+    where = (*(1,) * (seen.ndim - 1), 8)
+    inside = tuple(slice(first, first + side) for first, side in zip(where, box, strict=True))
+    found, findings = loaded(seen, box, where)
+    assert np.array_equal(found, seen[inside])
+    assert findings == ()
+    expected = x.copy()
+    VIEWS[view](expected)[inside] = -1
+    assert stored(seen, box, where, np.full(box, -1, np.float16)) == ()
+    assert np.array_equal(x, expected)
+
+
+def test_a_tensor_map_of_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    random = np.random.default_rng(0)
+    array = random.standard_normal((20, 32)).astype(ml_dtypes.bfloat16)
+    found, findings = loaded(array, (8, 16), (4, 8))
+    assert np.array_equal(found, array[4:12, 8:24])
+    values = random.standard_normal((8, 16)).astype(ml_dtypes.bfloat16)
+    expected = array.copy()
+    expected[4:12, 8:24] += values
+    assert stored(array, (8, 16), (4, 8), values, adds=True) == findings == ()
+    assert np.array_equal(array, expected)
+    stored(array, (8, 16), (4, 8), values)
+    assert np.array_equal(array[4:12, 8:24], values)
+
+
+@pytest.mark.parametrize(
+    ("array", "box", "error", "words"),
+    [
+        (5, (1,), ArgumentError, "int is no array; pass a NumPy array"),
+        ([[1.0]], (1, 1), ArgumentError, "list is no array"),
+        (np.zeros((8, 8), np.complex64), (8, 8), ArgumentError, "array of complex64; a map describes uint8, int8"),
+        (np.zeros((8, 8), "S4"), (8, 8), ArgumentError, "a map describes"),
+        (np.zeros((8, 8), ">f4"), (8, 8), ArgumentError, "a map describes"),
+        (np.zeros((8, 8), np.float32), 8, ArgumentError, "box=8: pass a tuple of whole numbers"),
+        (np.zeros((8, 8), np.float32), (8, 4.5), ArgumentError, "box=.8, 4.5.: pass a tuple of whole numbers"),
+        (np.zeros((8, 8), np.float32).T, (8, 8), LayoutError, "of a transposed matrix pass the matrix"),
+        (np.zeros(9, np.float32)[1:], (8,), LayoutError, "begins 4 bytes after a multiple of 16: pass a copy"),
+    ],
+)
+def test_what_no_tensor_map_describes_is_refused_in_words(array, box, error, words):
+    with pytest.raises(error, match=words):
+        tensor_map(array, box)
 
 
 def test_a_foreign_tensor_map_is_refused():

@@ -80,7 +80,7 @@ def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) 
         raise ArgumentError(f"{said}: kernel {kernel.name} takes {len(wanted)} ({listed}); give one for each")
     arrays: dict[str, NDArray[Any]] = {}
     names = {
-        place: _named(f"argument {place}", value.array if isinstance(value, TensorMap) else value, arrays)
+        place: _named(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap)
     }
@@ -130,6 +130,15 @@ def _named(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> s
             raise LayoutError(f"{name} overlaps {known}: pass one array and an offset, or a copy")
     arrays[name] = array
     return name
+
+
+def _spanned(array: NDArray[Any]) -> NDArray[Any]:
+    """The memory from the first to the last element of a tensor map's array, gaps included."""
+    if array.flags.c_contiguous:
+        return array
+    size = sum((length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    first = array[(0,) * (array.ndim - 1)].view(np.uint8)
+    return np.lib.stride_tricks.as_strided(first, (size,), (1,), writeable=array.flags.writeable)
 
 
 def _checked(name: str, array: NDArray[Any]) -> None:

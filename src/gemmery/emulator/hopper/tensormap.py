@@ -1,4 +1,4 @@
-"""Tensor maps: what the tensor memory accelerator is told of an array, and which bytes a box of it is.
+"""Tensor maps: the array that the tensor memory accelerator copies from or to, and the bytes of each box of it.
 
 PTX ISA 9.0, "Tensors", and the CUDA driver's cuTensorMapEncodeTiled. A device's map is made by its driver
 and is opaque; the 128 bytes here are the emulator's own.
@@ -6,6 +6,7 @@ and is opaque; the 128 bytes here are the emulator's own.
 
 from __future__ import annotations
 
+import operator
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global
+from gemmery.emulator.ops.half import from_bf16, to_bf16
 from gemmery.errors import ArgumentError, EmulationError, LayoutError
 
 BYTES = 128
@@ -22,6 +24,9 @@ MOST_DIMENSIONS, LONGEST_BOX = 5, 256
 SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which 16-byte pieces are exchanged
 _MAGIC = b"gemmery tensor\0\0"
 _FORMAT = struct.Struct("<16sQBBBx5I5H5B3x4Q")
+BFLOAT16 = "bfloat16"  # of ml_dtypes; elsewhere its bits
+_TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
+TYPES = (*_TYPES, BFLOAT16)
 Indices = NDArray[np.int64]
 Chunks = NDArray[Any]  # 16 bytes an element
 
@@ -41,7 +46,7 @@ class TensorMap:
         extents = (*array.shape[::-1], *(1,) * missing)
         box, steps = ((*given[::-1], *(1,) * missing) for given in (self.box, self.steps))
         strides = (*array.strides[-2::-1], *(0,) * missing) if array.ndim > 1 else (0,) * 4
-        kind = ord(array.dtype.char)
+        kind = TYPES.index(array.dtype.name)
         return _FORMAT.pack(
             _MAGIC, address, array.ndim, kind, self.swizzle, *extents, *box, *steps, *strides
         ).ljust(BYTES, b"\0")  # fmt: skip
@@ -50,19 +55,24 @@ class TensorMap:
 def tensor_map(
     array: NDArray[Any], box: tuple[int, ...], *, swizzle: int = 0, steps: tuple[int, ...] | None = None
 ) -> TensorMap:
-    """A tensor map of an array, for a parameter `const __grid_constant__ CUtensorMap` or a pointer to one.
+    """Make a tensor map of an array, for a parameter `const __grid_constant__ CUtensorMap` or a pointer to one.
 
     `box` is in elements, in the order of the array's shape (a kernel names coordinates in the opposite order);
-    `swizzle` is 0, 32, 64 or 128 bytes; `steps` takes each so-many-th element of a dimension. What lies outside the
-    array reads as zeros and is not written.
+    `swizzle` is 0, 32, 64 or 128 bytes; `steps` takes each so-many-th element of a dimension. The array may be a view
+    with gaps, or with other dimensions exchanged, while its last dimension is contiguous. Elements outside the array
+    read as zeros and are not written.
 
     >>> a = np.zeros((200, 128), np.float16)
     >>> tensor_map(a, (64, 64), swizzle=128).box
     (64, 64)
 
-    Raises ArgumentError, LayoutError where cuTensorMapEncodeTiled would refuse.
+    Raises ArgumentError or LayoutError where cuTensorMapEncodeTiled would refuse.
     """
-    steps = steps or (1,) * array.ndim
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"tensor_map: {type(array).__name__} is no array; pass a NumPy array")
+    if array.dtype.name not in TYPES or not array.dtype.isnative:
+        raise ArgumentError(f"tensor_map: an array of {array.dtype}; a map describes {', '.join(TYPES)}")
+    box, steps = _whole("box", box), _whole("steps", steps or (1,) * array.ndim)
     if not 1 <= array.ndim <= MOST_DIMENSIONS or not len(box) == len(steps) == array.ndim:
         raise ArgumentError(
             f"box={box}, steps={steps}: the array has {array.ndim} dimensions; give one number for each"
@@ -72,7 +82,12 @@ def tensor_map(
     if swizzle not in SWIZZLES:
         raise ArgumentError(f"swizzle={swizzle}: 0, 32, 64 or 128 bytes")
     if array.strides[-1] != array.itemsize or any(step % ALIGNMENT or step < 0 for step in array.strides[:-1]):
-        raise LayoutError(f"strides {array.strides}: the last dimension contiguous, the others multiples of 16 bytes")
+        raise LayoutError(
+            f"strides {array.strides}: the last dimension must be contiguous, the other strides multiples of 16 bytes "
+            "and not negative; of a transposed matrix pass the matrix, and exchange the coordinates"
+        )
+    if array.size and array.ctypes.data % ALIGNMENT:
+        raise LayoutError(f"the array begins {array.ctypes.data % ALIGNMENT} bytes after a multiple of 16: pass a copy")
     row = box[-1] * array.itemsize
     if row % ALIGNMENT or (swizzle and row != swizzle):
         rule = f"{swizzle} with this swizzle" if swizzle else f"a multiple of {ALIGNMENT}"
@@ -80,17 +95,29 @@ def tensor_map(
     return TensorMap(array, tuple(box), swizzle, tuple(steps))
 
 
+def _whole(name: str, given: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(one) for one in given)
+    except TypeError:
+        raise ArgumentError(f"{name}={given!r}: pass a tuple of whole numbers, one for each dimension") from None
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A map as the accelerator reads it, dimensions from the innermost."""
 
     address: int
-    dtype: np.dtype[Any]
+    type: str  # one of TYPES
     swizzle: int
     extents: Indices
     strides: Indices  # bytes
     box: Indices
     steps: Indices
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of an element as NumPy keeps it: bfloat16 as its bits."""
+        return np.dtype("uint16" if self.type == BFLOAT16 else self.type)
 
     @property
     def row(self) -> int:
@@ -154,7 +181,10 @@ class Tensor:
         places = addresses >> width.bit_length() - 1
         if inside is not None:
             places, values = places[inside], values[inside]
-        if adds:
+        if adds and self.type == BFLOAT16:
+            for place, value in zip(places.reshape(-1), values.reshape(-1), strict=True):
+                view[place] = to_bf16(from_bf16(view[place]) + from_bf16(value))
+        elif adds:
             np.add.at(view, places, values)
         else:
             view[places] = values
@@ -179,10 +209,10 @@ def decoded(data: bytes) -> Tensor:
         raise EmulationError(
             "a tensor map that the emulator has not made: a driver's map is opaque; pass gemmery.tensor_map(array, box)"
         )
-    dtype = np.dtype(chr(kind))
     extents, box, steps, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 10 + rank], rest[15 : 14 + rank]
-    sides = (np.array(one, np.int64) for one in (extents, (dtype.itemsize, *strides), box, steps))
-    return Tensor(address, dtype, swizzle, *sides)
+    itemsize = 2 if TYPES[kind] == BFLOAT16 else np.dtype(TYPES[kind]).itemsize
+    sides = (np.array(one, np.int64) for one in (extents, (itemsize, *strides), box, steps))
+    return Tensor(address, TYPES[kind], swizzle, *sides)
 
 
 def swizzled(addresses: Indices, swizzle: int) -> Indices:

@@ -157,7 +157,8 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
     assert run.rungs[0].refused == "a.cu:3: brkpt is not modelled"
     shown = io.StringIO()
     report.show_emulated(run, Console(file=shown, width=120))
-    assert "simt_naive did not run: a.cu:3: brkpt is not modelled" in shown.getvalue()
+    assert shown.getvalue() == "No rung ran: simt_naive, a.cu:3: brkpt is not modelled.\n"
+    assert "brkpt is not modelled" in emulated_page(run)
 
 
 def test_claims_are_of_aligned_products_alone():

@@ -12,6 +12,10 @@ from gemmery.ladder.diff import Difference
 
 STYLES = {"@": "cyan", "+": "green", "-": "red"}  # by the first character of a line
 CLASSES = {"@": "hunk", "+": "added", "-": "removed"}
+LEGEND = (
+    "<p class=legend><span class=removed>Red</span> is only in the first rung, <span class=added>green</span> only in "
+    "the second. Definitions that both use are left out.</p>"
+)
 SAME = "Both rungs run the same code; they differ only in the facts above."
 
 
@@ -45,8 +49,9 @@ def difference_page(found: Difference) -> str:
     return document(
         title,
         f"<header><h1>{html.escape(title)}</h1></header>",
-        f"<div class=scroll><table class=words><thead>{head}</thead><tbody>{facts}</tbody></table></div>",
-        f"<pre class=code>{lines}</pre>",
+        f"<section class=scroll><table class=words><thead>{head}</thead><tbody>{facts}</tbody></table></section>",
+        LEGEND,
+        f"<pre class='code wide'>{lines}</pre>",
     )
 
 

@@ -63,7 +63,7 @@ class Counting(Growing[EmulatedRung]):
 
 def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """One table for each size: what each rung counted, its roof, and how that compares with its parent's."""
-    return tuple(_overview(ladder, rungs) for rungs in _by_size(ladder))
+    return tuple(_overview(ladder, rungs) for rungs in _by_size(ladder) if not all(one.refused for one in rungs))
 
 
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
@@ -75,9 +75,9 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     """Print one table for each size, what it means, and the verdict."""
     for sheet in overviews(ladder):
         console.print(Group(*laid_out(sheet, console.width)))
-    for text in (COUNTED, ROOF):
-        console.print(Text(text, style="dim"))
-    console.print(Text(f"{described(ladder.device)}.", style="dim"))
+    if any(not one.refused for one in ladder.rungs):
+        for text in (COUNTED, ROOF, f"{described(ladder.device)}."):
+            console.print(Text(text, style="dim"))
     wrong = complaints(ladder)
     console.print(Text(verdict(ladder), style="bold red" if wrong else "bold"))
     for one in wrong:
@@ -123,6 +123,8 @@ def verdict(ladder: EmulatedLadder) -> str:
     findings = plural(found, "finding") if found else "no findings"
     claims = f"{plural(unmet, 'claim')} not met" if unmet else "all claims hold"
     left = len(ladder.rungs) - len(ran)
+    if not ran:
+        return f"No rung ran: {'; '.join(dict.fromkeys(f'{one.rung}, {one.refused}' for one in ladder.rungs))}."
     refused = f"; {plural(left, 'rung')} did not run" if left else ""
     return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
 

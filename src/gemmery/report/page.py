@@ -138,7 +138,8 @@ def section(title: str, *parts: str) -> str:
 def table(sheet: Sheet) -> str:
     """A table; a remark stands below the cell that it is about."""
     after = 2 if sheet.aside else 1
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in (sheet.head[0], *sheet.head[after:]))
+    named = (html.escape(name).replace("× ", "×&nbsp;") for name in (sheet.head[0], *sheet.head[after:]))
+    head = "".join(f"<th>{name}</th>" for name in named)
     rows = ""
     for row in sheet.rows:
         below = f"<small>{html.escape(row[1].text)}</small>" if sheet.aside and row[1].text else ""

@@ -64,6 +64,7 @@ def test_ladder_hands_its_options_on(asked):
 
 
 def test_bench_hands_its_options_on(asked, tmp_path):
+    (tmp_path / "own.toml").write_text("[[product]]\nsquare = [4]")
     line = f"bench square_f32 own.toml --rivals numpy,torch --threads 1 --seconds 2 --store {tmp_path} --no-html"
     assert cli.run(line.split()) == 0
     assert asked["bench"] == [["square_f32", "own.toml"], ("numpy", "torch"), 1, 2.0, tmp_path, ""]
@@ -86,7 +87,7 @@ def test_a_workload_takes_the_place_of_suites(asked):
 )
 def test_a_workload_that_is_not_there_is_named(asked, line, capsys):
     assert cli.run([*line.split(), "--no-html"]) == 2
-    assert "the one there is, chain, runs without suites" in capsys.readouterr().err
+    assert "the only workload is chain, and it takes no suites" in capsys.readouterr().err
 
 
 def test_ladder_runs_on_the_device_that_is_named(asked, monkeypatch):
@@ -98,14 +99,17 @@ def test_ladder_runs_on_the_device_that_is_named(asked, monkeypatch):
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
 def test_a_device_that_there_is_not_is_bad_usage(device, capsys):
     assert cli.run(["ladder", "--device", device, "--no-html"]) == 2
-    assert "it is cpu, cuda, or cuda:N" in capsys.readouterr().err
+    assert "or cpu, cuda, cuda:N for the Nth GPU, emulator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("line", "announced"),
     [
         ("--device emulator", ""),
-        ("--device cuda", "gemmery: no CUDA device (gone): on the emulator instead, as an h200; --device emulator"),
+        (
+            "--device cuda",
+            "gemmery: no CUDA device (gone): using the emulator as h200 instead, ",
+        ),
     ],
 )
 def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announced, monkeypatch, capsys, tmp_path):
@@ -238,27 +242,28 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
     [
         ("frobnicate", "frobnicate"),
         ("ladder --colour", "--colour"),
-        ("ladder --sizes 12,x", "'x' is no whole number"),
+        ("ladder --sizes 12,x", "'x' is not a whole number"),
         ("ladder --sizes 0", "size 0"),
         ("ladder --seconds soon", "soon"),
         ("ladder --threads -1", "-1"),
         ("ladder --rungs nosuch", "'nosuch'"),
-        ("ladder --dtype f8", "'f8'"),
-        ("ladder --device cuda --dtype i8", "no rung on cuda is written for it"),
-        ("ladder --device cuda --threads 2", "leave it out on cuda"),
-        ("ladder --device emulater", "or emulator, which needs none"),
-        ("ladder --as a100", "say --device emulator too"),
-        ("ladder --device cuda --as a100", "say --device emulator too"),
+        ("ladder --dtype float8", "'float8'"),
+        ("ladder --device cuda --dtype i8", "rungs for a GPU: dtype 'i8' is not supported"),
+        ("ladder --device cuda --threads 2", "leave it out on cuda:0"),
+        ("ladder --device emulater", "cuda:N for the Nth GPU, emulator"),
+        ("ladder --device cpu --as a100", "only the emulator runs as a named card"),
+        ("ladder --device cuda --as a100", "only the emulator runs as a named card"),
+        ("ladder --device h200 --as a100", "only the emulator runs as a named card"),
         ("ladder --device emulator --as vx1", "known: h200, h100, a100"),
         ("ladder --device emulator --sizes 2048", "sides of 1 to 1024"),
-        ("ladder --device emulator --sizes 0", "sides of 1 to 1024"),
-        ("ladder --device emulator --dtype i8", "known: f32, f64, f16, bf16, tf32"),
+        ("ladder --device emulator --sizes 0", "size 0: a side must be"),
+        ("ladder --device emulator --dtype i8", "Supported: f32, f64, f16, bf16, tf32"),
         ("ladder --device emulator --rungs packed", "'packed'"),
         ("ladder --device emulator --threads 2", "leave it out"),
         ("ladder --device emulator --seconds 2", "leave it out"),
         ("ladder --device emulator --store kept", "leave it out"),
-        ("ladder --as t4 diff simt_smem simt_naive", "--as: `ladder diff` runs nothing"),
-        ("ladder --sizes 64 diff simt_smem simt_naive", "--sizes: `ladder diff` runs nothing"),
+        ("ladder --as t4 diff simt_smem simt_naive", "--as: `ladder diff` runs no rungs"),
+        ("ladder --sizes 64 diff simt_smem simt_naive", "--sizes: `ladder diff` runs no rungs"),
         ("sweep", "EXPERIMENT"),
         ("sweep nosuch", "'nosuch'"),
         ("sweep size --n 64", "--sizes 64"),
@@ -268,20 +273,23 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("sweep tile --rungs simt_naive", "no tile to vary"),
         ("inspect packed", "it knows: simt_"),
         ("inspect simt_nosuch", "'simt_nosuch'"),
-        ("inspect simt_smem --config tile", "'tile' sets no whole number"),
+        ("inspect simt_smem --config tile", "'tile' is not KEY=NUMBER"),
         ("inspect simt_smem --config side=3", "it has tile"),
         ("inspect simt_smem --config tile=0", "config tile=0: "),
         ("inspect simt_smem --device vx1", "'vx1' is neither present nor known"),
-        ("inspect simt_smem --device cuda:x", "'cuda:x' is neither present nor known"),
+        ("inspect simt_smem --device cuda:x", "cuda, or cuda:N for the Nth GPU"),
         ("inspect simt_smem --n 0", "'--n'"),
-        ("inspect simt_smem --svg -", "--svg -: stdout has the tables"),
-        ("inspect simt_smem --html -", "--html -: stdout has the tables"),
-        ("ladder --html -", "--html -: stdout has the tables"),
-        ("ladder diff simt_smem simt_naive --html -", "--html -: stdout has the tables"),
-        ("bench --store -", "--store -: stdout has the tables"),
+        ("inspect simt_smem --svg -", "--svg -: stdout is for tables and JSON"),
+        ("inspect simt_smem --html -", "--html -: stdout is for tables and JSON"),
+        ("ladder --html -", "--html -: stdout is for tables and JSON"),
+        ("ladder diff simt_smem simt_naive --html -", "--html -: stdout is for tables and JSON"),
+        ("bench --store -", "--store -: stdout is for tables and JSON"),
         ("inspect simt_smem bank_stride", "bank_stride is an exhibit and simt_smem a rung"),
-        ("inspect simt_smen bank_stride", "rung 'simt_smen' is not in the ladder on a GPU, and no exhibit; known: "),
-        ("inspect simt_smem simt_padded --sass", "--sass: two beside each other"),
+        (
+            "inspect simt_smen bank_stride",
+            "and no exhibit; did you mean 'simt_smem'? known: ",
+        ),
+        ("inspect simt_smem simt_padded --sass", "--sass: "),
         ("inspect bank_stride --m 3", "leave out m, k and dtype"),
         ("inspect bank_stride --config side=3", "it has stride, width, steps"),
         ("inspect copy_coalesced --config stride=7", "config stride=7: "),
@@ -292,9 +300,9 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
         ("bench --dtype f16 --no-store", "for --workload chain"),
         ("bench --repeats 4 --no-store", "for --workload chain"),
         ("bench --workload chain --repeats 0", "'--repeats'"),
-        ("sweep gemv --dtype i32", "no rung on cuda is written for it"),
+        ("sweep gemv --dtype i32", "rungs for a GPU: dtype 'i32' is not supported"),
         ("exhibit nosuch", "'nosuch'"),
-        ("exhibit bank_stride --device cpu", "an exhibit is of a GPU"),
+        ("exhibit bank_stride --device cpu", "exhibits run on a GPU"),
         ("exhibit bank_stride --seconds 0", "must be above 0"),
     ],
 )
@@ -385,7 +393,7 @@ def test_without_the_extra_one_line_says_what_to_install(module, line):
     assert process.returncode == 2
     assert out == ""
     assert re.fullmatch(
-        rf"gemmery: .* needs? .*{module}\S*: run pip install '\.\[lab\]' in a checkout of gemmery\n", err
+        rf"gemmery: .* needs? .*{module}[^:]*: run pip install '\.\[lab\]' in a checkout of gemmery\n", err
     )
 
 

@@ -100,7 +100,7 @@ def test_without_a_gpu_the_command_counts_on_the_emulator(capsys):
     assert cli.run(["exhibit", "copy_coalesced"]) == 0
     said = capsys.readouterr()
     assert "no driver here" in said.err
-    assert "emulator instead" in said.err
+    assert "using the emulator" in said.err
     configs = len(find("copy_coalesced").configs())
     assert f"{configs}/{configs} copy_coalesced, stride" in said.err
     assert "__global__" in said.out

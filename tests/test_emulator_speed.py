@@ -11,7 +11,7 @@ from gemmery.bench import suite
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
 from gemmery.errors import ArgumentError, DeviceError
-from gemmery.lab import emulator_speed, suites
+from gemmery.lab import emulator_speed
 from gemmery.lab.emulator_speed import CHECKED, COUNTED, READY
 from gemmery.ladder.cuda import CUDA
 from gemmery.report.sheet import sheets
@@ -92,7 +92,7 @@ def test_its_table_has_a_row_for_each_product(run):
 
 def test_the_shipped_suite_has_the_rungs_that_are_watched():
     """Tiles in shared memory, in registers, on tensor cores; vectors; and large ones."""
-    found = suite.load(suites.find("emulator"))
+    found = suite.load(suite.find("emulator"))
     assert found.kind == "emulator"
     named = {label for labels in found.rungs.values() for label in labels}
     assert named >= {"simt_naive", "simt_smem", "simt_pipelined", "mma_pipelined", "mma_f64", "gemv_vectorized"}

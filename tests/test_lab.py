@@ -13,7 +13,8 @@ from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import first_call, level, results, rungs, session, suites
+from gemmery.lab import first_call, level, results, session, suites
+from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 
@@ -49,7 +50,7 @@ def listening():
 @pytest.fixture
 def ladder_of(monkeypatch):
     def install(*made):
-        monkeypatch.setattr(rungs, "CPU", made)
+        monkeypatch.setattr(ladder_cpu, "CPU", made)
 
     return install
 
@@ -180,7 +181,7 @@ def test_threaded_rungs_get_the_threads_and_the_others_one(ladder_of, monkeypatc
     [
         ({"rungs": ["nope"]}, "'nope'"),
         ({"sizes": [0]}, "size 0"),
-        ({"dtype": "f8"}, "'f8'"),
+        ({"dtype": "float8"}, "'float8'"),
         ({"seconds": 0.0}, "seconds"),
         ({"seconds": math.nan}, "seconds"),
     ],

@@ -262,10 +262,10 @@ def test_progress_is_told_before_and_after():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rungs": ["packed"]}, "'packed' is not in the ladder"),
+        ({"rungs": ["packed"]}, "'packed' runs on the CPU"),
         ({"sizes": [1025]}, "1 to 1024"),
-        ({"dtype": "i8"}, "known: f32"),
-        ({"device": "sm_80"}, "known: h200"),
+        ({"dtype": "i8"}, "Supported: f32"),
+        ({"device": "vx1"}, "known: h200"),
     ],
 )
 def test_bad_requests_are_refused(given, said):

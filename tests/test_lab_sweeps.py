@@ -9,10 +9,12 @@ from rich.console import Console
 import records
 from gemmery import lab, report
 from gemmery.bench.record import Gpu, Run
+from gemmery.cuda import driver
 from gemmery.cuda.device import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.lab import sweeps
+from gemmery.lab.gpu.level import suited
 from gemmery.ladder.cuda import CUDA
 from gemmery.report import words
 from gemmery.report.figures import figures
@@ -28,12 +30,13 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(suite, chosen, sizes, like, device, seconds, on_event, shape, store):
-        works = [str(shape(rung, n, like, f"cuda:{device}")) for n in sizes for rung, _ in chosen[:1]]
+    def climb(suite, chosen, sizes, dtype, device, seconds, on_event, shape, store):
+        like = sweeps.element(dtype)
+        works = [str((shape or suited)(rung, n, like, f"cuda:{device}")) for n in sizes for rung, _ in chosen[:1]]
         calls.append((suite, [(rung.name, dict(config)) for rung, config in chosen], tuple(sizes), device, works))
         return Run(MACHINE, records.STARTED, ())
 
-    monkeypatch.setattr(sweeps, "gpu_climb", climb)
+    monkeypatch.setattr(sweeps, "climb_on_gpu", climb)
     return calls
 
 
@@ -105,7 +108,7 @@ def test_rungs_that_do_not_serve_the_type_are_left_out_unless_named(asked):
         (lambda: lab.sweep("threads", device="cpu"), "runs on cuda"),
         (lambda: lab.sweep("block", device="cuda"), "runs on cpu"),
         (lambda: lab.sweep("size", device="tpu"), "'tpu' is not known"),
-        (lambda: lab.sweep("tile", dtype="f8"), "'f8'"),
+        (lambda: lab.sweep("tile", dtype="float8"), "'float8'"),
         (lambda: lab.sweep("gemv", sizes=[0]), "size 0"),
     ],
 )
@@ -115,7 +118,7 @@ def test_a_bad_argument_is_named(asked, call, named):
     assert asked == []
 
 
-@pytest.mark.skipif(not lab.health.driver.missing(), reason="there is a device")
+@pytest.mark.skipif(not driver.missing(), reason="there is a device")
 def test_without_a_device_one_line_says_what_is_missing():
     with pytest.raises(DeviceError, match=r"cuda:0: .*(driver|bindings|device)"):
         lab.sweep("threads")

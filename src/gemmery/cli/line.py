@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import typer
 
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(missing("lab", f"the commands need {library}"), 2)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        way_out = f"`{context.command_path if context else 'gemmery'} --help` shows what can be said"
+        way_out = f"see `{context.command_path if context else 'gemmery'} --help`"
         return _complain(f"{shlex.join(arguments)}: {error.format_message().rstrip('.')}; {way_out}", 2)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
@@ -55,4 +56,7 @@ def _complain(message: str, code: int) -> int:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without × gets ? instead of a traceback
     sys.exit(run(sys.argv[1:]))

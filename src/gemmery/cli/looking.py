@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import HtmlToo, Json, place, settings
+from gemmery.cli.options import As, HtmlToo, Json, place, settings
 from gemmery.cli.showing import console, write_page
-from gemmery.errors import ArgumentError, DeviceError
+from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
     from gemmery.ladder.inspection import Inspection
@@ -78,6 +77,7 @@ def inspect(
     device: Annotated[
         str, Option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
     ] = "",
+    card: As = "",
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Show as pictures what this line does.", show_default="the costliest")
     ] = "",
@@ -91,19 +91,18 @@ def inspect(
     ] = None,
 ) -> Action:
     """Say what a GPU rung or an exhibit is made of, asks of a device and does to memory by line; no GPU is needed."""
-    from gemmery import lab
-    from gemmery.cuda.device import find
-    from gemmery.lab.inspection import together
+    from gemmery.lab import asked
 
     names = [rung, *([other] if other else [])]
+    for name in names:
+        asked.inspectable(name)
+    device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
+    from gemmery import lab
+    from gemmery.lab.inspection import together
+
     together(names)
-    if device and not re.fullmatch(r"cuda(:\d+)?", device):
-        try:
-            find(device)
-        except DeviceError as error:
-            raise ArgumentError(f"--device {device}: {error}") from None
-    for option, asked in (("--ptx", ptx), ("--sass", sass)):
-        if asked and other and not json:
+    for option, given in (("--ptx", ptx), ("--sass", sass)):
+        if given and other and not json:
             raise ArgumentError(f"{option}: two beside each other show no code; inspect one of them, or say --json")
     sides = (m or 0, n or 0, k or 0)
     looks = [partial(lab.inspect, name, *sides, dtype, settings(config), device, line) for name in names]

@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
 from typer import Argument, Context, Option
 
 from gemmery.cli.app import Action, app, ladder_app
-from gemmery.cli.options import DType, Html, Json, Keep, NoHtml, Rungs, Seconds, Threads, names, numbers, place
-from gemmery.cli.showing import console, counted, judged, measured
-from gemmery.cuda.device import KNOWN
+from gemmery.cli.options import (
+    As,
+    DType,
+    Html,
+    Json,
+    Keep,
+    NoHtml,
+    Rungs,
+    Seconds,
+    Threads,
+    names,
+    numbers,
+    place,
+    threads_in_words,
+)
+from gemmery.cli.showing import Output, counted, measured
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from gemmery.ladder.exhibits import Exhibit
+    from gemmery.lab.asked import Place
 
 Sizes = Annotated[
     str,
     Option(
-        metavar="N,M", help="Sides of the squares.", show_default="512,1024,2048; on a GPU twice that, emulated 256"
+        metavar="N,M", help="Sides of the squares.", show_default="512,1024,2048; GPU: 1024,2048,4096; emulator: 256"
     ),
 ]
-Device = Annotated[str, Option(metavar="NAME", help="cpu, cuda, cuda:N for the Nth GPU, or emulator.")]
-LadderDType = Annotated[
-    str, Option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...; tf32 on a GPU.", show_default="f32")
+Device = Annotated[
+    str, Option(metavar="NAME", help="cpu, cuda, cuda:N (Nth GPU), emulator, or a card to emulate.", show_default="cpu")
 ]
-As = Annotated[
+LadderDType = Annotated[
     str,
-    Option("--as", metavar="CARD", help=f"What the emulator runs as: {', '.join(KNOWN)}.", show_default="h200"),
+    Option(
+        metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, i8, ...; tf32 on a GPU.", show_default="f32"
+    ),
 ]
 
 Suites = Annotated[list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")]
-Rivals = Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="every one")]
-SuiteThreads = Annotated[int, Option(metavar="N", min=0, help="Threads instead of the suite's.", show_default="keep")]
-Budget = Annotated[float, Option(metavar="S", help="Seconds spent on one product by all who run it.")]
+Rivals = Annotated[str, Option(metavar="A,B", help="These rivals in place of the suites' own.", show_default="")]
+SuiteThreads = Annotated[
+    int, Option(metavar="N", min=0, help="Number of threads in place of the suites' own.", show_default="")
+]
+Budget = Annotated[float, Option(metavar="S", help="Seconds for one product, shared by all libraries.")]
 SuiteDevice = Annotated[
     str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
 ]
-Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, in place of suites.")]
-Sides = Annotated[str, Option("--n", metavar="N,M", help="The sides of a workload.", show_default="2048,4096")]
-Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of a workload.", show_default="10")]
-WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of a workload.", show_default="f32")]
+Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")]
+Sides = Annotated[str, Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default="2048,4096")]
+Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")]
+WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")]
 Store = Annotated[
     Path | None,
     Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
@@ -55,12 +69,14 @@ Experiment = Annotated[
     str,
     Argument(
         metavar="EXPERIMENT",
-        help="size, block (CPU); threads, tile, stages, gemv (against N), gemv_k (GPU).",
+        help="size, block (CPU); size, threads, tile, stages, gemv, gemv_k (GPU).",
         show_default=False,
     ),
 ]
-Side = Annotated[int | None, Option("--n", metavar="N", min=1, help="The one size.", show_default="the experiment's")]
-SweptSizes = Annotated[str, Option(metavar="N,M", help="The sizes that are varied.", show_default="the experiment's")]
+Side = Annotated[
+    int | None, Option("--n", metavar="N", min=1, help="The one size at which a config is varied.", show_default="")
+]
+SweptSizes = Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_default="the experiment's")]
 SweptOn = Annotated[
     str, Option("--device", metavar="NAME", help="cpu, cuda, or cuda:N.", show_default="the experiment's")
 ]
@@ -85,50 +101,61 @@ def ladder(
     dtype: LadderDType = "",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: Device = "cpu",
+    device: Device = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action | None:
-    """Run every rung, check it, time it beside NumPy or cuBLAS, and show what each idea bought.
+    """Check and time every rung next to NumPy or cuBLAS, and show what each step gains.
 
-    On the emulator, which needs no GPU and stands in where there is none, rungs are counted instead of timed.
+    The emulator needs no GPU. It counts instructions and memory accesses instead of measuring times, and takes the
+    place of a GPU where there is none.
     """
-    from gemmery import lab
+    from gemmery.lab import asked
 
     if context.invoked_subcommand is not None:
         _nothing_before(context)
         return None
-    chosen = numbers("--sizes", sizes)
-    reason = _emulated_for(context, device, card, dtype)
+    where = asked.place(device or ("emulator" if card else "cpu"), card)
+    lengths, chosen = asked.sides(numbers("--sizes", sizes)), asked.rungs(names(rungs), where.kind)
+    dtype = asked.element_type(dtype, where.kind) if dtype else ""
+    asked.limit(seconds)
+    if where.kind != "cpu":
+        asked.no_threads(threads, str(where))
+    reason = _emulated_for(context, where)
+    output = Output(json, html, no_html)
     if reason is not None:
-        count = partial(lab.emulated_ladder, names(rungs), chosen, dtype, card)
-        return partial(counted, count, reason, json, html, no_html)
-    measure = partial(lab.ladder, names(rungs), chosen, dtype or "f32", threads, seconds, device=device, store=store)
-    return partial(measured, "ladder", measure, json, html, no_html, lab.registry(device), store)
+        from gemmery import lab
+        from gemmery.lab.emulated import MOST
+
+        shown = where.card or asked.EMULATED_AS
+        count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
+        return partial(counted, count, shown, reason, output)
+    from gemmery import lab
+    from gemmery.lab.rungs import expected
+
+    measure = partial(
+        lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
+    )
+    told = f"{expected(len(chosen), lengths, where.kind)}{threads_in_words(threads)}"
+    return partial(measured, "ladder", measure, output, asked.registry(where.kind), store, told)
 
 
-def _emulated_for(context: Context, device: str, card: str, dtype: str) -> str | None:
-    """Why the emulator climbs: "" when it was asked to, or what CUDA lacks; None when it does not.
+def _emulated_for(context: Context, where: Place) -> str | None:
+    """Why the ladder runs on the emulator: "" when it was asked for, or what CUDA lacks; None when it does not.
 
     Raises ArgumentError for options that have no meaning there.
     """
-    from gemmery import lab
-    from gemmery.cuda import driver
-
-    emulator = device == "emulator"
-    if card and not emulator:
-        raise ArgumentError(f"--as {card}: it is for the emulator; say --device emulator too")
-    if emulator:
-        for option in ("threads", "seconds", "store"):
+    if where.kind == "emulator":
+        for option in ("seconds", "store"):
             if _said(context, option):
-                raise ArgumentError(f"--{option}: the emulator counts, and takes no times; leave it out")
-        lab.emulated_card(card)
+                raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
         return ""
-    if lab.on_gpu(device):
-        lab.check_of_gpu(dtype or "f32", context.params["threads"], device)
+    if where.kind == "cuda":
+        from gemmery.cuda import driver
+
         return None if _said(context, "store") else driver.missing() or None
     return None
 
@@ -142,11 +169,11 @@ def _nothing_before(context: Context) -> None:
     for name in context.params:
         if _said(context, name):
             option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs nothing; leave it out")
+            raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
 
 
 @app.command(
-    short_help="Time suites of products beside other libraries.",
+    short_help="Time suites of products against other libraries.",
     epilog="""\b
     Examples:
       gemmery bench
@@ -171,28 +198,40 @@ def bench(
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action:
-    """Time gemmery's product and the rival libraries in turn on suites of problems, and keep the records."""
-    from gemmery import lab
-    from gemmery.lab.suites import results_folder
+    """Time gemmery's product and rival libraries in turn on suites of problems, and keep the records."""
+    from gemmery.bench import suite
+    from gemmery.lab import asked
 
-    folder = None if no_store else store or results_folder()
+    asked.limit(seconds)
+    if device:
+        asked.ordinal(device)
     if workload:
         if workload != "chain" or suites or rivals or threads:
             raise ArgumentError(
-                f"--workload {workload}: the one there is, chain, runs without suites, --rivals and --threads"
+                f"--workload {workload}: the only workload is chain, and it takes no suites, --rivals or --threads"
             )
-        sides = numbers("--n", n) or (2048, 4096)
-        chain = partial(lab.chain, sides, repeats or 10, dtype or "f32", device or "cuda", seconds, folder)
-        return partial(measured, "chain", chain, json, html, no_html, store=folder)
-    for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
-        if value:
-            raise ArgumentError(f"{option} {value}: a suite says that itself; the option is for --workload chain")
+        sides = asked.sides(numbers("--n", n) or (2048, 4096))
+        dtype = asked.element_type(dtype or "f32", "cuda")
+    else:
+        for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
+            if value:
+                raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
+        loaded = [suite.load(suite.find(name)) for name in suites or ()]
+    output = Output(json, html, no_html)
+    from gemmery import lab
+    from gemmery.lab.suites import expected, results_folder
+
+    folder = None if no_store else store or results_folder()
+    if workload:
+        chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
+        return partial(measured, "chain", chain, output, store=folder)
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
-    return partial(measured, "bench", measure, json, html, no_html, store=folder)
+    told = expected(loaded, threads, seconds) + threads_in_words(threads) if loaded else ""
+    return partial(measured, "bench", measure, output, store=folder, expected=told)
 
 
 @app.command(
-    short_help="Vary one quantity, and draw the curve.",
+    short_help="Vary one quantity and draw the curve.",
     epilog="""\b
     Examples:
       gemmery sweep size --rungs simd_row,packed
@@ -215,74 +254,71 @@ def sweep(
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action:
-    """Vary one quantity, hold the others, and draw the curve with the machine's limits marked."""
+    """Vary one quantity, keep the others fixed, and draw the curve with the machine's limits."""
     from gemmery import lab
-    from gemmery.ladder.cpu import CPU
-    from gemmery.ladder.cuda import CUDA
+    from gemmery.lab import asked
+    from gemmery.lab.rungs import expected
+    from gemmery.lab.sweeps import AT_ONE_SIZE, planned
 
     if n is not None and sizes:
-        raise ArgumentError(f"--n {n} --sizes {sizes}: say one of them; --n is for an experiment at one size")
-    if n is not None and experiment not in lab.AT_ONE_SIZE:
-        having = ", ".join(lab.AT_ONE_SIZE)
-        raise ArgumentError(f"--n {n}: it is the one size of {having}; say --sizes {n} for `sweep {experiment}`")
+        raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")
+    if n is not None and experiment not in AT_ONE_SIZE:
+        having = ", ".join(AT_ONE_SIZE)
+        raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else numbers("--sizes", sizes)
+    plan = planned(experiment, names(rungs), chosen, dtype, threads, seconds, device)
+    output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
-    return partial(measured, f"sweep-{experiment}", measure, json, html, no_html, (*CPU, *CUDA), store)
+    told = expected(len(plan.chosen), plan.sizes, "cpu" if plan.gpu is None else "cuda") + threads_in_words(threads)
+    every = (*asked.registry("cpu"), *asked.registry("cuda"))
+    return partial(measured, f"sweep-{experiment}", measure, output, every, store, told)
 
 
 @app.command(
-    short_help="Show one effect of a GPU's hardware.",
+    short_help="Show one effect of GPU hardware.",
     epilog="""\b
     Examples:
       gemmery exhibit
       gemmery exhibit bank_stride
+      gemmery exhibit bank_stride --device emulator --as a100
       gemmery exhibit reduce_strided --json""",
 )
 def exhibit(
     name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
-    device: Annotated[str, Option(metavar="NAME", help="The GPU: cuda, or cuda:N.")] = "cuda",
-    seconds: Annotated[float, Option(metavar="S", help="Seconds spent on one config.")] = 0.3,
+    device: Annotated[str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.")] = "cuda",
+    card: As = "",
+    seconds: Annotated[float, Option(metavar="S", help="Seconds for each config.")] = 0.3,
     store: Keep = None,
     json: Json = False,
+    html: Annotated[
+        Path | None,
+        Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
+    ] = None,
 ) -> Action:
-    """Show one effect of the hardware by a kernel of its own: predicted, and measured on a GPU or else emulated."""
-    return partial(_exhibit, name, device, seconds, store, json)
+    """Show one effect of the hardware with a small kernel.
 
+    Counts are predicted, then measured on a GPU or counted on the emulator.
+    """
+    from gemmery.cli.exhibiting import listed, on_emulator, on_gpu
+    from gemmery.lab import asked
+    from gemmery.ladder.exhibits import find
 
-def _exhibit(name: str, device: str, seconds: float, store: Path | None, json: bool) -> int:
-    from gemmery import lab, report
-    from gemmery.cuda import driver, nvrtc
-    from gemmery.ladder.exhibits import EXHIBITS, find
-
-    lab.exhibited_on(device, seconds)
+    where = asked.place("emulator" if card and device == "cuda" else device, card)
+    asked.limit(seconds)
+    if where.kind == "cpu":
+        raise ArgumentError("--device cpu: exhibits run on a GPU: use cuda, cuda:N, or emulator")
+    if where.kind == "emulator" and store is not None:
+        raise ArgumentError("--store: the emulator measures no times; leave it out")
     if not name:
-        report.list_exhibits(EXHIBITS, console())
-        return 0
-    shown, missing = find(name), driver.missing()
-    source = nvrtc.text(Path(shown.source).name)
-    if missing and store is None:
-        return _exhibit_emulated(shown, source, missing, json)
-    run = lab.exhibit(name, device, seconds, store=store)
-    if json:
-        sys.stdout.write(f"{report.as_json(run)}\n")
-    else:
-        report.show_exhibit(shown, source, lab.predicted(shown), run, console())
-    return judged(run)
+        if html is not None:
+            raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
+        return partial(listed, json)
+    shown, output = find(name), Output(json, html, html is None)
+    missing = ""
+    if where.kind == "cuda":
+        from gemmery.cuda import driver
 
-
-def _exhibit_emulated(shown: Exhibit, source: str, missing: str, json: bool) -> int:
-    """What the emulator counts in the place of a GPU, which is announced; 1 when it is not what was predicted."""
-    from gemmery import lab, report
-
-    sys.stderr.write(
-        f"gemmery: no CUDA device ({missing}): on the emulator instead, which counts, and takes no times\n"
-    )
-    with report.Exhibiting(Console(stderr=True)) as progress:
-        emulated = lab.emulated_exhibit(shown.name, on_config=progress.update)
-    if json:
-        sys.stdout.write(f"{report.as_json(emulated)}\n")
-    else:
-        report.show_emulated_exhibit(shown, source, emulated, console())
-    wrong = [f"gemmery: {shown.name} at {one.config} {line}\n" for one in emulated for line in one.wrong]
-    sys.stderr.writelines(wrong)
-    return 1 if wrong else 0
+        missing = driver.missing()
+    if where.kind == "emulator" or (missing and store is None):
+        return partial(on_emulator, shown, where.card or asked.EMULATED_AS, missing, output)
+    return partial(on_gpu, shown, str(where), seconds, store, output)

@@ -1,4 +1,4 @@
-"""The options that several commands share, and lists in them."""
+"""Options that several commands share, and how lists in them are read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from gemmery.errors import ArgumentError
 
 
 def place(option: CallbackParam, given: Path | None) -> Path | None:
-    """Where an option says to write. Raises ArgumentError for "-", which elsewhere stands for stdout."""
+    """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
     if given == Path("-"):
-        raise ArgumentError(f"{option.opts[-1]} -: stdout has the tables, or what --json asks for; give a path")
+        raise ArgumentError(f"{option.opts[-1]} -: stdout is for tables and JSON; give a path")
     return given
 
 
-Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="every rung")]
-DType = Annotated[str, Option(metavar="TYPE", help="Element type: f32, f64, f16, bf16, i8, ...; tf32 on a GPU.")]
-Threads = Annotated[int, Option(metavar="N", min=0, help="Threads, 0 for every core.")]
-Seconds = Annotated[float, Option(metavar="S", help="A rung that takes longer for one product is not run.")]
-Json = Annotated[bool, Option("--json", help="Records as JSON on stdout, and nothing else there.")]
+Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
+DType = Annotated[str, Option(metavar="TYPE", help="Element type: f32 or float32, f64, f16, bf16, i8; tf32 on a GPU.")]
+Threads = Annotated[int, Option(metavar="N", min=0, help="Number of threads, 0 for one per core.")]
+Seconds = Annotated[float, Option(metavar="S", help="Skip rungs predicted to exceed S seconds per call.")]
+As = Annotated[
+    str, Option("--as", metavar="CARD", help="Emulate this card, such as a100 or rtx3090.", show_default="h200")
+]
+Json = Annotated[bool, Option("--json", help="Print the records as JSON instead of tables.")]
 Html = Annotated[
     Path | None,
-    Option(metavar="PATH", help="Where to write the page.", show_default="out/...html", callback=place),
+    Option(metavar="PATH", help="Write the page there.", show_default="out/...html", callback=place),
 ]
 HtmlToo = Annotated[
     Path | None,
-    Option("--html", metavar="PATH", help="Write a page there, too.", show_default=False, callback=place),
+    Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
 ]
 NoHtml = Annotated[bool, Option("--no-html", help="Write no page.")]
 Keep = Annotated[
@@ -36,28 +39,34 @@ Keep = Annotated[
 ]
 
 
+def threads_in_words(threads: int) -> str:
+    """A warning about more threads than cores, to follow a sentence; "" when there is nothing to warn of."""
+    from gemmery.cpu import target
+
+    cores = target.cores()
+    return f"; {threads} threads share {cores} core{'s' * (cores != 1)}" if threads > cores else ""
+
+
 def names(text: str) -> tuple[str, ...]:
-    """`a,b` as names; "" is none."""
+    """Split `a,b` into names; "" has none."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
-    """`1,2` as whole numbers; "" is none. Raises ArgumentError for anything else."""
+    """Split `1,2` into whole numbers; "" has none. Raises ArgumentError for anything else."""
     found = names(text)
     for name in found:
         if not name.isdecimal():
-            raise ArgumentError(f"{option} {text}: {name!r} is no whole number; write them as in {option} 256,1024")
+            raise ArgumentError(f"{option} {text}: {name!r} is not a whole number; write {option} 256,1024")
     return tuple(int(name) for name in found)
 
 
 def settings(text: str) -> dict[str, int]:
-    """`bm=128,bk=16` as whole numbers by name. Raises ArgumentError for anything else."""
+    """Split `bm=128,bk=16` into whole numbers by name. Raises ArgumentError for anything else."""
     found = {}
     for part in names(text):
         name, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
-            raise ArgumentError(
-                f"--config {text}: {part!r} sets no whole number; write them as in --config bm=128,bk=16"
-            )
+            raise ArgumentError(f"--config {text}: {part!r} is not KEY=NUMBER; write --config bm=128,bk=16")
         found[name] = int(number)
     return found

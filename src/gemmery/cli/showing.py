@@ -3,104 +3,198 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, InstallError, missing
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
-    from gemmery.lab import OnEvent, OnRung
-    from gemmery.ladder.emulated import EmulatedLadder
+    from gemmery.lab import Event, OnEvent, OnRung
+    from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
     from gemmery.ladder.rung import Rung
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's results go: a table or JSON on stdout, a page at `html` or in the folder out/, or no page.
+
+    Made before anything is measured. Raises ArgumentError for options that contradict each other and for a place that
+    cannot be written, InstallError where the page cannot be drawn.
+    """
+
+    json: bool = False
+    html: Path | None = None
+    no_html: bool = False
+
+    def __post_init__(self) -> None:
+        if self.html is not None and self.no_html:
+            raise ArgumentError(f"--html {self.html} --no-html: give one of them")
+        if self.has_page:
+            if _is_missing("matplotlib"):
+                raise InstallError(missing("lab", "the page needs matplotlib"), name="matplotlib")
+            check_writable(self.html or Path("out", "page.html"))
+
+    @property
+    def has_page(self) -> bool:
+        """True when a page is written: unless there is to be none, or JSON alone."""
+        return self.html is not None or not (self.no_html or self.json)
+
+    def say(self, text: str) -> None:
+        """Write a line next to the table, or to stderr where JSON alone is on stdout."""
+        (sys.stderr if self.json else sys.stdout).write(f"{text}\n")
+
+    def write(self, name: str, started: str, text: str) -> None:
+        """Write the page and print its path."""
+        path = self.html or Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
+        self.say(f"page: {write_page(path, text)}")
+
+
+def _is_missing(package: str) -> bool:
+    try:
+        return find_spec(package) is None
+    except ValueError:  # sys.modules says that it cannot be imported
+        return True
 
 
 def measured(
     name: str,
     measure: Callable[[OnEvent], Run],
-    json: bool,
-    html: Path | None,
-    no_html: bool,
+    output: Output,
     rungs: Sequence[Rung] = (),
     store: Path | None = None,
+    expected: str = "",
 ) -> int:
-    """Measure with progress on stderr, then show the records as asked; 1 when a result is outside its bound.
+    """Measure with progress on stderr, then show the records; 1 when a result is outside its error bound.
 
-    `rungs` are those that the records are of, () for the CPU's. `store` is the folder to which `measure` appends them.
+    `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
+    `expected` tells at the start how long it takes. After Ctrl-C the records so far are shown, and the code is 130.
     """
     from gemmery import report
     from gemmery.bench import record
-    from gemmery.ladder.cpu import CPU
+    from gemmery.lab.asked import registry
 
-    rungs = rungs or CPU
-    page = None if no_html or (json and html is None) else _page_writer(name, html)
-    with report.Progressing(rungs, Console(stderr=True)) as shown:
-        run = measure(lambda event: shown.update(event.what, event.done, event.total, event.measurement))
-    if json:
+    rungs, progress = rungs or registry("cpu"), Console(stderr=True)
+    so_far: list[Run] = []
+
+    def on_event(event: Event) -> None:
+        shown.announce(expected)
+        so_far[:] = [event.run] if event.run else so_far
+        shown.update(event.what, event.done, event.total, event.measurement)
+
+    interrupted = False
+    with report.Progressing(rungs, progress) as shown:
+        try:
+            run = measure(on_event)
+        except KeyboardInterrupt:
+            if not so_far:
+                raise
+            run, interrupted = so_far[0], True
+    if output.json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
         report.show(run, rungs, console())
-    if page is not None:
-        path = page(run, rungs)
-        (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    if output.has_page:
+        from gemmery.report.page import page
+
+        output.write(name, run.started, page(run, rungs))
     if store is not None:
-        (sys.stderr if json else sys.stdout).write(f"records: {record.path(store, run.machine.name)}\n")
-    return judged(run)
+        output.say(f"records: {record.path(store, run.machine.name)}")
+    return said_interrupted() if interrupted else judged(run)
+
+
+def said_interrupted() -> int:
+    """Tell on stderr that the results are those until Ctrl-C; returns the exit code."""
+    sys.stderr.write("gemmery: interrupted; the results so far are above\n")
+    return INTERRUPTED
 
 
 def counted(
-    count: Callable[[OnRung], EmulatedLadder], instead_of: str, json: bool, html: Path | None, no_html: bool
+    count: Callable[[OnRung], EmulatedLadder], card: str, instead_of: str, output: Output, expected: str = ""
 ) -> int:
-    """Climb the ladder on the emulator with progress on stderr, then show it as asked; 1 when something is wrong.
+    """Run the ladder on the emulator with progress on stderr, then show it; 1 when something is wrong.
 
-    `instead_of` says why it is not a GPU's ladder, which is announced; "" when the emulator was asked for.
+    `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
+    `expected` and Ctrl-C are as in `measured`.
     """
     from gemmery import report
+    from gemmery.bench import record
+    from gemmery.lab.asked import emulated_card
+    from gemmery.ladder.emulated import EmulatedLadder
     from gemmery.report.emulated import emulated_page
 
     if instead_of:
-        said = f"no CUDA device ({instead_of}): on the emulator instead, as an h200; --device emulator says so too"
-        sys.stderr.write(f"gemmery: {said}\n")
+        sys.stderr.write(f"gemmery: {instead(instead_of, card)}\n")
+    so_far: list[EmulatedRung] = []
+    started = record.now()
+
+    def on_rung(what: str, done: int, total: int, rung: EmulatedRung | None) -> None:
+        shown.announce(expected)
+        so_far.extend([rung] if rung else [])
+        shown.update(what, done, total, rung)
+
+    interrupted = False
     with report.Counting(Console(stderr=True)) as shown:
-        ladder = count(shown.update)
-    if json:
+        try:
+            ladder = count(on_rung)
+        except KeyboardInterrupt:
+            if not so_far:
+                raise
+            ladder, interrupted = EmulatedLadder(emulated_card(card), started, tuple(so_far)), True
+    if output.json:
         sys.stdout.write(f"{report.as_json(ladder)}\n")
     else:
         report.show_emulated(ladder, console())
-    if html is not None or not (no_html or json):
-        path = write_page(html or _dated("emulated", ladder.started), emulated_page(ladder))
-        (sys.stderr if json else sys.stdout).write(f"page: {path}\n")
+    if output.has_page:
+        output.write("emulated", ladder.started, emulated_page(ladder))
     wrong = report.complaints(ladder)
     sys.stderr.writelines(f"gemmery: {one}\n" for one in wrong)
-    return 1 if wrong else 0
+    return said_interrupted() if interrupted else 1 if wrong else 0
 
 
-def _page_writer(name: str, path: Path | None) -> Callable[[Run, Sequence[Rung]], Path]:
-    """What writes the page; asked for before anything is measured, so that what is missing is said then."""
-    from gemmery.report.page import page
-
-    def write(run: Run, rungs: Sequence[Rung]) -> Path:
-        return write_page(path or _dated(name, run.started), page(run, rungs))
-
-    return write
+def instead(missing: str, card: str) -> str:
+    """The line that announces the emulator in place of a GPU."""
+    return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts and takes no times"
 
 
-def _dated(name: str, started: str) -> Path:
-    return Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
+def check_writable(path: Path, option: str = "--html") -> None:
+    """Make the folder of a file. Raises ArgumentError where the file could not be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("ab").close()
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
 
 
 def write_page(path: Path, text: str, option: str = "--html") -> Path:
-    """Write what an option asks for, folders included; return its path. Raises ArgumentError where that cannot be."""
+    """Write a file that an option asks for, with its folders; return its path.
+
+    Raises ArgumentError where that is not possible.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        what = "page" if option == "--html" else "picture"
-        raise ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}") from error
+        raise _unwritable(path, error, option) from error
     return path
+
+
+def _unwritable(path: Path, error: OSError, option: str) -> ArgumentError:
+    what = "page" if option == "--html" else "picture"
+    return ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}")
 
 
 def judged(run: Run) -> int:

@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Any
 from gemmery.errors import not_installed
 
 if TYPE_CHECKING:
-    from gemmery.lab.emulated import OnRung, emulated_card, emulated_ladder
+    from gemmery.lab.asked import emulated_card, ordinal, registry
+    from gemmery.lab.emulated import OnRung, emulated_ladder
     from gemmery.lab.event import Event, OnEvent
     from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
     from gemmery.lab.gpu.chain import chain
     from gemmery.lab.health import Finding, doctor
     from gemmery.lab.inspection import inspect
-    from gemmery.lab.rungs import check_of_gpu, ladder, on_gpu, registry
+    from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
     from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, sweep
     from gemmery.ladder.diff import Difference, diff
     from gemmery.ladder.inspection import Inspection
 
 _HOME = {
-    **dict.fromkeys(("OnRung", "emulated_card", "emulated_ladder"), "gemmery.lab.emulated"),
+    **dict.fromkeys(("emulated_card", "ordinal", "registry"), "gemmery.lab.asked"),
+    **dict.fromkeys(("OnRung", "emulated_ladder"), "gemmery.lab.emulated"),
     **dict.fromkeys(("Event", "OnEvent"), "gemmery.lab.event"),
     **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
     "chain": "gemmery.lab.gpu.chain",
     **dict.fromkeys(("Finding", "doctor"), "gemmery.lab.health"),
     "inspect": "gemmery.lab.inspection",
-    **dict.fromkeys(("check_of_gpu", "ladder", "on_gpu", "registry"), "gemmery.lab.rungs"),
+    "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",
     **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "sweep"), "gemmery.lab.sweeps"),
     **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
@@ -45,7 +47,6 @@ __all__ = [
     "OnRung",
     "bench",
     "chain",
-    "check_of_gpu",
     "diff",
     "doctor",
     "emulated_card",
@@ -55,7 +56,7 @@ __all__ = [
     "exhibited_on",
     "inspect",
     "ladder",
-    "on_gpu",
+    "ordinal",
     "predicted",
     "registry",
     "sweep",

@@ -13,23 +13,22 @@ import numpy as np
 
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
-from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import on_chip, unit
 from gemmery.emulator.run import Run
-from gemmery.errors import ArgumentError, EmulationError, RefusedError
-from gemmery.lab import results
+from gemmery.errors import EmulationError, RefusedError
+from gemmery.lab import asked, results
+from gemmery.lab.asked import emulated_card
 from gemmery.lab.emulation import Operands, problem_of, run_rung
 from gemmery.lab.gpu.check import TF32
-from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
-from gemmery.ladder.rung import Rung, find
+from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
 MOST = 1024  # a side: the longest rung takes half a minute there
 SMALL = 32  # a side that the rung of one block takes
 ALIGNED = 128  # sides that `Rung.expect` speaks of are multiples of this: no tile has an edge within
-LAPTOP = "h200"  # the device that is emulated unless said
 
 OnRung = Callable[[str, int, int, EmulatedRung | None], None]  # what, done, total, and its record when it has ended
 
@@ -56,15 +55,11 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = emulated_card(device)
-    for n in sizes:
-        if not 1 <= n <= MOST:
-            raise ArgumentError(f"size {n}: the emulator takes sides of 1 to {MOST}; a GPU takes the larger ones")
-    known = dict.fromkeys([*(name for rung in CUDA for name in rung.dtypes), "tf32"])
-    if dtype and dtype not in known:
-        raise ArgumentError(f"dtype {dtype!r}: no rung of the GPU is written for it; known: {', '.join(known)}")
-    element = "f32" if dtype == "tf32" else dtype
-    chosen = [find(CUDA, name) for name in rungs] or [one for one in CUDA if not element or element in one.dtypes]
-    todo = [(rung, n) for n in sorted(sizes or EMULATED_SIZES) for rung in chosen]
+    lengths = asked.sides(sizes or EMULATED_SIZES, MOST)
+    dtype = dtype and asked.element_type(dtype, "emulator")
+    element, named = "f32" if dtype == "tf32" else dtype, asked.rungs(rungs, "emulator")
+    chosen = [one for one in named if rungs or not element or element in one.dtypes]
+    todo = [(rung, n) for n in lengths for rung in chosen]
     started, found = record.now(), []
     for done, (rung, n) in enumerate(todo):
         work = suited(rung, n, dtype, card)
@@ -72,17 +67,6 @@ def emulated_ladder(
         found.append(replace(emulated_rung(rung, work, card), size=n))
         on_rung(f"{rung.name}, {work}", done + 1, len(todo), found[-1])
     return EmulatedLadder(card, started, tuple(found))
-
-
-def emulated_card(name: str) -> Device:
-    """A device of the table, in upper or lower case; "" is the one that is emulated unless said.
-
-    Raises ArgumentError for an unknown one.
-    """
-    card = name.lower() or LAPTOP
-    if card not in KNOWN:
-        raise ArgumentError(f"--as {name}: not a card that is known; known: {', '.join(KNOWN)}")
-    return KNOWN[card]
 
 
 def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:

@@ -16,7 +16,8 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.device import Device
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import results
-from gemmery.lab.emulated import emulated_card, emulated_rung
+from gemmery.lab.asked import emulated_card
+from gemmery.lab.emulated import emulated_rung
 from gemmery.lab.emulation import Operands, prepared_anew, problem_of, run_rung
 from gemmery.lab.tournament import entrant
 from gemmery.ladder.cuda import CUDA

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gemmery.bench.record import Measurement
+from gemmery.bench.record import Measurement, Run
 
 
 @dataclass(frozen=True)
 class Event:
     """One step of a command.
 
-    `what` says what begins ("packed, 1024x1024x1024 f32"); `measurement` is set when a step has ended, and
-    then holds its result. `done` of `total` steps are behind, this one included when it has ended.
+    `what` names what begins ("packed, 1024x1024x1024 f32"). When a step has ended, `measurement` is its result and
+    `run` all results so far. `done` of `total` steps have ended, including this one.
     """
 
     what: str
     done: int
     total: int
     measurement: Measurement | None = None
+    run: Run | None = None
 
 
 OnEvent = Callable[[Event], None]

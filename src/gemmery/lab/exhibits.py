@@ -13,7 +13,6 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, exhibits, nvrtc
-from gemmery.cuda.device import KNOWN
 from gemmery.cuda.driver import Memory
 from gemmery.cuda.exhibits import Config
 from gemmery.emulator.arguments import bound
@@ -23,10 +22,10 @@ from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.emulator.simt import Launch
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.lab import results
+from gemmery.lab import asked, results
 from gemmery.lab.emulation import prepared
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.gpu.session import GpuSession, ordinal
+from gemmery.lab.gpu.session import GpuSession
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find
 
 OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
@@ -57,11 +56,10 @@ def exhibit(
 
 def exhibited_on(device: str, seconds: float = SHARE) -> int:
     """The number of the GPU that an exhibit is run on. Raises ArgumentError as `exhibit` does."""
-    gpu = ordinal(device)
+    gpu = asked.ordinal(device)
     if gpu is None:
-        raise ArgumentError(f"device {device!r}: an exhibit is of a GPU; say cuda, or cuda:N")
-    if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds}: the time for one config must be above 0")
+        raise ArgumentError(f"device {device!r}: exhibits run on a GPU: use device cuda, or cuda:N")
+    asked.limit(seconds)
     return gpu
 
 
@@ -84,12 +82,11 @@ def emulated_exhibit(
     Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
     """
     shown, found = find(name), list[EmulatedExhibit]()
-    if device not in KNOWN:
-        raise ArgumentError(f"device {device!r}: not a card that is known; known: {', '.join(KNOWN)}")
+    arch = asked.emulated_card(device).arch
     for done, config in enumerate(shown.configs()):
         what = f"{name}, {words(config)}"
         on_config(what, done, len(shown.configs()), None)
-        found.append(_emulated(shown, config, n, KNOWN[device].arch))
+        found.append(_emulated(shown, config, n, arch))
         on_config(what, done + 1, len(shown.configs()), found[-1])
     return tuple(found)
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gemmery import dtypes
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError
+from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.gpu.climb import climb as gpu_climb
-from gemmery.lab.gpu.session import ordinal
-from gemmery.lab.level import Level, is_threaded, suited
-from gemmery.lab.session import CpuSession
-from gemmery.ladder.cpu import CPU
-from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung import Rung, find
+from gemmery.ladder.rung import Rung
 
+Shape = Callable[[Rung, int, Work, str], Work]
 SIZES = (512, 1024, 2048)
+EACH, EACH_ON_GPU = 3.0, 1.5  # seconds that a rung takes at one size, with its check and its rival
 GPU_SIZES = (1024, 2048, 4096)
 
 
@@ -47,44 +42,59 @@ def ladder(
 
     Raises ArgumentError for an unknown rung, dtype or device, or a size below 1, DeviceError for no such device.
     """
-    gpu, ladder = ordinal(device), registry(device)
-    chosen = tuple(find(ladder, name) for name in rungs) or ladder
+    gpu = asked.ordinal(device)
+    kind = "cpu" if gpu is None else "cuda"
+    chosen, like = asked.rungs(rungs, kind), asked.element_type(dtype, kind)
+    every: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen]
     if gpu is None:
-        every: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen]
-        return climb("ladder", every, sizes or SIZES, dtype, threads, seconds, on_event, store)
-    like = element(dtype)
-    check_arguments(sizes, like.dtype, seconds)
-    check_of_gpu(dtype, threads, device)
-    served: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen if rungs or like.dtype in rung.dtypes]
-    return gpu_climb("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event, store=store)
-
-
-def check_of_gpu(dtype: str, threads: int, device: str) -> None:
-    """Raises ArgumentError for what the CPU's ladder may be asked for and a GPU's may not."""
-    known = dict.fromkeys(name for rung in CUDA for name in rung.dtypes)
-    if element(dtype).dtype not in known:
-        raise ArgumentError(f"dtype {dtype!r}: no rung on {device} is written for it; known: {', '.join(known)}, tf32")
-    if threads:
-        raise ArgumentError(f"threads={threads}: it is for rungs of the CPU; leave it out on {device}")
-
-
-def registry(device: str) -> tuple[Rung, ...]:
-    """The ladder of a device: "cpu", "cuda" or "cuda:N"."""
-    return CPU if ordinal(device) is None else CUDA
-
-
-def on_gpu(device: str) -> bool:
-    """True for "cuda" and "cuda:N", False for "cpu". Raises ArgumentError for any other name."""
-    try:
-        return ordinal(device) is not None
-    except ArgumentError as error:
-        raise ArgumentError(f"{error}; or emulator, which needs none") from None
+        return climb("ladder", every, sizes or SIZES, like, threads, seconds, on_event, store)
+    asked.no_threads(threads, device)
+    served = [(rung, config) for rung, config in every if rungs or element(like).dtype in rung.dtypes]
+    return climb_on_gpu("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event, store=store)
 
 
 def element(dtype: str) -> Work:
     """A product of one element of a type, which on a GPU may be "tf32": f32 of which 10 bits of fraction are kept."""
-    name = "f32" if dtype == "tf32" else dtype
-    return Work(1, 1, 1, name, name, precision="tf32" if dtype == "tf32" else "")
+    name = "f32" if dtype == asked.TF32 else dtype
+    return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
+
+
+def climb_on_gpu(
+    suite: str,
+    chosen: Sequence[tuple[Rung, Mapping[str, int]]],
+    sizes: Sequence[int],
+    dtype: str,
+    device: int,
+    seconds: float,
+    on_event: OnEvent,
+    shape: Shape | None = None,
+    store: Path | None = None,
+) -> Run:
+    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, two squares unless given."""
+    from gemmery.lab.gpu.climb import climb as gpu_climb  # loads NVIDIA's bindings
+    from gemmery.lab.gpu.level import suited as gpu_suited
+
+    lengths = asked.sides(sizes)
+    asked.limit(seconds)
+    return gpu_climb(suite, chosen, lengths, element(dtype), device, seconds, on_event, shape or gpu_suited, store)
+
+
+def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
+    """How many measurements a ladder or a sweep takes and about how long, for the user at its start."""
+    return estimate(
+        rungs * len(sizes or (SIZES if kind == "cpu" else GPU_SIZES)), EACH if kind == "cpu" else EACH_ON_GPU
+    )
+
+
+def estimate(measurements: int, each: float) -> str:
+    """Measurements in words with the time they take, `each` so many seconds.
+
+    >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
+    ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
+    """
+    seconds = measurements * each
+    about = f"{seconds / 60:.0f} min" if seconds > 150 else f"{round(seconds, -1 if seconds > 20 else None):.0f} s"
+    return f"{measurements} measurement{'s' * (measurements != 1)}, about {about}"
 
 
 def climb(
@@ -98,18 +108,22 @@ def climb(
     store: Path | None = None,
 ) -> Run:
     """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
-    check_arguments(sizes, dtype, seconds)
+    from gemmery.lab.level import Level, is_threaded, suited  # so that wrong arguments are found before it is loaded
+    from gemmery.lab.session import CpuSession
+
+    lengths = asked.sides(sizes)
+    asked.limit(seconds)
     threads = threads or cpu_threads.get()
-    with CpuSession(len(chosen) * len(sizes), on_event, store) as session:
+    with CpuSession(len(chosen) * len(lengths), on_event, store) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
         before: dict[int, Measurement] = {}
-        for n in sorted(sizes):
+        for n in lengths:
             levels: dict[Work, Level] = {}
             for index, (rung, config) in enumerate(chosen):
                 work = suited(rung, n, dtype)
                 if work not in levels:
-                    levels[work] = Level(session, suite, work, threads, seconds, CPU)
+                    levels[work] = Level(session, suite, work, threads, seconds, asked.registry("cpu"))
                 session.begin(f"{rung.name}, {work}")
                 m = levels[work].measure(rung, config, before.get(index))
                 if not m.refused:
@@ -118,14 +132,3 @@ def climb(
             for level in levels.values():
                 session.add(*level.rivals())
         return session.run
-
-
-def check_arguments(sizes: Sequence[int], dtype: str, seconds: float) -> None:
-    """Raise ArgumentError for a size, an element type or a limit that makes no sense."""
-    for n in sizes:
-        if n < 1:
-            raise ArgumentError(f"size {n!r}: a side must be a whole number >= 1")
-    if dtype not in dtypes.NAMES:
-        raise ArgumentError(f"dtype {dtype!r} is not served; known: {', '.join(dtypes.NAMES)}")
-    if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds}: the limit of a call must be above 0")

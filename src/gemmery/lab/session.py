@@ -60,7 +60,7 @@ class Session:
         if self._store is not None:
             record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
         for m in measurements:
-            self._on_event(Event(m.kernel, self._done, self._total, m))
+            self._on_event(Event(m.kernel, self._done, self._total, m, self.run))
 
 
 class CpuSession(Session):

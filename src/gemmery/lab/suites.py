@@ -18,11 +18,11 @@ from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
-from gemmery.lab import results
+from gemmery.lab import asked, results
 from gemmery.lab.emulator_speed import emulator_speed
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
-from gemmery.lab.gpu.session import ordinal
+from gemmery.lab.rungs import estimate
 from gemmery.lab.session import CpuSession
 from gemmery.lab.threads import in_force, on
 from gemmery.lab.tournament import entrant, tournament
@@ -68,7 +68,7 @@ def bench(
     if rivals and all(found.kind in suite.ALONE for found in loaded):
         names = ", ".join(found.name for found in loaded)
         raise ArgumentError(f"rivals={', '.join(rivals)}: no rival takes part in suite {names}; leave rivals out")
-    gpu = ordinal(device or kind)
+    gpu = asked.ordinal(device or kind)
     named = {*rivals, *(name for found in loaded for name in found.rivals)}
     labels = {label for found in loaded for labels in found.rungs.values() for label in labels}
     if gpu is not None:
@@ -90,6 +90,11 @@ def bench(
                 reason = f"{count} threads are more than the {target.cores()} cores this process may use"
                 session.add(results.blank(found.name, OURS, found.works[0], count, refused=reason))
         return session.run
+
+
+def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
+    """How many measurements suites take and about how long, for the user at their start."""
+    return estimate(sum(len(one.works) * (1 if threads else len(one.threads)) for one in suites), seconds)
 
 
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
 from gemmery.bench.record import Run
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError
+from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.gpu.climb import climb as gpu_climb
-from gemmery.lab.gpu.level import suited
-from gemmery.lab.gpu.session import ordinal
-from gemmery.lab.rungs import check_arguments, check_of_gpu, climb, element, registry
-from gemmery.ladder.rung import Rung, find
+from gemmery.lab.rungs import climb, climb_on_gpu, element
+from gemmery.ladder.rung import Rung
 
 Chosen = tuple[Rung, Mapping[str, int]]
 
@@ -98,58 +97,89 @@ def sweep(
 
     Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError for no such device.
     """
+    plan = planned(experiment, rungs, sizes, dtype, threads, seconds, device)
+    suite = f"sweep_{experiment}"
+    if plan.gpu is None:
+        return climb(suite, plan.chosen, plan.sizes, plan.dtype, threads, seconds, on_event, store)
+    chosen = plan.chosen
+    if not rungs:  # those that serve the type
+        chosen = [(rung, config) for rung, config in chosen if _serves(rung, element(plan.dtype), plan.device)]
+    shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment)
+    return climb_on_gpu(suite, chosen, plan.sizes, plan.dtype, plan.gpu, seconds, on_event, shape, store)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep whose arguments have been checked."""
+
+    chosen: list[Chosen]
+    sizes: tuple[int, ...]
+    dtype: str
+    device: str
+    gpu: int | None  # its number, None on the CPU
+
+
+def planned(
+    experiment: str,
+    rungs: Sequence[str],
+    sizes: Sequence[int],
+    dtype: str,
+    threads: int,
+    seconds: float,
+    device: str,
+) -> Plan:
+    """Check the arguments of `sweep`. Raises ArgumentError as it does."""
     one = _named(experiment)
     where = device or one.devices[0]
-    gpu = ordinal(where)
+    if where.lower() == "emulator":
+        raise ArgumentError("device 'emulator': a sweep measures times, which the emulator does not")
+    gpu = asked.ordinal(where)
     kind = "cpu" if gpu is None else "cuda"
     if kind not in one.devices:
         raise ArgumentError(f"device {where!r}: `sweep {experiment}` runs on {' or '.join(one.devices)}")
     if one is SIZE and kind == "cuda":
         one = GPU_SIZE
-    if one.key and len(sizes) > 1:
-        raise ArgumentError(f"sizes {list(sizes)}: the {one.key} is varied at one size; give one")
-    lengths, suite = tuple(sizes) or one.sizes, f"sweep_{experiment}"
-    chosen = _chosen(one, rungs, where, lengths[0])
-    if gpu is None:
-        return climb(suite, chosen, lengths, dtype, threads, seconds, on_event, store)
-    like = element(dtype)
-    check_arguments(lengths, like.dtype, seconds)
-    check_of_gpu(dtype, threads, where)
-    if not rungs:  # those that serve the type
-        chosen = [(rung, config) for rung, config in chosen if _serves(rung, like, where)]
-    shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment, suited)
-    return gpu_climb(suite, chosen, lengths, like, gpu, seconds, on_event, shape, store)
+    lengths = asked.sides(sizes or one.sizes)
+    if one.key and len(lengths) > 1:
+        raise ArgumentError(f"sizes {list(lengths)}: the {one.key} is varied at one size; give one")
+    chosen = _chosen(one, rungs, kind, lengths[0])
+    like = asked.element_type(dtype, kind)
+    asked.limit(seconds)
+    if gpu is not None:
+        asked.no_threads(threads, where)
+    return Plan(chosen, lengths, like, where, gpu)
 
 
 def _named(experiment: str) -> Experiment:
     for one in ALL:
         if one.name == experiment:
             return one
-    raise ArgumentError(f"experiment {experiment!r} is not known; known: {', '.join(EXPERIMENTS)}")
+    close = get_close_matches(experiment, EXPERIMENTS, 1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    raise ArgumentError(f"experiment {experiment!r} is not known; {meant}known: {', '.join(EXPERIMENTS)}")
 
 
-def _chosen(one: Experiment, names: Sequence[str], device: str, n: int) -> list[Chosen]:
+def _chosen(one: Experiment, names: Sequence[str], kind: str, n: int) -> list[Chosen]:
     """Rungs with the configs that the experiment gives them."""
-    ladder = registry(device)
+    variants = dict.fromkeys(name for name, _ in GEMV_CONFIGS)
+    found = asked.rungs(names or one.rungs or tuple(variants), kind)
     if one.key:
-        rungs = [varied(ladder, name, one.key) for name in names or one.rungs]
+        rungs = [varied(asked.registry(kind), rung, one.key) for rung in found]
         return [(rung, {one.key: value}) for rung in rungs for value in one.values or sides(rung, n)]
     if one.rungs:
-        return [(find(ladder, name), {}) for name in names or one.rungs]
-    variants = dict.fromkeys(name for name, _ in GEMV_CONFIGS)
+        return [(rung, {}) for rung in found]
     return [
-        (find(ladder, name), config)
-        for name in names or variants
-        for config in [config for other, config in GEMV_CONFIGS if other == name] or [{}]
+        (rung, config)
+        for rung in found
+        for config in [config for other, config in GEMV_CONFIGS if other == rung.name] or [{}]
     ]
 
 
-def varied(ladder: tuple[Rung, ...], name: str, key: str) -> Rung:
-    """The rung called `name`, whose config must have the key that is varied."""
-    rung = find(ladder, name)
+def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
+    """The rung, whose config must have the key that is varied."""
     if key not in rung.space:
         having = ", ".join(other.name for other in ladder if key in other.space)
-        raise ArgumentError(f"rung {name!r} has no {key} to vary; these have: {having}")
+        raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
     return rung
 
 
@@ -161,6 +191,8 @@ def sides(rung: Rung, n: int) -> tuple[int, ...]:
 
 
 def _serves(rung: Rung, like: Work, device: str) -> bool:
+    from gemmery.lab.gpu.level import suited  # loads NVIDIA's bindings
+
     if like.dtype not in rung.dtypes:
         return False
     work = suited(rung, 2048, like, device)

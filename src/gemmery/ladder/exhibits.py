@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from gemmery.cuda import exhibits
 from gemmery.cuda.exhibits import Config, Show
@@ -60,7 +61,10 @@ def find(name: str) -> Exhibit:
     for exhibit in EXHIBITS:
         if exhibit.name == name:
             return exhibit
-    raise ArgumentError(f"exhibit {name!r} is not known; known: {', '.join(one.name for one in EXHIBITS)}")
+    known = [one.name for one in EXHIBITS]
+    close = get_close_matches(name, known, 1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    raise ArgumentError(f"exhibit {name!r} is not known; {meant}known: {', '.join(known)}")
 
 
 EXHIBITS = (

@@ -1,12 +1,28 @@
 """Records -> a live table, Markdown, JSON; SVG figures in `figures`, and one self-contained HTML page in `page`."""
 
-from gemmery.report.diff import show_difference
-from gemmery.report.emulated import Counting, complaints, show_emulated
-from gemmery.report.exhibits import Exhibiting, list_exhibits, show_emulated_exhibit, show_exhibit
-from gemmery.report.inspection import show_inspection
-from gemmery.report.side_by_side import show_comparison
-from gemmery.report.terminal import Progressing, findings, show
-from gemmery.report.text import as_json, markdown
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmery.report.diff import show_difference
+    from gemmery.report.emulated import Counting, complaints, show_emulated
+    from gemmery.report.exhibits import Exhibiting, list_exhibits, show_emulated_exhibit, show_exhibit
+    from gemmery.report.inspection import show_inspection
+    from gemmery.report.side_by_side import show_comparison
+    from gemmery.report.terminal import Progressing, findings, show
+    from gemmery.report.text import as_json, markdown
+
+_HOME = {
+    "show_difference": "diff",
+    **dict.fromkeys(("Counting", "complaints", "show_emulated"), "emulated"),
+    **dict.fromkeys(("Exhibiting", "list_exhibits", "show_emulated_exhibit", "show_exhibit"), "exhibits"),
+    "show_inspection": "inspection",
+    "show_comparison": "side_by_side",
+    **dict.fromkeys(("Progressing", "findings", "show"), "terminal"),
+    **dict.fromkeys(("as_json", "markdown"), "text"),
+}
 
 __all__ = [
     "Counting",
@@ -25,3 +41,13 @@ __all__ = [
     "show_exhibit",
     "show_inspection",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, loaded when it is first used: the CPU's ladder needs nothing of the emulator."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gemmery.report' has no attribute {name!r}")
+    value = getattr(import_module(f"gemmery.report.{home}"), name)
+    globals()[name] = value
+    return value

@@ -42,6 +42,8 @@ class Growing(Generic[Record]):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rows: list[Record] = []
+        self._announced = False
+        self._printed = 0  # steps that have a line
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -76,12 +78,19 @@ class Growing(Generic[Record]):
     ) -> None:
         self._live.stop()
 
+    def announce(self, text: str) -> None:
+        """Print a line above everything else; again, or with no text, nothing happens."""
+        if text and not self._announced:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._announced = True
+
     def update(self, what: str, done: int, total: int, record: Record | None = None) -> None:
         """A step begins (`record` None), or has ended."""
         if record is not None:
             self._keep(record)
         if not self._console.is_terminal:
-            if record is not None:
+            if record is not None and done > self._printed:  # one line a step: rivals' rows come with that of a rung
+                self._printed = done
                 line = f"{done}/{total} {self.line(record)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return

@@ -21,9 +21,10 @@ from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import driver, simt
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.errors import ArgumentError
+from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu import check
-from gemmery.lab.gpu.session import NO_RIVAL, GpuSession, ordinal
+from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.lab.results import WRONG
 from gemmery.ladder.rung import Rung
 
@@ -49,7 +50,7 @@ def chain(
 
     Raises ArgumentError for a size or a number of steps below 1 and for the CPU, DeviceError when there is no GPU.
     """
-    gpu = ordinal(device)
+    gpu = asked.ordinal(device)
     if gpu is None:
         raise ArgumentError("workload chain: it runs on a GPU; say --device cuda")
     for what, number in (*(("size", n) for n in sizes), ("repeats", repeats)):

@@ -19,7 +19,7 @@ from gemmery.bench.timing import Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
-from gemmery.errors import ArgumentError, DeviceError
+from gemmery.errors import DeviceError
 from gemmery.lab import results
 from gemmery.lab.event import OnEvent
 from gemmery.lab.session import Session
@@ -34,19 +34,6 @@ class Limits:
 
     peak: float
     bandwidth: Bandwidth
-
-
-def ordinal(device: str) -> int | None:
-    """The number of a GPU in "cuda" (0) or "cuda:1"; None for "cpu".
-
-    Raises ArgumentError for any other name.
-    """
-    name, _, number = device.partition(":")
-    if device == "cpu":
-        return None
-    if name != "cuda" or (device != "cuda" and not number.isdecimal()):
-        raise ArgumentError(f"device {device!r} is not known: it is cpu, cuda, or cuda:N for the Nth GPU")
-    return int(number or 0)
 
 
 class GpuSession(Session):

@@ -1,0 +1,203 @@
+"""The arguments of the commands, checked by modules that load in a moment: nothing here imports what measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from gemmery import dtypes
+from gemmery.errors import ArgumentError, DeviceError, DTypeError
+
+if TYPE_CHECKING:
+    from gemmery.cuda.device import Device
+    from gemmery.ladder.rung import Rung
+
+EMULATED_AS = "h200"  # the card that the emulator runs as unless one is named
+TF32 = "tf32"  # no element type, but f32 of which products may keep 10 bits of fraction
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs: on the CPU, on the GPU `ordinal`, or on the emulator as `card`."""
+
+    kind: str  # "cpu", "cuda" or "emulator"
+    ordinal: int = 0
+    card: str = ""
+
+    def __str__(self) -> str:
+        return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.card if self.card else self.kind
+
+
+def place(device: str, card: str = "") -> Place:
+    """Return where to run: `device` is "cpu", "cuda", "cuda:1", "emulator", or a card to emulate.
+
+    >>> place("CUDA:1").ordinal, place("rtx3090").kind, place("emulator", "A100").card
+    (1, 'emulator', 'a100')
+
+    Raises ArgumentError for an unknown device or card, and for a card beside a device that is not the emulator.
+    """
+    kind, _, number = device.strip().lower().partition(":")
+    if kind == "cuda" and (number.isdecimal() or ":" not in device):
+        found = Place("cuda", int(number or 0))
+    elif device.strip().lower() == "cpu":
+        found = Place("cpu")
+    elif device.strip().lower() == "emulator":
+        return Place("emulator", card=emulated_card(card).name)
+    else:
+        try:
+            found = Place("emulator", card=emulated_card(device).name)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}, or cpu, cuda, cuda:N for the Nth GPU, emulator") from None
+    if card:
+        raise ArgumentError(f"card {card!r}: only the emulator runs as a named card, and the device is {device!r}")
+    return found
+
+
+def ordinal(device: str) -> int | None:
+    """Return the number of a GPU: 0 for "cuda", 1 for "cuda:1", None for "cpu".
+
+    Raises ArgumentError for any other name.
+    """
+    name, _, number = device.strip().lower().partition(":")
+    if name == "cpu" and ":" not in device:
+        return None
+    if name != "cuda" or (":" in device and not number.isdecimal()):
+        raise ArgumentError(f"device {device!r} is not known: it is cpu, cuda, or cuda:N for the Nth GPU")
+    return int(number or 0)
+
+
+def emulated_card(name: str) -> Device:
+    """Return the card that the emulator runs as, by its name or architecture in any case; "" is an H200.
+
+    Raises ArgumentError for an unknown one.
+    """
+    from gemmery.cuda.device import KNOWN, card
+
+    try:
+        return card(name or EMULATED_AS)
+    except DeviceError:
+        close = get_close_matches(name.lower(), KNOWN, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ArgumentError(f"device {name!r} is not known{meant} known: {', '.join(KNOWN)}") from None
+
+
+def registry(kind: str) -> tuple[Rung, ...]:
+    """Return the ladder of a kind of device: that of GPUs unless it is "cpu"."""
+    if kind == "cpu":
+        from gemmery.ladder.cpu import CPU
+
+        return CPU
+    from gemmery.ladder.cuda import CUDA
+
+    return CUDA
+
+
+def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
+    """Return the rungs of these names, all of the ladder for none; "cuda" and "emulator" have the same ladder.
+
+    >>> [rung.name for rung in rungs(["packed"], "cpu")]
+    ['packed']
+
+    Raises ArgumentError for a name that is not known. It names the rung that was meant, or the device that has it.
+    """
+    ladder = registry(kind)
+    by_name = {rung.name: rung for rung in ladder}
+    for name in names:
+        if name in by_name:
+            continue
+        close = get_close_matches(name, by_name, 1)
+        if name in {rung.name for rung in registry("cuda" if kind == "cpu" else "cpu")}:
+            other = (
+                "a GPU: the device must be cuda, or emulator" if kind == "cpu" else "the CPU: the device must be cpu"
+            )
+            raise ArgumentError(f"rung {name!r} runs on {other}")
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(f"rung {name!r} is not in the ladder; {meant}known: {', '.join(by_name)}")
+    return tuple(by_name[name] for name in dict.fromkeys(names)) or ladder
+
+
+def element_type(dtype: str, kind: str) -> str:
+    """Return gemmery's short name of an element type that rungs of a device take, "tf32" among those of a GPU.
+
+    >>> element_type("float32", "cpu"), element_type("TF32", "cuda")
+    ('f32', 'tf32')
+
+    Raises ArgumentError for a name that is not known, and for a type that no rung of the device takes.
+    """
+    known = tuple(dict.fromkeys(name for rung in registry(kind) for name in rung.dtypes))
+    try:
+        return dtypes.resolve(dtype, known, also=() if kind == "cpu" else (TF32,))
+    except DTypeError as error:
+        raise ArgumentError(f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: {error}") from None
+
+
+def spelled(dtype: str) -> str:
+    """Return gemmery's short name of any element type or of tf32; "" for "".
+
+    Raises ArgumentError for a name that is not known.
+    """
+    try:
+        return dtypes.resolve(dtype, also=(TF32,)) if dtype else ""
+    except DTypeError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def inspectable(name: str) -> None:
+    """Raise ArgumentError for what is neither a rung nor an exhibit; the message has the name that was meant."""
+    from gemmery.ladder.exhibits import EXHIBITS
+
+    known = [*(rung.name for rung in registry("cuda")), *(one.name for one in EXHIBITS)]
+    if name in known or name in {rung.name for rung in registry("cpu")}:  # of which inspect says that it has no GPU's
+        return
+    close = get_close_matches(name, known, 1)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    raise ArgumentError(
+        f"rung {name!r} is not in the ladder on a GPU, and no exhibit; {meant}known: {', '.join(known)}"
+    )
+
+
+def looked_at(device: str, card: str = "") -> str:
+    """Return the device that `inspect` compiles for, from a device or a card as `place` takes them; "" for "".
+
+    Raises ArgumentError for an unknown one.
+    """
+    from gemmery.cuda.device import find
+
+    if card or device.strip().lower() == "emulator":
+        return place(device or "emulator", card).card
+    if not device or device.strip().lower().partition(":")[0] == "cuda":
+        ordinal(device or "cuda")
+        return device.strip().lower()
+    try:
+        find(device)
+    except DeviceError as error:
+        raise ArgumentError(str(error)) from None
+    return device
+
+
+def sides(sizes: Iterable[int], most: int = 0) -> tuple[int, ...]:
+    """Return the sizes, each once, the smallest first.
+
+    Raises ArgumentError for a size below 1, or above `most` where that is not 0.
+    """
+    found = tuple(sizes)
+    for n in found:
+        if n < 1:
+            raise ArgumentError(f"size {n!r}: a side must be a whole number >= 1")
+        if most and n > most:
+            raise ArgumentError(f"size {n}: the emulator takes sides of 1 to {most}; a GPU takes larger ones")
+    return tuple(sorted(set(found)))
+
+
+def no_threads(threads: int, device: str) -> None:
+    """Raise ArgumentError for a number of threads on a GPU; 0 is none."""
+    if threads:
+        raise ArgumentError(f"threads={threads}: only rungs on the CPU take it; leave it out on {device}")
+
+
+def limit(seconds: float) -> None:
+    """Raise ArgumentError for a number of seconds that is not above 0."""
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the time limit must be above 0")

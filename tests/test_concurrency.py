@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,7 @@ def test_ten_threads_compile_the_same_kernels_at_once(tmp_path):
     code = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import test_concurrency as t
 start = threading.Barrier(10)
 def work(number):
@@ -400,3 +403,9 @@ def test_a_number_of_threads_that_is_set_during_a_first_product_is_kept(monkeypa
         gm.set_num_threads(None)
     assert planned[0] == 2
     assert planned[-1] == 1
+
+
+def test_no_lock_waits_for_its_own_thread():
+    """The collector and signal handlers run Python code anywhere: a plain Lock taken there again is never released."""
+    sources = Path(gm.__file__).parent.rglob("*.py")
+    assert [path.name for path in sources if re.search(r"\bLock\(", path.read_text())] == []

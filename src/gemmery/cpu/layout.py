@@ -1,10 +1,10 @@
-"""What the caller of a product and the workers share, as it lies in memory: a job, and the pool."""
+"""The memory that the caller of a product and the workers share: a job, and the pool."""
 
 from __future__ import annotations
 
 from gemmery.cpu.abi import FIELDS
 
-# What `run` reads, 8-byte words: a record whose alpha, beta and workspace are filled in by `part`, the two scalars
+# The job that `run` reads, 8-byte words: a record whose alpha, beta and workspace `part` fills in, the two scalars
 # (16 bytes each), and the cut. A part is `rows` x `columns` of C in `products` products of the batch.
 JOB = (
     *FIELDS,
@@ -35,18 +35,18 @@ LIBC = (
     "sched_yield", "sched_getcpu", "sched_getaffinity", "sched_setaffinity",
 )  # fmt: skip
 FUNCTIONS = {name: 8 * i for i, name in enumerate((*LIBC, "worker"))}
-STATE = 1 << 16  # the largest page; the word: number of the job << 32 | workers it may still take << 16 | workers at it
-SLEEPING = STATE + 128  # workers in the futex
-BUSY = STATE + 256  # 1 while a caller has the workers
-STARTED = BUSY + 8  # workers there are
+STATE = 1 << 16  # the largest page; the word: number of the newest job << 32 | its free places << 16 | workers in it
+SLEEPING = STATE + 128  # workers that wait on the futex
+BUSY = STATE + 256  # 1 while a caller uses the workers; the words up to MODE are that caller's
+STARTED = BUSY + 8  # number of workers
 OPEN_JOB = BUSY + 16
 LAST = BUSY + 24  # when the last job ended, ns
 MODE = BUSY + 32  # the floating-point mode of the caller of the open job
-NEXT = STATE + 384  # the next part
+NEXT = STATE + 384  # index of the next part
 WANTED = STATE + 512  # sleepers still to be woken
-CPUS = STATE + 640  # a bit for each core that has a thread at the job
+CPUS = STATE + 640  # a bit for each core on which a thread of the job runs
 SLOTS = STATE + 768
-SLOT = 64  # bytes of a slot: taken (a worker's: the pool), address and size of a workspace, pauses since it worked
+SLOT = 64  # bytes of a slot: 1 while taken (a worker's: the pool), address and size of a workspace, pauses since a job
 CALLERS, WORKERS = 64, 255
 WORKER_SLOTS = SLOTS + CALLERS * SLOT
 SIZE = WORKER_SLOTS + WORKERS * SLOT

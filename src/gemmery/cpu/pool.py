@@ -1,13 +1,18 @@
-"""Compiled workers: a product cut into parts, run by the caller and whoever is awake.
+"""Compiled workers: a product cut into parts, run by the caller and by workers.
 
-A `Job` is a kernel's record and how the product is cut. `run(job)` gives each of its parts to the next thread
-that asks. It opens the job to `threads - 1` workers, wakes those that sleep, works itself, closes the job and
-waits for those that came: one that wakes too late finds nothing to do, and nobody waits for it. So a product is
-late by a part at most, and never slower than alone by more than the call that wakes.
+A `Job` is a kernel's record and the way in which the product is cut. `run(job)` opens the job to `threads - 1` workers,
+wakes those that sleep, and works on the job itself: every thread takes the next part until none is left. Then it closes
+the job and waits for the workers that joined it. A worker that wakes too late finds the job closed, and nobody waits
+for it. So a product is late by one part at most, and slower than on one thread by no more than the call that wakes.
 
-Workers spin for a moment after a job, then sleep on a futex. A second caller while they are busy runs its parts on
-its own thread: the cores are taken, so to wait for them would only add to its time. After a fork the child starts
-with no workers and makes its own.
+Workers spin for a moment after a job, then sleep on a futex. A second caller runs its parts on its own thread while the
+workers are busy: the cores are taken, so waiting for them would only add to its time. After a fork the child has no
+workers and starts its own.
+
+Memory order. `STATE` publishes a job: the caller writes the job's words, then STATE; a worker changes STATE to join,
+and reads the words after that. A worker that leaves changes STATE again, which publishes its part of C; the caller
+reads STATE until no worker is left. `BUSY` hands the workers from caller to caller in the same way, and a slot's first
+word hands over its workspace.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from gemmery.cpu.abi import FIELDS, Args
 from gemmery.cpu.ir import Module, Value
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target, host
-from gemmery.cpu.workers import claim, workers
+from gemmery.cpu.workers import mark_core, workers
 
 _HUGE = 2 << 20  # bytes of a large page
 
@@ -32,17 +37,17 @@ _made: list[int] = []
 def module(target: Target) -> Module:
     """The module of `part(job, index, workspace)`, `run(job) -> errno`, the workers, `mode()` and `set_mode(mode)`."""
     made = Module(target)
-    for define in (_mode, _part, _drain, _fit, _caller_slot):
+    for define in (_mode, _part, _run_parts, _reserve, _take_slot):
         define(made)
     if target.machine in layout.FUTEX:
         workers(made)
-        _crew(made)
+        _run_parallel(made)
         _run(made)
     return made
 
 
 def _mode(made: Module) -> None:
-    """The floating-point mode of the calling thread, and its change."""
+    """Define `mode` and `set_mode`, the floating-point mode of the calling thread."""
     with made.function("mode", returns="i64") as f:
         f.ret(atomics.floating_mode(f))
     with made.function("set_mode", ("i64", "mode")) as f:
@@ -79,24 +84,25 @@ def _part(made: Module) -> None:
             )  # fmt: skip
 
 
-def _drain(made: Module) -> None:
-    """Take parts until there are none."""
-    with made.function("drain", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
+def _run_parts(made: Module) -> None:
+    """Run parts until none is left."""
+    with made.function("run_parts", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
         parts = Args(f, f["job"], JOB).parts
         with f.while_() as again:
-            index = atomics.add(f, f["pool"] + layout.NEXT, f.index(1))
+            # Each index goes to one thread. The job's words were published by STATE before, so this orders nothing.
+            index = atomics.fetch_add(f, f["pool"] + layout.NEXT, f.index(1))
             again.until(index >= parts)
             f.call("part", f["job"], index, f["workspace"])
 
 
-def _fit(made: Module) -> None:
-    """Let a slot's workspace have `size` bytes; the result is an errno.
+def _reserve(made: Module) -> None:
+    """Make a slot's workspace at least `size` bytes; returns an errno.
 
-    Memory comes straight from the system, by the thread that will use it, so that its pages lie near its core. Linux
-    gives large pages to whole ones alone.
+    The thread that will use the memory asks the system for it, so that its pages are close to its core. Sizes are whole
+    large pages, since Linux uses those for whole ones alone.
     """
     enomem, hugepage = 12, 14
-    with made.function("fit", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
+    with made.function("reserve", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
         pool, at, held = f["pool"], f["slot"] + 8, f["slot"] + 16
         error = f.var(f.index(0))
         has = f.load("i64", held)
@@ -117,12 +123,13 @@ def _fit(made: Module) -> None:
         f.ret(error.value)
 
 
-def _caller_slot(made: Module) -> None:
-    """A slot for this call alone; more than CALLERS calls at once take turns."""
-    with made.function("caller_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
+def _take_slot(made: Module) -> None:
+    """Take a slot for this call alone; when all CALLERS are taken, wait for one."""
+    with made.function("take_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
         slot = f.var(f["pool"] + layout.SLOTS)
         with f.while_() as again:
-            again.until(atomics.exchange(f, slot.value, f.index(0), f.index(1)))
+            # Pairs with the store that frees the slot, in `run`: its workspace's address and size are visible.
+            again.until(atomics.compare_exchange(f, slot.value, f.index(0), f.index(1)))
             slot.value = slot.value + layout.SLOT
             end = f["pool"] + layout.WORKER_SLOTS
             past = f.emit("i1", f"icmp eq {slot.value}, {end.text}")
@@ -132,52 +139,62 @@ def _caller_slot(made: Module) -> None:
         f.ret(slot.value)
 
 
-def _crew(made: Module) -> None:
-    """Run a job with the workers; 0 when another caller has them."""
+def _run_parallel(made: Module) -> None:
+    """Run a job with the workers; returns 0 when another caller uses them."""
     with made.function(
-        "crew", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True, returns="i64"
+        "run_parallel", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True, returns="i64"
     ) as f:  # fmt: skip
         pool = f["pool"]
         job = Args(f, f["job"], JOB)
-        free = atomics.exchange(f, pool + layout.BUSY, f.index(0), f.index(1))
+        # Pairs with the store to BUSY at the end: what the previous caller wrote into STARTED and LAST is visible.
+        free = atomics.compare_exchange(f, pool + layout.BUSY, f.index(0), f.index(1))
         with f.if_(free):
             wanted = f.min(f.min(job.threads, job.parts) - 1, layout.WORKERS)
             f.call("start", pool, wanted)
             helpers = f.min(wanted, f.load("i64", pool + layout.STARTED))
+            # Plain stores: the last job is closed and its workers have left, so nobody reads these words before STATE
+            # has a new number.
             f.store(f.index(0), pool + layout.NEXT)
             f.store(f["job"], pool + layout.OPEN_JOB)
             f.store(atomics.floating_mode(f), pool + layout.MODE)
             number = (atomics.load(f, pool + layout.STATE) >> 32) + 1
             for word in range(layout.MASK // 8):
                 f.store(f.index(0), pool + (layout.CPUS + 8 * word))
-            claim(f, pool)
-            atomics.swap(f, pool + layout.STATE, number << 32 | helpers << 16)
-            f.call("rouse", pool, job.wakes, helpers)
-            f.call("drain", pool, f["job"], f["workspace"])
-            f.emit("i64", f"atomicrmw and {pool + layout.STATE}, i64 {~0xFFFF0000} seq_cst")
+            mark_core(f, pool)
+            # Opens the job and publishes the words above. An exchange and not a store, because `notify` reads SLEEPING
+            # next, and a store may wait in the core's buffer until after that read. A worker does the opposite: it
+            # increments SLEEPING, then the futex compares STATE. So at least one of them sees the other: the caller
+            # sees a sleeper to wake, or the worker sees the new number and does not sleep.
+            atomics.exchange(f, pool + layout.STATE, number << 32 | helpers << 16)
+            f.call("notify", pool, job.wakes, helpers)
+            f.call("run_parts", pool, f["job"], f["workspace"])
+            # Closes the job: no places are left. A worker that loaded STATE before fails in its compare_exchange.
+            atomics.fetch_and(f, pool + layout.STATE, ~0xFFFF0000)
             spins = f.buffer(8)
             f.store(f.index(0), spins)
+            # Pairs with the decrement by each worker that leaves: its part of C is visible.
             with f.while_() as again:
                 again.until((atomics.load(f, pool + layout.STATE) & 0xFFFF).equals(0))
                 atomics.pause(f, pool, spins)
             atomics.store(f, f.index(0), pool + layout.WANTED)
             f.store(atomics.now(f, pool), pool + layout.LAST)
+            # A release store is enough: this call reads nothing of the pool after it.
             atomics.store(f, f.index(0), pool + layout.BUSY)
         f.ret(f.convert("zext", free, "i64"))
 
 
 def _run(made: Module) -> None:
-    """The whole of a job; the result is an errno, 0 when it is done."""
+    """Run a job; returns an errno, 0 when it is done. Nothing is written unless there is memory for the workspace."""
     with made.function("run", ("ptr", "job"), returns="i64") as f:
         job = Args(f, f["job"], JOB)
         pool = job.pool
-        slot = atomics.call(f, "ptr", "caller_slot", pool)
-        error = atomics.call(f, "i64", "fit", pool, slot, job.workspace_bytes)
+        slot = atomics.call(f, "ptr", "take_slot", pool)
+        error = atomics.call(f, "i64", "reserve", pool, slot, job.workspace_bytes)
         with f.if_(error.equals(0)):
             buffer = f.load("ptr", slot + 8)
             shared = f.var(f.index(0))
             with f.if_((job.threads > 1) & (job.parts > 1)):
-                shared.value = atomics.call(f, "i64", "crew", pool, f["job"], buffer)
+                shared.value = atomics.call(f, "i64", "run_parallel", pool, f["job"], buffer)
             with f.loop(0, f.select(shared.value.equals(0), job.parts, f.index(0))) as index:
                 f.call("part", f["job"], index, buffer)
         atomics.store(f, f.index(0), slot)
@@ -185,7 +202,7 @@ def _run(made: Module) -> None:
 
 
 def address() -> int:
-    """The pool of this process, made on first use; 0 on a system without futexes."""
+    """Return the address of this process's pool, made on first use; 0 on a system without futexes."""
     if sys.platform != "linux" or host().machine not in layout.FUTEX:
         return 0
     return _made[0] if _made else _make()
@@ -199,16 +216,16 @@ def _make() -> int:
     state, size = at + layout.STATE, layout.SIZE - layout.STATE
     if libc.madvise(ctypes.c_void_p(state), ctypes.c_size_t(size), layout.WIPE_ON_FORK):
         os.register_at_fork(after_in_child=functools.partial(ctypes.memset, state, 0, size))
-    _made.append(at)  # of two threads that came here at once, the second's pool is not used again
+    _made.append(at)  # if two threads were here at once, the second pool stays unused
     return _made[0]
 
 
 def entries() -> dict[str, int]:
-    """Addresses of the compiled functions: `part`, and where there is a pool `run`."""
+    """Return the addresses of the compiled functions: `part`, `mode`, `set_mode`, and with a pool `run`."""
     return jit.load(host(), "pool", lambda: module(host()))
 
 
 def started() -> int:
-    """Workers that this process has started."""
+    """Return the number of workers that this process has started."""
     at = address()
     return ctypes.c_int64.from_address(at + layout.STARTED).value if at else 0

@@ -1,4 +1,4 @@
-"""The workers of the pool: how they are started, woken and put to sleep, and how they join a job."""
+"""The workers of the pool: how they start, sleep, wake and join a job. `pool` describes the memory order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.layout import JOB
 
 _SPINS = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
-_FAN = 4  # sleepers that one thread wakes; they wake the next
-_BURST = 100_000  # ns between jobs that are taken for a run of them
+_FAN = 4  # sleepers that one thread wakes; they wake the others
+_BURST = 100_000  # ns after a job within which the next one counts as part of a series
 
 
 def workers(made: Module) -> None:
-    """Define `start`, `rouse` and `worker`, and what they need; `fit` and `drain` are there already."""
-    for define in (_start, _news, _join, _wake, _rouse, _step_aside, _worker):
+    """Define `start`, `notify` and `worker`, and what they need; `reserve` and `run_parts` must be defined."""
+    for define in (_start, _wait_for_job, _join, _wake, _notify, _migrate, _worker):
         define(made)
 
 
 def _start(made: Module) -> None:
     """Start workers until there are `wanted`, or the system refuses one.
 
-    They leave signals to the program's own threads, except those that say that the thread itself went wrong.
+    They block signals, which go to the program's own threads, except for those that a thread's own faults raise.
     """
     segv, bus, fpe, ill = 11, 7, 8, 4
     with made.function("start", ("ptr", "pool"), ("i64", "wanted"), local=True) as f:
@@ -45,9 +45,11 @@ def _start(made: Module) -> None:
             atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 2), before, null)
 
 
-def _news(made: Module) -> None:
-    """The number of the newest job, once it is not `last`: spin, then sleep."""
-    with made.function("news", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64") as f:
+def _wait_for_job(made: Module) -> None:
+    """Wait until the newest job is not the one with the number `last`, and return its number: spin, then sleep."""
+    with made.function(
+        "wait_for_job", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64"
+    ) as f:
         pool, last = f["pool"], f["last"]
         number = f.var(last)
         with f.while_() as again:
@@ -56,14 +58,16 @@ def _news(made: Module) -> None:
             with f.if_(f.load("i64", f["spins"]) < _SPINS):
                 atomics.pause(f, pool, f["spins"])
             with f.else_():
-                atomics.add(f, pool + layout.SLEEPING, f.index(1))
+                # Increment, then compare STATE (in the futex); the caller exchanges STATE, then reads SLEEPING. So
+                # either a job that opens now is seen here, or its caller sees this sleeper.
+                atomics.fetch_add(f, pool + layout.SLEEPING, f.index(1))
                 atomics.futex(f, pool, atomics.WAIT, last)
-                atomics.add(f, pool + layout.SLEEPING, f.index(-1))
+                atomics.fetch_add(f, pool + layout.SLEEPING, f.index(-1))
         f.ret(number.value)
 
 
 def _join(made: Module) -> None:
-    """Take a place at the open job: its state before, or 0 when there is no place left."""
+    """Take a place in the open job; returns the state before, 0 when no place is left."""
     with made.function("join", ("ptr", "pool"), local=True, returns="i64") as f:
         found = f.var(f.index(0))
         with f.while_() as again:
@@ -72,40 +76,45 @@ def _join(made: Module) -> None:
             with f.if_(places.equals(0)):
                 found.value = 0
             again.until(places.equals(0))
-            again.until(atomics.exchange(f, f["pool"] + layout.STATE, found.value, found.value - 0xFFFF))
+            # One place fewer and one worker more. The word contains the job's number, so an old value never matches a
+            # later job. Success makes visible what the caller wrote before it opened this job.
+            taken = found.value - 0xFFFF
+            again.until(atomics.compare_exchange(f, f["pool"] + layout.STATE, found.value, taken))
         f.ret(found.value)
 
 
 def _worker(made: Module) -> None:
-    """The life of a worker: wait for a job, find a place at it, take parts, leave."""
+    """The loop of a worker: wait for a job, take a place in it, run parts, leave."""
     with made.function("worker", ("ptr", "slot")) as f:
         slot = f["slot"]
         pool, spins = f.load("ptr", slot), slot + 24
         last = f.var(f.index(0))
         with f.while_():
-            last.value = atomics.call(f, "i64", "news", pool, spins, last.value)
+            last.value = atomics.call(f, "i64", "wait_for_job", pool, spins, last.value)
             found = atomics.call(f, "i64", "join", pool)
             with f.if_(found.differs(0)):
                 last.value = found >> 32
                 f.call("wake", pool)
-                f.call("step_aside", pool)
+                f.call("migrate", pool)
                 job = f.load("ptr", pool + layout.OPEN_JOB)
                 # The bits of a result must not depend on which thread computed them. A worker has no other use for its
                 # mode, so it keeps this one until the next job.
                 atomics.set_floating_mode(f, f.load("i64", pool + layout.MODE))
-                error = atomics.call(f, "i64", "fit", pool, slot, Args(f, job, JOB).workspace_bytes)
+                error = atomics.call(f, "i64", "reserve", pool, slot, Args(f, job, JOB).workspace_bytes)
                 with f.if_(error.equals(0)):
-                    f.call("drain", pool, job, f.load("ptr", slot + 8))
-                atomics.add(f, pool + layout.STATE, f.index(-1))
+                    f.call("run_parts", pool, job, f.load("ptr", slot + 8))
+                # Publishes this worker's part of C. The caller may free the job from here on.
+                atomics.fetch_add(f, pool + layout.STATE, f.index(-1))
                 f.store(f.index(0), spins)
 
 
-def _rouse(made: Module) -> None:
-    """Have sleepers woken, as many as a job lacks, when it is worth their while or one of a run of jobs.
+def _notify(made: Module) -> None:
+    """Wake as many sleepers as a job lacks, if it is large enough or one of a series of jobs.
 
-    A futex wake takes the caller 5 us and the sleeper 20 to 50 us in a virtual machine: as long as n = 128 takes.
+    In a virtual machine a futex wake takes the caller 5 us and the sleeper 20 to 50 us, as long as a product with
+    n = 128.
     """
-    with made.function("rouse", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
+    with made.function("notify", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
         pool = f["pool"]
         sleeping = atomics.load(f, pool + layout.SLEEPING)
         lacking = f["helpers"] - (f.load("i64", pool + layout.STARTED) - sleeping)
@@ -114,27 +123,28 @@ def _rouse(made: Module) -> None:
             with f.if_(worth.value ^ True):
                 worth.value = atomics.now(f, pool) - f.load("i64", pool + layout.LAST) < _BURST
             with f.if_(worth.value):
+                # A worker that has joined already reads 0 here and wakes nobody, or reads `lacking` and helps to wake.
                 atomics.store(f, lacking, pool + layout.WANTED)
                 f.call("wake", pool)
 
 
 def _wake(made: Module) -> None:
-    """Wake some of those that are wanted."""
+    """Wake up to 4 of the sleepers that are wanted; they wake the others."""
     with made.function("wake", ("ptr", "pool"), local=True) as f, f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0):
-        left = atomics.add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
+        left = atomics.fetch_add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
         with f.if_(left > 0):
             atomics.futex(f, f["pool"], atomics.WAKE, f.min(left, _FAN))
 
 
-def _step_aside(made: Module) -> None:
-    """Leave a core that another thread of the job is on, if a free one is allowed.
+def _migrate(made: Module) -> None:
+    """Move to another allowed core if a thread of the job already runs on this one.
 
-    The scheduler likes to put a woken thread on the core of the one that woke it, and leaves it there for
-    milliseconds. The mask is put back at once: the thread is moved, not bound.
+    The scheduler often puts a woken thread on the core of the thread that woke it, and leaves it there for
+    milliseconds. The affinity mask is restored at once: the thread is moved, not bound.
     """
-    with made.function("step_aside", ("ptr", "pool"), local=True) as f:
+    with made.function("migrate", ("ptr", "pool"), local=True) as f:
         pool = f["pool"]
-        with f.if_(claim(f, pool)):
+        with f.if_(mark_core(f, pool)):
             size, allowed, free = f.index(layout.MASK), f.buffer(layout.MASK), f.buffer(layout.MASK)
             for word in range(0, layout.MASK, 8):
                 f.store(f.index(0), allowed + word)
@@ -148,12 +158,12 @@ def _step_aside(made: Module) -> None:
             with f.if_(some.differs(0)):
                 atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, free)
                 atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, allowed)
-                claim(f, pool)
+                mark_core(f, pool)
 
 
-def claim(f: Function, pool: Value) -> Value:
-    """Mark this thread's core; true when it was marked."""
+def mark_core(f: Function, pool: Value) -> Value:
+    """Mark this thread's core; returns true when it was marked before."""
     cpu = f.convert("zext", atomics.libc(f, pool, "sched_getcpu", "i32"), "i64") & 8 * layout.MASK - 1
     bit = f.index(1) << (cpu & 63)
-    before = f.emit("i64", f"atomicrmw or {pool + layout.CPUS + (cpu >> 6) * 8}, {bit} seq_cst")
+    before = atomics.fetch_or(f, pool + layout.CPUS + (cpu >> 6) * 8, bit)  # a hint: its order does not matter
     return (before & bit).differs(0)

@@ -146,7 +146,7 @@ def on(ordinal: int) -> Iterator[None]:
 
 
 _functions: dict[tuple[int, str, str, str], Any] = {}
-_loading = threading.Lock()
+_loading = threading.RLock()  # the garbage collector may run code that loads another kernel
 
 
 def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:

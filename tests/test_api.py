@@ -282,7 +282,7 @@ def bad_outs():
     yield np.zeros((1, 3, 3)), gm.ShapeError, "non-broadcastable"
     yield np.zeros((3, 3), int), gm.DTypeError, "Cannot cast ufunc 'matmul' output from float64 to int64"
     yield np.zeros((3, 3), bool), gm.DTypeError, "bool"
-    yield [[0.0] * 3] * 3, gm.LayoutError, "no array"
+    yield [[0.0] * 3] * 3, gm.LayoutError, "not an array"
     yield b"x" * 9, gm.ShapeError, "non-broadcastable"
 
 

@@ -1,7 +1,7 @@
-"""Shapes and strides of operands as one batch of plain products, and the loops that are left around it.
+"""Shapes and strides of operands as one batch of plain products, and the loops around it.
 
-Kernels take three dimensions, (batch, rows, columns), and one stride for each. Broadcasting, 1-D operands and any
-number of batch dimensions become that here, without moving an element.
+Kernels take three dimensions, (batch, rows, columns), with one stride each. This module brings broadcasting, 1-D
+operands and any number of batch dimensions into that form without moving an element.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Arrangement:
 
 @lru_cache(maxsize=4096)
 def result_shape(a: Ints, b: Ints) -> Ints:
-    """The shape of a product, by NumPy's rules for matmul.
+    """Return the shape of a product, by NumPy's rules for matmul.
 
     >>> result_shape((5, 1, 2, 3), (4, 3, 7))
     (5, 4, 2, 7)
@@ -65,13 +65,13 @@ def result_shape(a: Ints, b: Ints) -> Ints:
     Raises ShapeError for scalars, for inner dimensions that differ and for batches that do not broadcast.
     """
     if not a or not b:
-        raise ShapeError(f"shapes {a} and {b}: a scalar is no matrix or vector; multiply by it with *")
+        raise ShapeError(f"shapes {a} and {b}: a scalar is not a matrix or vector; multiply by it with *")
     inner = b[-2] if len(b) > 1 else b[0]
     if a[-1] != inner:
         raise ShapeError(
-            f"shapes {a} and {b}: the last dimension of the first is {a[-1]}, the "
+            f"shapes {a} and {b}: the last dimension of the first is {a[-1]}, but the "
             f"{'second to last' if len(b) > 1 else 'only'} one of the second is {inner}; they must be equal: "
-            "transpose one of them?"
+            "transpose one of the operands?"
         )
     batch = _broadcast(a[:-2], b[:-2])
     if batch is None:
@@ -130,7 +130,7 @@ def arrange(
 
 
 def layout(rows: int, columns: int, row: int, column: int, size: int) -> str:
-    """Which neighbours of a matrix are adjacent in memory: "row", "col", or "any" for neither (see Problem).
+    """Return "row" where the elements of a row are adjacent in memory, "col" where those of a column are, else "any".
 
     >>> layout(4, 5, 20, 4, size=4), layout(4, 5, 4, 16, size=4), layout(4, 5, 40, 8, size=4)
     ('row', 'col', 'any')
@@ -141,7 +141,7 @@ def layout(rows: int, columns: int, row: int, column: int, size: int) -> str:
 
 
 def _broadcast(a: Ints, b: Ints) -> Ints | None:
-    """The common shape of two batches, or None."""
+    """Return the common shape of two batches, or None."""
     result = []
     for x, y in itertools.zip_longest(reversed(a), reversed(b), fillvalue=1):
         if x != y and 1 not in (x, y):
@@ -151,13 +151,13 @@ def _broadcast(a: Ints, b: Ints) -> Ints | None:
 
 
 def _steps(shape: Ints, strides: Ints, count: int) -> Ints:
-    """Strides of `count` batch dimensions: 0 where one matrix is repeated."""
+    """Return the strides of `count` batch dimensions: 0 where one matrix is repeated."""
     missing = count - len(shape)
     return (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
 
 
 def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[Loop]:
-    """Runs of adjacent batch dimensions that one stride walks in all three operands, innermost first."""
+    """Merge adjacent batch dimensions that one stride walks in all three operands; innermost first."""
     groups: list[Loop] = []
     for length, *strides in zip(reversed(batch), reversed(a), reversed(b), reversed(c), strict=True):
         if length == 1:
@@ -191,7 +191,7 @@ def _fold(
 
 
 def _plain(rows: int, columns: int, row: int, column: int, size: int) -> tuple[int, int]:
-    """Strides of C where a dimension of length 1 has the stride of adjacent elements."""
+    """Return the strides of C, those of adjacent elements for dimensions of length 1."""
     if columns == 1:
         column = size
     if rows == 1:

@@ -1,4 +1,4 @@
-"""A matrix product as a value: what is multiplied, and what it costs at least."""
+"""A matrix product as a value: shapes, types and layouts, operations and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Problem:
     """C[m, n] = alpha * A[m, k] @ B[k, n] + beta * C, `batch` times.
 
     Layouts: "row" when the elements of a row are adjacent, "col" when those of a column are, "any" for
-    every other pair of strides. A 1-column matrix is "row" and "col" at once and is called "row".
+    every other pair of strides. A matrix of one column fits both and counts as "row".
     """
 
     m: int
@@ -29,7 +29,7 @@ class Problem:
     epilogue: str = ""  # "", "bias", "relu", "bias+relu", ...
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
-    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    precision: str = ""  # "tf32" where f32 operands may be rounded to 10 bits of fraction
     alignments: tuple[int, int, int] = (
         16,
         16,
@@ -37,7 +37,7 @@ class Problem:
     )  # bytes that the pointer and every stride of A, B, C are multiples of
 
     def transposed(self) -> Problem:
-        """The same product as C' = B' A'."""
+        """Return the same product as C' = B' A'."""
         return replace(
             self,
             m=self.n,
@@ -50,17 +50,17 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, counted one each; a complex pair counts 4 + 4."""
+        """Number of multiplications and additions; a complex multiply-add counts 4 + 4."""
         each = 8 if dtypes.get(self.dtype).kind == "c" else 2
         return each * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes moved: each input read once, C written once (and read once when beta != 0)."""
+        """Least number of bytes moved: each input read once, C written once."""
         inputs = (self.m * self.k + self.k * self.n) * dtypes.get(self.dtype).size
         return self.batch * (inputs + self.m * self.n * dtypes.get(self.out).size)
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes if self.bytes else 0.0

@@ -1,4 +1,4 @@
-"""A product of two views into memory: the part that every public function shares."""
+"""A product of two views into CPU memory: the part that every public function shares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
 class Terms(NamedTuple):
-    """What a product has besides A and B."""
+    """The parameters of a product besides A and B."""
 
     alpha: complex = 1
     beta: complex = 0
@@ -36,7 +36,7 @@ PLAIN = Terms()
 
 
 class Prepared(NamedTuple):
-    """All of a product but its memory."""
+    """A product without its memory."""
 
     plan: dispatch.Plan
     problem: Problem
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
 
 
 def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any, terms: Terms) -> Any:
-    """The product of the views x and y of a and b in `out`, or in a new array of their kind.
+    """Return the product of the views x and y of a and b, in `out` or in a new array of their kind.
 
     `common` is the element type to which x and y promote, `result` that of the product.
     """
@@ -65,7 +65,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
 
 
 def _inputs(x: View, y: View, terms: Terms, target: View) -> list[View]:
-    """Return what must not change while the product is written to `target`."""
+    """Return the views that must not change while the product is written to `target`."""
     others = (terms.bias, None if terms.old is None or arrays.same(terms.old, target) else terms.old)
     return [x, y, *(z for z in others if z is not None)]
 
@@ -83,10 +83,10 @@ def prepare(
     epilogue: str,
     scaled: bool,
 ) -> Prepared | None:
-    """The kernel and the form of a product, kept for every combination of shapes and strides met.
+    """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
-    None when C's elements are adjacent neither in rows nor in columns, or must be in rows for the epilogue: kernels
-    store vectors.
+    Kernels store vectors: the result is None where C's elements are adjacent neither in rows nor in columns, and where
+    they are adjacent in columns and there is an epilogue.
     """
     size, out_size = dtypes.get(source).size, dtypes.get(out).size
     form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not epilogue)
@@ -110,7 +110,7 @@ def prepare(
 
 
 def _compute(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
-    """The product in the memory of `target`, which has the type `result` and overlaps neither x nor y."""
+    """Write the product to `target`, which has element type `result` and overlaps no input."""
     if 0 in target.shape:
         return
     if result == "bool":
@@ -132,7 +132,7 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
 
 
 def _compute_aside(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
-    """The product in memory of its own, then copied: for a `target` that no kernel can write while it works."""
+    """Compute the product in scratch memory, then copy it: for a `target` that no kernel can write directly."""
     beside = arrays.scratch(target.shape, result)
     _compute(x, y, common, result, beside, terms)
     arrays.store(beside, target)
@@ -149,7 +149,7 @@ def _compute_any(x: View, y: View, target: View, terms: Terms) -> None:
 
 
 def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:
-    """Run the kernel once for every offset of the form."""
+    """Run the kernel for every offset of the form."""
     kernel = prepared.plan.kernel
     generation, threads = cpu_threads.generation, terms.threads or cpu_threads.get()
     if terms.old is not None and not arrays.same(terms.old, target):
@@ -177,7 +177,7 @@ def _operands(prepared: Prepared, x: View, y: View, target: View, offset: Three)
 
 
 def _remember(prepared: Prepared, x: View, y: View, target: View, threads: int) -> None:
-    """Prepare the compiled entry for more products of matrices like these."""
+    """Store the product in the compiled entry, for more products of matrices like these."""
     kernel = prepared.plan.kernel
     a, b, c = (_matrix(z) for z in (x, y, target))
     if a is None or b is None or c is None or not isinstance(kernel, Launch):
@@ -194,22 +194,27 @@ def _matrix(x: View) -> Any:
 
 
 def _zero(x: View, dtype: str, axis: int) -> View:
-    """A view of zeros, of the shape of x but for one index along `axis`."""
+    """Return a view of zeros with the shape of x, but length 1 along `axis`."""
     shape = list(x.shape)
     shape[axis] = 1
     return View(_ZEROS.ctypes.data, tuple(shape), (0,) * len(shape), dtype, owner=_ZEROS)
 
 
 def writable(target: View, shape: Ints, result: str) -> None:
-    """Raise unless the memory of an `out` takes a result of this shape and element type."""
+    """Raise unless `out` can be written and takes a result of this shape and element type."""
     if target.shape != shape:
-        raise ShapeError(f"out of shape {target.shape} is non-broadcastable: the product has shape {shape}")
+        raise ShapeError(f"out of shape {target.shape} is non-broadcastable; the product has shape {shape}")
     if not can_cast(result, target.dtype, "same_kind"):
         have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
         raise DTypeError(
-            f"Cannot cast ufunc 'matmul' output from {have} to {want} by the rule 'same_kind': give an out of {have}"
+            f"Cannot cast ufunc 'matmul' output from {have} to {want} with casting rule 'same_kind'; pass an out of "
+            f"{have}"
         )
     if not target.writable:
-        raise LayoutError("out cannot be written in place: it is read-only, in a foreign byte order, or no array")
+        raise LayoutError(
+            "out cannot be written in place: it is read-only, has a foreign byte order, or is not an array"
+        )
     if arrays.repeats(target):
-        raise LayoutError(f"out of strides {target.strides}: its elements share memory; give an array of its own")
+        raise LayoutError(
+            f"out has strides {target.strides}, so its elements share memory; pass one whose elements do not overlap"
+        )

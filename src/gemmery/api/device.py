@@ -1,7 +1,7 @@
-"""Products on a CUDA device: put on the caller's current stream, without waiting and without a copy to the host.
+"""Products on a CUDA device: enqueued on the caller's current stream, without waiting and without a copy to the host.
 
-The stream is the current one of a's library; operands that come with another stream are waited for on it, and their
-streams then wait for the product. Memory that a product needs besides is allocated by the caller's library.
+The stream is the current one of a's library. It waits for the streams of the other operands, which then wait for the
+product. The caller's library allocates scratch memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVED = ("f64", "f32", "f16", "bf16")
 
 
 class Prepared(NamedTuple):
-    """All of a product but its memory."""
+    """A product without its memory."""
 
     plan: dispatch.Plan
     problem: Problem
@@ -39,19 +39,21 @@ class Prepared(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a product reads, as it reads it."""
+    """The inputs of a product, in the element types that its kernel reads."""
 
     x: View
     y: View
     bias: View | None
     epilogue: str
-    held: list[object]  # keeps converted memory alive until the launch
+    held: list[object]  # owners of converted memory, alive until the launch
 
 
 def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
-    """The product of the views x and y of a and b, at least one of which is on a device, for the function `name`."""
+    """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`."""
     if asked.threads is not None:
-        raise ArgumentError(f"threads={asked.threads!r} counts threads of the CPU, and the operands are on a device")
+        raise ArgumentError(
+            f"threads={shown(asked.threads)} applies to products on the CPU only, and the operands are on a device"
+        )
     short = asked is ASKED_NOTHING or (name != "matmul" and asked.precision is None and asked.old is out)
     x, y = _located(x), _located(y)
     target, old = (None if z is None else _located(view(z)) for z in (out, asked.old))
@@ -84,9 +86,9 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked)
 
 @lru_cache(maxsize=4096)
 def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, scaled: bool, precision: str) -> Prepared:
-    """The kernel, the form and the launches of a product, kept for all combinations of shapes and strides met.
+    """Return the kernel, the form and the launches of a product; cached for each combination of shapes and strides.
 
-    The pointers of the views are only what matters of them here: their lowest four bits.
+    The pointers of the views are their lowest four bits, which decide on alignment.
     """
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
@@ -128,7 +130,7 @@ def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, sca
 
 
 def planned(x: View, y: View, asked: Asked) -> Prepared:
-    """What `product` would run for a new result, without running it."""
+    """Return what `product` would run for a new result, without running it."""
     x, y = _located(x), _located(y)
     arrays.together(a=x, b=y)
     common, result, asked = _types(x, y, None, asked)
@@ -150,7 +152,7 @@ def planned(x: View, y: View, asked: Asked) -> Prepared:
 
 
 def prepared(operands: Operands, target: View, asked: Asked) -> Prepared:
-    """`prepare` for these operands."""
+    """Return what `prepare` makes of these operands."""
     bias = operands.bias
     return prepare(
         _bare(operands.x),
@@ -168,7 +170,7 @@ def _bare(z: View) -> View:
 
 
 def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
-    """The strides of a matrix that bound its alignment: all that are walked, but that of adjacent elements."""
+    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements."""
     along, row, column = strides
     steps = [along] if batch > 1 else []
     if rows > 1 and lies != "col" and not (columns == 1 and row == size):
@@ -179,37 +181,37 @@ def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size:
 
 
 def _located(z: View) -> View:
-    """The view with the number of its device; `__cuda_array_interface__` does not say it."""
+    """Return the view with the number of its device, which `__cuda_array_interface__` does not contain."""
     if z.device == "cpu":
         return z
     for step, length in zip(z.strides, z.shape, strict=True):
         if length > 1 and step % dtypes.get(z.dtype).size:
             size = dtypes.get(z.dtype).size
             raise LayoutError(
-                f"strides {z.strides} of elements of {size} bytes: on a device they must be multiples of that; copy "
-                "the array first"
+                f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
+                "on a device; copy the array first"
             )
     return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
 
 
 def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, Asked]:
-    """Element types to which A and B promote and of the result, and the options with scalars as it takes them."""
+    """Return the type to which A and B promote, the type of the result, and the options with checked scalars."""
     for z in (x, y, old):
         if z is not None and z.dtype not in SERVED:
             raise DTypeError(
                 f"{dtypes.get(z.dtype).numpy} on {z.device}: devices multiply float64, float32, float16 and bfloat16; "
-                "convert it, or move it to the CPU, which multiplies every type"
+                "convert the operand, or move it to the CPU, which multiplies every type"
             )
     common = promoted(x.dtype, y.dtype)
     result = common if asked.dtype is None else widened(common, named(asked.dtype))
     if result not in SERVED:
-        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} on {x.device}: ask for float64 or float32")
+        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
     if old is not None:
         result = promoted(common, old.dtype)
     if asked.precision is not None and (asked.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
-            f"precision={asked.precision!r} of {dtypes.get(result).numpy}: it is 'tf32' for products of float32, or "
-            "None"
+            f"precision={shown(asked.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
+            "float32 products"
         )
     alpha, beta = scalar("alpha", asked.alpha, result), scalar("beta", asked.beta, result)
     if beta != 0 and old is None:
@@ -218,7 +220,7 @@ def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, 
 
 
 def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, asked: Asked) -> Operands:
-    """A, B and the bias in the element types that a kernel reads."""
+    """Return A, B and the bias in the element types that a kernel reads."""
     held: list[object] = []
     if asked.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
@@ -240,7 +242,7 @@ def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, asked:
 
 
 def _bias(given: Any, a: Any, x: View, y: View, result: str, held: list[object]) -> View:
-    """n accumulators on the device, or one that is repeated; a number of the host is written there on the stream."""
+    """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
     n, wanted = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
     if isinstance(given, _NUMBER):
         one, memory = _scratch(a, dtypes.get(wanted).size, x, x.stream)
@@ -258,7 +260,7 @@ def _bias(given: Any, a: Any, x: View, y: View, result: str, held: list[object])
 
 
 def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, asked: Asked) -> None:
-    """The product in the memory of `target`, which is out's and has the result's element type."""
+    """Write the product to `target`, the view of out, which has the result's element type."""
     if 0 in target.shape:
         return
     stream, ordinal = operands.x.stream, _ordinal(operands.x)
@@ -270,13 +272,13 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
     held = operands.held
     x, y = (_beside(a, z, target, stream, held) for z in operands[:2])
     beside = None if bias is None else _beside(a, bias, target, stream, held)
-    if old is not None and asked.beta != 0 and not arrays.same(old, target):
-        _copy(asked.old, old, out, target)
     scratch = 0
     if ready.run.workspace:
         memory, its_view = _scratch(a, ready.run.workspace, x, stream)
         held.append(memory)
         scratch = its_view.pointer
+    if old is not None and asked.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
+        _copy(asked.old, old, out, target)
     scalars = (asked.alpha.real, asked.beta.real)
     start = 0 if beside is None else beside.pointer
     for first, second, third in ready.form.offsets():
@@ -286,7 +288,7 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
 
 
 def _beside(a: Any, source: View, target: View, stream: int, held: list[object]) -> View:
-    """`source`, or a copy of the memory that it spans when that overlaps `target`."""
+    """Return `source`, or a copy of the memory that it spans where that overlaps `target`."""
     if not arrays.overlap(source, target):
         return source
     low, high = arrays.reach(source.shape, source.strides, source.dtype)
@@ -306,14 +308,14 @@ def _copy(source: Any, its_view: View, target: Any, its_target: View) -> None:
         return
     if type(source) is not type(target) or isinstance(source, DeviceArray):
         raise LayoutError(
-            f"a {type(source).__name__} of strides {its_view.strides} is copied into a {type(target).__name__} only by "
-            "a library of both: give arrays of one kind, contiguous and of the result's element type"
+            f"a {type(source).__name__} with strides {its_view.strides} cannot be copied into a "
+            f"{type(target).__name__}; pass arrays of one library, or contiguous arrays of the result's element type"
         )
     arrays.assign(target, source)
 
 
 def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
-    """Memory from a's library on the device of x, or from the driver where a has no such library."""
+    """Allocate with a's library on the device of x, or with the driver where that library does not allocate."""
     if arrays.allocates(a):
         return arrays.empty(a, shape, dtype)
     made = DeviceArray(shape, dtype, _ordinal(x), x.stream)
@@ -321,7 +323,7 @@ def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
 
 
 def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
-    """Bytes for the length of a call, from where `_new` takes memory."""
+    """Allocate bytes for the duration of a call, as `_new` does."""
     if arrays.allocates(a):
         return arrays.empty(a, (size,), "u8")
     made = ordered.Scratch(size, stream, _ordinal(x))
@@ -329,7 +331,7 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
 
 
 def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, asked: Asked) -> None:
-    """Prepare the short way for more products of operands like these."""
+    """Store the product in `quick`, for more products of operands like these."""
     if operands.held or 0 in target.shape or asked.alpha == 0:
         return
     if asked.alpha == 1 and asked.beta == 0:

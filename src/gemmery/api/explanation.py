@@ -1,4 +1,4 @@
-"""What a product would do: which rung, why, and what bounds it."""
+"""The explanation of a product: its rung, the reason for it, and its limits on this machine."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a product runs as it does; `print` it."""
+    """The rung of a product, the reason for it and the roofline; `print` shows all of it."""
 
     rung: str
     idea: str  # of the rung, in one line
     config: Mapping[str, int]
-    reason: str  # why this rung
+    reason: str  # for this rung
     problem: Problem
     runs: int  # of the kernel; more than one where no single stride walks the batch
-    copies: tuple[str, ...]  # what is converted before
+    copies: tuple[str, ...]  # conversions of operands and of the result
     threads: int  # 0 on a CUDA device
     peak_gflops: float  # measured on this machine, for these threads or this device, and this element type
-    bandwidth_gbs: float  # measured read bandwidth of memory
+    bandwidth_gbs: float  # measured read bandwidth
     attainable_gflops: float
     bound: str  # "compute" or "memory"
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of all runs."""
+        """Number of multiplications and additions, of all runs."""
         return self.runs * self.problem.flops
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes moved by all runs."""
+        """Least number of bytes moved, by all runs."""
         return self.runs * self.problem.bytes
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.problem.intensity
 
     def __str__(self) -> str:
@@ -70,17 +70,15 @@ class Explanation:
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
         limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
+        roof = f"at most {self.attainable_gflops:.4g} GFLOP/s, at least {microseconds:.3g} us"
         return [
             ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
             ("rung", f"{self.rung}: {self.idea}" + (f" ({config})" if config else "")),
             ("why", self.reason),
-            *(("copied", copy) for copy in self.copies),
-            ("work", f"{self.flops:,} operations, {self.bytes:,} bytes at least: {self.intensity:.3g} a byte"),
+            *(("converted", copy) for copy in self.copies),
+            ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
             ("machine", limits),
-            (
-                "bound by",
-                f"{self.bound}: {self.attainable_gflops:.4g} GFLOP/s at most, {microseconds:.3g} us at least",
-            ),
+            ("bound by", f"{self.bound}: {roof}"),
         ]
 
 
@@ -94,17 +92,18 @@ def explain(
     threads: int | None = None,
     precision: str | None = None,
 ) -> Explanation:
-    """Which rung and config `matmul(a, b, ...)` would run, why, and what bounds it.
+    """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.ones((512, 512), np.float32)
     >>> gm.explain(x, x).problem.flops
     268435456
 
-    The machine's peak and bandwidth are measured on the first call for an element type and number of threads, which
-    takes up to a second or two. Source of the bound: the roofline model (Williams, Waterman, Patterson, 2009).
+    Nothing is multiplied. The first call for an element type and number of threads measures the machine's peak and
+    bandwidth, which takes one or two seconds. The limit is that of the roofline model (Williams, Waterman, Patterson,
+    2009).
 
-    Raises what `matmul` raises, and ShapeError for a product without a multiplication.
+    Raises the errors of `matmul`, and ShapeError for a product without a multiplication.
     """
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
@@ -114,13 +113,13 @@ def explain(
     result = common if dtype is None else widened(common, named(dtype))
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
-        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply, so nothing to explain")
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     count = thread_count(threads) or cpu_threads.get()
     epilogue_name, _ = epilogue(bias, activation, x, y, result)
     source, out = kernel_types(common, result)
     copies = _copies(x, y, source)
     if result == "bool":
-        copies = (*copies, f"the counts, {dtypes.get(out).numpy}, are compared with 0: the result is bool")
+        copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = _converted(x, source), _converted(y, source)
     strides = arrays.contiguous(shape, dtypes.get(out).size)
     prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
@@ -134,14 +133,14 @@ def explain(
 
 
 def _on_device(x: View, y: View, asked: Asked) -> Explanation:
-    """Why a product on a CUDA device runs as it does."""
+    """Explain a product on a CUDA device."""
     from gemmery.api import device
     from gemmery.bench.roofline import attainable
     from gemmery.cuda.device import find
 
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
-        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply, so nothing to explain")
+        raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     plan, problem, form, _ = device.planned(x, y, asked)
     tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
@@ -179,7 +178,7 @@ def _copies(x: View, y: View, source: str) -> tuple[str, ...]:
 
 
 def _converted(x: View, dtype: str) -> View:
-    """The shape and strides that x has once it is of type `dtype`."""
+    """Return x with the strides that it has after conversion to `dtype`."""
     if x.dtype == dtype:
         return x
     return x._replace(dtype=dtype, strides=arrays.contiguous(x.shape, dtypes.get(dtype).size))
@@ -187,7 +186,7 @@ def _converted(x: View, dtype: str) -> View:
 
 @cache
 def _limits(dtype: str, threads: int) -> tuple[float, float]:
-    """Peak GFLOP/s and read bandwidth in GB/s, measured once a process."""
+    """Return peak GFLOP/s and read bandwidth in GB/s, measured once per process."""
     from gemmery.bench import roofline
 
     return roofline.peak(dtype, threads), roofline.bandwidth(threads).read
@@ -195,7 +194,7 @@ def _limits(dtype: str, threads: int) -> tuple[float, float]:
 
 @cache
 def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
-    """The same of a device, with its tensor cores or without."""
+    """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
     from gemmery.bench.gpu import roofline
     from gemmery.cuda.device import find
     from gemmery.cuda.driver import Stream

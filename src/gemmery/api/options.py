@@ -1,4 +1,4 @@
-"""The options of a product, checked: dtype, alpha and beta, bias and activation, threads."""
+"""Checks of the options of a product: dtype, alpha and beta, bias and activation, threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 
 
 class Asked(NamedTuple):
-    """The options of a product, as they were given."""
+    """The options of a product, as the caller passed them."""
 
     dtype: Any = None
     bias: Any = None
@@ -123,13 +123,15 @@ def thread_count(threads: Any) -> int | None:
 
 
 def no_precision(precision: Any) -> None:
-    """Raise if `precision=` is given for a product on the CPU."""
+    """Raise ArgumentError if `precision=` is passed for a product on the CPU."""
     if precision is not None:
-        raise ArgumentError(f"precision={precision!r} is for products on a CUDA device; leave it out on the CPU")
+        raise ArgumentError(
+            f"precision={shown(precision)} applies to products on a CUDA device only; leave it out on the CPU"
+        )
 
 
 def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:
-    """The epilogue's name in a Problem, and the bias as n contiguous accumulators, or one that is repeated."""
+    """Return the epilogue's name in a Problem, and the bias as n contiguous accumulators or as one with stride 0."""
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
     parts, row = [], None
@@ -150,17 +152,20 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
 
 
 def check_bias(given: View, n: int, result: str) -> None:
-    """Raise unless this is a bias for n columns of element type `result`."""
+    """Raise ShapeError or DTypeError unless this is a bias for n columns of element type `result`."""
     if given.shape not in ((), (1,), (n,)):
-        raise ShapeError(f"bias of shape {given.shape}: it must be one number or one for each column, shape ({n},)")
+        raise ShapeError(f"bias has shape {given.shape}; it must be one number, or one for each column: shape ({n},)")
     if not can_cast(given.dtype, result, "same_kind"):
         have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
-        raise DTypeError(f"bias is {have} and the result {want}: convert the bias to {want} first")
+        raise DTypeError(f"bias is {have} but the result is {want}; convert the bias to {want} first")
 
 
 def check_activation(activation: str, result: str) -> None:
-    """Raise unless this is an activation, of a result that has one."""
+    """Raise ArgumentError for an unknown activation, and DTypeError for a result that is not real floating-point."""
     if activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}, or None")
+        raise ArgumentError(f"activation={shown(activation)} must be one of {', '.join(ACTIVATIONS)}, or None")
     if dtypes.get(result).kind != "f":
-        raise DTypeError(f"activation={activation!r} of {dtypes.get(result).numpy}: it is for real floating types")
+        raise DTypeError(
+            f"activation={activation!r} needs a real floating-point result, not {dtypes.get(result).numpy}; convert "
+            "the operands first"
+        )

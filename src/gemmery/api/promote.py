@@ -1,4 +1,4 @@
-"""Which element type a product is computed in and returned in: NumPy's rules, with bfloat16 beside them."""
+"""The element types in which a product is computed and returned: NumPy's rules, extended by bfloat16."""
 
 from __future__ import annotations
 

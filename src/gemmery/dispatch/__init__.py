@@ -1,4 +1,4 @@
-"""Which rung runs a problem, and why."""
+"""The choice of the rung that runs a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gemmery.problem import Problem
 
 @dataclass(frozen=True)
 class Plan:
-    """A rung chosen for a problem, built and ready to call."""
+    """The rung chosen for a problem, built and ready to call."""
 
     rung: Rung
     config: Config
@@ -24,23 +24,23 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The rung that runs this problem, built.
+    """Return the rung that runs this problem, built.
 
-    Raises what `choice` raises, and DeviceError or CompileError where a kernel cannot be made.
+    Raises the errors of `choice`, and DeviceError or CompileError where the kernel cannot be built.
     """
     rung, config, reason = choice(problem)
     return Plan(rung, config, rung.build(problem, config), reason)
 
 
 def choice(problem: Problem) -> Candidate:
-    """The first rung that takes this problem of those that suit it, best first.
+    """Return the best rung that does not refuse this problem.
 
-    Nothing is compiled, so a CUDA device may be one that is only named:
+    Nothing is compiled, so the CUDA device need not be present:
 
     >>> choice(Problem(4096, 4096, 4096, "f64", "f64", device="a100")).rung.name
     'mma_f64'
 
-    Raises RefusedError, with each rung's reason, for a problem that no rung takes.
+    Raises RefusedError with the reason of each rung where all refuse.
     """
     if problem.device == "cpu":
         candidates, refuses = cpu.candidates(problem), cpu.refusal
@@ -54,4 +54,4 @@ def choice(problem: Problem) -> Candidate:
         if not refusal:
             return candidate
         refusals.append(f"{candidate.rung.name}: {refusal}")
-    raise RefusedError(f"no rung takes {problem}: {'; '.join(refusals)}")
+    raise RefusedError(f"no rung supports {problem}: {'; '.join(refusals)}")

@@ -8,7 +8,7 @@ from gemmery.ladder.rung import Config, Rung
 
 
 class Candidate(NamedTuple):
-    """A rung with a config, and why it suits."""
+    """A rung with a config, and the reason for it."""
 
     rung: Rung
     config: Config

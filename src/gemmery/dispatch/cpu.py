@@ -1,4 +1,4 @@
-"""Which rung runs a problem on the CPU, and why."""
+"""The choice of the rung that runs a problem on the CPU."""
 
 from __future__ import annotations
 
@@ -15,52 +15,67 @@ _RUNGS = {rung.name: rung for rung in CPU}
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """The rungs that suit this problem on this machine, best first."""
+    """Yield the rungs that suit this problem on this machine, best first."""
     for name, reason in suited(problem, host()):
         yield Candidate(_RUNGS[name], _RUNGS[name].default, reason)
 
 
 def refusal(problem: Problem, candidate: Candidate) -> str:
-    """Why this rung does not take the problem; "" when it does."""
+    """Return the reason why this rung refuses the problem, or ""."""
     rung = candidate.rung
-    return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not serve {problem.dtype}"
+    return rung.refuses(problem) if problem.dtype in rung.dtypes else f"it does not support {problem.dtype}"
 
 
-# B of this many times L2 or more is not read well where it lies: a tile that runs down k jumps a row a step.
-# Few rows of A read it once and forgive more; many read it again and again.
+# From this many times L2 on, reading an unpacked B is slow: a tile that runs down k jumps one row per step. Few rows of
+# A read B once and tolerate a larger one; many rows read it again and again.
 _DIRECT_FEW = 2.0
 _DIRECT_MANY = 1.0
-# Intel's cores read ahead within a page and so not down k: f32 with a 2 MiB L2, direct against packed, GFLOP/s:
-# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where every row falls on one L1 set.
+# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
+# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
 _DIRECT_MANY_INTEL = 0.375
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
 # streamed, 98 packed; see docs/findings.md.
 _STREAMED_ROWS = 160
-# A kernel made for one shape costs tens of ms to compile, once; fewer products than this are not worth it.
+# A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
 
 
 def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
-    """Rungs worth asking for a problem, best first, each with the reason in words."""
+    """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     p = upright(problem)
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
     if p.batch >= _MANY:
-        choices.append(("batched", f"{p.batch} products of one small shape: the loop over them is compiled with it"))
+        choices.append(
+            (
+                "batched",
+                f"{p.batch} products of one small shape: the kernel is compiled for it, with the loop over them",
+            )
+        )
     if p.m == 1 or p.n == 1:
-        choices.append(("gemv", "one operand is a vector: the matrix is read once, at the bandwidth of memory"))
+        choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
     if c_bytes > 4 * l2 and p.k <= SHALLOW:
         choices.append(
-            ("packed", f"C is {c_bytes >> 20} MiB and k only {p.k}: writing C decides, and packed writes it in order")
+            (
+                "packed",
+                f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
+            )
         )
     few = p.m <= _STREAMED_ROWS
     many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
     if b_bytes < (_DIRECT_FEW if few else many) * l2:
-        choices.append(("direct", f"B is {_size(b_bytes)} and stays in cache: packing would cost more than it saves"))
+        choices.append(
+            ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
+        )
     elif few:
-        choices.append(("streamed", f"{p.m} rows against a B of {_size(b_bytes)}: B is read once instead of packed"))
-    choices.append(("packed", f"B is {_size(b_bytes)}: panels packed in the order they are read reach the FMA peak"))
+        choices.append(("streamed", f"A has {p.m} rows and B is {_size(b_bytes)}: B is read once instead of packed"))
+    choices.append(
+        (
+            "packed",
+            f"B is {_size(b_bytes)}: panels packed in the order in which they are read come close to the FMA peak",
+        )
+    )
     return choices
 
 

@@ -1,4 +1,4 @@
-"""Which rung runs a problem on a CUDA device, and why."""
+"""The choice of the rung that runs a problem on a CUDA device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from gemmery.problem import Problem
 
 _RUNGS = {rung.name: rung for rung in CUDA}
 
-_MANY = 8  # products of a batch from which each may have less than a multiprocessor
-_SMALL = 8  # side of C up to which a block of 64 threads has one product: 20000 of 8 x 8 in 14 us, in 32 x 32 tiles 37
+_MANY = 8  # products of a batch from which one may use less than a multiprocessor
+_SMALL = (
+    8  # side of C up to which a block of 64 threads has one product: 20000 of 8 x 8 take 14 us, by 32 x 32 tiles 37
+)
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
-    """The rungs that suit this problem on its device, best first; the last take every problem."""
+    """Yield the rungs that suit this problem on its device, best first; the last ones take every problem."""
     p, found = _upright(problem), device.find(problem.device)
     for name, reason in suited(p, found):
         rung = _RUNGS[name]
@@ -28,11 +30,11 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 
 
 def refusal(problem: Problem, candidate: Candidate) -> str:
-    """Why this rung does not take the problem on its device, in words; "" when it does."""
+    """Return the reason why this rung refuses the problem on its device, or ""."""
     rung, config, _ = candidate
     p = _upright(problem)
     if p.dtype not in rung.dtypes:
-        return f"it does not serve {p.dtype}"
+        return f"it does not support {p.dtype}"
     reason = rung.refuses(p) or too_large(p)
     if reason or rung.geometry is None:
         return reason
@@ -43,28 +45,28 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
 
 
 def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
-    """Names of rungs worth asking for a problem with rows in C, best first, each with the reason in words."""
+    """Return the names of rungs that suit a problem with a row-major C, best first, each with the reason in words."""
     choices = []
     if p.m == 1 or p.n == 1:
-        vector = "one operand is a vector: the matrix is read once, at the bandwidth of memory"
+        vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
     if p.batch >= _MANY and max(p.m, p.n) <= _SMALL:
-        choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: a small block for each"))
+        choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: each gets a small block"))
     if p.dtype in ("f16", "bf16") or p.precision == "tf32":
         what = p.precision or p.dtype
-        choices.append(("mma_pipelined", f"{what}: tensor cores, fed by a ring of tiles in shared memory"))
+        choices.append(("mma_pipelined", f"{what}: tensor cores read tiles from a ring in shared memory"))
         if found.capability < 80 and p.dtype == "f16":
             choices.append(("wmma_f16", f"tensor cores of sm_{found.capability} multiply f16"))
     faster = found.peak("tensor_f64") / found.peak("f64")
     if p.dtype == "f64" and faster > 1:
-        choices.append(("mma_f64", f"tensor cores multiply in double {faster:g} times as fast as CUDA cores"))
-    exact = f"{p.dtype} on CUDA cores: tiles in registers, the next loaded while this one is multiplied"
+        choices.append(("mma_f64", f"tensor cores multiply float64 {faster:g} times as fast as CUDA cores"))
+    exact = f"{p.dtype} on CUDA cores: tiles in registers, the next one loaded during the multiplication"
     choices.append(("simt_pipelined", exact))
-    choices.append(("simt_smem", "no faster rung takes it; this one takes every layout"))
-    choices.append(("simt_naive", "no faster rung takes it; this one takes every problem"))
+    choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))
+    choices.append(("simt_naive", "no faster rung supports it; this one supports every problem"))
     return choices
 
 
 def _upright(problem: Problem) -> Problem:
-    """The problem as kernels see it: C in rows."""
+    """Return the problem as kernels see it: with a row-major C."""
     return problem.transposed() if problem.c_layout == "col" else problem

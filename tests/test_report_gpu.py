@@ -146,7 +146,7 @@ def test_the_page_says_how_a_gpu_is_measured():
     assert "between two events on the device" in text
     assert "the speed of cuBLAS" in text
     assert "the library that NumPy calls" not in text
-    assert "runs in a process of its own" not in text
+    assert "runs in its own process" not in text
 
 
 def test_a_page_of_the_cpu_speaks_of_it_as_before():

@@ -37,8 +37,8 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
         svg = render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
     caption = (
-        "Rate against the size of the matrices; both axes are logarithmic, so equal steps are equal factors. Dotted: "
-        "A, B and C together just fit into that cache."
+        "Rate against the size of the matrices. Both axes are logarithmic, so equal steps are equal factors. Dotted "
+        "lines are the sizes at which A, B and C together just fit in a cache."
     )
     return Plot("curves", "Speed against size", caption, svg)
 
@@ -54,8 +54,8 @@ def seconds(measurements: Sequence[Measurement]) -> Plot | None:
         on.set(xlabel="n", ylabel="time of one product")
         svg = render(on, "seconds", "time against n for every kernel")
     caption = (
-        "Time of one product; both axes are logarithmic. n³ operations are a straight line: eight times the time for "
-        "twice the n."
+        "Time of one product; both axes are logarithmic. An algorithm of n³ operations is a straight line: twice the n "
+        "takes eight times as long."
     )
     return Plot("seconds", "Time against size", caption, svg)
 
@@ -69,7 +69,7 @@ def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
         _lines(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
         on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
         svg = render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
-    caption = "Time of one product; both axes are logarithmic. Every line took turns with every other at each n."
+    caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
     return Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, svg)
 
 
@@ -100,8 +100,8 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
         on.set(xlabel="side of a block", ylabel="ms")
         svg = render(on, "blocks", "time against the side of a block")
     caption = (
-        "A blocked product works on one block of A, one of B and one of C at a time. Dotted: the side at which the "
-        "three just fit into that cache."
+        "A blocked product works on one block of A, one of B and one of C at a time. The dotted lines are the sides at "
+        "which the three just fit in a cache."
     )
     return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
 
@@ -125,7 +125,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         on.set(xlim=(left, right), ylim=(lowest / 2.5, 3 * highest))
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         _plain(on)
-        on.set(xlabel="operations for every byte that must move", ylabel=words.rate(ran[0]))
+        on.set(xlabel="operations per byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
@@ -173,7 +173,7 @@ def _last(ran: Iterable[Measurement]) -> list[Measurement]:
 
 
 def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement], shades: Colours) -> None:
-    """A point for each measurement; those of `named` have their names beside them."""
+    """A point for each measurement; those of `named` are labelled."""
     for m in ran:
         on.plot(
             m.flops / m.bytes,
@@ -189,7 +189,7 @@ def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement], 
 
 
 def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
-    """A line for each kernel, named at its right end, on logarithmic axes."""
+    """A line for each kernel on logarithmic axes, named at its right end."""
     on.set_xscale("log", base=2)
     on.set_yscale("log")
     names = _names(ran)
@@ -217,19 +217,19 @@ def _plain(on: Axes) -> None:
 
 
 def _labels(on: Axes, ends: Sequence[tuple[str, float, str]], x: float) -> None:
-    """Names beside points on a logarithmic y axis, moved apart where they would overlap."""
+    """Names next to points on a logarithmic y axis, moved apart where they would overlap."""
     on.figure.canvas.draw()
     at = [float(on.transData.transform((x, y))[1]) for _, y, _ in ends]
     scale = on.figure.dpi / 72
     for (name, y, colour), old, new in zip(ends, at, spread(at, LABEL * scale), strict=True):
-        beside = (10, (new - old) / scale)
+        offset = (10, (new - old) / scale)
         on.annotate(
-            name, (x, y), beside, textcoords="offset points", color=colour, va="center", size=12, bbox=HALO, zorder=6
+            name, (x, y), offset, textcoords="offset points", color=colour, va="center", size=12, bbox=HALO, zorder=6
         )
 
 
 def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:
-    """A label for each kernel and number of threads; the threads are said where a kernel ran with several."""
+    """A label for each kernel and number of threads; it names the threads where a kernel ran with several numbers."""
     places = tuple(dict.fromkeys((m.kernel, m.threads) for m in ran))
     kernels = [kernel for kernel, _ in places]
     return {
@@ -243,14 +243,14 @@ def _dashes(kernel: str) -> str:
 
 
 def colours(measurements: Iterable[Measurement]) -> Colours:
-    """A colour for each kernel in the order met, the same in every figure of a suite; rivals share the rival's."""
+    """A colour for each kernel, the same in every figure of a suite; all rivals share one."""
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
     ranked = [kernel for kernel in kernels if kernel not in words.RIVALS]
     return {kernel: SERIES[ranked.index(kernel) % len(SERIES)] if kernel in ranked else RIVAL for kernel in kernels}
 
 
 def _caches(on: Axes, machine: Machine, dtype: str) -> None:
-    """Dotted lines where three squares of that side fill a cache, if they are in view."""
+    """Dotted lines at the sides of which three squares fill a cache, where they are in view."""
     low, high = on.get_xlim()
     for name, held in words.caches(machine):
         place = side(held, dtype)

@@ -204,7 +204,7 @@ def _overview(ladder: EmulatedLadder, rungs: Sequence[EmulatedRung]) -> Sheet:
 
 
 def _products(rungs: Sequence[EmulatedRung]) -> list[str]:
-    """What was not a square product of the common type, and what did not run."""
+    """Notes on rungs with another product than most, and on those that did not run."""
     others: dict[str, list[str]] = {}
     for one in rungs:
         if not one.refused and _apart(one, rungs):
@@ -349,7 +349,7 @@ def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:
 
 
 def _apart(one: EmulatedRung, rungs: Sequence[EmulatedRung]) -> bool:
-    """True for another product than most rungs of the size have."""
+    """True for another product than most rungs of that size have."""
     return not one.m == one.n == one.k == one.size or one.dtype != rungs[0].dtype
 
 

@@ -1,4 +1,4 @@
-"""The exhibits in a terminal: the list of them, and one with what is predicted and what was measured."""
+"""The exhibits in a terminal: their list, and one exhibit with its predictions and measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predicted = Sequence[tuple[Config, Mapping[str, int]]]
 
 
 class Exhibiting(Growing[EmulatedExhibit]):
-    """What is shown while the emulator runs an exhibit; `update` it with every config."""
+    """Progress while the emulator runs an exhibit; `update` it with every config."""
 
     def line(self, record: EmulatedExhibit) -> str:
         config = ", ".join(f"{key} {value}" for key, value in record.config.items())
@@ -37,7 +37,7 @@ class Exhibiting(Growing[EmulatedExhibit]):
 
 
 def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
-    """A line for each: its name, and the effect it shows."""
+    """Print a line for each exhibit: its name and the effect that it shows."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for one in exhibits:
         table.add_row(Text(one.name, style="bold"), Text(one.idea))
@@ -45,19 +45,19 @@ def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
 
 
 def show_exhibit(shown: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
-    """One exhibit: idea, lesson and kernel, then what the rules predict, and what was measured."""
+    """Print an exhibit: idea, lesson and kernel, then the predicted counts and the measured times."""
     _introduce(shown, source, console)
     console.print(_figures(shown, predicted, weighed(run)))
     if warning := banner(run):
         console.print(Text(warning, style="bold red"))
-    console.print(Text("counts: of one launch, by the rules of the hardware", style="dim"))
+    console.print(Text("Counts are those that the rules of the hardware predict for one launch.", style="dim"))
     for m in run.measurements:
         if m.refused or not words.passed(m):
             console.print(Text(f"{m.config}: {m.refused or 'an element of the result is wrong'}"))
 
 
 def show_emulated_exhibit(shown: Exhibit, source: str, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
-    """One exhibit where there is no GPU: what the rules predict, and beside it what the emulator counted."""
+    """Print an exhibit without a GPU: the counts that the rules predict next to those of the emulator."""
     _introduce(shown, source, console)
     first = emulated[0]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
@@ -74,8 +74,8 @@ def show_emulated_exhibit(shown: Exhibit, source: str, emulated: Sequence[Emulat
         table.add_row(*[""] * len(one.config), Text("emulator", style="dim"), *seen)
     console.print(table)
     for line in (
-        f"rules: what they predict of one launch for {first.n:,} elements",
-        f"emulator: what it counted in the kernel's PTX for {first.arch}; every result was checked",
+        f"rules: the counts that the rules of the hardware predict for one launch on {first.n:,} elements",
+        f"emulator: the counts of the kernel's PTX for {first.arch}; every result was checked",
     ):
         console.print(Text(line, style="dim"))
 
@@ -89,7 +89,7 @@ def _introduce(shown: Exhibit, source: str, console: Console) -> None:
 
 
 def folded(source: str, width: int) -> Iterator[str]:
-    """Lines of code in so many columns: what is over stands below, comments as comments.
+    """Lines of code wrapped to so many columns; comments continue as comments.
 
     >>> list(folded("  x = first + second;", 16))
     ['  x = first +', '      second;']
@@ -101,7 +101,7 @@ def folded(source: str, width: int) -> Iterator[str]:
 
 
 def _figures(shown: Exhibit, predicted: Predicted, run: Run) -> Table:
-    """A row for each config: what was set, time, ratio to the parent, and the predicted counts."""
+    """A row for each config: its values, the time, the ratio to the parent, and the predicted counts."""
     counts = list(predicted[0][1])
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     head = [*shown.default, "time", *([shown.parent] if shown.parent else [])]

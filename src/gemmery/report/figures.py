@@ -1,4 +1,4 @@
-"""The figures of a run: the ladder as bars, a suite as speed-ups, and those of curves.py."""
+"""The figures of a run: the ladder as bars, suites as speed-ups, and the curves of curves.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW = 52  # height of one rung in the bars
 
 
 def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
-    """Every figure that a run has records for.
+    """Return every figure that a run has records for.
 
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
     ['ladder', 'curves', 'roofline']
@@ -64,7 +64,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            _beside(on, place, m, words.times(*gain) if gain else "")
+            _figures(on, place, m, words.times(*gain) if gain else "")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(shown) - 0.45, HEADROOM))
         on.set_yticks([place - 0.12 for place in range(len(shown))], [m.kernel for m in shown])
@@ -84,7 +84,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     return Plot("ladder", title, caption, svg)
 
 
-COLUMNS = (1.1, 1.2, 1.32)  # right edges of the figures beside the bars, in widths of the axes
+COLUMNS = (1.1, 1.2, 1.32)  # right edges of the figures right of the bars, in widths of the axes
 HEADROOM = -1.25
 
 
@@ -93,7 +93,7 @@ def _headings(on: Axes, rate: str) -> None:
         on.text(column, -0.68, name, transform=on.get_yaxis_transform(), ha="right", va="center", size=11, color=MUTED)
 
 
-def _beside(on: Axes, place: int, m: Measurement, gain: str) -> None:
+def _figures(on: Axes, place: int, m: Measurement, gain: str) -> None:
     """The figures of a rung in columns right of its bar."""
     for column, text in zip(
         COLUMNS, (words.digits(words.reached(m)), words.percent(words.share(m)), gain), strict=True
@@ -115,7 +115,7 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
 
 
 def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:
-    """Lines from their labels down past the last bar; of close ones the further right is labelled higher."""
+    """Lines from their labels down past the last bar; of two close lines the right one has the higher label."""
     level, last, levels = 0, math.inf, []
     ordered = sorted(lines, reverse=True)
     for rate, *_ in ordered:

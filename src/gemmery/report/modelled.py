@@ -1,4 +1,4 @@
-"""What the emulator models, as tables: the instructions by family, made from the emulator's own tables."""
+"""The instructions that the emulator models, as tables for its document, made from the emulator's own tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE = re.compile(r"pred|([busf]|bf|tf)(\d+)(x2)?|e\dm\d(x2)?")
 
 
 def instructions() -> str:
-    r"""Every instruction that computes: its types, and the words that may stand between.
+    r"""Every instruction that computes, with its types and modifiers.
 
     >>> print("\n".join(line for line in instructions().splitlines() if line.startswith("| `popc`")))
     | `popc` | b32, b64 |  | 2 |
@@ -31,7 +31,7 @@ def instructions() -> str:
 
 
 def machine() -> str:
-    """What moves data, waits, or looks at the machine, in lists of words."""
+    """Lists of the instructions that move data, synchronize or read special registers."""
     kinds: dict[str, list[str]] = {}
     for name, kind in atomics.CHANGES:
         kinds.setdefault(name, []).append(kind)

@@ -17,44 +17,44 @@ from gemmery.report.svg import Plot, schemes, variables
 from gemmery.report.tree import anchor, tree
 
 PROTOCOL = """
-All kernels of a problem take turns in one run, so that they meet the same clocks and neighbours. A time is the
-median over the samples; a sample repeats short calls until the clock's steps no longer show.
+All kernels of a problem take turns in one run, so that they see the same clocks and the same other processes. A time
+is the median over the samples; a sample repeats short calls until the resolution of the clock no longer matters.
 
-A ratio is taken pair by pair within a round, and the median of the ratios is shown. A difference smaller than half
-the interquartile range of the ratios is a tie, marked ~.
+Ratios are taken pair by pair within a round; the median is shown. A difference smaller than half the interquartile
+range of the ratios is a tie, marked ~.
 
-The peak is a loop of independent fused multiply-adds, the bandwidth a loop of reads, both measured in this run. A
-rival library runs in a process of its own, without the environment variables that steer it.
+The peak is a loop of independent fused multiply-adds, the bandwidth a loop of reads, both measured in this run. Each
+rival library runs in its own process, without environment variables that change its speed.
 
 Every result is compared with a product in higher precision, element by element. error/bound is the largest error
-as a share of its bound f(k) u |A||B|: 1 or less passes.
+divided by its bound f(k) u |A||B|: 1 or less passes.
 """
 
 PROTOCOL_GPU = """
-All kernels of a problem take turns in one run, so that they meet the same clocks. A time is the median over the
+All kernels of a problem take turns in one run, so that they see the same clocks. A time is the median over the
 samples; a sample lasts some milliseconds between two events on the device. Short calls are captured in a graph and
-replayed. The operands are standard normal numbers, and rotate over at least three times the L2 cache: a call finds
-its own in memory, unless they are smaller than a thousandth of that.
+replayed. The operands are standard normal numbers and rotate over at least three times the L2 cache, so a call reads
+them from memory, unless they are smaller than a thousandth of that.
 
-A ratio is taken pair by pair within a round, and the median of the ratios is shown. A difference smaller than half
-the interquartile range of the ratios is a tie, marked ~.
+Ratios are taken pair by pair within a round; the median is shown. A difference smaller than half the interquartile
+range of the ratios is a tie, marked ~.
 
 The peak of each unit is a loop of independent multiply-adds in registers, the bandwidth a loop of reads, both
-measured in this run. On tensor cores the peak is that of mma.sync; Hopper's wgmma goes beyond it. cuBLAS runs in
-this process, on the same stream, with TF32 off unless the types say tf32, and sums in float32.
+measured in this run. The peak of tensor cores is that of mma.sync; Hopper's wgmma is faster. cuBLAS runs in this
+process, on the same stream, with TF32 off unless the types say tf32, and sums in float32.
 
-Every element of every result is seen to have been written, and a sample of rows and columns is compared with a
-product in higher precision. error/bound is the largest error as a share of its bound f(k) u |A||B|: 1 or less passes.
+Every element of every result is checked to have been written, and a sample of rows and columns is compared with a
+product in higher precision. error/bound is the largest error divided by its bound f(k) u |A||B|: 1 or less passes.
 """
 
 LEAD = (
-    "Every rung is one kernel for the same matrix product, C = A B, and changes one thing against the rung that it "
-    "grew from. What each change bought on this machine, beside {}:"
+    "Every rung is one kernel for the same matrix product, C = A B, and changes one thing in the rung that it grew "
+    "from, its parent. This page shows what each change gained on this machine, next to {}."
 )
 
 
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
-    """The page of a run.
+    """Return the page of a run.
 
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """

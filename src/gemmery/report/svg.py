@@ -77,7 +77,7 @@ STYLE: Any = {  # rc_context wants the keys as literal types
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure: `name` is file-name safe, `caption` says how to read it, `svg` is the element without variables."""
+    """A figure: `name` is safe in file names, `caption` explains it, `svg` is the element without its variables."""
 
     name: str
     title: str
@@ -87,7 +87,7 @@ class Plot:
 
 @contextmanager
 def axes(height: int) -> Iterator[Axes]:
-    """Axes of a figure of WIDTH x `height` user units, in the style; turn them into text by `render` inside."""
+    """Axes of a figure of WIDTH x `height` user units in the common style; call `render` on them inside."""
     with rc_context(STYLE):
         figure = Figure(figsize=(WIDTH / 72, height / 72))
         FigureCanvasAgg(figure)

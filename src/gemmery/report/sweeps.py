@@ -1,4 +1,4 @@
-"""Sweeps on a GPU: one key of a config, or one side of a product, varied; as a table and as a figure."""
+"""Sweeps on a GPU over one key of a config or one side of a product, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per C
 
 @dataclass(frozen=True)
 class Axis:
-    """What a sweep varies: a key of the config, or a side (n, k) of the product."""
+    """The quantity that a sweep varies: a key of the config, or a side (n, k) of the product."""
 
     name: str
     label: str
     side: bool = False
-    square: bool = False  # a block has the square of it in threads
+    square: bool = False  # a block has value x value threads
 
     def of(self, m: Measurement) -> int | None:
         """Its value in a record; None in that of a rival, which has no such key."""
@@ -118,7 +118,7 @@ def _by_side(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
 
 
 def _refusals(name: str, along: Sequence[Measurement], axis: Axis) -> list[str]:
-    """Why a line was not run: each reason once, with the values that share it but for its numbers."""
+    """The reasons why a line was not run, each once with the values that share it."""
     reasons: dict[str, list[Measurement]] = {}
     for m in along:
         if m.refused:
@@ -137,16 +137,16 @@ def _microseconds(m: Measurement | None, best: float) -> Cell:
 
 
 def _notes(ran: Sequence[Measurement], notes: Sequence[str]) -> tuple[str, ...]:
-    """The limits of the machine, and every reason once."""
+    """The limits of the machine, and each reason once."""
     return tuple(filter(None, dict.fromkeys([limits(ran), *notes])))
 
 
 def marks(measurements: Sequence[Measurement], axis: Axis, machine: Machine) -> tuple[tuple[float, str], ...]:
-    """Where a limit of the device lies on the axis, and what it is."""
+    """The limits of the device as places on the axis and their names."""
     if not axis.side:
         if axis.name == "stages":
-            return ()  # what does not fit is refused, and says so
-        return ((BLOCK**0.5 if axis.square else float(BLOCK), f"{BLOCK:,} threads, the most of a block"),)
+            return ()  # a config that does not fit is refused with the reason
+        return ((BLOCK**0.5 if axis.square else float(BLOCK), f"{BLOCK:,} threads, the limit of a block"),)
     if not machine.gpu.l2:
         return ()
     one = measurements[0]

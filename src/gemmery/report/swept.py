@@ -1,4 +1,4 @@
-"""The figure of a sweep on a GPU: time along what was varied, its limits marked, refusals shown as such."""
+"""The figure of a sweep on a GPU: time against the varied quantity, with limits and refusals marked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASON = 36  # characters in a line of a reason
 
 
 def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str) -> Plot | None:
-    """Time against what a sweep varied: a line for each rung and config, and one for cuBLAS."""
+    """Time against the varied quantity: a line for each rung and config, and one for cuBLAS."""
     axis = AXES[suite]
     ran = [m for m in measurements if m.seconds]
     values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
@@ -45,8 +45,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str
         _refusals(on, along, axis, shades)
         svg = render(on, suite, f"time against {axis.label}")
     caption = (
-        "Both axes are logarithmic; lower is faster. Dashed: the vendor's library in the same run. Dotted: a limit of "
-        "the device. A cross stands for what was refused, with the reason, and has no time."
+        "Both axes are logarithmic; lower is faster. The dashed line is the vendor's library in the same run, a dotted "
+        "line a limit of the device. A cross marks a refused config, with the reason."
     )
     one = ran[0]
     shape = words.types(one) if axis.side else f"{words.shape(one)}, {words.types(one)}"
@@ -54,7 +54,7 @@ def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str
 
 
 def _ticks(values: Sequence[int]) -> list[int]:
-    """Powers of two where there are many values."""
+    """The powers of two among many values, else all values."""
     return [value for value in values if value & (value - 1) == 0] if len(values) > 8 else list(values)
 
 
@@ -65,7 +65,7 @@ def _shades(along: Lines) -> dict[str, str]:
 
 
 def _draw(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
-    """The lines, named at their right ends; a rival without the key is one level across."""
+    """The lines, named at their right ends; a rival without the varied key is a level line."""
     left, right = on.get_xlim()
     ends = []
     for name, same in along.items():
@@ -85,9 +85,9 @@ def _draw(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
     for (name, at, colour), old, new in zip(ends, places, spread(places, LABEL * scale), strict=True):
-        beside = (10, (new - old) / scale)
+        offset = (10, (new - old) / scale)
         on.annotate(
-            name, at, beside, textcoords="offset points", color=colour, va="center", size=11, bbox=HALO, zorder=6
+            name, at, offset, textcoords="offset points", color=colour, va="center", size=11, bbox=HALO, zorder=6
         )
 
 
@@ -111,7 +111,7 @@ def _limits(on: Axes, found: Sequence[tuple[float, str]]) -> None:
 
 
 def _refusals(on: Axes, along: Lines, axis: Axis, shades: dict[str, str]) -> None:
-    """A cross at the top for each; right of the last of a line, the reason of its first."""
+    """A cross at the top for each refusal; the first reason of a line to the right of its last cross."""
     level = 0
     for name, same in along.items():
         refused = [m for m in same if m.refused and axis.of(m) is not None]

@@ -25,15 +25,15 @@ def shape(grid=(1, 1, 1), block=(32, 1, 1), **options):
 @pytest.mark.parametrize(
     ("one", "words"),
     [
-        (shape(block=(1025, 1, 1)), "1025 threads a block: h200 runs at most 1024"),
-        (shape(block=(33, 32, 1)), "1056 threads a block: h200 runs at most 1024"),
-        (shape(shared=232449), "232449 bytes of shared memory a block: h200 has 232448"),
+        (shape(block=(1025, 1, 1)), "1025 threads per block: h200 runs at most 1024"),
+        (shape(block=(33, 32, 1)), "1056 threads per block: h200 runs at most 1024"),
+        (shape(shared=232449), "232449 bytes of shared memory per block: h200 has 232448"),
         (shape(needs=100, instructions="tcgen05"), r"it needs sm_100 \(tcgen05\); h200 is sm_90"),
         (shape(needs=100), "it needs sm_100; h200 is sm_90"),
         (shape(grid=(2**31, 1, 1)), "2147483648 blocks in x: a grid has at most 2147483647 there"),
         (shape(grid=(1, 65536, 1)), "65536 blocks in y: a grid has at most 65535 there"),
         (shape(grid=(1, 1, 65536)), "65536 blocks in z: a grid has at most 65535 there"),
-        (shape(before=(shape(block=(2048, 1, 1)),)), "2048 threads a block"),
+        (shape(before=(shape(block=(2048, 1, 1)),)), "2048 threads per block"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_number_and_limit(one, words):
@@ -52,15 +52,15 @@ def test_what_just_fits_is_not_refused():
 @pytest.mark.parametrize(
     ("name", "config", "words"),
     [
-        ("simt_linear", {"threads": 1025}, "1025 threads a block: h200 runs at most 1024"),
-        ("simt_linear", {"threads": 2048}, "2048 threads a block: h200 runs at most 1024"),
+        ("simt_linear", {"threads": 1025}, "1025 threads per block: h200 runs at most 1024"),
+        ("simt_linear", {"threads": 2048}, "2048 threads per block: h200 runs at most 1024"),
         ("simt_linear", {"threads": 0}, "threads=0: it must be at least 1"),
         ("simt_naive", {"threads": 16}, "threads=16: .* use a multiple of 32"),
-        ("simt_naive", {"threads": 1056}, "1056 threads a block"),
-        ("simt_smem", {"tile": 33}, "1089 threads a block"),
+        ("simt_naive", {"threads": 1056}, "1056 threads per block"),
+        ("simt_smem", {"tile": 33}, "1089 threads per block"),
         ("simt_smem", {"tile": 0}, "tile=0: it must be at least 1"),
         ("simt_smem_transposed", {"tile": 12}, "tile=12: .* use 8, 16 or 32"),
-        ("simt_packed", {"block": 33}, "1089 threads a block"),
+        ("simt_packed", {"block": 33}, "1089 threads per block"),
     ],
 )
 def test_a_config_that_cannot_run_is_refused(name, config, words):

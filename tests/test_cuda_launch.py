@@ -220,12 +220,12 @@ def no_library(*_):
 
 def test_what_is_missing_is_said_in_one_line(monkeypatch):
     assert bindings(monkeypatch) == ""
-    no_device = "a CUDA driver is installed, but it finds no device: look at CUDA_VISIBLE_DEVICES"
+    no_device = "a CUDA driver is installed, but it finds no device: check CUDA_VISIBLE_DEVICES"
     assert bindings(monkeypatch, cuInit=lambda flags: (Status(100),)) == no_device
     assert bindings(monkeypatch, cuDeviceGetCount=lambda: (Status(0), 0)) == no_device
     assert bindings(monkeypatch, cuInit=no_library) == "no CUDA driver is installed on this machine"
     assert bindings(monkeypatch, cuDriverGetVersion=lambda: (Status(0), 12040)) == (
-        "the driver speaks CUDA 12.4 and the Python bindings 13.0: update the driver, or pip install "
+        "the driver supports CUDA 12.4, the Python bindings 13.0: update the driver, or pip install "
         "'cuda-bindings==12.*' 'nvidia-cuda-nvrtc==12.*'"
     )
     assert "words of the driver" in bindings(monkeypatch, cuInit=lambda flags: (Status(803),))

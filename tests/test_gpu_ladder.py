@@ -248,7 +248,7 @@ def test_a_sum_of_more_than_two_to_the_31_elements():
 def test_a_launch_that_cannot_run_leaves_c_alone(name, config):
     rung = next(rung for rung in CUDA if rung.name == name)
     a, b, c = matrices((40, 40, 40), "f32", "f32")
-    with pytest.raises(RefusedError, match="threads a block"):
+    with pytest.raises(RefusedError, match="threads per block"):
         rung.build(problem(a, b, c), {**rung.default, **config})
     driver.synchronize()
     assert np.array_equal(c.image(), c.before)

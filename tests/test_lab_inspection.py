@@ -128,7 +128,7 @@ def test_a_vector_is_counted_as_on_the_ladder():
         ({"rung": ""}, ArgumentError, "'' is not in the ladder"),
         ({"rung": "simt_smem", "config": {"tile": "16"}}, ArgumentError, "config 'tile': '16' is no whole number"),
         ({"rung": "simt_smem", "device": "cuda:x"}, DeviceError, "'cuda:x' is neither present nor known"),
-        ({"rung": "simt_smem", "config": {"tile": 33}}, RefusedError, "1089 threads a block: h200 runs at most 1024"),
+        ({"rung": "simt_smem", "config": {"tile": 33}}, RefusedError, "1089 threads per block: h200 runs at most 1024"),
         ({"rung": "mma_pipelined", "device": "t4"}, RefusedError, "needs sm_80"),
         ({"rung": "simt_single_block"}, RefusedError, "at most"),
         ({"rung": "simt_smem", "device": "z80"}, DeviceError, "neither present nor known"),

@@ -22,7 +22,7 @@ from gemmery.report.page import page
 from gemmery.report.sheet import sheets
 
 MACHINE = replace(records.MACHINE, gpu=Gpu(name="Made-up GPU", capability=90, sms=132, l2=60 << 20, clock_mhz=1980))
-NO_BLOCK = "2048 threads a block: Made-up GPU runs at most 1024"
+NO_BLOCK = "2048 threads per block: Made-up GPU runs at most 1024"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_value_beyond_is_refused_with_its_reason(experiment, beyond):
         except RefusedError as error:
             reasons[value] = str(error)
     assert [value for value, reason in reasons.items() if reason] == [beyond]
-    assert "threads a block: h200 runs at most 1024" in reasons[beyond]
+    assert "threads per block: h200 runs at most 1024" in reasons[beyond]
 
 
 def test_every_variant_of_a_vector_product_takes_part(asked):
@@ -177,7 +177,7 @@ def test_variants_are_told_apart_by_what_differs():
 def test_a_figure_marks_the_limit_and_shows_the_refusal_as_one():
     (plot,) = figures(of_threads())
     assert "1,024 threads, the most of a block" in plot.svg
-    assert "refused: 2048 threads a block" in plot.svg
+    assert "refused: 2048 threads per block" in plot.svg
     assert "cuBLAS" in plot.svg
     assert plot.name == "sweep_threads"
 

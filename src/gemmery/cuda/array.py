@@ -1,4 +1,4 @@
-"""What a product gives back to callers whose arrays have no library that could make one."""
+"""Results for callers whose arrays belong to no library that could allocate one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gemmery.errors import DeviceError, DTypeError
 
 
 class DeviceArray:
-    """A C-contiguous array on a CUDA device; `cupy.asarray`, `torch.as_tensor` and `from_dlpack` take it as it is.
+    """A C-contiguous array on a CUDA device; `cupy.asarray`, `torch.as_tensor` and `from_dlpack` accept it.
 
-    `shape`, `dtype` ("float32") and `device` say what it is. It offers `__cuda_array_interface__` (but not in
-    bfloat16, which that has no name for) and `__dlpack__`; both order the reader's stream after the product's. Dropping
-    it waits for the device: the streams that used it may be gone by then, and so cannot be asked.
+    It has `shape`, `dtype` ("float32") and `device`, and supports `__cuda_array_interface__` (but bfloat16 has no name
+    there) and `__dlpack__`; both order the reader's stream after the product's. Deleting it waits for the
+    whole device, because the streams that used it may no longer exist.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, ordinal: int, stream: int) -> None:
@@ -36,11 +36,11 @@ class DeviceArray:
 
     def __del__(self) -> None:
         if pointer := getattr(self, "_pointer", 0):
-            with suppress(DeviceError):  # a context that failed gives nothing back
+            with suppress(DeviceError):  # a failed context frees nothing
                 ordered.free_after_all(pointer, self._ordinal)
 
     def finished(self) -> None:
-        """Say that what is on its stream now is all that writes it; the stream is not asked for anything after this."""
+        """Record that nothing after the work now on its stream writes it; the stream is not used after this."""
         self._mark = ordered.Mark(self._stream, self._ordinal)
 
     def _readable_on(self, stream: int) -> None:
@@ -49,14 +49,14 @@ class DeviceArray:
 
     @property
     def view(self) -> View:
-        """Its memory."""
+        """A View of its memory."""
         strides = contiguous(self.shape, dtypes.get(self._name).size)
         return View(self._pointer, self.shape, strides, self._name, self.device, self._stream, True, self)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self._name == "bf16":
-            raise DTypeError("__cuda_array_interface__ has no name for bfloat16: use from_dlpack")
+            raise DTypeError("__cuda_array_interface__ cannot describe bfloat16: use from_dlpack")
         self._readable_on(0)
         return {
             "shape": self.shape,
@@ -76,11 +76,11 @@ class DeviceArray:
         return _capsule(self, versioned=max_version is not None and max_version[0] >= 1)
 
 
-_exported: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> what it needs alive
+_exported: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> objects it keeps alive
 
 
 def _capsule(array: DeviceArray, versioned: bool) -> Any:
-    """A capsule of dlpack.h's managed tensor, which keeps the array alive until its consumer is done."""
+    """Return a capsule of dlpack.h's managed tensor, which keeps the array alive until its consumer is done."""
     shape = (ctypes.c_int64 * len(array.shape))(*array.shape)
     size = dtypes.get(array._name).size
     strides = (ctypes.c_int64 * len(array.shape))(*(step // size for step in contiguous(array.shape, size)))
@@ -97,12 +97,12 @@ def _capsule(array: DeviceArray, versioned: bool) -> Any:
 
 
 def _done(address: int) -> None:
-    """The deleter that a consumer calls."""
+    """The deleter called by a consumer."""
     _exported.pop(address, None)
 
 
 def _dropped(capsule: int) -> None:
-    """The end of a capsule; one that was consumed has another name by then."""
+    """The destructor of a capsule; a consumed capsule has another name by then."""
     for name in (b"dltensor", b"dltensor_versioned"):
         if _is_valid(capsule, name):
             _exported.pop(_pointer_of(capsule, name), None)

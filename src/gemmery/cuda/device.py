@@ -1,4 +1,4 @@
-"""What a CUDA device allows: the one at hand, or one that is only named."""
+"""The limits of a CUDA device, present or only named."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gemmery.errors import DeviceError
 
 @dataclass(frozen=True)
 class Limits:
-    """What an architecture allows, from table "Technical Specifications per Compute Capability" of the CUDA guide."""
+    """Limits of an architecture, from the CUDA guide's table "Technical Specifications per Compute Capability"."""
 
-    threads: int  # a block
-    shared: int  # bytes of shared memory a block may use, opted into
+    threads: int  # per block
+    shared: int  # bytes of shared memory that a block may opt into
     shared_sm: int  # bytes of shared memory of a multiprocessor
     registers_sm: int
     warps_sm: int
@@ -24,7 +24,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Rates:
-    """Operations a clock of one multiprocessor, a multiply-add counting two; 0 where there is no such unit."""
+    """Operations per clock of one multiprocessor, a multiply-add counting as two; 0 if there is no such unit."""
 
     f32: int
     f64: int
@@ -44,16 +44,16 @@ class Device:
     l2: int  # bytes
     clock: float  # GHz, boost
     bandwidth: float  # GB/s of its memory, by the data sheet; 0 when unknown
-    ordinal: int = -1  # of the driver, when it is present
-    tensor_share: float = 1.0  # of its architecture's tensor rate: GeForce cards sum in f32 at half of it
+    ordinal: int = -1  # the driver's number, if it is present
+    tensor_share: float = 1.0  # share of the architecture's tensor rate: GeForce cards sum in f32 at half of it
 
     @property
     def arch(self) -> str:
-        """What its code is compiled for: with the instructions of this architecture alone where there are such."""
+        """The architecture that code is compiled for, including architecture-specific instructions."""
         return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
 
     def peak(self, unit: str) -> float:
-        """GFLOP/s at its clock, of a field of Rates; 0 where it has no such unit.
+        """Return the GFLOP/s at its clock of a field of Rates; 0 if it has no such unit.
 
         >>> KNOWN["h200"].peak("f32")
         66908.16
@@ -63,7 +63,7 @@ class Device:
         return rate * share * self.sms * self.clock
 
 
-STATIC_SHARED = 48 << 10  # bytes of shared memory a block may use without asking
+STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may use without opting in
 GRID = (2**31 - 1, 65535, 65535)  # blocks
 
 LIMITS = {
@@ -88,7 +88,7 @@ RATES = {
     100: Rates(256, 128, 8192, 4096, 128),
     120: Rates(256, 4, 1024, 512, 4),
 }
-_IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of what people call a card
+_IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of common card names
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
@@ -120,7 +120,7 @@ KNOWN = {
 
 @lru_cache(maxsize=64)
 def find(name: str) -> Device:
-    """Return a device that is present ("cuda:0"), or one that is only known: a card or an architecture.
+    """Return a present device ("cuda:0"), or a known one: a card or an architecture.
 
     >>> find("a100").arch
     'sm_80'
@@ -173,5 +173,5 @@ def architecture(name: str) -> str:
 
 
 def _generation(capability: int) -> int:
-    """The newest row of the tables that a capability is not older than: 87 is near 86, 121 near 120."""
+    """Return the newest row of the tables not newer than a capability: 86 for 87, 120 for 121."""
     return max((row for row in RATES if row <= capability), default=min(RATES))

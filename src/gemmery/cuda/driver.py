@@ -18,16 +18,16 @@ from gemmery.cuda.device import LIMITS, STATIC_SHARED, Device, Limits
 from gemmery.errors import DeviceError
 from gemmery.errors import missing as missing_extra
 
-_NO_DEVICE = "a CUDA driver is installed, but it finds no device: look at CUDA_VISIBLE_DEVICES"
+_NO_DEVICE = "a CUDA driver is installed, but it finds no device: check CUDA_VISIBLE_DEVICES"
 _WAYS_OUT = {
     "CUDA_ERROR_OUT_OF_MEMORY": "free arrays on the device, or use smaller ones",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was compiled for another architecture",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "an operand's memory is not what its shape and strides say; start a new process",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "an operand's memory does not match its shape and strides; start a new process",
 }
 
 
 def missing() -> str:
-    """What CUDA lacks here, in one line; "" when there is a device to run on."""
+    """Return what is missing for CUDA, in one line; "" if there is a device to run on."""
     try:
         return "" if count() else _NO_DEVICE
     except DeviceError as error:
@@ -36,9 +36,9 @@ def missing() -> str:
 
 @lru_cache
 def api() -> Any:
-    """The bindings, with the driver initialised.
+    """Return the bindings, with the driver initialised.
 
-    Raises DeviceError when the bindings, the driver or a device are not there, or the driver is older than they are.
+    Raises DeviceError if the bindings, the driver or a device are missing, or the driver is older than the bindings.
     """
     try:
         from cuda.bindings import driver
@@ -50,18 +50,18 @@ def api() -> Any:
             raise DeviceError(_NO_DEVICE)
         _check(driver, status)
         speaks = int(_check(driver, driver.cuDriverGetVersion()))
-    except RuntimeError as error:  # libcuda is not there
+    except RuntimeError as error:  # libcuda is missing
         raise DeviceError("no CUDA driver is installed on this machine") from error
     if speaks // 1000 < driver.CUDA_VERSION // 1000:
         raise DeviceError(
-            f"the driver speaks CUDA {_dotted(speaks)} and the Python bindings {_dotted(driver.CUDA_VERSION)}: update "
+            f"the driver supports CUDA {_dotted(speaks)}, the Python bindings {_dotted(driver.CUDA_VERSION)}: update "
             f"the driver, or pip install 'cuda-bindings=={speaks // 1000}.*' 'nvidia-cuda-nvrtc=={speaks // 1000}.*'"
         )
     return driver
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """What a driver call returns, without its status; DeviceError when that is an error."""
+    """Return the result of a driver call without its status; raise DeviceError if that is an error."""
     return _check(api(), result)
 
 
@@ -77,18 +77,18 @@ def _check(driver: Any, result: tuple[Any, ...]) -> Any:
 
 
 def count() -> int:
-    """CUDA devices that this process may use."""
+    """Return the number of CUDA devices that this process may use."""
     return int(check(api().cuDeviceGetCount()))
 
 
 @lru_cache
 def device(ordinal: int = 0) -> Device:
-    """What the driver says of a device.
+    """Return the driver's description of a device.
 
-    Raises DeviceError for one that is not there.
+    Raises DeviceError if there is no such device.
     """
     if not 0 <= ordinal < count():
-        raise DeviceError(f"device cuda:{ordinal} is not there: the driver finds {count()}")
+        raise DeviceError(f"there is no device cuda:{ordinal}: the driver finds {count()}")
     driver = api()
     handle = check(driver.cuDeviceGet(ordinal))
 
@@ -120,7 +120,7 @@ def device(ordinal: int = 0) -> Device:
 
 
 def version() -> str:
-    """The CUDA version that the driver speaks: "13.0"."""
+    """Return the CUDA version supported by the driver: "13.0"."""
     return _dotted(int(check(api().cuDriverGetVersion())))
 
 
@@ -130,13 +130,13 @@ def _dotted(number: int) -> str:
 
 @lru_cache
 def context(ordinal: int) -> Any:
-    """The primary context of a device."""
+    """Return the primary context of a device."""
     return check(api().cuDevicePrimaryCtxRetain(check(api().cuDeviceGet(ordinal))))
 
 
 @contextmanager
 def on(ordinal: int) -> Iterator[None]:
-    """A device's primary context in force in this thread, and then what was in force before."""
+    """Make a device's primary context current in this thread, and restore the previous one afterwards."""
     driver = api()
     check(driver.cuCtxPushCurrent(context(ordinal)))
     try:
@@ -150,9 +150,9 @@ _loading = threading.RLock()  # the garbage collector may run code that loads an
 
 
 def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
-    """A kernel on a device, compiled or read from the cache, and loaded once; `shared` bytes are opted into.
+    """Return a kernel on a device, compiled or read from the cache, and loaded once; `shared` bytes are opted into.
 
-    Raises CompileError, or DeviceError when the device does not take it.
+    Raises CompileError, or DeviceError if the device rejects it.
     """
     arch = device(ordinal).arch
     key = ordinal, source, kernel, arch
@@ -175,7 +175,7 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
 
 @contextmanager
 def _relaxed() -> Iterator[None]:
-    """Let this thread do what a stream capture of its own forbids by default: loading code allocates memory."""
+    """Allow what a stream capture in this thread forbids by default: loading code allocates memory."""
     mode = api().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(api().cuThreadExchangeStreamCaptureMode(mode))
     try:
@@ -185,8 +185,8 @@ def _relaxed() -> Iterator[None]:
 
 
 def early_launch(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int) -> Any:
-    """A grid, a block and bytes of shared memory for `cuLaunchKernelEx`: the kernel may begin before the launch before
-    it on the stream has ended, and waits by itself (CUDA guide, "Programmatic Dependent Launch and Synchronization").
+    """Return a launch config for `cuLaunchKernelEx`: the kernel may start before the previous launch on the stream has
+    ended, and waits by itself (CUDA guide, "Programmatic Dependent Launch and Synchronization").
     """
     driver = api()
     overlap = driver.CUlaunchAttribute()
@@ -201,7 +201,7 @@ def early_launch(x: int, y: int, z: int, width: int, height: int, depth: int, sh
 
 
 class Memory:
-    """Bytes on a device, given back when nobody holds them."""
+    """Memory on a device, freed with the object."""
 
     def __init__(self, size: int, ordinal: int = 0) -> None:
         self.size, self.ordinal, self.pointer = size, ordinal, 0
@@ -209,7 +209,7 @@ class Memory:
             self.pointer = int(check(api().cuMemAlloc(max(size, 1))))
 
     def write(self, array: np.ndarray[Any, Any], offset: int = 0) -> None:
-        """Copy a contiguous array there."""
+        """Copy a contiguous array to the device."""
         with on(self.ordinal):
             check(api().cuMemcpyHtoD(self.pointer + offset, array.ctypes.data, array.nbytes))
 
@@ -219,7 +219,7 @@ class Memory:
             check(api().cuMemcpyDtoH(array.ctypes.data, self.pointer + offset, array.nbytes))
 
     def fill(self, byte: int, offset: int = 0, size: int | None = None) -> None:
-        """Set every byte, or `size` bytes from `offset` on."""
+        """Set all bytes, or `size` bytes from `offset` on."""
         with on(self.ordinal):
             check(api().cuMemsetD8(self.pointer + offset, byte, self.size - offset if size is None else size))
 
@@ -235,25 +235,25 @@ class Memory:
 
 
 def room(ordinal: int = 0) -> int:
-    """Bytes that are free on a device."""
+    """Return the free memory of a device, in bytes."""
     with on(ordinal):
         return int(check(api().cuMemGetInfo())[0])
 
 
 def uuid(ordinal: int = 0) -> str:
-    """The name by which the vendor's tools know a device, whatever CUDA_VISIBLE_DEVICES says: "GPU-5d3c..."."""
+    """Return the name of a device in the vendor's tools, independent of CUDA_VISIBLE_DEVICES: "GPU-5d3c..."."""
     made = check(api().cuDeviceGetUuid(check(api().cuDeviceGet(ordinal)))).bytes.hex()
     return "GPU-" + "-".join((made[:8], made[8:12], made[12:16], made[16:20], made[20:32]))
 
 
 def synchronize(ordinal: int = 0) -> None:
-    """Wait until the device has done all it was asked for; DeviceError when a kernel failed."""
+    """Wait for all work of the device; raise DeviceError if a kernel failed."""
     with on(ordinal):
         check(api().cuCtxSynchronize())
 
 
 class Stream:
-    """A stream of its own, which waits for no other."""
+    """A new stream, which waits for no other."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal, self.handle = ordinal, 0
@@ -272,7 +272,7 @@ class Stream:
 
 
 class Event:
-    """A moment on a stream."""
+    """An event on a stream."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -281,7 +281,7 @@ class Event:
             self._handle = check(api().cuEventCreate(0))
 
     def record(self, stream: int = 0) -> None:
-        """Mark what was put on the stream so far."""
+        """Record the event after the work put on the stream so far."""
         with on(self.ordinal):
             check(api().cuEventRecord(self._handle, stream))
 
@@ -298,7 +298,7 @@ class Event:
 
 
 class Graph:
-    """What is put on a stream within the block, to be launched again and again."""
+    """The work put on a stream within the block, to be launched repeatedly."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

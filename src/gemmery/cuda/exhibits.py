@@ -1,7 +1,7 @@
-"""Small kernels that each show one effect: how they are launched, what they give, and what they cost by the rules.
+"""Small kernels that each show one effect: their launches, results, and costs by the rules of the hardware.
 
 An exhibit reads an array x of small whole numbers in float32 and writes y; all its results are exact. The rules of
-shared memory and of global memory are those that Nsight Compute's counters follow on the H200.
+shared and global memory are those that Nsight Compute's counters follow on an H200.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Show:
 
 
 def numbers(n: int) -> Floats:
-    """The x of every exhibit: whole numbers from -8 to 7, whose sums are exact."""
+    """Return the x of every exhibit: whole numbers from -8 to 7, whose sums are exact."""
     return np.random.default_rng(5).integers(-8, 8, n).astype(np.float32)
 
 
 def put(show: Show, config: Config, x: int, y: int, ordinal: int) -> Callable[[int], None]:
-    """What puts one launch on a stream; x and y are addresses on the device.
+    """Return a function that puts one launch on a stream; x and y are addresses on the device.
 
     Raises RefusedError, DeviceError.
     """
@@ -61,7 +61,7 @@ def put(show: Show, config: Config, x: int, y: int, ordinal: int) -> Callable[[i
 
 
 def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True) -> int:
-    """Passes over shared memory's banks for one access of a warp: `width` bytes a lane, None for an idle lane.
+    """Return the wavefronts of shared memory for one access of a warp: `width` bytes per lane, None for an idle lane.
 
     >>> wavefronts([8 * lane for lane in range(32)], 4)  # every second bank, each asked for two words
     2
@@ -70,7 +70,7 @@ def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True
 
 
 def sectors(addresses: Sequence[int | None], width: int) -> int:
-    """Sectors of global memory that one access of a warp touches: `width` bytes a lane, aligned.
+    """Return the sectors of global memory touched by one access of a warp: `width` aligned bytes per lane.
 
     >>> sectors([4 * lane for lane in range(32)], 4)
     4
@@ -79,7 +79,7 @@ def sectors(addresses: Sequence[int | None], width: int) -> int:
 
 
 def divergent(lanes: Sequence[bool]) -> int:
-    """How many warps have lanes that disagree.
+    """Return how many warps have lanes that disagree.
 
     >>> divergent([lane > 15 for lane in range(64)])
     1
@@ -89,12 +89,12 @@ def divergent(lanes: Sequence[bool]) -> int:
 
 
 def _warp(addresses: Sequence[int | None]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """One warp's addresses and active lanes, as the rules take them."""
+    """Return one warp's addresses and active lanes in the form of the rules."""
     lanes = [(address or 0, address is not None) for address in addresses]
     return np.array([[address for address, _ in lanes]]), np.array([[active for _, active in lanes]])
 
 
-# ---- one warp and two ways ----
+# ---- one warp and two branches ----
 
 
 def _ways(name: str, block: int, border: int) -> Show:
@@ -118,17 +118,17 @@ WHOLE = _ways("divergence_warp", 2 * LANES, LANES - 1)
 
 # ---- a sum by a tree ----
 
-RESIDENT = 132 * 2048  # threads of a large device at once: starting blocks for more would take longer than the trees
+RESIDENT = 132 * 2048  # threads of a large device: starting more blocks would take longer than the trees
 
 
 def _tree(name: str, levels: Callable[[int], list[list[bool]]]) -> Show:
-    """`levels` says of a block which threads add at each level."""
+    """`levels` returns which threads of a block add at each level."""
 
     def launch(n: int, config: Config) -> Geometry:
         block = config["threads"]
         if block < LANES or block & (block - 1):
             raise RefusedError(
-                f"{block} threads a block: the tree halves them down to a warp; take a power of two >= 32"
+                f"{block} threads per block: the tree halves them down to a warp; use a power of two >= 32"
             )
         blocks = min(-(-n // block), RESIDENT // block)
         return Geometry(f"{name}.cu", f"{name}<{block}>", (blocks, 1, 1), (block, 1, 1))
@@ -153,7 +153,7 @@ def _tree(name: str, levels: Callable[[int], list[list[bool]]]) -> Show:
 
 
 def _apart(block: int) -> list[int]:
-    """1, 2, 4, ... up to half a block."""
+    """Return 1, 2, 4, ... up to half a block."""
     return [1 << level for level in range(block.bit_length() - 1)]
 
 
@@ -183,7 +183,7 @@ BANK_BLOCK = 256
 def _bank_launch(n: int, config: Config) -> Geometry:
     _check_width(config)
     if config["steps"] % 16:
-        raise RefusedError(f"steps {config['steps']}: they are taken 16 at a time; take a multiple of 16")
+        raise RefusedError(f"steps {config['steps']}: they run 16 at a time; use a multiple of 16")
     kernel = f"bank_stride<{BANK_BLOCK}, {config['width'] // 4}, {config['stride']}, {config['steps']}>"
     return Geometry("bank_stride.cu", kernel, (-(-n // BANK_BLOCK), 1, 1), (BANK_BLOCK, 1, 1))
 
@@ -223,16 +223,16 @@ def _copy_launch(n: int, config: Config) -> Geometry:
     elements = n * 4 // config["width"]
     if elements % config["stride"]:
         raise RefusedError(
-            f"stride {config['stride']}: it must divide the {elements} elements; take a power of two, or 3"
+            f"stride {config['stride']}: it must divide the {elements} elements; use a power of two, or 3"
         )
     kernel = f"copy_coalesced<{config['width'] // 4}, {config['stride']}>"
     return Geometry("copy_coalesced.cu", kernel, (-(-elements // COPY_BLOCK), 1, 1), (COPY_BLOCK, 1, 1))
 
 
 def _copy_counts(n: int, config: Config) -> dict[str, int]:
-    """Requests and sectors read; as many are written."""
+    """Return requests and sectors read; as many are written."""
     width, stride = config["width"], config["stride"]
-    apart = n * 4 // width // stride  # threads that take elements `stride` apart, before the next element's turn
+    apart = n * 4 // width // stride  # threads that take elements `stride` apart, before the next element
     each = [sectors([width * (stride * lane + turn) for lane in range(LANES)], width) for turn in range(stride)]
     return {"requests": apart // LANES * stride, "sectors": apart // LANES * sum(each)}
 

@@ -1,4 +1,4 @@
-"""What a launch is made of and what it asks of a device: all that is known before it runs, on any machine."""
+"""Properties of a launch before it runs, on any machine: registers, occupancy, instructions, traffic."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Kernel:
     arch: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    registers: int  # a thread
-    spilled: int  # bytes a thread stores and loads because registers ran out
-    stack: int  # bytes of local memory a thread
-    static_shared: int  # bytes a block
+    registers: int  # per thread
+    spilled: int  # bytes spilled per thread
+    stack: int  # bytes of local memory per thread
+    static_shared: int  # bytes per block
     dynamic_shared: int
     occupancy: Occupancy
     counts: dict[str, int]  # instructions by kind; {} without SASS
@@ -37,7 +37,7 @@ class Kernel:
     ptx_counts: dict[str, int]
     ptx: str
     sass: str
-    missing: str  # why there is no SASS, "" when there is
+    missing: str  # why there is no SASS, "" if there is
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Inspection:
     problem: Problem
     config: dict[str, int]
     device: Device
-    kernels: tuple[Kernel, ...]  # those that prepare, then the product
-    tile: tuple[int, int]  # of C, that uses what a block loads of A and B once
+    kernels: tuple[Kernel, ...]  # the preparing launches, then the product
+    tile: tuple[int, int]  # of C, for which a block loads A and B once
     workspace: int  # bytes of scratch memory, for all launches
-    unit: str  # what multiplies: a field of device.Rates
-    loads: Roofline  # if every load of A and B went to memory
-    once: Roofline  # if each element moved once
+    unit: str  # the unit that multiplies: a field of device.Rates
+    loads: Roofline  # if every load of A and B goes to memory
+    once: Roofline  # if each element moves once
 
 
 def inspected(
     rung: str, idea: str, problem: Problem, config: Mapping[str, int], geometry: Geometry, device: Device
 ) -> Inspection:
-    """Compile every launch of a geometry for a device and say what it uses, fills and asks of memory.
+    """Compile every launch of a geometry for a device and return its resources, occupancy and traffic.
 
-    Raises CompileError, or DeviceError when NVRTC is not installed.
+    Raises CompileError, or DeviceError if NVRTC is not installed.
     """
     kernels = tuple(_kernel(one, device, config) for one in (*geometry.before, geometry))
     last = kernels[-1]
@@ -85,7 +85,7 @@ def inspected(
 
 
 def without_code(found: Inspection, ptx: bool = False, machine: bool = False) -> Inspection:
-    """The same without the text of its PTX and its SASS, but for those asked for."""
+    """Return a copy without the text of PTX and SASS, except those requested."""
     return replace(
         found,
         kernels=tuple(

@@ -1,4 +1,4 @@
-"""A rung's kernel as a callable on views: its launches prepared once, its argument packed at each call."""
+"""A rung's kernel as a callable on views: launches are prepared once, the argument is packed at each call."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 Shape = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
 Step = tuple[int, int, int, int, int, int, int, int]  # a function's handle, grid, block, bytes of shared memory
-Held = tuple[Any, Any, int, tuple[Any, ...]]  # what one call at a time needs: see Ready._buffer
+Held = tuple[Any, Any, int, tuple[Any, ...]]  # used by one call at a time: see Ready._buffer
 
-_POINTERS = struct.Struct("=5Q")  # the fields of product.cuh's Product that change from call to call
+_POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
 
 
 class Ready:
-    """The launches of a rung with all of their argument but pointers and scalars; many threads may call it at once."""
+    """The launches of a rung with their argument except pointers and scalars; many threads may call it at once."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Ready:
         self._context = int(driver.context(ordinal))
         api = driver.api()
         self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._free: list[Held] = []  # of calls that are over
+        self._free: list[Held] = []  # of finished calls
 
     def __call__(
         self,
@@ -57,7 +57,7 @@ class Ready:
         workspace: int = 0,
         scalars: tuple[float, float] | None = None,
     ) -> None:
-        """Put the launches on a stream, by the addresses of the operands' first elements."""
+        """Put the launches on a stream, with the addresses of the operands' first elements."""
         try:
             held = self._free.pop()
         except IndexError:
@@ -87,8 +87,8 @@ class Ready:
                 driver.check(status)
 
     def _buffer(self) -> Held:
-        """Memory for an argument, the driver's array of pointers to arguments, that array's address, and for each
-        launch that overlaps with the one before the driver's record of it.
+        """Return memory for an argument, the driver's array of pointers to arguments, that array's address, and the
+        driver's record of each launch that overlaps with the previous one.
         """
         memory = ctypes.create_string_buffer(self._argument, len(self._argument))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
@@ -100,7 +100,7 @@ class Ready:
 class Launch:
     """The launches of one rung for one problem; calling it puts them on C's stream and returns at once.
 
-    A problem whose C lies in columns is computed as C' = B' A', so that kernels write rows.
+    If C is column-major, the kernels compute C' = B' A', so that they write rows.
     """
 
     def __init__(self, problem: Problem, config: Config, shape: Shape) -> None:
@@ -123,7 +123,7 @@ class Launch:
         ]
 
     def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
-        """The launches for operands of these shapes and strides, whatever their addresses."""
+        """Return the launches for operands of these shapes and strides, at any addresses."""
         argument = arguments(self.problem, self.flipped, a, b, c, 1.0, 0.0, bias, 0)
         overlaps = tuple(one.overlaps for one in (*self.geometry.before, self.geometry))
         return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.flipped, overlaps)
@@ -160,7 +160,7 @@ def arguments(
     bias: View | None,
     workspace: int,
 ) -> bytes:
-    """The fields of product.cuh's Product, in its order; `problem` has rows in C."""
+    """Return the fields of Product in product.cuh, in order; `problem` has a row-major C."""
     x, y, z = (_strides(view) for view in (a, b, c))
     step = bias.strides[0] // dtypes.get(bias.dtype).size if bias is not None else 0
     if flipped:
@@ -189,7 +189,7 @@ def arguments(
 
 
 def builder(shape: Shape) -> Callable[[Problem, Config], Any]:
-    """A rung's `build` from how it is launched."""
+    """Return the `build` of a rung with this geometry."""
 
     def build(problem: Problem, config: Config) -> Launch:
         return Launch(problem, config, shape)
@@ -198,7 +198,7 @@ def builder(shape: Shape) -> Callable[[Problem, Config], Any]:
 
 
 def too_large(problem: Problem) -> str:
-    """Why kernels cannot count this problem's sides; "" when they can."""
+    """Return why kernels cannot index this problem's sides; "" if they can."""
     side = max(problem.m, problem.n, problem.k, problem.batch)
     return f"a side of {side}: kernels count to {LARGEST_SIDE:,}; cut the product" if side > LARGEST_SIDE else ""
 

@@ -1,4 +1,4 @@
-"""How the kernels on tensor cores by mma.sync and ldmatrix are launched."""
+"""Launches of the tensor-core kernels by mma.sync and ldmatrix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SIDES = ("bm", "bn", "bk", "wm", "wn")
 KEYS = (*SIDES, "stages", "splits")
 Tiling = tuple[int, int, int, int, float]
 
-# Tiles of a block and of its warps, and the share of the largest one's speed that each reaches alone on a
-# multiprocessor (one H200, f16).
+# Tiles of a block and of its warps, and the speed of each alone on a multiprocessor, as a share of the largest's (one
+# H200, f16).
 TILES: tuple[Tiling, ...] = (
     (256, 128, 64, 64, 1.00),
     (128, 256, 64, 64, 1.00),
@@ -28,7 +28,7 @@ TILES: tuple[Tiling, ...] = (
     (64, 64, 32, 32, 0.42),
     (64, 32, 32, 16, 0.25),
 )
-ROW = 128  # bytes of k in a tile
+ROW = 128  # bytes of k per tile
 STAGES = 4
 SPLITS, MOST_SPLITS = (1, 2, 4, 8, 16), 16
 
@@ -36,7 +36,7 @@ SPLITS, MOST_SPLITS = (1, 2, 4, 8, 16), 16
 # in steps; a launch that adds up parts, 3 us; writing and reading a sum of one part, 8 bytes at 3 TB/s.
 START, FINISH, FINISH_ELEMENT = 6, 97_000, 0.09
 FINISH_THREADS = 256
-PACK_THREADS, PACK_ROWS, PACK_BYTES = 256, 32, 512  # a block of the packing launch: threads, and what it copies
+PACK_THREADS, PACK_ROWS, PACK_BYTES = 256, 32, 512  # a block of the packing launch: threads, and the size of its copy
 
 
 def ldmatrix(problem: Problem, config: Config) -> Geometry:
@@ -46,9 +46,9 @@ def ldmatrix(problem: Problem, config: Config) -> Geometry:
 
 
 def pipelined(problem: Problem, config: Config) -> Geometry:
-    """A ring of `stages` tiles of A and of B, and a launch before it that packs what cp.async cannot copy.
+    """A ring of `stages` tiles of A and of B, after a launch that packs operands that cp.async cannot copy.
 
-    With more than one of `splits`, each block sums up a part of k, and a launch after adds up the parts.
+    With `splits` above 1, each block sums over a part of k, and a last launch adds up the parts.
     """
     config = chosen(problem, config)
     stages, splits = config["stages"], config["splits"]
@@ -69,7 +69,7 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
 
 
 def chosen(problem: Problem, config: Config) -> Config:
-    """The config with a value for what it leaves open (0): the tile with which the product takes least time.
+    """Return the config with every 0 replaced: by the tile with which the product takes least time.
 
     A multiprocessor computes its share of the tiles one after the other, each in proportion to its area.
 
@@ -100,7 +100,7 @@ def chosen(problem: Problem, config: Config) -> Config:
 def _by_warps(
     name: str, problem: Problem, config: Config, vectors: tuple[int, ...], *access: int, stages: int
 ) -> Geometry:
-    """A block of bm x bn, a warp for each wm x wn of it, and `stages` tiles of both operands in shared memory."""
+    """A block of bm x bn, a warp per wm x wn of it, and `stages` tiles of both operands in shared memory."""
     bm, bn, bk, wm, wn = sides = tuple(config[key] for key in SIDES)
     size = _size(problem)
     _check_tile(bm, bn, bk, wm, wn, 32 // size)
@@ -121,9 +121,9 @@ def _by_warps(
 
 
 def _with_packing(made: Geometry, problem: Problem, packed: int) -> Geometry:
-    """The same after a launch that copies A (bit 0 of `packed`) and B (bit 1) to rows of whole 16 bytes."""
+    """As without packing, after a launch that copies A (bit 0 of `packed`) and B (bit 1) to rows of whole 16 bytes."""
     size = _size(problem)
-    a = (problem.k, problem.m) if problem.a_layout == "col" else (problem.m, problem.k)  # rows, elements of one
+    a = (problem.k, problem.m) if problem.a_layout == "col" else (problem.m, problem.k)  # rows, elements per row
     b = (problem.n, problem.k) if problem.b_layout == "col" else (problem.k, problem.n)
     chosen = [operand for bit, operand in enumerate((a, b)) if packed >> bit & 1]
     blocks = sum(-(-rows // PACK_ROWS) * -(-columns * size // PACK_BYTES) for rows, columns in chosen)
@@ -140,7 +140,7 @@ def _with_packing(made: Geometry, problem: Problem, packed: int) -> Geometry:
 
 
 def _with_finish(made: Geometry, problem: Problem, packed: int, splits: int) -> Geometry:
-    """The launch that adds up the parts of k, after those that make them."""
+    """The launch that adds up the parts of k, after those that compute them."""
     kernel = instance(
         "mma_pipelined_finish", problem, LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout], packed, splits
     )
@@ -159,18 +159,18 @@ def _with_finish(made: Geometry, problem: Problem, packed: int, splits: int) -> 
 
 
 def _size(problem: Problem) -> int:
-    """Bytes of an element of A and B."""
+    """Return the bytes of an element of A and B."""
     return 4 if problem.dtype == "f32" else 2
 
 
 def _elements(problem: Problem, operand: int) -> int:
-    """How many elements of A (0), B (1) or C (2) one access takes: one where neighbours are not adjacent."""
+    """Return the elements of A (0), B (1) or C (2) per access: one if they are not adjacent."""
     layout = (problem.a_layout, problem.b_layout, problem.c_layout)[operand]
     return 1 if layout == "any" else vector(problem, operand)
 
 
 def _ragged(problem: Problem, vectors: tuple[int, ...]) -> tuple[bool, bool]:
-    """Whether an access to A, and to B, may begin inside and end outside of it."""
+    """Return whether an access to A, and to B, may begin inside and end outside the matrix."""
     a_side = problem.m if problem.a_layout == "col" else problem.k
     b_side = problem.k if problem.b_layout == "col" else problem.n
     return a_side % vectors[0] != 0, b_side % vectors[1] != 0
@@ -180,7 +180,7 @@ def _check_tile(bm: int, bn: int, bk: int, wm: int, wn: int, group: int) -> None
     sides = {"bm": bm, "bn": bn, "bk": bk, "wm": wm, "wn": wn}
     for key, side in sides.items():
         if side < 16 or side & (side - 1):
-            raise RefusedError(f"{key}={side}: a side of a swizzled tile is a power of two from 16 on")
+            raise RefusedError(f"{key}={side}: a side of a swizzled tile is a power of two, at least 16")
     if bm < 32 or bn < 32 or bk < 2 * group or wm > bm or wn > bn:
         text = ", ".join(f"{key}={side}" for key, side in sides.items())
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""How much of a device one launch fills: blocks a multiprocessor, what limits them, waves of the grid.
+"""Occupancy of a launch: blocks per multiprocessor, what limits them, waves of the grid.
 
 NVIDIA, CUDA Programming Guide, "Multiprocessor Level" and "Technical Specifications per Compute Capability"; the rules
 are those of the driver's cuOccupancyMaxActiveBlocksPerMultiprocessor.
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from gemmery.cuda.device import Device
 
 WARP = 32
-REGISTER_UNIT = 256  # registers a warp is given at a time
+REGISTER_UNIT = 256  # registers are allocated to a warp in this unit
 PARTITIONS = 4  # of a multiprocessor, each with a quarter of its registers and warps
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What one launch fills."""
+    """How much of a device one launch fills."""
 
-    limits: dict[str, int]  # blocks a multiprocessor that each resource allows
-    by: tuple[str, ...]  # the resources that allow no more
-    blocks: int  # a multiprocessor runs at once
+    limits: dict[str, int]  # blocks per multiprocessor that each resource allows
+    by: tuple[str, ...]  # the resources that limit it
+    blocks: int  # that a multiprocessor runs at once
     warps: int
-    most_warps: int  # a multiprocessor holds
-    share: float  # of them
-    slots: int  # blocks the whole device runs at once
+    most_warps: int  # that a multiprocessor holds
+    share: float  # of its warps
+    slots: int  # blocks that the whole device runs at once
     waves: float  # how often the grid fills the device
-    tail: float  # share of the device that works in the last wave; 1 when the waves are whole
-    filled: float  # share of the device's time that blocks fill, if all take equally long
+    tail: float  # share of the device used by the last wave; 1 if waves are whole
+    filled: float  # share of the device's time used by blocks, if all take equally long
 
 
 def occupancy(device: Device, threads: int, registers: int, shared: int, grid: int = 1) -> Occupancy:
-    """The occupancy of a launch of `grid` blocks of `threads`, `registers` a thread, `shared` bytes a block.
+    """Return the occupancy of `grid` blocks of `threads`, with `registers` per thread and `shared` bytes per block.
 
     >>> from gemmery.cuda.device import find
     >>> occupancy(find("a100"), threads=256, registers=128, shared=32 << 10).limits
@@ -63,12 +63,12 @@ def occupancy(device: Device, threads: int, registers: int, shared: int, grid: i
 
 
 def registered_warps(registers_sm: int, registers: int) -> int:
-    """Warps whose registers fit: each warp's are rounded up to REGISTER_UNIT, and lie in one partition."""
+    """Return the warps whose registers fit: each warp's are rounded up to REGISTER_UNIT, in one partition."""
     each = -(-max(registers, 1) * WARP // REGISTER_UNIT) * REGISTER_UNIT
     return registers_sm // PARTITIONS // each * PARTITIONS
 
 
 def shared_taken(capability: int, shared: int) -> int:
-    """Bytes of shared memory that a block takes: the system's own kilobyte from sm_80 on, then whole units."""
+    """Return the shared memory that a block takes: from sm_80 on plus a kilobyte for the system, in whole units."""
     unit, reserved = (128, 1024) if capability >= 80 else (256, 0)
     return max(-(-(shared + reserved) // unit) * unit, 1)

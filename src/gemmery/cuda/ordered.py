@@ -1,5 +1,4 @@
-"""What is done to memory in the order of a stream: but for `free_after_all` nothing waits, and a graph may
-capture it.
+"""Operations on memory in stream order: except for `free_after_all` nothing waits, and a graph may capture them.
 
 Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and event management.
 """
@@ -12,29 +11,29 @@ from gemmery.cuda import driver
 
 
 def allocate(size: int, stream: int, ordinal: int) -> int:
-    """The address of `size` bytes that work put on the stream from now on may use.
+    """Return the address of `size` bytes for work put on the stream from now on.
 
-    Raises DeviceError when the device has no room.
+    Raises DeviceError if the device is out of memory.
     """
     with driver.on(ordinal):
         return int(driver.check(driver.api().cuMemAllocAsync(max(size, 1), stream)))
 
 
 def free(pointer: int, stream: int, ordinal: int) -> None:
-    """Give them back once the work put on the stream so far is done."""
+    """Free them after the work put on the stream so far."""
     with driver.on(ordinal):
         driver.check(driver.api().cuMemFreeAsync(pointer, stream))
 
 
 def free_after_all(pointer: int, ordinal: int) -> None:
-    """Give them back once the device has done all it was asked for; waits, and asks no stream, which may be gone."""
+    """Free them after all work of the device; waits, and uses no stream, which may no longer exist."""
     with driver.on(ordinal):
         driver.check(driver.api().cuCtxSynchronize())
         driver.check(driver.api().cuMemFree(pointer))
 
 
 class Scratch:
-    """Bytes for the length of a call, in the order of its stream."""
+    """Memory for the duration of a call, in the order of its stream."""
 
     def __init__(self, size: int, stream: int, ordinal: int) -> None:
         self._stream, self._ordinal = stream, ordinal
@@ -60,7 +59,7 @@ def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> N
 
 
 class Mark:
-    """A moment on a stream, for other streams to wait for; the stream itself may be gone by then."""
+    """An event on a stream, for other streams to wait for; the stream itself may no longer exist by then."""
 
     def __init__(self, stream: int, ordinal: int) -> None:
         api = driver.api()
@@ -70,25 +69,25 @@ class Mark:
             driver.check(api.cuEventRecord(self._event, stream))
 
     def before(self, stream: int) -> None:
-        """Let `stream` go on only when it has passed."""
+        """Make `stream` wait for it."""
         with driver.on(self._ordinal):
             driver.check(driver.api().cuStreamWaitEvent(stream, self._event, 0))
 
     def __del__(self) -> None:
         if (event := getattr(self, "_event", None)) is not None:
             with driver.on(self._ordinal):
-                driver.api().cuEventDestroy(event)  # the driver keeps it until it has happened
+                driver.api().cuEventDestroy(event)  # the driver keeps it until it has completed
 
 
 def wait(stream: int, other: int, ordinal: int) -> None:
-    """Let `stream` go on only when what was put on `other` so far is done."""
+    """Make `stream` wait for the work put on `other` so far."""
     Mark(other, ordinal).before(stream)
 
 
 def where(pointer: int) -> int:
-    """The ordinal of the device whose memory an address is in.
+    """Return the ordinal of the device whose memory an address is in.
 
-    Raises DeviceError for an address that is no device's.
+    Raises DeviceError for an address outside device memory.
     """
     api = driver.api()
     return int(

@@ -1,4 +1,4 @@
-"""How the kernels on CUDA cores that compute one element a thread are launched."""
+"""Launches of the kernels on CUDA cores with one element of C per thread."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WARP = 32
 
 
 def single_block(problem: Problem, config: Config) -> Geometry:
-    """One block with a thread for each element of C."""
+    """One block with one thread per element of C."""
     return Geometry(
         "simt_single_block.cu", instance("simt_single_block", problem), (1, 1, 1), (problem.n, problem.m, 1)
     )
 
 
 def naive(problem: Problem, config: Config) -> Geometry:
-    """A warp along a row of C, so that its lanes read neighbours in B."""
+    """A warp along a row of C, so that its lanes read adjacent elements of B."""
     return _by_warps("simt_naive", problem, config, problem.n, problem.m)
 
 
@@ -35,7 +35,7 @@ def uncoalesced(problem: Problem, config: Config) -> Geometry:
 
 
 def linear(problem: Problem, config: Config) -> Geometry:
-    """Threads in one line over all elements of C, with a sum in scratch memory where C cannot hold it."""
+    """One-dimensional blocks over all elements of C, with sums in scratch memory if C cannot hold them."""
     threads = _positive(config, "threads")
     count = problem.batch * problem.m * problem.n
     apart = problem.scaled or problem.out in ("f16", "bf16")
@@ -49,7 +49,7 @@ def linear(problem: Problem, config: Config) -> Geometry:
 
 
 def packed(problem: Problem, config: Config) -> Geometry:
-    """A launch that copies A and B into blocks, and one that multiplies them."""
+    """A launch that copies A and B into blocks, and one that multiplies these."""
     side = _positive(config, "block")
     rows, columns, depth = (-(-length // side) for length in (problem.m, problem.n, problem.k))
     blocks = problem.batch * depth * (rows + columns)
@@ -67,26 +67,26 @@ def packed(problem: Problem, config: Config) -> Geometry:
 
 
 def smem(problem: Problem, config: Config) -> Geometry:
-    """A thread for each element of a square tile of C."""
+    """One thread per element of a square tile of C."""
     tile = _positive(config, "tile")
     kernel = instance("simt_smem", problem, tile)
     return Geometry("simt_smem.cu", kernel, tiles(problem, tile, tile), (tile, tile, 1), tile=(tile, tile))
 
 
 def smem_transposed(problem: Problem, config: Config) -> Geometry:
-    """The same, in warps of 4 x 8 elements."""
+    """As smem, with warps of 4 x 8 elements."""
     tile = config["tile"]
     if tile not in (8, 16, 32):
-        raise RefusedError(f"tile={tile}: a tile is made of warps of 4 x 8 elements; use 8, 16 or 32")
+        raise RefusedError(f"tile={tile}: a tile consists of warps of 4 x 8 elements; use 8, 16 or 32")
     kernel = instance("simt_smem_transposed", problem, tile, bool(config["swizzle"]))
     grid = tiles(problem, tile, tile)
     return Geometry("simt_smem_transposed.cu", kernel, grid, (tile * tile, 1, 1), tile=(tile, tile))
 
 
 def addition(a: View, b: View, c: View) -> Launch:
-    """What computes C = A + B on views of this shape (batch, m, n) and these strides, when called with three of them.
+    """Return a function that computes C = A + B on three views of this shape (batch, m, n) and these strides.
 
-    Raises ShapeError, DTypeError or DeviceError where the three differ.
+    Raises ShapeError, DTypeError or DeviceError if the three differ.
     """
     for what, error in (("shape", ShapeError), ("dtype", DTypeError), ("device", DeviceError)):
         found = [getattr(view, what) for view in (a, b, c)]
@@ -103,7 +103,7 @@ def addition(a: View, b: View, c: View) -> Launch:
 
 
 def add(problem: Problem, config: Config) -> Geometry:
-    """A thread for as many neighbours of a row as one access may take in all of A, B and C."""
+    """One thread per chunk of a row, as wide as one access may be in A, B and C."""
     rows = (problem.a_layout, problem.b_layout, problem.c_layout) == ("row", "row", "row")
     width = min(vector(problem, operand) for operand in range(3)) if rows else 1
     packs = problem.batch * problem.m * -(-problem.n // width)
@@ -116,10 +116,10 @@ def add(problem: Problem, config: Config) -> Geometry:
 
 
 def _by_warps(name: str, problem: Problem, config: Config, along: int, across: int) -> Geometry:
-    """Warps along one direction of C, and the blocks of a grid that ends at 65535 stepping over the other."""
+    """Warps along one direction of C; blocks step over the other, because a grid ends at 65535 blocks."""
     height = config["threads"] // WARP
     if config["threads"] != height * WARP or not height:
-        raise RefusedError(f"threads={config['threads']}: a block is made of whole warps; use a multiple of {WARP}")
+        raise RefusedError(f"threads={config['threads']}: a block consists of whole warps; use a multiple of {WARP}")
     grid = (-(-along // WARP), min(-(-across // height), GRID[1]), min(problem.batch, GRID[2]))
     return Geometry(f"{name}.cu", instance(name, problem), grid, (WARP, height, 1))
 
@@ -131,6 +131,6 @@ def _positive(config: Config, key: str) -> int:
 
 
 def _alignment(view: View, size: int) -> int:
-    """Bytes that the pointer and every stride but that of adjacent elements are multiples of."""
+    """Return the alignment in bytes of the pointer and of all strides except that of adjacent elements."""
     walked = zip(view.strides, view.shape, strict=True)
     return alignment(view.pointer, tuple(step for step, length in walked if length > 1 and step != size))

@@ -1,4 +1,4 @@
-"""How the kernels on tensor cores by wmma, and by mma in float64, are launched."""
+"""Launches of the tensor-core kernels by wmma, and by mma in float64."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gemmery.problem import Problem
 
 Config = Mapping[str, int]
 WARP = 32
-THREADS = 1024  # a block
-REGISTERS, LEAST_F64 = 65536, 64  # of a multiprocessor; of a thread that multiplies in double
+THREADS = 1024  # per block
+REGISTERS, LEAST_F64 = 65536, 64  # per multiprocessor; per thread that multiplies in f64
 TILE = ("bm", "bn", "bk", "wm", "wn")
 BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
 MMA_F64 = ("bm", "bn", "bk", "wm", "wn", "stages", "blocks")
-TILES_F64 = (  # values of MMA_F64, and how near a full device comes to its speed with the first of them (on an H200)
+TILES_F64 = (  # values of MMA_F64, and the share of its speed that a full device reaches with the first of them (H200)
     ((128, 128, 16, 64, 32, 3, 1), 1.0),
     ((64, 64, 16, 32, 32, 3, 3), 0.94),
     ((32, 64, 32, 16, 32, 3, 3), 0.8),
@@ -35,7 +35,7 @@ def wmma_f16(problem: Problem, config: Config) -> Geometry:
 
 
 def mma_f64(problem: Problem, config: Config) -> Geometry:
-    """A ring of `stages` tiles, and the widest instruction that the device has."""
+    """A ring of `stages` tiles, and the widest instruction of the device."""
     config = {key: config[key] or value for key, value in zip(MMA_F64, _tile_f64(problem), strict=True)}
     bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
     threads = _threads(config, 16, 8, 16)
@@ -60,7 +60,7 @@ def mma_f64(problem: Problem, config: Config) -> Geometry:
 
 
 def _tile_f64(problem: Problem) -> tuple[int, ...]:
-    """The tile with which the busiest multiprocessor is done first."""
+    """Return the tile with which the busiest multiprocessor finishes first."""
 
     def longest(row: tuple[tuple[int, ...], float]) -> float:
         (bm, bn, *_), speed = row
@@ -70,7 +70,7 @@ def _tile_f64(problem: Problem) -> tuple[int, ...]:
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
-    """A kernel on the fragments of wmma.cuh, whose shared memory holds two padded tiles of each, then sums for C."""
+    """A kernel with the fragments of wmma.cuh; shared memory holds two padded tiles of A and B, then sums for C."""
     bm, bn, bk, _, wn = _tile(config)
     size = BYTES[problem.dtype]
     m, n, k = (8, 8, 4) if size == 8 else (16, 16, 32 // size)
@@ -90,7 +90,7 @@ def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
-    """Bytes of a tile of wmma.cuh: its rows have 16 bytes of padding, or 32."""
+    """Return the bytes of a tile of wmma.cuh, whose rows have 16 or 32 bytes of padding."""
     rows, width = (side, bk) if along_k else (bk, side)
     return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
 
@@ -100,14 +100,14 @@ def _tile(config: Config) -> tuple[int, ...]:
 
 
 def _threads(config: Config, m: int, n: int, k: int) -> int:
-    """Threads of a block: a warp for each wm x wn of bm x bn, by instructions of m x n, with k at least this."""
+    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k."""
     sides = {key: config[key] for key in TILE}
     for key, least in zip(TILE, (m, n, k, m, n), strict=True):
         if sides[key] < least or sides[key] & (sides[key] - 1):
             raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
     bm, bn, _, wm, wn = sides.values()
     if wm > bm or wn > bn:
-        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile is within the block's; change either")
+        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile must fit in the block's; change one")
     threads = bm // wm * (bn // wn) * WARP
     if threads > THREADS:
         raise RefusedError(
@@ -118,9 +118,9 @@ def _threads(config: Config, m: int, n: int, k: int) -> int:
 
 
 def _operands(problem: Problem) -> tuple[str | int, ...]:
-    """The layouts of A and B, and how many elements of A, B and C one access takes.
+    """Return the layouts of A and B, and the elements of A, B and C per access.
 
-    The widths divide the sides along memory, so that no access crosses an edge.
+    The widths divide the contiguous sides, so that no access crosses an edge.
     """
     sides = {"row": (problem.k, problem.n, problem.n), "col": (problem.m, problem.k, problem.m)}
     widths = []

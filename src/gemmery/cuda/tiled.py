@@ -1,4 +1,4 @@
-"""How the kernels on CUDA cores that keep tiles in registers are launched."""
+"""Launches of the kernels on CUDA cores that keep tiles in registers."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from gemmery.problem import Problem
 
 Config = Mapping[str, int]
 WARP = 32
-THREADS = 1024  # a block
-REGISTERS = 65536  # a multiprocessor
-MOST_REGISTERS = 255  # a thread
-PAD = 4  # elements that follow each step of k in the tile of an operand that lies along k
+THREADS = 1024  # per block
+REGISTERS = 65536  # per multiprocessor
+MOST_REGISTERS = 255  # per thread
+PAD = 4  # padding elements after each step of k in the tile of an operand contiguous in k
 
 
 def threadtile(problem: Problem, config: Config) -> Geometry:
-    """A thread for each tm x tn elements of a tile of C; one element of A and B an access."""
+    """One thread per tm x tn elements of a tile of C; one element of A or B per access."""
     return _launch("simt_threadtile", problem, config)
 
 
 def vectorized(problem: Problem, config: Config) -> Geometry:
-    """The same, with as wide an access as each matrix allows."""
+    """As threadtile, with accesses as wide as each matrix allows."""
     return _launch("simt_vectorized", problem, config, *_accesses(problem, config))
 
 
 def padded(problem: Problem, config: Config) -> Geometry:
-    """The same, with padded tiles that have k outermost."""
+    """As vectorized, with padded tiles that have k as the outer dimension."""
     return _launch("simt_padded", problem, config, *_accesses(problem, config), pad=PAD)
 
 
 def swizzled(problem: Problem, config: Config) -> Geometry:
-    """The same, with swizzled tiles."""
+    """As padded, with swizzled tiles."""
     return _launch("simt_swizzled", problem, config, *_accesses(problem, config))
 
 
 def warptile(problem: Problem, config: Config) -> Geometry:
-    """The same, with the threads of a warp on wm x wn elements."""
+    """As padded, with the threads of a warp on wm x wn elements."""
     _check_warps(config)
     return _launch("simt_warptile", problem, config, *_accesses(problem, config), keys=WARPS, pad=PAD)
 
 
 def pipelined(problem: Problem, config: Config) -> Geometry:
-    """The same with `stages` tiles in shared memory: filled through registers when there are two, else by cp.async."""
+    """As warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
     config = chosen(problem, config)
     _check_warps(config)
     stages = config["stages"]
@@ -71,8 +71,8 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
     return replace(made, needs=80, instructions="cp.async")
 
 
-# Tiles for sums of 4 and 8 bytes: bm, bn, bk, wm, wn, tm, tn, stages, and the share in percent of the largest's speed
-# that one of these reaches when the device is full.
+# Tiles for sums of 4 and 8 bytes: bm, bn, bk, wm, wn, tm, tn, stages, and the speed of each on a full
+# device, in percent of the largest's.
 TILES = {
     4: (
         (128, 256, 16, 32, 128, 16, 8, 3, 100),
@@ -111,11 +111,11 @@ def _launch(
     held = (tm * tn + tm + tn) * _word(problem) // 4
     if held > MOST_REGISTERS:
         raise RefusedError(
-            f"tm={tm}, tn={tn} in {problem.out}: {held} registers; a thread has {MOST_REGISTERS}; use less"
+            f"tm={tm}, tn={tn} in {problem.out}: {held} registers; a thread has {MOST_REGISTERS}; use smaller ones"
         )
     kernel = instance(
         name,
-        replace(problem, precision=""),  # products are exact to f32, so they are to tf32
+        replace(problem, precision=""),  # exact f32 products satisfy tf32 too
         LAYOUTS[problem.a_layout],
         LAYOUTS[problem.b_layout],
         *accesses,
@@ -128,7 +128,7 @@ def _launch(
 
 
 def chosen(problem: Problem, config: Config) -> Config:
-    """The config with what it leaves open (0): the tile of TILES that should take least time, and its stages."""
+    """Return the config with every 0 replaced: by the tile of TILES that should take least time, and its stages."""
     at = device.find(problem.device if problem.device != "cpu" else "h200")
     *best, _ = min(TILES[_word(problem)], key=lambda tile: _time(problem, tile, at.sms))
     tile = dict(zip((*WARPS, "stages"), best, strict=True))
@@ -138,14 +138,14 @@ def chosen(problem: Problem, config: Config) -> Config:
 
 
 def _time(problem: Problem, tile: tuple[int, ...], sms: int) -> float:
-    """Elements of C that the busiest multiprocessor computes, weighed by the tile's speed."""
+    """Return the elements of C that the busiest multiprocessor computes, weighted by the tile's speed."""
     bm, bn, *_, speed = tile
     grid, _, _ = tiles(problem, bm, bn)
     return -(-grid // sms) * bm * bn / speed
 
 
 def _blocks(problem: Problem, config: Config, fragments: int) -> int:
-    """Blocks of a multiprocessor that registers are kept for: a thread holds its sums and `fragments` of A and B."""
+    """Return the blocks per multiprocessor that registers allow: a thread holds its sums and `fragments` of A and B."""
     tm, tn = config["tm"], config["tn"]
     held = (tm * tn + fragments * (tm + tn)) * (_word(problem) // 4)
     indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
@@ -154,14 +154,14 @@ def _blocks(problem: Problem, config: Config, fragments: int) -> int:
 
 
 def _word(problem: Problem) -> int:
-    """Bytes of a sum."""
+    """Return the bytes of a sum."""
     return 8 if problem.out == "f64" else 4
 
 
 def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tuple[int, int, int]:
-    """Elements of A, B and C that one access takes: they divide the side along memory, so that none crosses an edge.
+    """Return the elements of A, B and C per access. They divide the contiguous side, so that no access crosses an edge.
 
-    What cannot be transposed is copied element by element where it lies along k.
+    A kernel that cannot transpose copies operands contiguous in k element by element.
     """
     along_k = config["bk"], problem.k
     lengths = {
@@ -188,7 +188,7 @@ def _check_tile(config: Config) -> None:
             raise RefusedError(f"{key}={config[key]}: threads share a tile evenly; use a power of two")
     if bk < 2 or bm < tm or bn < tn:
         raise RefusedError(
-            f"bm={bm}, bn={bn}, bk={bk} for tm={tm}, tn={tn}: a block's tile is its threads' by 2 or more"
+            f"bm={bm}, bn={bn}, bk={bk} for tm={tm}, tn={tn}: a block's tile is a thread's times 2 or more"
         )
     threads = bm // tm * (bn // tn)
     if threads < WARP or threads > THREADS:

@@ -76,7 +76,7 @@ def test_one_block_holds_1024_elements():
         assert one.refuses(problem) == ""
         assert refusal(one.geometry(problem, one.default), H200) == ""
     larger = Problem(25, 41, 5, "f32", "f32")
-    assert "1025 threads" in one.refuses(larger)
+    assert "1025 elements" in one.refuses(larger)
     assert "1024" in one.refuses(larger)
     assert "1025 threads" in refusal(one.geometry(larger, one.default), H200)
 

@@ -128,7 +128,7 @@ def test_an_access_to_c_divides_its_rows(n, c_layout, elements):
     ("config", "words"),
     [
         ({"bm": 96}, "bm=96: a side of a swizzled tile is a power of two"),
-        ({"wn": 8}, "wn=8: a side of a swizzled tile is a power of two from 16 on"),
+        ({"wn": 8}, "wn=8: a side of a swizzled tile is a power of two, at least 16"),
         ({"bm": 64, "wm": 128}, "bm=64, .*wm=128.*warps of it at most its size"),
         ({"bk": 16}, "bk=16.* two groups of 16"),
         ({"stages": 1}, "stages=1: a ring has 2 to 8 tiles"),

@@ -36,15 +36,18 @@ def test_strides_of_any_sign_and_broadcasting_are_kept():
 @pytest.mark.parametrize(
     ("obj", "word"),
     [
-        (np.zeros((2, 2), object), "object"),
+        (np.zeros((2, 2), object), "Python objects"),
         (np.zeros((2, 2), np.longdouble), "longdouble|float128"),
         (np.zeros((2, 2), np.clongdouble), "clongdouble|complex256"),
-        (np.array(["a"]), "str"),
-        (np.zeros(2, "M8[s]"), "datetime64"),
-        (np.zeros(2, [("x", "f4")]), "void"),
+        (np.array(["a"]), "text"),
+        (np.array([b"a"]), "bytes"),
+        (np.zeros(2, "M8[s]"), "dates"),
+        (np.zeros(2, "m8[s]"), "durations"),
+        (np.zeros(2, [("x", "f4"), ("y", "f4")]), r"records with the fields x, y; pass one of them, x\['x'\]"),
+        (np.zeros(2, "V3"), "3 raw bytes"),
         (np.zeros((2, 2), ml_dtypes.float8_e4m3fn), "float8"),
-        (None, "object"),
-        ("text", "str"),
+        (None, "a NoneType, which is no array"),
+        ("text", "a str, which is no array"),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
@@ -84,6 +87,53 @@ def test_a_subclass_with_arithmetic_of_its_own_is_refused():
 
     with pytest.raises(LayoutError, match=r"Metres.*asarray"):
         view(np.zeros((2, 2)).view(Metres))
+
+
+class Frame:
+    """An array of labelled columns, such as pandas'."""
+
+    def __array__(self, *args, **options):
+        return np.zeros((2, 2))
+
+    def __array_ufunc__(self, *args, **options):
+        raise AssertionError
+
+
+class Sparse:
+    """A sparse matrix, such as SciPy's."""
+
+    nnz = 1
+
+    def toarray(self):
+        raise AssertionError
+
+
+class NullInterface:
+    __array_interface__ = {"data": (0, False), "shape": (2, 2), "typestr": "<f4", "version": 3}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("obj", "words"),
+    [
+        (Frame(), r"Frame multiplies in its own way.*x\.to_numpy\(\)"),
+        (Sparse(), r"Sparse is sparse.*x\.toarray\(\)"),
+        ([[1, 2], [3]], "NumPy cannot make an array of a list"),
+        (NullInterface(), "NullInterface.*NULL"),
+        ((ctypes.c_double * 3).from_address(0), "the buffer of a c_double_Array_3 has a null pointer"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_objects_that_are_not_their_memory_are_refused_by_name(obj, words):
+    with pytest.raises(LayoutError, match=words):
+        view(obj)
+
+
+def test_no_elements_need_no_memory():
+    assert view((ctypes.c_double * 0).from_address(0)).shape == (0,)
+
+
+def test_numbers_of_numpy_are_served():
+    assert view(np.float32(1.5))[1:4] == ((), (), "f32")
 
 
 def test_the_buffer_protocol():

@@ -61,6 +61,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
         _compute(x, y, common, result, target, terms)
     else:
         _compute_aside(x, y, common, result, target, terms)
+    arrays.written(out)
     return out
 
 

@@ -68,6 +68,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked)
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     if target is not None and target.dtype == result and not moved:
         _compute(a, operands, out, target, old, asked)
+        arrays.written(out)
         if short:
             _remember(name, a, b, out, operands, target, asked)
         return out
@@ -75,6 +76,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked)
     _compute(a, operands, made, fresh, old, asked)
     if target is not None:
         _copy(made, fresh, out, target)
+        arrays.written(out)
         return out
     if short:
         _remember(name, a, b, None, operands, fresh, asked)

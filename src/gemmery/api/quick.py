@@ -106,12 +106,18 @@ def _torch_way(torch: Any) -> Way:
         _tensors(torch),
         torch.uint8,
     )
+    tracing, modes, transforms = arrays.recorders(torch)
+    forward, written = torch.autograd.forward_ad, torch.autograd.graph.increment_version
     products = _TENSORS
 
     def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if not a.is_cuda or type(b) not in tensors:
             return None
+        if modes() or tracing() or transforms() or forward._current_level >= 0:  # the long way says what is wrong
+            return None
         p, q, ordinal = a.data_ptr(), b.data_ptr(), a.get_device()
+        if not p or not q:
+            return None
         bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
         if out is None:
             met = products.get(
@@ -145,6 +151,7 @@ def _torch_way(torch: Any) -> Way:
             )
             if (
                 met is None
+                or not r
                 or met.a_low < r - p < met.a_high
                 or met.b_low < r - q < met.b_high
                 or (recording() and (a.requires_grad or b.requires_grad or out.requires_grad))
@@ -158,6 +165,8 @@ def _torch_way(torch: Any) -> Way:
             met.run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
         else:
             met.run(p, q, r, stream_of(ordinal), 0, 0, scalars)
+        if out is not None:
+            written(out)
         return made
 
     return way
@@ -177,6 +186,8 @@ def _cupy_way(cupy: Any) -> Way:
         if type(b) is not ndarray:
             return None
         p, q = a.data.ptr, b.data.ptr
+        if not p or not q:
+            return None
         made = out
         if out is None:
             met = products.get(_array_key(a, b, None, name, p, q, 0))
@@ -189,7 +200,7 @@ def _cupy_way(cupy: Any) -> Way:
                 return None
             r = out.data.ptr
             met = products.get(_array_key(a, b, out, name, p, q, r))
-            if met is None or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
+            if met is None or not r or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
                 return None
         if met.workspace:
             if a.device.id != current():

@@ -18,8 +18,21 @@ array or list:
 """
 
 from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same, together
+from gemmery.arrays.pytorch import recorders
 from gemmery.arrays.reading import view
-from gemmery.arrays.results import allocates, assign, astype, converted, empty, kind, numpy_dtype, scratch, store, wrap
+from gemmery.arrays.results import (
+    allocates,
+    assign,
+    astype,
+    converted,
+    empty,
+    kind,
+    numpy_dtype,
+    scratch,
+    store,
+    wrap,
+    written,
+)
 
 __all__ = [
     "View",
@@ -34,6 +47,7 @@ __all__ = [
     "numpy_dtype",
     "overlap",
     "reach",
+    "recorders",
     "repeats",
     "same",
     "scratch",
@@ -41,4 +55,5 @@ __all__ = [
     "together",
     "view",
     "wrap",
+    "written",
 ]

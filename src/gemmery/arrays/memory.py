@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gemmery import dtypes
-from gemmery.errors import DeviceError
+from gemmery.errors import DeviceError, LayoutError
 
 
 class View(NamedTuple):
@@ -75,6 +75,11 @@ def elsewhere(device: str) -> DeviceError:
         f"an operand is on the device {device!r}: gemmery multiplies on the CPU and on CUDA devices; "
         "move the operand first, in PyTorch with x.cpu()"
     )
+
+
+def no_memory(what: str) -> LayoutError:
+    """The error for an array that has elements and a null pointer."""
+    return LayoutError(f"{what} has a null pointer: its memory was never allocated, or was given back")
 
 
 def together(**operands: View | None) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.arrays.memory import View, contiguous, elsewhere
+from gemmery.arrays import pytorch
+from gemmery.arrays.memory import View, contiguous, no_memory
 from gemmery.errors import DeviceError, DTypeError, LayoutError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 
 
-SHORT: dict[object, str] = {}  # NumPy and PyTorch element types seen so far -> gemmery's name
+SHORT: dict[object, str] = {}  # NumPy's element types seen so far -> gemmery's names
 for _row in dtypes.BY_NAME.values():
     if _row.name != "bf16":
         SHORT[np.dtype(_row.numpy)] = _row.name
@@ -40,7 +41,7 @@ def view(obj: object) -> View:
         return _numpy_view(obj)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
-        return _torch_view(obj, torch)
+        return pytorch.view(obj, torch)
     if isinstance(obj, np.ndarray):
         return _numpy_view(_plain(obj))
     cupy = sys.modules.get("cupy")
@@ -52,12 +53,39 @@ def view(obj: object) -> View:
         return dlpack.read(obj)
     if hasattr(obj, "__cuda_array_interface__"):
         return _cuda_view(obj)
+    _no_arithmetic_of_its_own(obj)
     if hasattr(obj, "__array_interface__"):
-        return _numpy_view(np.asarray(obj))
+        return _numpy_view(_as_array(obj, obj))
     try:
-        return _numpy_view(np.asarray(memoryview(obj)))  # type: ignore[arg-type]
+        buffer = memoryview(obj)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes an array of it, which is not the object's own memory
-        return _numpy_view(np.asarray(obj))._replace(writable=False)
+        return _numpy_view(_as_array(obj, obj))._replace(writable=False)
+    array = _as_array(buffer, obj)
+    if array.flags.owndata and array.size:  # NumPy allocates where a buffer's pointer is null
+        raise no_memory(f"the buffer of a {type(obj).__name__}")
+    return _numpy_view(array)
+
+
+def _no_arithmetic_of_its_own(obj: object) -> None:
+    """Raise for an object whose product is not that of the numbers that NumPy would read from it."""
+    name = type(obj).__name__
+    if hasattr(obj, "nnz") and (hasattr(obj, "toarray") or hasattr(obj, "todense")):
+        dense = "toarray" if hasattr(obj, "toarray") else "todense"
+        raise LayoutError(f"{name} is sparse, and gemmery multiplies dense arrays: pass x.{dense}(), or use a @ b")
+    if hasattr(type(obj), "__array_ufunc__") and not isinstance(obj, np.generic):
+        raise LayoutError(
+            f"{name} multiplies in its own way (__array_ufunc__): pass an array of its numbers, x.to_numpy() in pandas "
+            "and xarray, np.asarray(x) elsewhere"
+        )
+
+
+def _as_array(source: object, obj: object) -> Array:
+    """NumPy's array of an object, with an error that names the object's type."""
+    try:
+        return np.asarray(source)
+    except (TypeError, ValueError, BufferError, NotImplementedError) as error:
+        reason = str(error).partition(". ")[0].rstrip(".")
+        raise LayoutError(f"NumPy cannot make an array of a {type(obj).__name__}: {reason}") from error
 
 
 def _plain(array: Array) -> Array:
@@ -73,12 +101,34 @@ def _plain(array: Array) -> Array:
 def _numpy_view(array: Array) -> View:
     name = SHORT.get(array.dtype)
     if name is None:
+        if array.dtype.kind in _WORDS or array.dtype.type is np.void:  # types of ml_dtypes have kind "V" too
+            raise _unsupported(array)
         name = dtypes.get(array.dtype.name).name
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
             array.flags.writeable = False
         SHORT[array.dtype] = name
-    return View(_address(array), array.shape, array.strides, name, "cpu", 0, array.flags.writeable, array)
+    pointer = _address(array)
+    if not pointer and array.size:
+        raise no_memory(f"an array of shape {array.shape}")
+    return View(pointer, array.shape, array.strides, name, "cpu", 0, array.flags.writeable, array)
+
+
+_WORDS = {"U": "text", "S": "bytes", "T": "text", "M": "dates", "m": "durations", "O": "Python objects"}
+
+
+def _unsupported(array: Array) -> DTypeError:
+    """Return the error for an array of something else than numbers, which NumPy calls "str32" or "void96"."""
+    dtype = array.dtype
+    if dtype.names is not None:
+        what = f"an array of records with the fields {', '.join(dtype.names)}; pass one of them, x[{dtype.names[0]!r}]"
+    elif dtype.kind == "V":
+        what = f"an array of elements of {dtype.itemsize} raw bytes each"
+    elif array.ndim == 0:
+        what = f"a {type(array.item()).__name__}, which is no array"
+    else:
+        what = f"an array of {_WORDS[dtype.kind]}"
+    return DTypeError(f"an operand is {what}; gemmery multiplies {dtypes.supported()}: convert with astype first")
 
 
 def _address(array: Array) -> int:
@@ -97,32 +147,12 @@ _FIELD_IS_KNOWN = (
 )
 
 
-def _torch_view(tensor: Any, torch: Any) -> View:
-    if not tensor.is_cpu and not tensor.is_cuda:
-        raise elsewhere(tensor.device.type)
-    if tensor.layout is not torch.strided:
-        raise LayoutError(f"a tensor of layout {tensor.layout}: make it dense first with x.to_dense()")
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise LayoutError("the tensor requires grad, and gemmery records none: pass x.detach(), or use torch.no_grad()")
-    name = SHORT.get(tensor.dtype)
-    if name is None:
-        name = SHORT[tensor.dtype] = dtypes.get(str(tensor.dtype).removeprefix("torch.")).name
-    writable = True
-    if tensor.is_conj() or tensor.is_neg():  # lazily negated: the memory holds the other sign
-        tensor, writable = tensor.resolve_conj().resolve_neg(), False
-    size = tensor.element_size()
-    strides = tuple([size * s for s in tensor.stride()])
-    device, stream = "cpu", 0
-    if tensor.is_cuda:
-        ordinal = tensor.get_device()
-        device, stream = f"cuda:{ordinal}", torch._C._cuda_getCurrentRawStream(ordinal)
-    return View(tensor.data_ptr(), tuple(tensor.shape), strides, name, device, stream, writable, tensor)
-
-
 def _cupy_view(array: Any, cupy: Any) -> View:
     ordinal = array.device.id
     name = SHORT.get(array.dtype) or dtypes.get(array.dtype.name).name
     stream = cupy.cuda.get_current_stream(ordinal).ptr
+    if not array.data.ptr and array.size:
+        raise no_memory(f"a CuPy array of shape {array.shape}")
     return View(array.data.ptr, array.shape, array.strides, name, f"cuda:{ordinal}", stream, True, array)
 
 

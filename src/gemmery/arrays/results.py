@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import dtypes
+from gemmery.arrays import pytorch
 from gemmery.arrays.memory import View
 from gemmery.arrays.reading import SHORT, Array, view
 from gemmery.errors import DTypeError
@@ -25,8 +26,7 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
     """Uninitialised memory for a result of the kind of `like`, C-contiguous, and its View; `wrap` finishes it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
-        tensor = torch.empty(shape, dtype=getattr(torch, dtypes.get(dtype).numpy), device=like.device)
-        return tensor, view(tensor)
+        return pytorch.empty(shape, dtype, like, torch)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
@@ -107,6 +107,13 @@ def assign(target: Any, source: Any) -> None:
     else:
         with target.device:
             target[...] = source
+
+
+def written(obj: object) -> None:
+    """Tell the library of an array that its memory was written; only PyTorch's wants to know."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        pytorch.written(obj, torch)
 
 
 def store(source: View, target: View) -> None:

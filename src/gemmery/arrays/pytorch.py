@@ -1,0 +1,139 @@
+"""PyTorch tensors as Views of their memory. PyTorch is never imported here: whoever has a tensor has imported it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from gemmery import dtypes
+from gemmery.arrays.memory import View, contiguous, elsewhere, no_memory, reach
+from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
+
+_ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far -> gemmery's
+
+
+def recorders(torch: Any) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
+    """Return three functions, true while torch.jit.trace, a dispatch mode or a torch.func transform is active."""
+    c = torch._C
+    return c._is_tracing, c._len_torch_dispatch_stack, c._are_functorch_transforms_active
+
+
+def view(tensor: Any, torch: Any) -> View:
+    """Return the memory of a tensor, which must be ordinary memory of the CPU or of a CUDA device.
+
+    Raises LayoutError for tensors that only PyTorch can multiply (sparse, nested, fake, tracked by autograd), and for
+    all tensors while PyTorch records or transforms operations: it would not see the product.
+    """
+    c = torch._C
+    if c._is_tracing() or c._len_torch_dispatch_stack() or c._are_functorch_transforms_active():
+        raise _unseen(torch)
+    if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise LayoutError(
+            f"{type(tensor).__name__} multiplies in its own way (__torch_dispatch__): pass the plain tensor that holds "
+            "its numbers, or use torch.matmul"
+        )
+    try:
+        return _view(tensor, torch)
+    except (RuntimeError, ValueError) as error:  # what PyTorch raises for a property that a tensor does not have
+        if isinstance(error, GemmeryError):
+            raise
+        if tensor.is_nested:
+            raise LayoutError(
+                "a nested tensor has no single shape: multiply its parts, x.unbind(), or pad it with "
+                "torch.nested.to_padded_tensor(x, 0)"
+            ) from error
+        reason = str(error).partition("\n")[0]
+        raise LayoutError(f"the memory of a {type(tensor).__name__} cannot be read: {reason}") from error
+
+
+def _view(tensor: Any, torch: Any) -> View:
+    device, stream = "cpu", 0
+    if not tensor.is_cpu:
+        if not tensor.is_cuda:
+            raise _elsewhere(tensor)
+        ordinal = tensor.get_device()
+        device, stream = f"cuda:{ordinal}", torch._C._cuda_getCurrentRawStream(ordinal)
+    if tensor.layout is not torch.strided:
+        raise LayoutError(f"a tensor of layout {tensor.layout}: make it dense first with x.to_dense()")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise LayoutError("the tensor requires grad, and gemmery records none: pass x.detach(), or use torch.no_grad()")
+    if _in_dual_level(torch) and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise LayoutError(
+            "the tensor carries a tangent of forward-mode differentiation, and gemmery computes none: pass the primal, "
+            "torch.autograd.forward_ad.unpack_dual(x).primal, or use torch.matmul"
+        )
+    row = _ROWS.get(tensor.dtype) or _row(tensor)
+    writable = True
+    if tensor.is_neg() or (row.kind == "c" and tensor.is_conj()):  # lazily negated: the memory holds the other sign
+        tensor, writable = tensor.resolve_conj().resolve_neg(), False
+    pointer = tensor.data_ptr()
+    shape, strides, span = _in_bytes(tensor.shape, tensor.stride(), row.size, row.name)
+    if span and (not pointer or span + row.size * tensor.storage_offset() > tensor.untyped_storage().nbytes()):
+        raise _no_storage(tensor, span)
+    return View(pointer, shape, strides, row.name, device, stream, writable, tensor)
+
+
+def empty(shape: tuple[int, ...], dtype: str, like: Any, torch: Any) -> tuple[Any, View]:
+    """Return an uninitialised C-contiguous tensor on the device of `like`, and its View."""
+    row = dtypes.get(dtype)
+    tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=like.device)
+    if not tensor.is_cpu:
+        return tensor, view(tensor, torch)
+    return tensor, View(tensor.data_ptr(), shape, contiguous(shape, row.size), dtype, owner=tensor)
+
+
+def written(tensor: Any, torch: Any) -> None:
+    """Tell autograd that the memory of a tensor was written: it then refuses gradients that need the old numbers."""
+    torch.autograd.graph.increment_version(tensor)
+
+
+@lru_cache(maxsize=1024)
+def _in_bytes(
+    shape: tuple[int, ...], stride: tuple[int, ...], size: int, dtype: str
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """The shape as a plain tuple, the strides in bytes, and the bytes from the first element to the end of the last."""
+    shape, strides = tuple(shape), tuple(size * step for step in stride)
+    return shape, strides, reach(shape, strides, dtype)[1]
+
+
+def _in_dual_level(torch: Any) -> bool:
+    level: int = torch.autograd.forward_ad._current_level
+    return level >= 0
+
+
+def _row(tensor: Any) -> dtypes.DType:
+    text = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_quantized:
+        raise DTypeError(f"a quantized tensor ({text}): gemmery multiplies plain numbers; pass x.dequantize()")
+    row = _ROWS[tensor.dtype] = dtypes.get(text)
+    return row
+
+
+def _elsewhere(tensor: Any) -> DeviceError:
+    if tensor.device.type == "meta":
+        return DeviceError("a tensor on the device 'meta' has a shape and no numbers: make a real one first")
+    return elsewhere(tensor.device.type)
+
+
+def _unseen(torch: Any) -> LayoutError:
+    """The error for a product that PyTorch would have to record or transform, which it cannot."""
+    if torch._C._is_tracing():
+        what = "torch.jit.trace is recording, and it cannot record"
+    elif torch._C._are_functorch_transforms_active():
+        what = "a transform of torch.func (vmap, grad, functionalize, ...) is active, and it cannot transform"
+    else:
+        mode = type(torch.utils._python_dispatch._get_current_dispatch_mode()).__name__
+        what = f"{mode} is active (torch.export, make_fx and fake tensors use such modes), and it cannot see"
+    return LayoutError(f"{what} products of gemmery: call gemmery outside of it, or use torch.matmul inside")
+
+
+def _no_storage(tensor: Any, span: int) -> LayoutError:
+    have = tensor.untyped_storage().nbytes()
+    if not tensor.data_ptr() and (have or tensor._is_zerotensor()):
+        return no_memory(f"a tensor of shape {tuple(tensor.shape)}")
+    need = span + tensor.element_size() * tensor.storage_offset()
+    return LayoutError(
+        f"a tensor of shape {tuple(tensor.shape)} needs {need} bytes of storage, and its storage has {have}: it was "
+        "resized, as FSDP does with parameters that are not in use; give it its storage back first"
+    )

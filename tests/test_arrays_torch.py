@@ -1,0 +1,271 @@
+"""Tensors whose memory is not all there is to them, and products that PyTorch would have to see."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.api import quick
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning"),  # MaskedTensor, nested tensors
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
+ONES = torch.ones(3, 3)
+
+
+def freed(*shape, storage=0):
+    """A tensor whose storage was given back, as FSDP does, or cut to some bytes."""
+    x = torch.ones(*shape)
+    x.untyped_storage().resize_(storage)
+    return x
+
+
+def cut():
+    """A view that begins behind the start of its storage, and ends behind its end."""
+    x = torch.ones(8)
+    view = x[4:]
+    x.untyped_storage().resize_(24)
+    return view
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gm.matmul(freed(3, 3), ONES),
+        lambda: gm.matmul(ONES, freed(3, 3)),
+        lambda: gm.matmul(ONES, freed(3)),
+        lambda: gm.matmul(ONES, ONES, out=freed(3, 3)),
+        lambda: gm.matmul(np.ones((3, 3)), np.ones((3, 3)), out=freed(3, 3)),
+        lambda: gm.matmul(ONES, ONES, bias=freed(3)),
+        lambda: gm.gemm(1.0, ONES, ONES, 1.0, freed(3, 3)),
+        lambda: gm.gemv(freed(3, 3), ONES[0]),
+        lambda: gm.explain(freed(3, 3), ONES),
+        lambda: gm.matmul(freed(64, 64, storage=64), torch.ones(64, 64)),
+        lambda: gm.matmul(cut(), torch.ones(4)),
+    ],
+)
+def test_a_tensor_without_its_storage_is_refused(call):
+    with pytest.raises(gm.LayoutError, match=r"needs \d+ bytes of storage, and its storage has \d+.*FSDP"):
+        call()
+
+
+def test_a_tensor_without_elements_needs_no_storage():
+    assert gm.matmul(freed(0, 3), torch.ones(3, 2)).shape == (0, 2)
+    assert torch.equal(gm.matmul(freed(2, 0), freed(0, 3)), torch.zeros(2, 3))
+    assert gm.matmul(freed(5, storage=8)[:2], torch.ones(2)) >= 0
+
+
+class Wrapped(torch.Tensor):
+    """A subclass that has no memory of its own, as DTensor."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_):
+        raise AssertionError
+
+
+def masked():
+    from torch.masked import masked_tensor
+
+    return masked_tensor(ONES, ONES > 0)
+
+
+def fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3, 3)
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.ones(2, 3), ONES], layout=layout)
+
+
+def uninitialised():
+    return torch.nn.UninitializedParameter(requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (masked, gm.LayoutError, "MaskedTensor multiplies in its own way"),
+        (fake, gm.LayoutError, "FakeTensor multiplies in its own way"),
+        (lambda: Wrapped(ONES), gm.LayoutError, "Wrapped multiplies in its own way"),
+        (lambda: nested(torch.strided), gm.LayoutError, r"nested tensor.*x\.unbind\(\)"),
+        (lambda: nested(torch.jagged), gm.LayoutError, "NestedTensor multiplies in its own way"),
+        (lambda: torch._efficientzerotensor((3, 3)), gm.LayoutError, "null pointer"),
+        (ONES.to_mkldnn, gm.LayoutError, "_mkldnn.*to_dense"),
+        (lambda: torch.quantize_per_tensor(ONES, 0.1, 0, torch.quint8), gm.DTypeError, r"quint8.*x\.dequantize\(\)"),
+        (lambda: ONES.to("meta"), gm.DeviceError, "'meta' has a shape and no numbers"),
+        (uninitialised, gm.LayoutError, "UninitializedParameter"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_tensors_that_are_not_their_memory_are_refused_by_name(make, error, words):
+    for operands in ((make(), ONES), (ONES, make())):
+        with pytest.raises(error, match=words):
+            gm.matmul(*operands)
+    with pytest.raises(error, match=words):
+        gm.matmul(ONES, ONES, out=make())
+
+
+def test_a_subclass_without_arithmetic_of_its_own_is_served():
+    class Named(torch.Tensor):
+        pass
+
+    x = ONES.as_subclass(Named)
+    assert torch.equal(gm.matmul(x, torch.nn.Buffer(ONES)), torch.full((3, 3), 3.0))
+
+
+def of_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return gm.matmul(torch.ones(3, 3), torch.ones(3, 3))
+
+
+def of_constants_by_functionalize():
+    return torch.func.functionalize(lambda x: gm.matmul(ONES, ONES) + x)(ONES)
+
+
+def by_make_fx():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(lambda x: gm.matmul(x, ONES))(ONES)
+
+
+def by_export():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return gm.matmul(x, ONES)
+
+    return torch.export.export(Model(), (ONES,), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: torch.jit.trace(lambda x: gm.matmul(x, ONES), ONES), r"torch\.jit\.trace is recording"),
+        (lambda: torch.jit.trace(lambda x: gm.gemv(x, ONES[0]), ONES), r"torch\.jit\.trace is recording"),
+        (lambda: torch.func.functionalize(lambda x: gm.matmul(x, ONES))(ONES), r"torch\.func.*functionalize"),
+        (of_constants_by_functionalize, r"torch\.func.*functionalize"),
+        (lambda: torch.vmap(lambda x: gm.matmul(x, ONES))(torch.ones(2, 3, 3)), r"torch\.func.*vmap"),
+        (lambda: torch.func.grad(lambda x: gm.matmul(x, ONES).sum())(ONES), r"torch\.func.*grad"),
+        (lambda: torch.func.jvp(lambda x: gm.matmul(x, ONES), (ONES,), (ONES,)), r"torch\.func"),
+        (of_fake_tensors, "FakeTensorMode is active"),
+        (by_make_fx, "ProxyTorchDispatchMode is active"),
+        (by_export, "FakeTensorMode is active"),
+    ],
+)
+def test_a_product_that_pytorch_would_not_see_is_refused(call, words):
+    with pytest.raises(gm.LayoutError, match=rf"{words}.*or use torch\.matmul inside"):
+        call()
+    assert torch.equal(gm.matmul(ONES, ONES), torch.full((3, 3), 3.0))  # afterwards it is as before
+
+
+def test_a_tangent_of_forward_mode_is_not_dropped():
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level():
+        with pytest.raises(gm.LayoutError, match="tangent of forward-mode"):
+            gm.matmul(forward.make_dual(ONES, ONES), ONES)
+        assert torch.equal(gm.matmul(ONES, ONES), torch.full((3, 3), 3.0))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda out: gm.matmul(ONES, ONES, out=out),
+        lambda out: gm.matmul(out, ONES, out=out),
+        lambda out: gm.gemm(1.0, ONES, ONES, 0.5, out, out=out),
+        lambda out: gm.gemv(ONES, ONES[0], out=out[0]),
+        lambda out: gm.matmul(np.ones((3, 3), np.float32), np.ones((3, 3), np.float32), out=out),
+        lambda out: gm.matmul(ONES, ONES, bias=ONES[0], out=out),
+    ],
+)
+def test_autograd_sees_that_out_was_written(write):
+    weights, x = torch.ones(3, 3), torch.ones(3, 3, requires_grad=True)
+    y = x * weights
+    write(weights)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_tensor_of_inference_mode_is_written():
+    with torch.inference_mode():
+        out = torch.zeros(3, 3)
+        assert torch.equal(gm.matmul(ONES, ONES, out=out), torch.full((3, 3), 3.0))
+
+
+class OnDevice:
+    """What the short way of products on a device asks a tensor for."""
+
+    is_cuda, dtype, shape, requires_grad = True, "f32", (3, 3), False
+
+    def __init__(self, pointer):
+        self.pointer, self.version = pointer, 0
+
+    data_ptr = lambda self: self.pointer  # noqa: E731
+    get_device = is_neg = lambda _: 0
+    stride = lambda _: (3, 1)  # noqa: E731
+    new_empty = lambda *_: OnDevice(4096)  # noqa: E731
+
+
+@pytest.fixture
+def short_way(monkeypatch):
+    """quick.py's way for a stand-in of PyTorch, a product that it has met, the stand-in's state and the launches."""
+    state = SimpleNamespace(tracing=False, modes=0, transforms=False)
+    c = SimpleNamespace(
+        _is_tracing=lambda: state.tracing,
+        _len_torch_dispatch_stack=lambda: state.modes,
+        _are_functorch_transforms_active=lambda: state.transforms,
+        _cuda_getCurrentRawStream=lambda _: 7,
+    )
+    state.forward_ad = SimpleNamespace(_current_level=-1)
+    graph = SimpleNamespace(increment_version=lambda x: setattr(x, "version", x.version + 1))
+    stand_in = SimpleNamespace(
+        _C=c,
+        Tensor=OnDevice,
+        nn=SimpleNamespace(Parameter=OnDevice),
+        uint8=None,
+        is_grad_enabled=lambda: True,
+        autograd=SimpleNamespace(forward_ad=state.forward_ad, graph=graph),
+    )
+    a, b, out, launches = OnDevice(1024), OnDevice(2048), OnDevice(3072), []
+    monkeypatch.setattr(quick, "_TENSORS", {})
+    met = quick.Met(lambda *pointers: launches.append(pointers[:3]), (3, 3), 0, -36, 36, -36, 36)
+    for target in (None, out):
+        quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), met)
+    way = quick._torch_way(stand_in)
+    return lambda *tensors: way(*tensors, "matmul", None), (a, b, out), state, launches
+
+
+def test_the_short_way_tells_autograd_too(short_way):
+    multiply, (a, b, out), _, launches = short_way
+    assert multiply(a, b, out) is out
+    assert out.version == 1
+    assert multiply(a, b, None).pointer == 4096
+    assert launches == [(1024, 2048, 3072), (1024, 2048, 4096)]
+    assert a.version == b.version == 0
+
+
+def test_the_short_way_leaves_to_the_long_one_what_must_be_refused(short_way):
+    multiply, (a, b, out), state, launches = short_way
+    for tensors in ((OnDevice(0), b, None), (a, OnDevice(0), None), (a, b, OnDevice(0))):
+        assert multiply(*tensors) is None
+    for name in ("tracing", "modes", "transforms"):
+        setattr(state, name, 1)
+        assert multiply(a, b, out) is multiply(a, b, None) is None
+        setattr(state, name, 0)
+    state.forward_ad._current_level = 0
+    assert multiply(a, b, out) is None
+    assert launches == []

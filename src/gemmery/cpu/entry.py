@@ -1,12 +1,11 @@
-"""A compiled way into `matmul` for products met before: 50 ns instead of the microseconds that Python needs.
+"""A compiled builtin for `gm.matmul` that runs products met before: 50 ns instead of the microseconds of Python.
 
-The first product of a kind (element types, shapes, strides) goes through Python, which checks, plans and then
-leaves a prepared job here, in a table in plain memory. `gm.matmul` is from then on a builtin made of compiled
-code: it reads the fields of the NumPy arrays it is given, finds the job whose key they match, allocates the result
-and runs the job. Everything else it hands on to the Python function.
+The first product of a kind (element types, shapes, strides) goes through Python, which checks, plans and stores a
+prepared job in a table in plain memory. From then on `gm.matmul` is a builtin of compiled code: it reads the fields of
+the NumPy arrays, finds the job with the same key, allocates the result and runs the job. Every other call goes to the
+Python function.
 
-Nothing is assumed about CPython's or NumPy's memory layout that `_probed` has not read back from live objects.
-Sources: CPython's `PyMethodDef` (METH_FASTCALL | METH_KEYWORDS); NumPy's `PyArrayObject_fields`.
+Source: CPython's `PyMethodDef` (METH_FASTCALL | METH_KEYWORDS).
 """
 
 from __future__ import annotations
@@ -20,22 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.cpu import jit, pool, threads, workspace
+from gemmery.cpu import jit, objects, pool, threads, workspace
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target, host
 
-_JOBS = 512  # a power of two; a product that falls on another's place replaces it
+_JOBS = 512  # a power of two; a job replaces the one that has its place
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-_WRITEABLE = 0x400
 
-# Offsets in a PyObject, a PyArrayObject and a tuple of a 64-bit build with the GIL.
-_TYPE, _DATA, _NDIM, _SHAPE, _STRIDES, _DESCR, _FLAGS = 8, 16, 24, 32, 40, 56, 64
-_TUPLE_SIZE, _TUPLE_ITEMS = 16, 24
-# In a PyArray_Descr: eight bytes of kind, character, byte order, flags and type number, which say what an element type
-# is wherever its object lies (an unpickled array brings an object of its own); and a pointer to its metadata.
-_ELEMENT, _METADATA = 24, 56
 
 # The head of the table: objects, then functions of the C API.
 _HEAD = tuple(
@@ -44,18 +36,18 @@ _HEAD = tuple(
         "array_type",
         "none",
         "new_array",
-        "hold",
-        "release",
+        "incref",
+        "decref",
         "save_thread",
         "restore_thread",
         "no_memory",
         "vectorcall",
         "run",
         "out_name",
-        "python",  # the function that takes what is not prepared
+        "python",  # the function for every other call
     )
 )
-# One prepared job: the key, what to do, and the job itself.
+# One prepared job: the key, the result, the job.
 _KEY = (
     ("a_element", "i64"),
     ("b_element", "i64"),
@@ -74,23 +66,23 @@ _ENTRY = (
     ("c_descr", "ptr"),  # NumPy's own object of the element type, which lives as long as the process
     ("c_row", "i64"),
     ("c_col", "i64"),
-    ("a_bytes", "i64"),  # from the array's first byte to one past its last
+    ("a_bytes", "i64"),  # from the first byte of the array to one past its last
     ("b_bytes", "i64"),
     ("c_bytes", "i64"),
-    ("plain", "i64"),  # 1: one thread, no workspace: call the kernel at once
-    ("long", "i64"),  # 1: worth releasing the GIL for
+    ("plain", "i64"),  # 1: one thread and no workspace, so the kernel is called directly
+    ("long", "i64"),  # 1: long enough to release the GIL
     *((f"job_{name}", type_) for name, type_ in JOB),
 )
 _HEAD_BYTES = 8 * len(_HEAD)
 _ENTRY_BYTES = -(-8 * len(_ENTRY) // 64) * 64
 _JOB_AT = 8 * (len(_ENTRY) - len(JOB))
 _ALPHA_AT = 8 * [name for name, _ in JOB].index("alpha_value")
-# Operations from which the GIL is released: 20 us of work against 100 ns.
+# Operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns.
 _LONG = 1 << 21
 
 
 def module(target: Target) -> Module:
-    """The module of `call(self, args, count, names)`: matmul(a, b, out=None), and any other call to be handed on."""
+    """Return the module of `call(self, args, count, names)`, which runs matmul(a, b, out=None) or calls Python."""
     made = Module(target)
     params = (("ptr", "self"), ("ptr", "args"), ("i64", "count"), ("ptr", "names"))
     with made.function("call", *params, returns="ptr") as f:
@@ -110,7 +102,7 @@ def module(target: Target) -> Module:
 
 
 def _find_out(f: Function, head: Args, out: Var) -> None:
-    """`out` of (a, b), (a, b, out) and (a, b, out=out), None where it is missing; NULL for any other call."""
+    """Set `out` to that of a call (a, b), (a, b, out) or (a, b, out=out): None if missing, NULL for other calls."""
     names, count = f["names"], f["count"]
     with f.if_(f.emit("i1", f"icmp eq {names}, null")):
         with f.if_(count.equals(2)):
@@ -118,8 +110,8 @@ def _find_out(f: Function, head: Args, out: Var) -> None:
         with f.if_(count.equals(3)):
             out.value = f.load("ptr", f["args"] + 16)
     with f.else_():
-        one_name = count.equals(2) & f.load("i64", names + _TUPLE_SIZE).equals(1)
-        with f.if_(one_name), f.if_(_same(f, f.load("ptr", names + _TUPLE_ITEMS), head.out_name)):
+        one_name = count.equals(2) & f.load("i64", names + objects.TUPLE_SIZE).equals(1)
+        with f.if_(one_name), f.if_(_same(f, f.load("ptr", names + objects.TUPLE_ITEMS), head.out_name)):
             out.value = f.load("ptr", f["args"] + 16)
 
 
@@ -128,34 +120,36 @@ def _same(f: Function, x: Value, y: Value) -> Value:
 
 
 def _is_matrix(f: Function, array_type: Value, x: Value) -> Value:
-    """An ndarray, not a subclass; the number of dimensions is read only after the type is known."""
+    """Return true for a 2-D ndarray that is not a subclass; `ndim` is read only once the type is known."""
     found = f.var(f.const("i1", 0))
-    with f.if_(_same(f, f.load("ptr", x + _TYPE), array_type)):
-        found.value = f.load("i32", x + _NDIM).equals(2)
+    with f.if_(_same(f, f.load("ptr", x + objects.TYPE), array_type)):
+        found.value = f.load("i32", x + objects.NDIM).equals(2)
     return found.value
 
 
 def _look_up(f: Function, table: Value, head: Args, a: Value, b: Value, out: Value, done: Var, answer: Var) -> None:
-    """Find the prepared job that matches a and b, check or make `out`, run."""
-    a_descr, b_descr = f.load("ptr", a + _DESCR), f.load("ptr", b + _DESCR)
+    """Find the prepared job for a and b, check or allocate `out`, and run the job."""
+    a_descr, b_descr = f.load("ptr", a + objects.DESCR), f.load("ptr", b + objects.DESCR)
     key = _key(f, a, b, a_descr, b_descr)
     entry_at = table + _HEAD_BYTES + _place(f, list(key.values())) * _ENTRY_BYTES
     entry = Args(f, entry_at, _ENTRY)
-    metadata = f.load("i64", a_descr + _METADATA) | f.load("i64", b_descr + _METADATA)  # a result would inherit it
-    match = entry.used.differs(0) & f.load("i64", f.load("ptr", b + _SHAPE)).equals(key["k"]) & metadata.equals(0)
+    # A result inherits the metadata of a dtype, so those that have some are left to Python.
+    metadata = f.load("i64", a_descr + objects.METADATA) | f.load("i64", b_descr + objects.METADATA)
+    b_rows = f.load("i64", f.load("ptr", b + objects.SHAPE))
+    match = entry.used.differs(0) & b_rows.equals(key["k"]) & metadata.equals(0)
     for name, value in key.items():
         match = match & f.emit("i1", f"icmp eq {value}, {getattr(entry, name).text}")
     with f.if_(match):
-        given = _same(f, out, head.none) ^ True
+        has_out = _same(f, out, head.none) ^ True
         target = f.var(out)
         fits = f.var(f.const("i1", 1))
-        with f.if_(given):
+        with f.if_(has_out):
             fits.value = _fits(f, head, entry, a, b, out)
         with f.else_():
             sizes = f.buffer(16)
             f.store(key["m"], sizes)
             f.store(key["n"], sizes + 8)
-            f.call_address(head.hold, "void", entry.c_descr)  # new_array takes over a reference
+            f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
             null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
             made = _called(
                 f,
@@ -175,21 +169,21 @@ def _look_up(f: Function, table: Value, head: Args, a: Value, b: Value, out: Val
             fits.value = f.emit("i1", f"icmp ne {made}, null")
         with f.if_(fits.value):
             done.value = f.const("i1", 1)
-            with f.if_(given):
-                f.call_address(head.hold, "void", out)
+            with f.if_(has_out):
+                f.call_address(head.incref, "void", out)
                 answer.value = out
             error = _run(f, head, entry, entry_at, (a, b, target.value))
             with f.if_(error.differs(0)):
-                f.call_address(head.release, "void", answer.value)
+                f.call_address(head.decref, "void", answer.value)
                 answer.value = _called(f, head.no_memory, "ptr")
 
 
 def _key(f: Function, a: Value, b: Value, a_descr: Value, b_descr: Value) -> dict[str, Value]:
-    a_shape, b_shape = f.load("ptr", a + _SHAPE), f.load("ptr", b + _SHAPE)
-    a_strides, b_strides = f.load("ptr", a + _STRIDES), f.load("ptr", b + _STRIDES)
+    a_shape, b_shape = f.load("ptr", a + objects.SHAPE), f.load("ptr", b + objects.SHAPE)
+    a_strides, b_strides = f.load("ptr", a + objects.STRIDES), f.load("ptr", b + objects.STRIDES)
     values = (
-        f.load("i64", a_descr + _ELEMENT),
-        f.load("i64", b_descr + _ELEMENT),
+        f.load("i64", a_descr + objects.ELEMENT),
+        f.load("i64", b_descr + objects.ELEMENT),
         f.load("i64", a_shape),
         f.load("i64", a_shape + 8),
         f.load("i64", b_shape + 8),
@@ -202,7 +196,7 @@ def _key(f: Function, a: Value, b: Value, a_descr: Value, b_descr: Value) -> dic
 
 
 def _place(f: Function, values: list[Value]) -> Value:
-    """The index in the table: the sum of the key's words times a constant each, of which the high bits are kept.
+    """Return the index in the table: the high bits of the sum of the key's words, each times a constant.
 
     Source: Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic" (1996).
     """
@@ -227,17 +221,17 @@ _FACTORS = [_signed(pow(0x9E3779B97F4A7C15, i, 1 << 64)) for i in range(1, len(_
 
 
 def _fits(f: Function, head: Args, entry: Args, a: Value, b: Value, out: Value) -> Value:
-    """True for a writable `out` of the prepared type, shape and strides that shares no byte with a or b."""
+    """Return true for a writable `out` of the prepared type, shape and strides that does not overlap a or b."""
     good = f.var(f.const("i1", 0))
     with f.if_(_is_matrix(f, head.array_type, out)):
-        shape, strides = f.load("ptr", out + _SHAPE), f.load("ptr", out + _STRIDES)
+        shape, strides = f.load("ptr", out + objects.SHAPE), f.load("ptr", out + objects.STRIDES)
         good.value = (
-            f.load("i64", f.load("ptr", out + _DESCR) + _ELEMENT).equals(entry.c_element)
+            f.load("i64", f.load("ptr", out + objects.DESCR) + objects.ELEMENT).equals(entry.c_element)
             & f.load("i64", shape).equals(entry.m)
             & f.load("i64", shape + 8).equals(entry.n)
             & f.load("i64", strides).equals(entry.c_row)
             & f.load("i64", strides + 8).equals(entry.c_col)
-            & (f.load("i32", out + _FLAGS) & _WRITEABLE).differs(0)
+            & (f.load("i32", out + objects.FLAGS) & objects.WRITEABLE).differs(0)
         )
         start, end = _span(f, out, entry.c_bytes)
         for other, size in ((a, entry.a_bytes), (b, entry.b_bytes)):
@@ -247,7 +241,7 @@ def _fits(f: Function, head: Args, entry: Args, a: Value, b: Value, out: Value) 
 
 
 def _span(f: Function, array: Value, size: Value) -> tuple[Value, Value]:
-    start = f.load("i64", array + _DATA)
+    start = f.load("i64", array + objects.DATA)
     return start, start + size
 
 
@@ -258,16 +252,16 @@ def _called(f: Function, address: Value, type_: str, *values: Value) -> Value:
 
 
 def _run(f: Function, head: Args, entry: Args, entry_at: Value, arrays: tuple[Value, Value, Value]) -> Value:
-    """Run a copy of the job, pointed at the arrays; the result is an errno.
+    """Run a copy of the job on these arrays; return an errno.
 
-    A copy, because another thread may replace the entry while this one works without the GIL.
+    A copy, because another thread may replace the entry while this one runs without the GIL.
     """
     job_at = f.buffer(8 * len(JOB))
     for i in range(len(JOB)):
         f.store(f.load("i64", entry_at + (_JOB_AT + 8 * i), align=8), job_at + 8 * i, align=8)
     job = Args(f, job_at, JOB)
     for name, array in zip("abc", arrays, strict=True):
-        setattr(job, name, f.load("ptr", array + _DATA))
+        setattr(job, name, f.load("ptr", array + objects.DATA))
     error = f.var(f.index(0))
     with f.if_(entry.plain.differs(0)):
         job.alpha, job.beta = job_at + _ALPHA_AT, job_at + (_ALPHA_AT + 16)
@@ -289,74 +283,17 @@ class _Method(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
 
 
-_kept: dict[int, np.dtype[Any]] = {}  # element types of results, by address: the table points at them
+_kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
 
 
 @functools.cache
 def _table() -> int:
-    """The table of this process; 0 where the layout of arrays is not the one that is known, or there is no pool."""
-    return workspace.pages(_HEAD_BYTES + _JOBS * _ENTRY_BYTES) if pool.address() and _probed() else 0
-
-
-_NEW_FROM_DESCR = 94  # PyArray_NewFromDescr in NumPy's table of C functions, which only ever grows
-
-
-def _numpy_api() -> Any:
-    """NumPy's table of C functions, from the capsule that extension modules import."""
-    capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    return (ctypes.c_void_p * (_NEW_FROM_DESCR + 1)).from_address(pointer(capsule, None))
-
-
-def _probed() -> bool:
-    """True when the fields of a live array are where compiled code will read them."""
-    x = np.zeros((3, 5), np.float32)[:, ::2]
-    at = id(x)
-    word = ctypes.c_int64.from_address
-    shape, strides = (ctypes.c_int64 * 2).from_address, (ctypes.c_int64 * 2).from_address
-    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        return False
-    return (
-        object.__basicsize__ == _DATA
-        and word(at + _TYPE).value == id(np.ndarray)
-        and word(at + _DATA).value == x.ctypes.data
-        and ctypes.c_int32.from_address(at + _NDIM).value == 2
-        and tuple(shape(word(at + _SHAPE).value)) == x.shape
-        and tuple(strides(word(at + _STRIDES).value)) == x.strides
-        and word(at + _DESCR).value == id(x.dtype)
-        and _elements_are_known()
-        and bool(ctypes.c_int32.from_address(at + _FLAGS).value & _WRITEABLE) == x.flags.writeable
-        and word(id(_NAMES) + _TUPLE_SIZE).value == 1
-        and word(id(_NAMES) + _TUPLE_ITEMS).value == id(_NAMES[0])
-    )
-
-
-def _elements_are_known() -> bool:
-    """True when the fields of a dtype object are where compiled code will read them."""
-    marked = np.dtype(np.float64, metadata={"": 0})
-    metadata = ctypes.c_int64.from_address(id(marked) + _METADATA).value
-    if not metadata or ctypes.c_int64.from_address(metadata + _TYPE).value != id(dict):
-        return False
-    for dtype in (np.dtype(np.float32), np.dtype(">i2"), np.dtype(np.longlong)):
-        kind, char, order, _flags, number = struct.unpack("=3cci", ctypes.string_at(id(dtype) + _ELEMENT, 8))
-        if (kind.decode(), char.decode(), order.decode(), number) != (
-            dtype.kind,
-            dtype.char,
-            dtype.byteorder,
-            dtype.num,
-        ):
-            return False
-        if ctypes.c_int64.from_address(id(dtype) + _METADATA).value:
-            return False
-    return True
-
-
-_NAMES = (sys.intern("out"),)
+    """Return the address of this process's table, or 0 where the fields of arrays are unknown or there is no pool."""
+    return workspace.pages(_HEAD_BYTES + _JOBS * _ENTRY_BYTES) if pool.address() and objects.known() else 0
 
 
 def builtin(python: Callable[..., Any], name: str, module_name: str, doc: str) -> Callable[..., Any]:
-    """`python` behind a compiled entry that takes the products met before; `python` itself where none can be made.
+    """Return the compiled entry for `python`, or `python` itself where compiled code cannot read arrays.
 
     `doc` begins with the signature, as builtins' do, so that `help` and `inspect.signature` know it.
     """
@@ -369,27 +306,27 @@ def builtin(python: Callable[..., Any], name: str, module_name: str, doc: str) -
         api.PyObject_Vectorcall,
     )  # fmt: skip
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    head = (id(np.ndarray), id(None), _numpy_api()[_NEW_FROM_DESCR], *addresses, pool.entries()["run"])
-    (ctypes.c_int64 * len(_HEAD)).from_address(table)[:] = [*head, id(_NAMES[0]), id(python)]
+    head: tuple[Any, ...] = (id(np.ndarray), id(None), objects.new_from_descr(), *addresses, pool.entries()["run"])
+    (ctypes.c_int64 * len(_HEAD)).from_address(table)[:] = [*head, id(objects.OUT[0]), id(python)]
     call = jit.load(target, "entry", lambda: module(target), table)["call"]
     method = _Method(name.encode(), call, _METH_FASTCALL_KEYWORDS, doc.encode())
     workspace.forever(method)
     workspace.forever(python)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
-    # Its `self` is the module, as for the functions of a C extension: so it is pickled by name.
+    # Its `self` is the module, as for functions of C extensions, so that it is pickled by name.
     made: Callable[..., Any] = new(ctypes.addressof(method), sys.modules[module_name], module_name)
     return made
 
 
 def remember(a: Any, b: Any, c: Any, job: bytes, flops: int) -> None:
-    """Prepare a job for calls with matrices like a and b and a result like c, all exact ndarrays, c contiguous."""
+    """Store a job for calls with matrices like a and b and a result like c, all exact ndarrays, c contiguous."""
     table = _table()
-    if not table or min(*a.strides, *b.strides) < 0:  # a span starts at the first element
+    if not table or min(*a.strides, *b.strides) < 0:  # `_span` starts at the first element
         return
     own: np.dtype[Any] = np.dtype(c.dtype.type)
-    elements = [_element(x.dtype) for x in (a, b, c)]
-    if elements[2] != _element(own):
+    elements = [objects.element(x.dtype) for x in (a, b, c)]
+    if elements[2] != objects.element(own):
         return
     _kept[id(own)] = own
     key = (*elements[:2], *a.shape, b.shape[1], *a.strides, *b.strides)
@@ -402,13 +339,8 @@ def remember(a: Any, b: Any, c: Any, job: bytes, flops: int) -> None:
     (ctypes.c_int64 * len(_ENTRY)).from_address(at)[:] = entry
 
 
-def _element(dtype: np.dtype[Any]) -> int:
-    """The eight bytes of a dtype object that say which element type it is."""
-    return ctypes.c_int64.from_address(id(dtype) + _ELEMENT).value
-
-
 def forget() -> None:
-    """Drop every prepared job: the number of threads has changed."""
+    """Drop every prepared job, because the number of threads has changed."""
     table = _table()
     if table:
         ctypes.memset(table + _HEAD_BYTES, 0, _JOBS * _ENTRY_BYTES)

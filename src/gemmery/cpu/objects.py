@@ -1,0 +1,76 @@
+"""Offsets of the fields of Python and NumPy objects that compiled code reads, and a check that they are right.
+
+Sources: CPython's `PyObject` and `PyTupleObject`; NumPy's `PyArrayObject_fields` and `PyArray_Descr`
+(numpy/ndarraytypes.h of NumPy 2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from typing import Any
+
+import numpy as np
+
+# In a PyObject, a PyArrayObject and a tuple of a 64-bit build with the GIL.
+TYPE, DATA, NDIM, SHAPE, STRIDES, DESCR, FLAGS = 8, 16, 24, 32, 40, 56, 64
+TUPLE_SIZE, TUPLE_ITEMS = 16, 24
+# In a PyArray_Descr: eight bytes of kind, character, byte order, flags and type number, which identify an element type.
+# The address of the object does not: an unpickled array has a dtype object of its own, which dies with the array.
+ELEMENT, METADATA = 24, 56
+WRITEABLE = 0x400  # in FLAGS
+
+OUT = (sys.intern("out"),)  # the names of a call with out=
+_NEW_FROM_DESCR = 94  # PyArray_NewFromDescr in NumPy's table of C functions, which only ever grows
+
+
+def element(dtype: np.dtype[Any]) -> int:
+    """Return the eight bytes of a dtype object that identify its element type."""
+    return _word(id(dtype) + ELEMENT)
+
+
+def new_from_descr() -> int:
+    """Return the address of PyArray_NewFromDescr, from the capsule that extension modules import."""
+    capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return (ctypes.c_void_p * (_NEW_FROM_DESCR + 1)).from_address(pointer(capsule, None))[_NEW_FROM_DESCR] or 0
+
+
+def known() -> bool:
+    """Return True if this interpreter and this NumPy have every field at its offset, in live objects."""
+    x = np.zeros((3, 5), np.float32)[:, ::2]
+    at = id(x)
+    shape, strides = (ctypes.c_int64 * 2).from_address, (ctypes.c_int64 * 2).from_address
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return False
+    return (
+        object.__basicsize__ == DATA
+        and _word(at + TYPE) == id(np.ndarray)
+        and _word(at + DATA) == x.ctypes.data
+        and ctypes.c_int32.from_address(at + NDIM).value == 2
+        and tuple(shape(_word(at + SHAPE))) == x.shape
+        and tuple(strides(_word(at + STRIDES))) == x.strides
+        and _word(at + DESCR) == id(x.dtype)
+        and bool(ctypes.c_int32.from_address(at + FLAGS).value & WRITEABLE) == x.flags.writeable
+        and _word(id(OUT) + TUPLE_SIZE) == 1
+        and _word(id(OUT) + TUPLE_ITEMS) == id(OUT[0])
+        and all(_is_known(np.dtype(spelling)) for spelling in (np.float32, ">i2", np.longlong))
+        and _has_metadata(np.dtype(np.float64, metadata={"": 0}))
+    )
+
+
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    kind, char, order, _flags, number = struct.unpack("=cccci", ctypes.string_at(id(dtype) + ELEMENT, 8))
+    fields = (kind.decode(), char.decode(), order.decode(), number)
+    return fields == (dtype.kind, dtype.char, dtype.byteorder, dtype.num) and not _word(id(dtype) + METADATA)
+
+
+def _has_metadata(dtype: np.dtype[Any]) -> bool:
+    metadata = _word(id(dtype) + METADATA)
+    return metadata != 0 and _word(metadata + TYPE) == id(dict)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value

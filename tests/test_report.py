@@ -6,6 +6,7 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -245,6 +246,23 @@ def test_the_bars_are_as_long_as_the_rates():
     rates = records.SPEEDS[2048][: len(records.SQUARE)]
     assert len(lengths) == len(rates)
     assert lengths == pytest.approx([rate * lengths[5] / rates[5] for rate in rates], rel=1e-3, abs=1e-2)
+
+
+def test_lines_across_the_bars_leave_room_for_the_ideas():
+    plot = figures(RUNS["ladder"], records.RUNGS)[0]
+    upright = re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) ([\d.]+) \n"([^>]*)', plot.svg)
+    spans = [
+        sorted((float(y), float(end)))
+        for x, y, other, end, style in upright
+        if x == other and re.search(r"var\(--(ink|rival)\)", style)
+    ]
+    places = re.findall(r'y="([\d.]+)" transform="[^"]+">([^<]+)</text>', plot.svg)
+    heights = {text: float(y) for y, text in places}
+    ideas = [escape(rung.idea, quote=False) for rung in records.SQUARE]
+    assert len(spans) > 2 * len(ideas) > 0
+    for idea in ideas:
+        middle = heights[idea] - 4  # of letters 11 high, from their base line
+        assert not [span for span in spans if span[0] < middle < span[1]], idea
 
 
 def test_a_run_in_which_nothing_ran_still_has_a_page():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -217,6 +218,7 @@ def bench(
             if value:
                 raise ArgumentError(f"{option} {value}: suites set it themselves; the option is for --workload chain")
         loaded = [suite.load(suite.find(name)) for name in suites or ()]
+        _known(names(rivals), device or (loaded[0].device if loaded else "cpu"))
     output = Output(json, html, no_html)
     from gemmery import lab
     from gemmery.lab.suites import expected, results_folder
@@ -228,6 +230,15 @@ def bench(
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
     told = expected(loaded, threads, seconds) + threads_in_words(threads) if loaded else ""
     return partial(measured, "bench", measure, output, store=folder, expected=told)
+
+
+def _known(rivals: Sequence[str], device: str) -> None:
+    """Raise ArgumentError for a rival that a device does not have."""
+    from gemmery.bench import peers
+    from gemmery.bench.gpu import peers as gpu_peers
+
+    for name in rivals:
+        (peers if device == "cpu" else gpu_peers).find(name)
 
 
 @app.command(

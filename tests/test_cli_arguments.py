@@ -1,0 +1,229 @@
+"""Arguments of the command line: one spelling everywhere, mistakes named at once, results kept after Ctrl-C."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import records
+from gemmery import cli, lab
+from gemmery.bench import record
+from gemmery.cuda import driver
+from gemmery.errors import ArgumentError
+from gemmery.lab import asked
+from gemmery.lab.rungs import estimate
+
+HEAVY = ("matplotlib", "gemmery.emulator", "gemmery.verify", "gemmery.lab.level", "gemmery.report.terminal")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ladder --rungs nosuch",
+        "ladder --sizes 0",
+        "ladder --dtype float33",
+        "ladder --device emulator --rungs nosuch",
+        "bench nosuch",
+        "bench --rivals nosuch",
+        "sweep nosuch",
+        "inspect nosuch",
+        "exhibit nosuch",
+    ],
+)
+def test_a_mistake_is_found_before_anything_heavy_is_loaded(line):
+    script = (
+        "import sys; from gemmery import cli; code = cli.run(sys.argv[1:])\n"
+        f"print(code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 []\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "card", "expected"),
+    [
+        ("cpu", "", "cpu"),
+        ("CPU", "", "cpu"),
+        ("cuda", "", "cuda:0"),
+        ("CUDA:1", "", "cuda:1"),
+        ("emulator", "", "h200"),
+        ("Emulator", "RTX3090", "rtx3090"),
+        ("A100", "", "a100"),
+        ("sm_90", "", "h200"),
+    ],
+)
+def test_a_place_is_spelled_one_way(device, card, expected):
+    assert str(asked.place(device, card)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "card", "said"),
+    [
+        ("cudda", "", "cuda:N"),
+        ("cuda:x", "", "'cuda:x'"),
+        ("cuda", "a100", "only the emulator"),
+        ("emulator", "b2", "b2"),
+    ],
+)
+def test_another_place_is_refused(device, card, said):
+    with pytest.raises(ArgumentError, match=said):
+        asked.place(device, card)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "short"),
+    [("float32", "cpu", "f32"), ("F64", "cpu", "f64"), ("tf32", "cuda", "tf32"), ("bfloat16", "emulator", "bf16")],
+)
+def test_an_element_type_is_spelled_one_way(name, kind, short):
+    assert asked.element_type(name, kind) == short
+
+
+def test_tf32_is_listed_where_it_is_taken():
+    with pytest.raises(ArgumentError, match="tf32"):
+        asked.element_type("i8", "cuda")
+    with pytest.raises(ArgumentError, match=r"rungs for the CPU: dtype 'tf32' is not supported"):
+        asked.element_type("tf32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ladder --rungs pakced", "did you mean 'packed'?"),
+        ("ladder --rungs simt_naive", "runs on a GPU: the device must be cuda, or emulator"),
+        ("ladder --device cuda --rungs packed", "runs on the CPU"),
+        ("bench smal", "did you mean 'small'?"),
+        ("sweep blok", "did you mean 'block'?"),
+        ("inspect simt_naiv", "did you mean 'simt_naive'?"),
+        ("exhibit bank_strid", "did you mean 'bank_stride'?"),
+        ("ladder --size 3", "--sizes"),
+        ("lader", "'ladder'"),
+        ("ladder --device h20", "did you mean 'h200'?"),
+        ("ladder --html p.html --no-html", "give one of them"),
+        ("ladder --html /proc/nowhere/p.html", "page '/proc/nowhere/p.html': "),
+        ("bench --html /proc/nowhere/p.html", "choose another place with --html"),
+        ("sweep size --html .", "it is a folder"),
+        ("exhibit --html p.html", "name an exhibit"),
+        ("exhibit bank_stride --device emulator --store kept", "measures no times"),
+        ("sweep tile --device emulator", "which the emulator does not"),
+        ("bench --rivals nump", "known: numpy"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(line, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "missing", lambda: "no driver here")
+    assert cli.run(line.split()) == 2
+    err = capsys.readouterr().err
+    assert re.fullmatch(r"gemmery: [^\n]+\n", err)
+    assert said in err
+    assert not (tmp_path / "p.html").exists()
+
+
+def test_the_card_may_be_named_alone_and_in_any_case(capsys):
+    counts = []
+    for options in ("--device emulator --as RTX3090", "--as rtx3090", "--device RTX3090"):
+        assert cli.run(["ladder", *options.split(), "--rungs", "simt_naive", "--sizes", "16,16", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["device"]["name"] == "rtx3090"
+        counts.append([one["counts"] for one in found["rungs"]])
+    assert counts[0] == counts[1] == counts[2]
+    assert len(counts[0]) == 1  # 16,16 is one size
+
+
+@pytest.mark.parametrize("options", ["--device emulator --as T4", "--device t4", "--as t4"])
+def test_inspect_takes_the_same_words(options, capsys):
+    assert cli.run(["inspect", "simt_naive", "--n", "64", "--dtype", "float64", *options.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["device"]["name"], found["problem"]["dtype"]) == ("t4", "f64")
+
+
+def test_an_exhibit_on_the_emulator_has_a_page_and_json(capsys, tmp_path):
+    page = tmp_path / "one.html"
+    assert cli.run(["exhibit", "bank_stride", "--as", "A100", "--json", "--html", str(page)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["arch"] == "sm_80"
+    assert "bank conflicts" in page.read_text()
+    assert cli.run(["exhibit", "--json"]) == 0
+    assert "bank_stride" in [one["name"] for one in json.loads(capsys.readouterr().out)]
+
+
+def test_a_size_is_measured_once(monkeypatch):
+    assert asked.sides([64, 8, 64]) == (8, 64)
+
+
+def test_the_time_that_it_takes_is_told_first():
+    assert estimate(33, 3.0) == "33 measurements, about 100 s"
+    assert estimate(1, 3.0) == "1 measurement, about 3 s"
+    assert estimate(60, 9.0) == "60 measurements, about 9 min"
+
+
+def interrupted(run, after):
+    """A stand-in for a command of lab that Ctrl-C ends after so many measurements."""
+
+    def measure(*_, on_event=None, **__):
+        on_event = on_event or _[-1]
+        for done, m in enumerate(run.measurements[:after], 1):
+            so_far = record.Run(run.machine, run.started, run.measurements[:done])
+            on_event(lab.Event(m.kernel, done, len(run.measurements), m, so_far))
+        raise KeyboardInterrupt
+
+    return measure
+
+
+@pytest.mark.parametrize("line", ["ladder", "sweep block", "bench small --no-store"])
+def test_an_interrupted_command_shows_what_it_has(line, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    name = line.split()[0]
+    run = {"ladder": records.ladder, "sweep": records.sweep_block, "bench": records.bench}[name]()
+    monkeypatch.setattr(lab, name, interrupted(run, 5))
+    assert cli.run(line.split()) == 130
+    out, err = capsys.readouterr()
+    assert err.endswith("gemmery: interrupted; the results so far are above\n")
+    path = re.search(r"^page: (.+)$", out, re.MULTILINE)[1]
+    assert (tmp_path / path).read_text().startswith("<!doctype html>")
+    assert {"ladder": "packed", "sweep": "128", "bench": "8 × 1024"}[name] in out
+    assert cli.run([*line.split(), "--json"]) == 130
+    assert len(json.loads(capsys.readouterr().out)["measurements"]) == 5
+
+
+def test_an_interrupt_before_the_first_result_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(lab, "ladder", interrupted(records.ladder(), 0))
+    assert cli.run(["ladder", "--no-html"]) == 130
+    assert capsys.readouterr().err == "gemmery: interrupted\n"
+
+
+def test_an_interrupted_emulator_shows_the_rungs_so_far(monkeypatch, capsys):
+    ladder = lab.emulated_ladder(["simt_naive", "simt_smem"], [16])
+
+    def count(*arguments):
+        arguments[-1]("simt_naive", 1, 2, ladder.rungs[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "emulated_ladder", count)
+    assert cli.run(["ladder", "--device", "a100", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert [one["rung"] for one in found["rungs"]] == ["simt_naive"]
+    assert found["device"]["name"] == "a100"
+
+
+def test_too_many_threads_are_noted(monkeypatch, capsys):
+    def measure(*_, **__):
+        _[-1](lab.Event("packed", 0, 1))
+        return records.ladder()
+
+    monkeypatch.setattr(lab, "ladder", measure)
+    assert cli.run(["ladder", "--no-html", "--threads", "4096"]) == 0
+    assert re.search(r"about 100 s; 4096 threads share \d+ cores?\n", capsys.readouterr().err)
+
+
+def test_a_locale_without_the_signs_gets_question_marks(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["gemmery", "exhibit"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    out.write("2 × 3")
+    out.flush()
+    assert out.buffer.getvalue().endswith(b"2 ? 3")

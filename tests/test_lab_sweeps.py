@@ -176,7 +176,7 @@ def test_variants_are_told_apart_by_what_differs():
 
 def test_a_figure_marks_the_limit_and_shows_the_refusal_as_one():
     (plot,) = figures(of_threads())
-    assert "1,024 threads, the most of a block" in plot.svg
+    assert "1,024 threads, the limit of a block" in plot.svg
     assert "refused: 2048 threads per block" in plot.svg
     assert "cuBLAS" in plot.svg
     assert plot.name == "sweep_threads"

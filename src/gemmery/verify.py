@@ -1,4 +1,4 @@
-"""The product in higher precision, the error a kernel may make, and the check that holds it to that."""
+"""The product in higher precision, the error bound of a kernel, and the check of a result against both."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def reference(
     bias: Array | None = None,
     activation: str = "",
 ) -> Array:
-    """activation(alpha a @ b + beta c + bias) in more precision than any kernel works in.
+    """Return activation(alpha a @ b + beta c + bias), computed in higher precision than that of any kernel.
 
     float32, float16, bfloat16 and complex64 are multiplied in float64; float64 and complex128 in extended
     precision, or by the compensated dot product of Ogita, Rump and Oishi (2005) where the machine has none.
-    Integers are exact modulo 2**bits of `out`, as wrapping arithmetic is. `a` is (..., m, k), `b` (..., k, n).
+    Integers are exact modulo 2**bits of `out`; bools are exact. `a` is (..., m, k), `b` (..., k, n).
 
     >>> reference(np.array([[3]], np.int8), np.array([[100]], np.int8), out="i8")
     array([[44]], dtype=int8)
 
-    Raises ArgumentError for an activation that is not known.
+    Raises ArgumentError for an unknown activation.
     """
     kind = dtypes.get(out).kind
     if kind == "b":
@@ -88,12 +88,12 @@ def bound(
     activation: str = "",
     normwise: bool = False,
 ) -> Array:
-    """The largest error each element may have, without the final rounding: f(k) u (|a| @ |b|) and what follows.
+    """Return the largest error that each element may have before its final rounding: f(k) u (|a| @ |b|) and more.
 
-    `u` is the accumulator's unit roundoff. alpha, beta c and bias are three more roundings. A component of a
-    complex product is a sum of 2 k real ones. Where a product underflows it may lose the smallest subnormal; the
-    bfloat16 dot instruction also reads subnormal operands as zero. With `normwise` |a| @ |b| is replaced by
-    max|a| max|b| (Higham 2002, section 23.2.2).
+    `u` is the accumulator's unit roundoff. alpha, beta c and bias add three roundings. A component of a complex product
+    is a sum of 2 k real products. Each product that underflows adds up to one smallest subnormal number; the bfloat16
+    dot instruction also treats subnormal operands and sums as zero. With `normwise`, max|a| max|b| replaces |a| @ |b|
+    (Higham 2002, section 23.2.2).
     """
     size_a, size_b = np.abs(_wide(a)).astype(np.float64), np.abs(_wide(b)).astype(np.float64)
     source = dtypes.get(a.dtype.name)
@@ -139,15 +139,15 @@ def check(
 ) -> Checked:
     """Compare `result` with the reference, element by element, against the bound plus one final rounding.
 
-    Above `most_flops` a seeded sample of rows (and of matrices of a batch) is compared, the first and the last always
-    among them. NaN and infinities must be where the reference has them. Integers must be equal.
+    Above `most_flops` a seeded sample of rows (and of matrices of a batch) is compared, which always includes the first
+    and the last. NaN and infinities must be where the reference has them. Integers and bools must be equal.
 
     >>> a = b = np.eye(2)
     >>> check(a @ b, a, b).ok, check(a @ b + 1e-9, a, b).ok
     (True, False)
     """
     if result.ndim < 2:
-        raise ArgumentError(f"a result of shape {result.shape} has no rows: give it as (..., m, n)")
+        raise ArgumentError(f"result has shape {result.shape}; it must have at least two dimensions, (..., m, n)")
     where, picked = _sample(result.shape, 2 * result.size * a.shape[-1], most_flops, seed)
     result = _take(result, result.shape[:-2], where)
     a, b = _take(a, picked, where), _take(b, picked, (*where[:-1], slice(None)))
@@ -166,7 +166,7 @@ def check(
 
 
 def require(result: Array, a: Array, b: Array, f_of_k: Callable[[int], float] = float, **options: object) -> Checked:
-    """`check`, raising CheckError with the worst element when the bound is broken."""
+    """Run `check`, and raise CheckError with the worst element if it is not within its bound."""
     found = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]
     if not found.ok:
         raise CheckError(
@@ -181,12 +181,12 @@ def _unit(name: str) -> float:
 
 
 def _tiny(name: str) -> float:
-    """The smallest subnormal of a floating type."""
+    """Return the smallest subnormal number of a floating type."""
     return {"f16": 2.0**-24, "bf16": 2.0**-133, "f32": 2.0**-149, "c64": 2.0**-149}.get(name, 2.0**-1074)
 
 
 def _largest(name: str) -> float:
-    """The largest finite value of a floating type."""
+    """Return the largest finite value of a floating type."""
     f32 = (2 - 2.0**-23) * 2.0**127
     return {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "f32": f32, "c64": f32}.get(
         name, float(np.finfo(np.float64).max)
@@ -194,7 +194,7 @@ def _largest(name: str) -> float:
 
 
 def _wide(x: Array) -> Array:
-    """`x` in the type the reference works in."""
+    """Return `x` in the type of the reference."""
     name = dtypes.get(x.dtype.name).name
     if name in ("f64", "c128"):
         wider = {"f64": np.longdouble, "c128": np.clongdouble}[name]
@@ -215,7 +215,7 @@ def _accurate_product(a: Array, b: Array) -> Array:
 
 @np.errstate(all="ignore")
 def _compensated_product(a: Array, b: Array) -> Array:
-    """a @ b as if in twice the precision of float64, rounded once (Ogita, Rump and Oishi 2005, algorithm Dot2)."""
+    """Return a @ b as if in twice the precision of float64, rounded once (Ogita, Rump and Oishi 2005, Dot2)."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     high, low = np.zeros(shape), np.zeros(shape)
     for i in range(a.shape[-1]):
@@ -233,7 +233,7 @@ def _compensated_product(a: Array, b: Array) -> Array:
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """Two halves of 26 bits whose sum is x (Dekker 1971)."""
+    """Return two halves of 26 bits whose sum is x (Dekker 1971)."""
     scaled = np.asarray(x * 134217729.0)  # 2**27 + 1
     high = np.asarray(scaled - (scaled - x))
     return high, np.asarray(x - high)
@@ -242,7 +242,7 @@ def _split(x: Array) -> tuple[Array, Array]:
 def _integer_reference(
     a: Array, b: Array, out: str, alpha: int, beta: int, c: Array | None, bias: Array | None
 ) -> Array:
-    """The product modulo 2**bits, from exact float64 products of 16-bit limbs."""
+    """Return the product modulo 2**bits, from exact float64 products of 16-bit limbs."""
 
     def wrap(value: int) -> np.uint64:
         return np.uint64(value % 2**64)
@@ -261,7 +261,7 @@ def _bits(x: Array) -> NDArray[np.uint64]:
 
 
 def _limb_product(a: NDArray[np.uint64], b: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
-    """a @ b modulo 2**bits; a sum of 2**20 products of two limbs stays below 2**53, so float64 holds it exactly."""
+    """Return a @ b modulo 2**bits. Sums of 2**20 products of two limbs stay below 2**53, so float64 is exact."""
     shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = np.zeros(shape, np.uint64)
     count = max(1, bits // LIMB)
@@ -280,7 +280,7 @@ def _limb_product(a: NDArray[np.uint64], b: NDArray[np.uint64], bits: int) -> ND
 
 def _activate(x: Array, name: str) -> Array:
     if name not in LIPSCHITZ:
-        raise ArgumentError(f"activation {name!r} is not known: use one of {', '.join(filter(None, LIPSCHITZ))}")
+        raise ArgumentError(f"activation {name!r} is unknown; use one of {', '.join(filter(None, LIPSCHITZ))}")
     if name == "":
         return x
     if name == "relu":
@@ -292,7 +292,7 @@ def _activate(x: Array, name: str) -> Array:
 
 
 def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[Where, tuple[int, ...]]:
-    """Which matrices and rows to compare: (indices of each batch dimension ..., rows), and the batch shape."""
+    """Return the matrices and rows to compare, as (indices of each batch dimension ..., rows), and the batch shape."""
     batch, rows = shape[:-2], shape[-2]
     if flops <= most:
         return (*(slice(None) for _ in batch), slice(None)), batch
@@ -313,7 +313,7 @@ def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tup
 
 
 def _take(x: Array, batch: tuple[int, ...], where: Where) -> Array:
-    """The sampled matrices and rows of `x`; a sampled batch becomes one dimension."""
+    """Return the sampled matrices and rows of `x`; a sampled batch becomes one dimension."""
     if isinstance(where[0], slice):
         return x
     x = np.broadcast_to(x, batch + x.shape[-2:])
@@ -322,7 +322,7 @@ def _take(x: Array, batch: tuple[int, ...], where: Where) -> Array:
 
 
 def _ratio(result: Array, expected: Array, allowed: Array, out: str) -> NDArray[np.float64]:
-    """|result - expected| / allowed; inf where a NaN or an infinity is in the wrong place."""
+    """Return |result - expected| / allowed; inf where a NaN or an infinity is in the wrong place."""
     with np.errstate(all="ignore"):
         got = result.astype(expected.dtype)
         difference = np.abs(got - expected).astype(np.float64)

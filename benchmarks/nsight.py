@@ -1,17 +1,16 @@
-"""What Nsight Compute counts while the rungs of the GPU ladder run.
+"""Profile the rungs of the GPU ladder with Nsight Compute and store its counters.
 
-To profile needs a CUDA device, `ncu` on the PATH, and its module `ncu_report` (extras/python beside it) on PYTHONPATH.
+This needs a CUDA device, `ncu` on the PATH, and its module `ncu_report` (in extras/python next to it) on PYTHONPATH.
 
     python benchmarks/nsight.py [RUNG ...]
 
-It writes benchmarks/nsight/<machine>.jsonl, which nsight_compare.py beside it compares with the emulator.
+It writes benchmarks/nsight/<machine>.jsonl, which nsight_compare.py compares with the emulator.
 
-The first line of a file is the machine, each other one a product: a square one of side 512, or of a vector and a
-matrix for the rungs that take no other, of operands that `gemmery.bench.work.operands` gives alike on every machine. It
-holds what is needed to repeat it (the kernels, how they were launched, the digest of their PTX), the SHA-256 of the
-bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions executed
-by warps, by kind; and for each line of the source and each opcode what its instructions did to memory (Nsight Compute,
-"Source Counters").
+The first line of a file is the machine, each other line a product: a square one of side 512, or a matrix-vector
+product for rungs that take no other, with operands that `gemmery.bench.work.operands` generates identically everywhere.
+A line holds everything needed to repeat the product (the kernels, their launches, the digest of their PTX), the SHA-256 of
+the bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions
+executed by warps, by kind; and the memory accesses by source line and opcode (Nsight Compute, "Source Counters").
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOM", "ATOMG",
 
 
 def products(rungs: list[Rung], device: str) -> Iterator[tuple[Rung, Work]]:
-    """Each rung with its products: in each element type a square one, or a vector times a matrix and its transpose."""
+    """Yield each rung with its products in each element type: square, or a vector times a matrix and its transpose."""
     for rung in rungs:
         for dtype in (dtype for dtype in DTYPES if dtype in rung.dtypes):
             for precision in ("", "tf32") if dtype == "f32" else ("",):
@@ -76,7 +75,7 @@ def products(rungs: list[Rung], device: str) -> Iterator[tuple[Rung, Work]]:
 
 
 def launch(rungs: list[Rung], plan: Path) -> None:
-    """Run every product once, and write what was launched, in order, as JSON lines."""
+    """Run every product once, and write the launches, in order, as JSON lines."""
     with plan.open("w", encoding="utf-8") as file:
         for rung, work in products(rungs, "cuda:0"):
             kernel, digest = run(rung, work)
@@ -85,7 +84,7 @@ def launch(rungs: list[Rung], plan: Path) -> None:
 
 
 def run(rung: Rung, work: Work) -> tuple[Any, str]:
-    """The rung's kernel after one call, and the SHA-256 of the bytes of C, row by row."""
+    """Return the rung's kernel after one call, and the SHA-256 of the bytes of C, row by row."""
     host, stream = operands(work), driver.Stream()
     memories = [driver.Memory(x.nbytes) for x in host]
     for memory, x in zip(memories, host, strict=True):
@@ -105,7 +104,7 @@ def run(rung: Rung, work: Work) -> tuple[Any, str]:
 
 
 def described(geometry: Geometry) -> dict[str, Any]:
-    """One launch, and the digest of the PTX that its kernel is in."""
+    """Return one launch, with the digest of its kernel's PTX."""
     made = nvrtc.compiled(geometry.source, geometry.kernel, driver.device().arch)
     return {
         "kernel": geometry.kernel,
@@ -118,7 +117,7 @@ def described(geometry: Geometry) -> dict[str, Any]:
 
 
 def profile(rungs: list[Rung], ncu: str, folder: Path) -> list[dict[str, Any]]:
-    """Run the rungs under Nsight Compute: what `launch` wrote, with what was counted."""
+    """Run the rungs under Nsight Compute, and add its counters to what `launch` wrote."""
     plan, report = folder / "plan.jsonl", folder / "report"
     metrics = ",".join([*GLOBAL.values(), *SOURCE.values()])
     names = [rung.name for rung in rungs]
@@ -136,7 +135,7 @@ def profile(rungs: list[Rung], ncu: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def actions(report: Path) -> Iterator[Any]:
-    """The launches in a report, in order."""
+    """Return the launches in a report, in order."""
     try:
         import ncu_report
     except ImportError:
@@ -147,7 +146,7 @@ def actions(report: Path) -> Iterator[Any]:
 
 
 def counters(entry: str, action: Any) -> dict[str, Any]:
-    """What was counted of one launch, which must be of the kernel whose symbol is `entry`."""
+    """Return the counters of one launch, which must be of the kernel with the symbol `entry`."""
     if action.name(action.NameBase_MANGLED) != entry:
         raise SystemExit(f"launch of {action.name(action.NameBase_MANGLED)}, where {entry} was planned")
     memory: dict[tuple[int, str], Counter[str]] = {}
@@ -171,13 +170,13 @@ def counters(entry: str, action: Any) -> dict[str, Any]:
 
 
 def by_address(metric: Any) -> dict[int, int]:
-    """The values of a metric by the address of the instruction."""
+    """Return the values of a metric by instruction address."""
     places = metric.correlation_ids()
     return {int(places.as_uint64(index)): int(metric.as_uint64(index)) for index in range(metric.num_instances())}
 
 
 def opcode_of(text: str) -> str:
-    """The opcode of a line of SASS, which may begin with a predicate.
+    """Return the opcode of a line of SASS, which may begin with a predicate.
 
     >>> opcode_of("@!P0 LDG.E.128 R4, [R2.64]")
     'LDG.E.128'
@@ -212,7 +211,7 @@ def main() -> None:
 
 
 def version(ncu: str) -> str:
-    """Nsight Compute's version, "2025.3.1.0"."""
+    """Return Nsight Compute's version, "2025.3.1.0"."""
     said = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
     return said.partition("Version ")[2].split()[0]
 

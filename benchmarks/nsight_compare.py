@@ -1,10 +1,10 @@
-"""Where the emulator's counts are others than Nsight Compute's, in a file that nsight.py wrote.
+"""Compare the emulator's counters with Nsight Compute's, in a file that nsight.py wrote.
 
     python benchmarks/nsight_compare.py FILE [RUNG ...]
 
-Each product is run again on the emulator, and of each launch compared: requests and sectors of global memory,
-wavefronts of shared memory and their ideal, instructions by kind; in all, and what accesses did also by place in the
-source. The bytes of C are compared too. What is known to differ stands in nsight/known.toml, with its reason.
+Each product is run again on the emulator. For each launch these are compared: requests and sectors of global memory,
+wavefronts of shared memory and their ideal, instructions by kind; in total, and accesses also by place in the source.
+The bytes of C are compared too. Known differences are in nsight/known.toml, with their reasons.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gemmery.problem import Problem
 ARCH = "sm_90a"
 KNOWN = Path(__file__).parent / "nsight" / "known.toml"
 HARDWARE = ("requests_ld", "sectors_ld", "requests_st", "sectors_st")  # counted by the hardware, for a whole launch
-# Opcodes of the machine by the kind that the emulator counts their instructions as. HFMA2 only loads constants here.
+# Machine opcodes by the kind under which the emulator counts them. HFMA2 only loads constants here.
 ARITHMETIC = {
     **dict.fromkeys(("FFMA", "DFMA"), "fma"),
     **dict.fromkeys(("FADD", "DADD"), "fadd"),
@@ -57,7 +57,7 @@ Counted = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Difference:
-    """A count that the emulator and the profiler do not agree on."""
+    """A counter on which the emulator and the profiler differ."""
 
     name: str  # "ld" of a whole launch, "ld at load.cuh:89" of a place in its source
     ours: int
@@ -68,43 +68,43 @@ class Difference:
 
 
 def machine(file: Path) -> dict[str, Any]:
-    """What a file was measured on: its GPU and the version of ncu."""
+    """Return the GPU and the version of ncu of a file."""
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
     return found
 
 
 def stored(file: Path) -> list[dict[str, Any]]:
-    """The products in a file."""
+    """Return the products in a file."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if "rung" in row]
 
 
 def kind(row: dict[str, Any]) -> str:
-    """The type that a product is computed in: "f16", "tf32"."""
+    """Return the type in which a product is computed: "f16", "tf32"."""
     found: str = row["work"]["precision"] or row["work"]["dtype"]
     return found
 
 
 @cache
 def noted() -> dict[str, Any]:
-    """What is known to differ: the tables of nsight/known.toml."""
+    """Return the known differences: the tables of nsight/known.toml."""
     return tomllib.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 def known(row: dict[str, Any]) -> list[Difference]:
-    """What is known to differ of a product."""
+    """Return the known differences of a product."""
     counts = [one for table in noted()["known"] for one in table["counts"]]
     return [Difference(*rest) for rung, of, *rest in counts if (rung, of) == (row["rung"], kind(row))]
 
 
 def alike(row: dict[str, Any]) -> frozenset[str]:
-    """Lines of a product's source that its machine code is known to take for each other."""
+    """Return sets of source lines that a product's machine code is known to confuse."""
     pairs = [one for table in noted()["alike"] for one in table["lines"]]
     return frozenset(line for rung, of, *lines in pairs if (rung, of) == (row["rung"], kind(row)) for line in lines)
 
 
 def measured(launch: dict[str, Any]) -> Counted:
-    """What the profiler counted in a launch."""
+    """Return the profiler's counters of a launch."""
     found = sum((Counter(access(line)) for line in launch["memory"]), Counter())
     for opcode, executed in launch["instructions"].items():
         if opcode.split(".")[0] in ARITHMETIC:
@@ -113,7 +113,7 @@ def measured(launch: dict[str, Any]) -> Counted:
 
 
 def access(line: dict[str, Any]) -> dict[str, int]:
-    """What the accesses of one opcode at one line did.
+    """Return the counters of the accesses of one opcode at one line.
 
     ptxas puts `@!PT LDS RZ, [RZ]` in front of cp.async, three times: they load nothing, and are not counted.
     """
@@ -129,7 +129,7 @@ def access(line: dict[str, Any]) -> dict[str, int]:
 
 
 def counted(counts: Counts) -> Counted:
-    """The same by the emulator, of a launch or of a place in its source."""
+    """Return the emulator's counters of a launch, or of a place in its source."""
     loads, stores = counts.global_.loads, counts.global_.stores
     banks = {"loads": counts.shared.loads, "stores": counts.shared.stores}
     return {
@@ -141,7 +141,7 @@ def counted(counts: Counts) -> Counted:
 
 
 def differences(row: dict[str, Any], found: list[Counts]) -> Iterator[Difference]:
-    """Where the emulator's counts of a product's launches are others than the profiler's."""
+    """Return where the emulator's counters of a product's launches differ from the profiler's."""
     for launch, counts in zip(row["launches"], found, strict=True):
         ours, theirs = counted(counts), measured(launch)
         for name in sorted({*ours, *theirs}):
@@ -151,10 +151,10 @@ def differences(row: dict[str, Any], found: list[Counts]) -> Iterator[Difference
 
 
 def by_place(counts: Counts, launch: dict[str, Any], together: frozenset[str]) -> Iterator[Difference]:
-    """Where what accesses did differs at a place of the source.
+    """Return where the counters of accesses differ at a place in the source.
 
-    ptxas says of an instruction the line that it stands at, or that of a call which was inlined around it: a place is
-    lines that cannot be told apart for that. `together` are lines that it is known to take for each other.
+    ptxas gives an instruction its own line, or that of an inlined call around it, so a place is a set of lines that
+    cannot be distinguished. `together` are lines that ptxas is known to confuse.
     """
     frames = {tuple(map(str, lines)): counted(held) for lines, held in counts.frames.items()}
     lines: dict[str, Counter[str]] = {}
@@ -173,7 +173,7 @@ def by_place(counts: Counts, launch: dict[str, Any], together: frozenset[str]) -
 
 
 def joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
-    """Sets without common elements: those that have some are put together.
+    """Merge sets that have common elements.
 
     >>> joined([frozenset("ab"), frozenset("c"), frozenset("bd")]) == [frozenset("c"), frozenset("abd")]
     True
@@ -186,7 +186,7 @@ def joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
 
 
 def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
-    """What the emulator counts of each launch, and the SHA-256 of the bytes of C."""
+    """Return the emulator's counters of each launch, and the SHA-256 of the bytes of C."""
     rung, problem = product(row)
     a, b, c = operands(Work(**row["work"]))
     c.view(np.uint8)[...] = 0xFF
@@ -195,19 +195,19 @@ def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
 
 
 def ptx_digest(text: str) -> str:
-    """The SHA-256 of a PTX text without its `.file` lines: they hold the folder that the compiler was called in."""
+    """Return the SHA-256 of a PTX text without its `.file` lines, which name the compiler's working folder."""
     return hashlib.sha256(re.sub(r"^[ \t]*\.file[^\n]*$", "", text, flags=re.MULTILINE).encode()).hexdigest()
 
 
 def geometry_of(row: dict[str, Any]) -> Geometry:
-    """How a stored product is launched on an H200."""
+    """Return how a stored product is launched on an H200."""
     rung, problem = product(row)
     assert rung.geometry is not None
     return rung.geometry(problem, rung.default)
 
 
 def product(row: dict[str, Any]) -> tuple[Rung, Problem]:
-    """A stored product and its rung: the arrays were CuPy's, which begin at a multiple of 16 bytes."""
+    """Return a stored product and its rung: the arrays were CuPy's, aligned to 16 bytes."""
     problem = replace(Work(**row["work"]).problem, device="h200", alignments=(16, 16, 16))
     return find(CUDA, row["rung"]), problem
 

@@ -8,8 +8,8 @@ It writes benchmarks/nsight/<machine>.jsonl, which nsight_compare.py compares wi
 
 The first line of a file is the machine, each other line a product: a square one of side 512, or a matrix-vector
 product for rungs that take no other, with operands that `gemmery.bench.work.operands` generates identically everywhere.
-A line holds everything needed to repeat the product (the kernels, their launches, the digest of their PTX), the SHA-256 of
-the bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions
+A line holds everything needed to repeat the product (the kernels, their launches, the digest of their PTX), the SHA-256
+of the bytes of C, and for each launch: requests and sectors of global memory by the hardware's counters; instructions
 executed by warps, by kind; and the memory accesses by source line and opcode (Nsight Compute, "Source Counters").
 """
 

@@ -179,7 +179,7 @@ def _described(parameter: Parameter) -> str:
     >>> _described(Parameter("x", "u64", 0, 8)), _described(Parameter("y", "b8", 0, 12))
     ('8 bytes of type u64, a pointer or a whole number', 'a struct of 12 bytes')
     """
-    kind = np.dtype(NUMPY[parameter.type])
+    kind = np.dtype(NUMPY.get(parameter.type, "u1"))
     if kind.itemsize != parameter.size:
         return f"a struct of {parameter.size} bytes"
     also = ", a pointer or a whole number" if _is_pointer(parameter) else ""
@@ -188,7 +188,7 @@ def _described(parameter: Parameter) -> str:
 
 def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -> bytes:
     """One parameter's bytes."""
-    kind, size = np.dtype(NUMPY[parameter.type]), parameter.size
+    kind, size = np.dtype(NUMPY.get(parameter.type, "u1")), parameter.size
     if isinstance(value, bytes | bytearray):
         if len(value) != size:
             raise _mismatch(place, f"{len(value)} bytes", parameter, f"pass {size} bytes")

@@ -118,6 +118,8 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
             targets = tuple(
                 number[kernel.labels[one.name]] for one in lowering.flat(end.operands) if isinstance(one, Label)
             )
+            if not targets:
+                raise refused(end)
         elif name in ("ret", "exit", "trap"):
             targets = (number[len(kernel.instructions)],)
         if end.guard is not None:
@@ -146,7 +148,15 @@ def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
 
 
 def _step(lowering: Lowering, index: int) -> Step:
+    """The step of an instruction, refused where its operands are not as many or not of the kinds that it takes."""
     instruction = lowering.kernel.instructions[index]
+    try:
+        return _made(lowering, index, instruction)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise refused(instruction, "with these operands the instruction") from error
+
+
+def _made(lowering: Lowering, index: int, instruction: Instruction) -> Step:
     op = ops.TABLE.get(instruction.opcode)
     if op is not None:
         step = lowering.computed(instruction, op)

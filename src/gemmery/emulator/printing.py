@@ -17,6 +17,7 @@ import numpy as np
 from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
 from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
 LONG = ("l", "ll")
 BITS = {"h": 16} | dict.fromkeys(LONG, 64)
+WIDEST = 1 << 12  # characters of a number, padded
 LONGEST = 1 << 16  # bytes of a string without an end
 
 
@@ -40,7 +42,11 @@ def handler(lowering: Lowering, index: int) -> Step:
         counts = np.zeros(machine.threads, np.uint32)
         for thread in range(machine.threads) if mask is None else np.flatnonzero(mask).tolist():
             arguments = _Arguments(machine, index, thread, int(given[thread]))
-            sys.stdout.write(formatted(arguments.string(int(texts[thread])), arguments.next, arguments.string))
+            try:
+                text = formatted(arguments.string(int(texts[thread])), arguments.next, arguments.string)
+            except EmulationError as error:
+                raise EmulationError(f"{instruction.line}: {error}") from None
+            sys.stdout.write(text)
             counts[thread] = arguments.count
         if write is not None:
             write(machine.registers, mask, counts)
@@ -61,6 +67,9 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
         if kind == "%":
             return "%"
         width = str(int(following("i4"))) if width == "*" else width
+        wide = max(abs(int(width or 0)), int(precision or 0))
+        if wide > WIDEST:
+            raise EmulationError(f"printf: {found[0]} pads to {wide:,} characters; {WIDEST:,} at most are modelled")
         before = f"%{flags}{width}" + (f".{precision}" if found.group(3) is not None else "")
         if kind in "eEfFgG":
             return (before + kind) % float(following("f8"))
@@ -98,7 +107,10 @@ class _Arguments:
         first = -(-self._place // size) * size
         self._place = first + size
         self.count += 1
-        return self._bytes(first, size).view(kind)[0]
+        held = np.zeros(size, np.uint8)
+        found = self._bytes(first, size)
+        held[: len(found)] = found
+        return held.view(kind)[0]
 
     def string(self, address: int) -> str:
         """The characters from an address to the next zero."""

@@ -72,6 +72,8 @@ class Lowering:
         """The value of an operand as a PTX type."""
         dtype = NUMPY[kind]
         match operand:
+            case Register("_"):
+                raise refused(instruction, "the sink _ as a source of")
             case Register(name, declared):
                 return _viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
             case Immediate(bits, given):
@@ -109,7 +111,7 @@ class Lowering:
     def address(self, memory: Memory, instruction: Instruction) -> Read:
         """The address in brackets as int64."""
         base, offset = memory.base, np.int64(memory.offset)
-        if isinstance(base, Register) and STORED[base.type] == "u4":  # the sum wraps at 32 bits
+        if isinstance(base, Register) and STORED.get(base.type) == "u4":  # the sum wraps at 32 bits
             narrow, more = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
             return lambda held: (narrow(held) + more).view(np.int32).astype(np.int64)
         read = self.read(base, "s64", instruction)

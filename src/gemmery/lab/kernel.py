@@ -179,7 +179,7 @@ def _dims(name: str, given: Sides) -> Dims:
     sides = tuple(given) if isinstance(given, Sequence) else (given,)
     try:
         whole = [int(side) for side in sides]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         whole = []
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
         raise ArgumentError(f"{name}={given!r}: a whole number >= 1, or a tuple of up to three")

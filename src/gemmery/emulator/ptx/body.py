@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gemmery.emulator.op import STORED
 from gemmery.emulator.opcodes import canonical
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
 from gemmery.emulator.ptx.scopes import Scope, parts
@@ -162,7 +163,7 @@ class Body:
         self._table = name
 
     def _directive(self, text: str) -> None:
-        word = text[1:].replace(".", " ").split(None, 1)[0]
+        word = text[1:].replace(".", " ").partition(" ")[0].strip()
         if word == "reg":
             self._registers(text)
         elif word == "branchtargets":
@@ -177,6 +178,8 @@ class Body:
             raise EmulationError(
                 "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modelled)"
             )
+        if found[1] not in STORED:
+            raise EmulationError(f"registers of type .{found[1]} are not modelled: .b32, .f32, .pred and others are")
         for item in found[2].split(","):
             one = _RANGE.fullmatch(item.strip())
             if not one:

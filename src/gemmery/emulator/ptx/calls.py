@@ -13,6 +13,8 @@ from gemmery.emulator.ptx.body import Body
 from gemmery.emulator.ptx.variables import SIZES
 from gemmery.errors import EmulationError
 
+DEEPEST = 64  # calls within calls
+LONGEST = 1 << 18  # instructions of a kernel with all that it calls
 WAY_OUT = "mark the function __forceinline__"
 
 
@@ -35,7 +37,7 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) 
     if not any(one.opcode.startswith("call ") for one in body.instructions):
         return
     reached: dict[str, Function] = {}
-    _reach(body, functions, (), reached)
+    _reach(body, functions, (), reached, {})
     bodies = [body, *(function.body for function in reached.values())]
     slots: dict[str, dict[int, int]] = {
         name: {}
@@ -55,16 +57,33 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) 
         body.scope.seen.update(one.scope.seen)
 
 
-def _reach(body: Body, functions: Mapping[str, Function], chain: tuple[str, ...], reached: dict[str, Function]) -> None:
-    """Collect the functions that are called, directly or not."""
+def _reach(
+    body: Body,
+    functions: Mapping[str, Function],
+    chain: tuple[str, ...],
+    reached: dict[str, Function],
+    sizes: dict[str, int],
+) -> int:
+    """Collect the functions that are called, directly or not; returns the instructions that the body becomes."""
+    if len(chain) > DEEPEST:
+        raise EmulationError(f"calls are nested more than {DEEPEST} deep, down to {chain[-1]}: use a loop")
+    size = len(body.instructions)
     for instruction in body.instructions:
         name = instruction.opcode.removeprefix("call ")
         if name == instruction.opcode or name not in functions:
             continue
         if name in chain:
             raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modelled; use a loop")
-        reached[name] = functions[name]
-        _reach(functions[name].body, functions, (*chain, name), reached)
+        if name not in sizes:
+            reached[name] = functions[name]
+            sizes[name] = _reach(functions[name].body, functions, (*chain, name), reached, sizes)
+        size += sizes[name]
+        if size > LONGEST:
+            raise EmulationError(
+                f"{_where(instruction)}: with the functions that it calls, the kernel has more than {LONGEST:,} "
+                "instructions: every call takes a copy of its function; call it in a loop"
+            )
+    return size
 
 
 def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> None:
@@ -84,7 +103,10 @@ def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> N
 
 
 def _width(instruction: Instruction) -> int:
-    return SIZES[instruction.opcode.rpartition(".")[2]]
+    width = SIZES.get(instruction.opcode.rpartition(".")[2])
+    if width is None or len(instruction.operands) < 2 or not instruction.opcode.startswith(("ld", "st")):
+        raise EmulationError(f"{_where(instruction)}: a parameter is read by ld and written by st, with its type")
+    return width
 
 
 def _values(instruction: Instruction) -> tuple[Operand, ...]:

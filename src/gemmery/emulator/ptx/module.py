@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
 from gemmery.emulator.ptx.calls import Function, expand
@@ -46,7 +47,7 @@ def module(text: str, wrappers: Collection[str] = ()) -> Module:
             if not found:
                 raise EmulationError("no directive is known that begins so, or it does not end")
             if found["fact"]:
-                facts[found["fact"]] = found["value"].replace(",", " ").split()[0]
+                facts[found["fact"]] = found["value"].replace(",", " ").strip().partition(" ")[0]
             elif found["variable"]:
                 if not found["variable"].startswith(".pragma"):
                     scope.add(variable(found["variable"])[0])
@@ -93,8 +94,10 @@ def _passed(text: str, scope: Scope) -> tuple[Register | Symbol, ...]:
     made: list[Register | Symbol] = []
     for declaration in text.split(",") if text.strip() else []:
         words = declaration.split()
-        if words[0] == ".reg":
-            made.append(scope.declare(words[-1], words[1][1:]))
+        if words[:1] == [".reg"]:
+            if len(words) != 3 or words[1][1:] not in STORED:
+                raise EmulationError(f"{declaration.strip()!r}: a register is declared as .reg .b32 name")
+            made.append(scope.declare(words[2], words[1][1:]))
         else:
             made.append(Symbol(scope.add(variable(declaration)[0]).name))
     return tuple(made)

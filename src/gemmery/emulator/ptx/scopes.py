@@ -23,6 +23,7 @@ from gemmery.emulator.ptx import (
 )
 from gemmery.errors import EmulationError
 
+LARGEST = 1 << 64
 SINK = Register("_", "")
 SPECIALS = frozenset(
     [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
@@ -94,6 +95,8 @@ def number(text: str) -> float | None:
 def _constant(text: str) -> Immediate | None:
     value = integer(text)
     if value is not None:
+        if not -LARGEST < value < LARGEST:
+            raise EmulationError(f"{text}: a constant has 64 bits")
         return Immediate(value)
     if text == "WARP_SZ":
         return Immediate(32)
@@ -248,5 +251,7 @@ def _split(text: str) -> tuple[str, int]:
         name, found, rest = text.partition(sign)
         offset = integer(rest) if found and name else None
         if offset is not None:
+            if abs(offset) >= LARGEST // 2:
+                raise EmulationError(f"{text}: an offset has 64 bits")
             return name, offset if sign == "+" else -offset
     return text, 0

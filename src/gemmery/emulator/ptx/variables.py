@@ -14,6 +14,7 @@ from gemmery.emulator.ptx.scopes import integer, number
 from gemmery.errors import EmulationError
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)} | {"f16x2": 4, "bf16x2": 4}
+LARGEST, MOST_LOCAL = 1 << 38, 512 << 10  # bytes of a variable
 _VARIABLE = re.compile(
     r"""(?:\.(?:extern|visible|weak|common)\s+)* \.(?P<space>shared|local|global|const|param)(?:::\w+)? \s*
         (?P<words>(?:\.attribute\s*\([^)]*\)\s*|\.align\s+\d+\s*|\.\w+\s*)+)
@@ -36,7 +37,9 @@ def variable(text: str) -> tuple[Variable, str]:
         raise EmulationError("a variable is declared as .shared .align 16 .b8 name[4096]")
     length = next((int(word[1:]) for word, _ in words if word in ("v2", "v4", "v8")), 1)
     align = max(SIZES[type_] * length, 1)
-    align = next((int(value) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
+    align = next((int(value or 0) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
+    if align < 1 or align & align - 1:
+        raise EmulationError(f".align {align}: an alignment is a power of two")
     data, pointers = _constants(found["values"], type_) if found["values"] else (b"", ())
     for given in re.findall(r"\[([^\]]*)\]", found["lengths"]):
         count = integer(given.strip()) if given.strip() else len(data) // SIZES[type_]
@@ -44,6 +47,10 @@ def variable(text: str) -> tuple[Variable, str]:
             raise EmulationError(f"[{given}]: a length is a number")
         length *= count
     size = SIZES[type_] * length
+    if size > LARGEST or (found["space"] == "local" and size > MOST_LOCAL):
+        raise EmulationError(
+            f"{size} bytes are more than a device has: a variable has at most {LARGEST}, a local one {MOST_LOCAL}"
+        )
     if len(data) > size:
         raise EmulationError(f"{len(data)} bytes of initial values for {size} bytes")
     data = data.ljust(size, b"\0") if data else b""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator import convergence
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register
 
 if TYPE_CHECKING:
+    from gemmery.emulator.convergence import Gathering
     from gemmery.emulator.lower import Block, Reduction
     from gemmery.emulator.simt import Machine
 
@@ -46,6 +48,8 @@ class Waiting:
         self._parked = np.zeros(0, bool)
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
         self._number = np.zeros(0, np.int32)
+        self._woken = 0, b""  # the changes, and where all threads were, when those that gather were last woken
+        self._forced = False  # the next basic block does not wait for lanes that do not come
         self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads of each block that arrived and went on
 
     def ready(self, places: NDArray[np.int32]) -> Mask:
@@ -60,6 +64,17 @@ class Waiting:
             ready &= ~self._sleeping
         return ready if ready.any() else None
 
+    def gather(self, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Put threads to sleep that wait for lanes which are not here yet; returns those that go on."""
+        if self._forced:
+            self._forced = False
+            return mask
+        waits = convergence.absent(self.machine, gathering, mask)
+        if not waits.any():
+            return mask
+        self._put_to_sleep(waits)
+        return mask & ~waits
+
     def sleep(self, mask: Mask) -> Mask:
         """Put the threads whose wait failed to sleep where they are; returns those that go on."""
         machine = self.machine
@@ -69,13 +84,17 @@ class Waiting:
             failed = failed & mask
         if not failed.any():
             return mask
+        self._put_to_sleep(failed)
+        return ~failed if mask is None else mask & ~failed
+
+    def _put_to_sleep(self, failed: NDArray[np.bool_]) -> None:
+        machine = self.machine
         machine.part()
         if not self._sleeping.size:
             self._sleeping = np.zeros(machine.threads, bool)
         self._sleeping |= failed
         self.asleep = True
         self._seen = self.changes
-        return ~failed if mask is None else mask & ~failed
 
     def arrive(self, block: Block, mask: Mask, at: int) -> None:
         """Threads reach the barrier that ends a basic block."""
@@ -88,6 +107,8 @@ class Waiting:
         number: Any = np.int32(WHOLE_WARP)
         if end.opcode != WARP_SYNC:
             number = self._numbers(end, _first(end), mask)
+        elif machine.observers:
+            convergence.check_barrier(machine, block.last - 1, mask, self._values(end, 0))
         if mask is None and not number.ndim and (number == WHOLE_WARP or not _counts(end)):
             if block.reduction is not None:
                 self._reduce(block.reduction, None)
@@ -122,9 +143,14 @@ class Waiting:
             self._alive = int(np.count_nonzero(alive))
             self.changes += 1
             return True
+        if self.asleep and self._gathered(places):
+            return True
         stuck: list[tuple[Any, NDArray[np.bool_]]] = []
         if self._parked.any():
             stuck += [(index, self._parked & (self._at == index)) for index in np.unique(self._at[self._parked])]
+            kinds = {machine.kernel.instructions[index].opcode for index, _ in stuck}
+            if WARP_SYNC in kinds:  # who waits at the block's barrier waits for those
+                stuck = [one for one in stuck if machine.kernel.instructions[one[0]].opcode == WARP_SYNC]
         if self.asleep:
             blocks = machine.program.blocks
             for place in np.unique(places[self._sleeping]):
@@ -135,20 +161,32 @@ class Waiting:
         places[alive] = machine.program.stop
         return False
 
+    def _gathered(self, places: NDArray[np.int32]) -> bool:
+        """Wake threads that wait for lanes of their warp: those may have come since, or else never will."""
+        gathers = np.array([one.gathering is not None for one in self.machine.program.blocks])
+        waiting = self._sleeping & gathers[np.minimum(places, len(gathers) - 1)]
+        if not waiting.any():
+            return False
+        state = self.changes, places.tobytes()
+        self._forced, self._woken = state == self._woken, state
+        self._sleeping &= ~waiting
+        self.asleep = bool(self._sleeping.any())
+        return True
+
     def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
         """Let go the blocks (the warps) whose threads have all come."""
         here = self._parked & (self._number == number)
         if number != WHOLE_WARP:
             return self._let_go(number, here, alive)
         moved = False
-        members = self._members(here)
+        members = self.members(here)
         for named in np.unique(members[here]):  # parts of a warp may wait each for its own
             lanes = named >> (np.arange(self.machine.threads) % 32).astype(np.uint32) & 1 == 1
             moved |= self._let_go(number, here & (members == named), alive & lanes)
         return moved
 
-    def _members(self, here: NDArray[np.bool_]) -> NDArray[np.uint32]:
-        """Of the threads that wait at bar.warp.sync the lanes that they name."""
+    def members(self, here: NDArray[np.bool_]) -> NDArray[np.uint32]:
+        """The lanes that threads name which wait at bar.warp.sync."""
         machine = self.machine
         members = np.zeros(machine.threads, np.uint32)
         for index in np.unique(self._at[here]):

@@ -78,6 +78,9 @@ class Observer:
     def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
         """These threads break a rule: "arrives at ..." in words."""
 
+    def mismatched(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+        """These threads execute a warp's instruction with lanes that do not fit together: "executes ..." in words."""
+
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         """These threads do not access: "outside" their memory or "misaligned"."""
 
@@ -85,7 +88,7 @@ class Observer:
         """These threads wait at barrier `index` while others of their block wait at another."""
 
     def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
-        """These threads wait at instruction `index` for what no thread will do any more."""
+        """These threads wait at instruction `index` for what no remaining thread can do."""
 
     def finish(self, machine: Machine) -> None:
         """The chunk has ended."""

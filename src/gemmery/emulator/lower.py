@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery.emulator import barriers, ops
+from gemmery.emulator import barriers, convergence, ops
 from gemmery.emulator.access import HANDLERS
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.op import Mask
@@ -44,6 +44,7 @@ class Block:
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
     waits: bool  # one instruction, repeated until it succeeds
     reduction: Reduction | None = None
+    gathering: convergence.Gathering | None = None  # whom its threads wait for before it
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def _starts(kernel: Kernel) -> list[int]:
             starts.add(index + 1)
         if name.startswith(WAITS):
             starts.update((index, index + 1))
+        if convergence.names_lanes(instruction):
+            starts.add(index)
     return sorted(start for start in starts if start < count)
 
 
@@ -129,7 +132,8 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
         elif name == "brx":
             guard = lowering.read(end.operands[0], "u32", end)
     waits = inside[0].opcode.startswith(WAITS)
-    return Block(first, last, steps, end, guard, targets, waits, _reduction(lowering, end))
+    gathering = convergence.gathering(lowering, first, last)
+    return Block(first, last, steps, end, guard, targets, waits, _reduction(lowering, end), gathering)
 
 
 def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
@@ -165,6 +169,7 @@ def _made(lowering: Lowering, index: int, instruction: Instruction) -> Step:
         if handler is None:
             raise refused(instruction)
         step = handler(lowering, index)
+    step = convergence.checked(lowering, index, step)
     if instruction.guard is None:
         return step
     return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)

@@ -144,6 +144,10 @@ class Machine:
         return True
 
     def _execute(self, block: Block, mask: Mask, at: int) -> None:
+        if block.gathering is not None and mask is not None:
+            mask = self.waiting.gather(block.gathering, mask)
+            if not mask.any():
+                return
         warps = self.warps if mask is None else int(mask.reshape(-1, WARP).any(axis=1).sum())
         threads = self.threads if mask is None else int(mask.sum())
         for observer in self.observers:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.barriers import ARRIVE
+from gemmery.emulator.barriers import ARRIVE, WARP_SYNC
+from gemmery.emulator.convergence import WAY_OUT, ranges
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.findings import words
 from gemmery.emulator.findings.everywhere import Everywhere
@@ -30,7 +31,7 @@ class Finding:
     """One fault at one line, or between two, of the first thread that was seen to commit it.
 
     `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
-    "deadlock" or "misuse".
+    "deadlock", "warp mask" or "misuse".
 
     >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
     sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
@@ -203,6 +204,10 @@ class Findings(Observer):
         first = int(threads[0])
         self._add("misuse", index, first, len(threads), f"{words.thread(machine, first)} {message}")
 
+    def mismatched(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+        first = int(threads[0])
+        self._add("warp mask", index, first, len(threads), f"{words.thread(machine, first)} {message}")
+
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
         thread = int(np.flatnonzero(mask)[0])
         address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
@@ -230,6 +235,9 @@ class Findings(Observer):
     def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
         opcode = machine.kernel.instructions[index].opcode
         clustered = opcode.startswith("barrier.cluster")
+        if opcode == WARP_SYNC:
+            self._warp_waits(machine, index, mask)
+            return
         if opcode.startswith("bar") and not clustered:
             self.diverged(machine, index, mask)
             return
@@ -240,8 +248,21 @@ class Findings(Observer):
             else "check how many arrivals the barrier was initialised for, that each of them is made, the bytes that "
             "are expected, and the parity that is waited for"
         )
-        what = f"{words.thread(machine, thread)} waits for what no thread will do any more: {way_out}"
+        waits = "waits for an arrival or a copy that no remaining thread can make"
+        what = f"{words.thread(machine, thread)} {waits}: {way_out}"
         self._add("deadlock", index, thread, int(mask.sum()), what)
+
+    def _warp_waits(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+        thread = int(np.flatnonzero(mask)[0])
+        members = machine.waiting.members(mask)
+        lanes = slice(thread - thread % 32, thread - thread % 32 + 32)
+        waiting = mask[lanes] & (members[lanes] == members[thread])
+        missing = ranges((members[thread] >> np.arange(32, dtype=np.uint32) & 1 == 1) & ~waiting)
+        what = (
+            f"{words.thread(machine, thread)} waits at __syncwarp() with mask {int(members[thread]):#x} for {missing}, "
+            f"which never come: {WAY_OUT}"
+        )
+        self._add("warp mask", index, thread, int(mask.sum()), what)
 
     def _warps(self, mask: Mask) -> Flags:
         """The warps of a mask, of the blocks that are followed."""

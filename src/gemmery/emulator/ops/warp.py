@@ -56,12 +56,23 @@ def _idx(lane: Array, b: Array, limit: Array, segment: Array) -> tuple[Array, Ar
     return source, source <= limit
 
 
-def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
+def _sources(mode: Callable[..., tuple[Array, Array]], b: Array, c: Array) -> tuple[Array, Array]:
+    """Which lane each lane reads, itself where the source is out of range, and whether it is in range."""
     b, c = (_once(x).astype("i4") for x in (b, c))
     segment = c >> 8 & 31
     limit = LANES & segment | c & 31 & ~segment
     source, inside = mode(LANES, b & 31, limit, segment)
     source, inside = np.broadcast_arrays(np.where(inside, source, LANES), inside)
+    return source, inside
+
+
+def sources(opcode: str, b: Array, c: Array) -> Array:
+    """Which lane each lane reads by a shfl.sync: (warps, 32), or one row for all warps."""
+    return _sources(_SHUFFLES[opcode.split(".")[2]], b, c)[0]
+
+
+def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
+    source, inside = _sources(mode, b, c)
     if len(source) == 1:
         values, there = a[:, source[0]], active[:, source[0]]
     else:
@@ -69,6 +80,9 @@ def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: 
     if not there.all():
         values = np.where(there, values, UNDEFINED)
     return values, np.broadcast_to(inside, a.shape)
+
+
+_SHUFFLES = {"up": _up, "down": _down, "bfly": _bfly, "idx": _idx}
 
 
 # ---- votes ----
@@ -160,7 +174,7 @@ def _movmatrix(_active: Array, a: Array) -> Array:
 WARP = {
     **{
         f"shfl.sync.{name}.b32": Op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "warp", "shfl")
-        for name, mode in {"up": _up, "down": _down, "bfly": _bfly, "idx": _idx}.items()
+        for name, mode in _SHUFFLES.items()
     },
     **{
         f"vote.sync.{name}.pred": Op(("pred",), ("pred", "b32"), meaning, "warp", "vote")

@@ -1,0 +1,254 @@
+"""Which lanes an instruction of a warp or a warpgroup waits for, and what is wrong with those that execute it.
+
+PTX ISA 9.0, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync": a lane waits for those that its mask
+names, as long as they have not ended. They have to execute the same instruction with the same mask, and the lane itself
+is one of them. Instructions of matrices, which are .aligned, take all lanes of the warp.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ops.warp import LANES, sources
+from gemmery.emulator.ptx import Immediate, Instruction
+from gemmery.emulator.steps import Lowering, Read, Step
+
+if TYPE_CHECKING:
+    from gemmery.emulator.simt import Machine
+
+FULL = 0xFFFFFFFF
+_MASKED = re.compile(r"(shfl|vote|match\.(any|all)|redux|elect)\.sync")
+_WHOLE = ("mma.", "wmma.", "ldmatrix.", "stmatrix.", "movmatrix.")
+_NAMES = {
+    "shfl.sync.idx": "__shfl_sync()",
+    "shfl.sync.up": "__shfl_up_sync()",
+    "shfl.sync.down": "__shfl_down_sync()",
+    "shfl.sync.bfly": "__shfl_xor_sync()",
+    "vote.sync.ballot": "__ballot_sync()",
+    "vote.sync.all": "__all_sync()",
+    "vote.sync.any": "__any_sync()",
+    "match.any.sync": "__match_any_sync()",
+    "match.all.sync": "__match_all_sync()",
+    **{f"redux.sync.{name}": f"__reduce_{name}_sync()" for name in ("add", "min", "max", "and", "or", "xor")},
+}
+WAY_OUT = (
+    "let all lanes of the mask execute it, or pass the mask of those that do (__ballot_sync() of the condition, before "
+    "the branch)"
+)
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Whom a basic block waits for before it is executed."""
+
+    threads: int  # 32 of a warp, or 128 of a warpgroup
+    members: Read | None  # the lanes that each thread names; None: all
+
+
+def names_lanes(instruction: Instruction) -> bool:
+    """Whether a mask in a register names the lanes of an instruction, which then begins a basic block."""
+    masked = _MASKED.match(instruction.opcode) is not None
+    return masked and not isinstance(instruction.operands[-1], Immediate)
+
+
+def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
+    """Whom the instructions first ... last - 1 wait for; None for nobody."""
+    inside = lowering.kernel.instructions[first:last]
+    if any(one.opcode.startswith("wgmma.") for one in inside):
+        return Gathering(128, None)
+    if any(_whole(one) for one in inside):
+        return Gathering(32, None)
+    if names_lanes(inside[0]) and inside[0].guard is None:
+        return Gathering(32, lowering.read(inside[0].operands[-1], "b32", inside[0]))
+    return None
+
+
+def _whole(instruction: Instruction) -> bool:
+    """Whether all lanes of a warp execute an instruction."""
+    if instruction.opcode.startswith(_WHOLE):
+        return True
+    mask = instruction.operands[-1] if instruction.operands else None
+    named = isinstance(mask, Immediate) and mask.bits & FULL == FULL
+    return named and instruction.guard is None and _MASKED.match(instruction.opcode) is not None
+
+
+def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Threads of the mask that wait for others, which have not ended and are not there."""
+    assert machine.places is not None
+    missing = (machine.places < machine.program.stop) & ~mask
+    if not missing.any():
+        return np.zeros_like(mask)
+    rows = missing.reshape(-1, 32)
+    if gathering.members is not None:
+        members = machine.spread(gathering.members(machine.registers)).reshape(-1, 32)
+        waits: NDArray[np.bool_] = (members & _bits(rows)[:, None] != 0).reshape(-1)
+        return waits & mask
+    if gathering.threads > 32 and machine.block_threads % gathering.threads == 0:
+        rows = missing.reshape(-1, gathering.threads)
+    return np.repeat(rows.any(axis=1), rows.shape[1]) & mask
+
+
+def checked(lowering: Lowering, index: int, step: Step) -> Step:
+    """The step of a warp's instruction, which tells the observers of lanes that do not fit together."""
+    instruction = lowering.kernel.instructions[index]
+    opcode = instruction.opcode
+    if opcode.startswith(_WHOLE):
+        return _complete(index, step)
+    if _MASKED.match(opcode) is None:
+        return step
+    operands = lowering.flat(instruction.operands)
+    members = lowering.read(operands[-1], "b32", instruction)
+    reads = [lowering.read(one, "b32", instruction) for one in operands[-3:-1]] if opcode.startswith("shfl") else []
+    elects = opcode.startswith("elect")
+
+    def run(machine: Machine, mask: Mask) -> None:
+        named = members(machine.registers)
+        if (mask is not None or named.ndim or named != FULL) and machine.observers:
+            at = _Lanes(machine, index, mask, named, elects)
+            if not (at.own() or at.missing() or at.differing()) and reads:
+                at.reading(*(read(machine.registers) for read in reads))
+        step(machine, mask)
+
+    return run
+
+
+def _complete(index: int, step: Step) -> Step:
+    """The step of an instruction of all lanes."""
+
+    def run(machine: Machine, mask: Mask) -> None:
+        if mask is not None and machine.observers:
+            there = mask.reshape(-1, 32)
+            others = _others(machine, there)
+            threads = np.flatnonzero(there & others.any(axis=1, keepdims=True))
+            if threads.size:
+                name = machine.kernel.instructions[index].opcode.partition(".")[0]
+                lanes = ranges(others[threads[0] // 32])
+                what = (
+                    f"executes {name}, and {lanes} of its warp do not: let all 32 lanes execute it, outside of branches"
+                )
+                tell(machine, index, threads, what)
+        step(machine, mask)
+
+    return run
+
+
+def _others(machine: Machine, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Lanes that the block has and that are not there: (warps, 32)."""
+    exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
+    return exists.reshape(-1, 32) & ~there
+
+
+class _Lanes:
+    """The lanes that execute an instruction together, each with its mask: (warps, 32)."""
+
+    def __init__(self, machine: Machine, index: int, mask: Mask, named: Any, elects: bool) -> None:
+        self._machine, self._index, self._elects = machine, index, elects
+        self._there = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
+        self._named = machine.spread(named).reshape(-1, 32)
+        words = machine.kernel.instructions[index].opcode.split(".")
+        self._name = _NAMES.get(".".join(words[:3]), ".".join(words[:2]))
+
+    def _tell(self, bad: NDArray[np.bool_], what: str) -> bool:
+        tell(self._machine, self._index, np.flatnonzero(bad), what)
+        return True
+
+    def _at(self, bad: NDArray[np.bool_]) -> tuple[int, int, str]:
+        """The warp, the lane and the beginning of what is told of the first of these lanes."""
+        warp, lane = divmod(int(bad.reshape(-1).argmax()), 32)
+        return warp, lane, f"executes {self._name} with mask {int(self._named[warp, lane]):#x}"
+
+    def own(self) -> bool:
+        """Tell of lanes that their own mask leaves out."""
+        bad = self._there & (self._named >> LANES.astype("u4") & 1 == 0)
+        if not bad.any():
+            return False
+        _, lane, does = self._at(bad)
+        what = f"{does}, which leaves out its own lane {lane}: the result is undefined; add the lane to the mask"
+        return self._tell(bad, f"{what}, or keep it from the call")
+
+    def missing(self) -> bool:
+        """Tell of lanes that name others which do not execute it; lanes that the block does not have are let be."""
+        machine = self._machine
+        others = _others(machine, self._there)
+        if self._elects and machine.places is not None:
+            others &= (machine.places < machine.program.stop).reshape(-1, 32)
+        bad = self._there & (self._named & _bits(others)[:, None] != 0)
+        if not bad.any():
+            return False
+        warp, lane, does = self._at(bad)
+        lanes = ranges(others[warp] & (self._named[warp, lane] >> LANES.astype("u4") & 1 == 1))
+        return self._tell(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
+
+    def differing(self) -> bool:
+        """Tell of lanes that name others which execute it with another mask."""
+        if (self._named == self._named[:, :1]).all():
+            return False
+        names = self._named[:, :, None] >> LANES.astype("u4") & 1 == 1
+        unlike = names & self._there[:, None, :] & (self._named[:, :, None] != self._named[:, None, :])
+        bad = self._there & unlike.any(axis=2)
+        if not bad.any():
+            return False
+        warp, lane, does = self._at(bad)
+        other = int(unlike[warp, lane].argmax())
+        mask = f"{int(self._named[warp, other]):#x}"
+        return self._tell(bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same")
+
+    def reading(self, b: Any, c: Any) -> bool:
+        """Tell of lanes that read from one which does not take part."""
+        machine = self._machine
+        opcode = machine.kernel.instructions[self._index].opcode
+        source = sources(opcode, *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
+        source = np.broadcast_to(source, self._there.shape)
+        outside = self._named >> source.astype("u4") & 1 == 0
+        bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))
+        if not bad.any():
+            return False
+        warp, lane, does = self._at(bad)
+        read = int(source[warp, lane])
+        inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
+        why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
+        what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
+        return self._tell(bad, what)
+
+
+def check_barrier(machine: Machine, index: int, mask: Mask, named: Any) -> None:
+    """Tell of lanes that come to __syncwarp() with a mask that leaves them out."""
+    if named.ndim == 0 and named == FULL:
+        return
+    lanes = np.arange(machine.threads, dtype="u4") % 32
+    bad = machine.spread(named) >> lanes & 1 == 0
+    threads = np.flatnonzero(bad if mask is None else bad & mask)
+    if threads.size:
+        first = int(threads[0])
+        does = f"executes __syncwarp() with mask {int(machine.spread(named)[first]):#x}"
+        what = f"{does}, which leaves out its own lane {first % 32}: the result is undefined; add the lane to the mask"
+        tell(machine, index, threads, f"{what}, or keep it from the call")
+
+
+def tell(machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    """Tell the observers of lanes that do not fit together."""
+    for observer in machine.observers:
+        observer.mismatched(machine, index, threads, message)
+
+
+def _bits(lanes: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """A mask of 32 bits for each warp."""
+    return np.packbits(np.ascontiguousarray(lanes), axis=1, bitorder="little").view(np.uint32)[:, 0]
+
+
+def ranges(lanes: NDArray[np.bool_]) -> str:
+    """Lanes in words.
+
+    >>> ranges(np.array([True, False, True, True, True]))
+    'lanes 0, 2-4'
+    """
+    numbers = np.flatnonzero(lanes)
+    starts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    parts = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in starts]
+    return f"lane{'s' * (len(numbers) > 1)} {', '.join(parts)}"

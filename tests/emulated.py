@@ -1,4 +1,4 @@
-"""Products on the emulator, checked as on a GPU: within the bound, no byte beyond C written, no finding."""
+"""Products on the emulator, checked as on a GPU: error within the bound, no byte written outside C, no finding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = ("row", "row", "row")
 
 @dataclass(frozen=True)
 class Product:
-    """What came of it."""
+    """The result of a run."""
 
     error_over_bound: float  # at most 1 where the result is right
     findings: tuple[Finding, ...]
@@ -34,7 +34,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Placed:
-    """A batch of matrices in guarded memory, and that memory as it was."""
+    """A batch of matrices in guarded memory, and a copy of that memory."""
 
     array: np.ndarray
     image: np.ndarray
@@ -42,11 +42,11 @@ class Placed:
     name: str
 
     def untouched(self) -> bool:
-        """Not a byte has changed."""
+        """Return True if no byte has changed."""
         return np.array_equal(self.image, self.before)
 
     def untouched_around(self) -> bool:
-        """Not a byte that belongs to no element has changed."""
+        """Return True if no byte outside the elements has changed."""
         result, after = self.array.copy(), self.image.copy()
         self.image[...] = self.before
         self.array[...] = result
@@ -56,13 +56,13 @@ class Placed:
 
 
 def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool = False) -> Placed:
-    """`values` (batch, rows, columns) in guarded memory of that layout."""
+    """Return `values` (batch, rows, columns) in guarded memory of that layout."""
     image, inside = laid(values, layout, one_for_all)
     return Placed(inside, image, image.copy(), name)
 
 
 def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), filled=False):
-    """A, B and a C that is poisoned, or `filled` with numbers."""
+    """Return A, B and a poisoned C, or a C `filled` with numbers."""
     m, n, k = shape
     out = out or name
     c = random((batch, m, n), out, 3) if filled else np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
@@ -74,7 +74,7 @@ def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), 
 
 
 def needed(rung: Rung, name: str) -> str:
-    """The precision that a problem must allow for the rung to take this element type: "tf32" on tensor cores."""
+    """Return the precision that the rung requires for this element type: "tf32" on tensor cores."""
     plain = Problem(64, 64, 64, name, name, device="h200")
     fewer = replace(plain, precision="tf32")
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
@@ -83,7 +83,7 @@ def needed(rung: Rung, name: str) -> str:
 def run(
     rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None
 ) -> tuple[Run, ...]:
-    """Multiply and check; () where the rung refuses."""
+    """Multiply and check; return () if the rung refuses."""
     precision = needed(rung, a.name)
     row = None if bias is None else bias.array[0, 0]
     given = Operands(a.array, b.array, c.array, row)
@@ -114,7 +114,7 @@ def run(
 
 
 def problem_of(shape: tuple[int, int, int], name: str, layouts: tuple[str, str, str] = ROWS, batch: int = 1) -> Problem:
-    """A product of contiguous matrices."""
+    """Return a product of contiguous matrices."""
     m, n, k = shape
     size = numpy_dtype(name).itemsize
     sides = ((m, k), (k, n), (m, n))
@@ -125,7 +125,7 @@ def problem_of(shape: tuple[int, int, int], name: str, layouts: tuple[str, str, 
 
 
 def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapping[str, str] | None = None) -> Product:
-    """A rung's product of random matrices, its kernels from the package's files or from other texts."""
+    """Run a rung on random matrices, with kernels from the package's files or from other texts."""
     p = problem
     layouts = p.a_layout, p.b_layout, p.c_layout
     a, b, c = (one.array for one in matrices((p.m, p.n, p.k), p.dtype, p.out, layouts, p.batch))
@@ -138,7 +138,7 @@ def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapp
 
 
 def accumulator(name: str) -> str:
-    """The type that a bias has."""
+    """Return the type of a bias."""
     return dtypes.get(name).accumulator
 
 

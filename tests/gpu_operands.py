@@ -1,4 +1,4 @@
-"""Operands on a GPU: random numbers in any layout, between guards that show a stray access."""
+"""Operands on a GPU: random numbers in any layout, between guards that detect stray accesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TF32 = 2.0**14  # float32 units that rounding A and B to 10 bits of fraction may
 
 @dataclass
 class Placed:
-    """A batch of matrices on the device, and the image of the memory around them as it was."""
+    """A batch of matrices on the device, and a copy of the memory around them."""
 
     memory: driver.Memory
     before: np.ndarray
@@ -37,22 +37,22 @@ class Placed:
         )
 
     def within(self, image: np.ndarray) -> np.ndarray:
-        """The matrices in an image of the memory."""
+        """Return the matrices in a copy of the memory."""
         return np.ndarray(self.shape, numpy_dtype(self.name), image, self.offset, self.strides)
 
     @property
     def values(self) -> np.ndarray:
-        """The matrices as they were."""
+        """Return the original matrices."""
         return self.within(self.before)
 
     def image(self) -> np.ndarray:
-        """The memory as it is."""
+        """Return the current memory."""
         found = np.empty_like(self.before)
         self.memory.read(found)
         return found
 
     def result(self) -> np.ndarray:
-        """The matrices as they are; AssertionError where a byte that belongs to none of their elements has changed."""
+        """Return the current matrices; raise AssertionError if a byte outside their elements has changed."""
         image, untouched = self.image(), self.before.copy()
         values = self.within(image).copy()
         self.within(untouched)[...] = values
@@ -69,7 +69,7 @@ class Placed:
 
 
 def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool = False, guard: int = GUARD) -> Placed:
-    """`values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first matrix (stride 0)."""
+    """Return `values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first (stride 0)."""
     image, inside = laid(values, layout, one_for_all, guard)
     offset = inside.ctypes.data - image.ctypes.data
     made = Placed(driver.Memory(image.nbytes), image, values.shape, inside.strides, offset, name)
@@ -78,7 +78,7 @@ def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool 
 
 
 def matrices(shape, name, out, layouts=("row", "row", "row"), batch=1, shared=(False, False), guard=GUARD):
-    """A, B and a poisoned C."""
+    """Return A, B and a poisoned C."""
     m, n, k = shape
     a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0], guard)
     b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1], guard)
@@ -94,19 +94,19 @@ def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = 
 
 
 def needed(rung: Rung, name: str) -> str:
-    """The precision that a problem must allow for the rung to take this element type: "tf32" on tensor cores."""
+    """Return the precision that the rung requires for this element type: "tf32" on tensor cores."""
     plain = Problem(64, 64, 64, name, name, device="cuda:0")
     fewer = replace(plain, precision="tf32")
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
 
 
 def allowed(rung: Rung, precision: str) -> Callable[[int], float]:
-    """f(k) of the rung's bound, with what rounding the operands may cost."""
+    """Return f(k) of the rung's bound, including the rounding of the operands."""
     return (lambda k: rung.bound(k) + TF32) if precision == "tf32" else rung.bound
 
 
 def built(rung: Rung, case: Problem, config=None):
-    """The rung's kernel for a problem; None where it refuses that in words."""
+    """Return the rung's kernel for a problem, None if it refuses with a reason."""
     reason = rung.refuses(case) if case.dtype in rung.dtypes else f"{rung.name} does not take {case.dtype}"
     if not reason:
         try:
@@ -118,7 +118,7 @@ def built(rung: Rung, case: Problem, config=None):
 
 
 def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision=None, config=None) -> bool:
-    """Multiply and check; False where the rung refuses."""
+    """Multiply and check; return False if the rung refuses."""
     precision = needed(rung, a.name) if precision is None else precision
     case = problem(a, b, c, epilogue, alpha != 1 or beta != 0, precision)
     kernel = built(rung, case, config)
@@ -149,14 +149,14 @@ def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision
 
 
 def functions(ptx: str, names: list[str]) -> list:
-    """Kernels of a PTX text, loaded on the first device."""
+    """Load the kernels of a PTX text on the first device."""
     with driver.on(0):
         module = driver.check(driver.api().cuModuleLoadData(ptx.encode() + b"\0"))
         return [driver.check(driver.api().cuModuleGetFunction(module, name.encode())) for name in names]
 
 
 def launch(function, blocks: int, threads: int, *memories: driver.Memory) -> None:
-    """Run a kernel whose parameters are pointers to these memories, and wait for it."""
+    """Run a kernel whose parameters are pointers to these buffers, and wait for it."""
     pointers = np.array([memory.pointer for memory in memories], np.uint64)
     arguments = pointers.ctypes.data + 8 * np.arange(len(memories), dtype=np.uint64)
     with driver.on(0):

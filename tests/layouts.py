@@ -1,4 +1,4 @@
-"""Where the elements of a batch of matrices lie in memory that has guards before and after."""
+"""Layouts of a batch of matrices in memory with guards before and after."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OTHERS = ("padded", "aligned", "odd", "strided", "reversed", "rows reversed", "p
 def laid(
     values: np.ndarray, layout: str = "row", one_for_all: bool = False, guard: int = GUARD
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Memory full of ones, and in it a view of `values` (batch, rows, columns) in that layout.
+    """Return memory full of ones, and in it a view of `values` (batch, rows, columns) in that layout.
 
     `one_for_all` repeats the first matrix (stride 0).
     """

@@ -1,4 +1,4 @@
-"""Wrong versions of the ladder's kernels, each by one edit: what a test of kernels has to notice."""
+"""Wrong versions of the ladder's kernels, each made by one edit that tests must detect."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MMA_RING = {**MMA, "stages": 3, "splits": 1}
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old`, which stands once in `file` of kernels/, becomes `new`; `rung` runs it."""
+    """`old`, which occurs once in `file` of kernels/, becomes `new`; `rung` runs it."""
 
     rung: str
     file: str
     old: str
     new: str
-    why: str  # what is wrong with it
+    why: str  # what is wrong
     config: Mapping[str, int] = field(default_factory=dict)
     shape: tuple[int, int, int] = (40, 45, 43)  # m, n, k
     name: str = "f32"  # element type
     layouts: tuple[str, str, str] = ("row", "row", "row")
     batch: int = 1
-    survives: str = ""  # why no run can tell it from the kernel
+    survives: str = ""  # why no run can distinguish it from the kernel
 
     def __str__(self) -> str:
         return f"{self.file}: {self.why}"
@@ -42,7 +42,7 @@ EVEN = (40, 48, 40)
 
 
 def _of(rung: str, *rows: tuple[str, str, str, str], **problem: Any) -> tuple[Mutant, ...]:
-    """Mutants of a rung by file, old text, new text and why; all of them at one problem."""
+    """Return mutants of a rung by file, old text, new text and reason; all for one problem."""
     return tuple(Mutant(rung, *row, **problem) for row in rows)
 
 

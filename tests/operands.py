@@ -1,4 +1,4 @@
-"""Operands for kernels: random numbers, in any layout, between guards that show every stray access."""
+"""Operands for kernels: random numbers in any layout, between guards that detect stray accesses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random(shape, name: str, seed: int) -> np.ndarray:
 
 @dataclass
 class Placed:
-    """A batch of matrices somewhere inside guarded memory."""
+    """A batch of matrices inside guarded memory."""
 
     array: np.ndarray  # (batch, rows, columns), a view into memory
     memory: np.ndarray
@@ -49,11 +49,11 @@ class Placed:
         return arrange.layout(rows, columns, *self.array.strides[1:], dtypes.get(self.name).size)
 
     def untouched(self) -> bool:
-        """Not a byte has changed."""
+        """Return True if no byte has changed."""
         return np.array_equal(self.memory, self.before)
 
     def untouched_around(self) -> bool:
-        """Not a byte that belongs to no element has changed."""
+        """Return True if no byte outside the elements has changed."""
         result = self.array.copy()
         self.array[...] = 0
         after = self.memory.copy()
@@ -65,7 +65,7 @@ class Placed:
 
 
 def place(values: np.ndarray, name: str, layout: str = "C", one_for_all: bool = False) -> Placed:
-    """`values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first (stride 0)."""
+    """Return `values` (batch, rows, columns) in memory of that layout; `one_for_all` repeats the first (stride 0)."""
     batch, rows, columns = values.shape
     size = values.dtype.itemsize
     strides = {

@@ -1,4 +1,4 @@
-"""Made-up records: a ladder, two sweeps and a suite, for tests of what shows them."""
+"""Made-up records for tests of reports: a ladder, two sweeps and a suite."""
 
 from dataclasses import replace
 

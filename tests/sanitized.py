@@ -1,6 +1,6 @@
-"""Rungs of the GPU ladder on a few small ragged problems, for compute-sanitizer: `make sanitize`.
+"""Run the rungs of the GPU ladder on a few small ragged problems, for compute-sanitizer: `make sanitize`.
 
-Operands have no guards: the sanitizer knows where each allocation ends. What C holds before is not initialised.
+Operands have no guards: the sanitizer knows where each allocation ends. C is not initialised.
 
     python tests/sanitized.py --names      the rungs, one a line
     python tests/sanitized.py RUNG ...     run them
@@ -29,7 +29,7 @@ CASES = [
 
 
 def touch(rung, name: str, precision: str = "", finished: bool = False) -> int:
-    """How many problems the rung took; AssertionError where a result is wrong."""
+    """Return how many problems the rung took; raise AssertionError if a result is wrong."""
     taken = 0
     for shape, layouts in CASES:
         a, b, c = matrices(shape, name, name, (*layouts, "row"), batch=2, guard=0)
@@ -52,7 +52,7 @@ def touch(rung, name: str, precision: str = "", finished: bool = False) -> int:
 
 
 def products(rung) -> int:
-    """Each element type, and one with all that may happen to a sum."""
+    """Yield a problem for each element type, and one with every step of the epilogue."""
     taken = sum(touch(rung, name) for name in rung.dtypes)
     if "f32" in rung.dtypes:
         taken += touch(rung, "f32", "tf32")
@@ -60,7 +60,7 @@ def products(rung) -> int:
 
 
 def sums() -> int:
-    """C = A + B in some layouts."""
+    """Compute C = A + B in some layouts."""
     for layout in ("row", "odd", "col"):
         x, y = (place(random((2, 37, 45), "f16", seed), "f16", layout, guard=0) for seed in (8, 9))
         simt.addition(x.view(), y.view(), y.view())(x.view(), y.view(), y.view())

@@ -1,4 +1,4 @@
-"""Every shape (m, n, k) that the kernels are tested on, named once."""
+"""The shapes (m, n, k) on which kernels are tested."""
 
 from gemmery.cpu.target import host, tile
 

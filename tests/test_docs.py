@@ -1,4 +1,4 @@
-"""The documents name only what exists: links, commands and their options, make targets, names of the library."""
+"""The documents refer only to things that exist: links, commands and options, make targets, names of the library."""
 
 import re
 import subprocess
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PLANS = {"docs/design.md"}  # says what is to come as well
+PLANS = {"docs/design.md"}  # also names planned files
 
 
 def tracked(*patterns: str) -> list[str]:
-    """Files under version control that match, or every matching file where there is no repository."""
+    """Return the matching files under version control, or all matching files if there is no repository."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
@@ -29,20 +29,20 @@ TOLD = [name for name in DOCUMENTS if name not in PLANS and not name.startswith(
 
 
 def code(text: str) -> list[str]:
-    """Lines of fenced blocks, and spans between backticks."""
+    """Return the lines of fenced blocks, and spans between backticks."""
     fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [line for block in fenced for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", rest)
 
 
 def anchors(text: str) -> set[str]:
-    """The fragments that headings of a document can be linked by."""
+    """Return the link fragments of a document's headings."""
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(name: str, text: str) -> list[str]:
-    """The relative links of the document `name` that lead nowhere."""
+    """Return the broken relative links of the document `name`."""
     links = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(r"(?:src|href|srcset)=\"([^\"]+)\"", text)
     wrong = []
     for link in links:
@@ -58,7 +58,7 @@ def broken_links(name: str, text: str) -> list[str]:
 
 
 def unknown_commands(text: str) -> list[str]:
-    """What a document tells the reader to type that gemmery would not take."""
+    """Return the commands and options in a document that gemmery does not have."""
     import typer
 
     from gemmery.cli import app
@@ -131,7 +131,7 @@ MEASURED = r"[\d.,]*\d\s?(?:[GT]FLOP/s|[GT]op/s|[GT]B/s|ns|[uµm]s|%|×|x\b(?!\d
 
 
 def typed_figures(text: str) -> list[str]:
-    """Figures of speed outside the markers: numbers with such a unit, and cells of tables that are numbers."""
+    """Return figures of speed outside the markers: numbers with such a unit, and table cells that are numbers."""
     from gemmery.report.documents import MARKER
 
     own = MARKER.sub("", text)

@@ -1,4 +1,4 @@
-"""The emulator's floating-point instructions against the hardware's, bit by bit but for NaNs."""
+"""The emulator's floating-point instructions against the hardware's, bit by bit except for NaNs."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def kernel(ops, places):
 
 
 def launched(ptx, data, length):
-    """What the kernel writes."""
+    """Return the bytes that the kernel writes."""
     source, target = driver.Memory(data.nbytes), driver.Memory(length)
     source.write(data)
     target.fill(0)
@@ -112,7 +112,7 @@ def comparable(x, type_):
 
 @pytest.fixture(scope="module")
 def results():
-    """Operands, and of each opcode what the hardware gives."""
+    """Return operands, and the hardware's results for each opcode."""
     if driver.device().capability < 90:
         pytest.skip("needs compute capability 9.0")
     rng = np.random.default_rng(11)

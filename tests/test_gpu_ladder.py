@@ -1,4 +1,4 @@
-"""Every rung of the GPU ladder on every kind of problem: within its bound, no byte beyond C written."""
+"""Every rung of the GPU ladder on every kind of problem: error within its bound, no byte written outside C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDER = {"f16": "f32", "bf16": "f32", "f32": "f64"}
 
 
 def one_of(shapes, rung, make, **options):
-    """The first of the shapes that the rung takes is right; False where it takes none."""
+    """Check the first of the shapes that the rung takes; return False if it takes none."""
     return any(run(rung, *make(shape), **options) for shape in shapes)
 
 
@@ -123,7 +123,7 @@ def test_every_config_of_its_space_gives_the_product(rung):
 @pytest.mark.parametrize("planted", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("rung", RUNGS)
 def test_values_that_are_not_finite(rung, planted):
-    """One of them in A reaches its row of C, and no other."""
+    """One of them in A affects its row of C only."""
     name = rung.dtypes[0]
     for m, n, k in EVEN:
         a, b, c = matrices((m, n, k), name, name, ("row", "col", "row"))
@@ -134,7 +134,7 @@ def test_values_that_are_not_finite(rung, planted):
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_grids_beyond_65535(rung):
-    """In every direction that a kernel may have put in y or z."""
+    """Large in every direction that a kernel may map to y or z."""
     name = rung.dtypes[0]
     for shape, batch in [((65535 * 8 + 9, 3, 2), 1), ((3, 65535 * 8 + 9, 2), 1), ((2, 3, 2), 65535 + 8)]:
         run(rung, *matrices(shape, name, name, batch=batch))

@@ -1,4 +1,4 @@
-"""GPU rungs when repeated, on several streams and threads at once, in graphs, and after errors."""
+"""GPU rungs repeated, on several streams and threads at once, in graphs, and after errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_launch_that_begins_early_reads_what_the_one_before_wrote():
 
 
 def test_ten_host_threads_at_once():
-    """Each builds kernels of its own and launches them on a stream of its own."""
+    """Each thread builds its own kernels and launches them on its own stream."""
     expected = {rung.name: prepared(rung)[4] for rung in CUDA}
 
     def work(number):
@@ -118,7 +118,7 @@ def test_ten_host_threads_at_once():
 
 
 def test_one_launch_used_by_ten_threads():
-    """Arguments of one call do not reach another, however the threads take turns."""
+    """The arguments of one call do not reach another, in any order of the threads."""
     kernel, a, b, c, first = prepared(find(CUDA, "simt_naive"))
     ready = kernel.ready(a.view(), b.view(), c.view())
 
@@ -168,7 +168,7 @@ def test_a_graph_does_what_its_calls_did(rung):
 
 
 def works():
-    """A product that is right: the context lives."""
+    """Check a product: the context still works."""
     assert run(find(CUDA, "simt_naive"), *matrices((33, 35, 37), "f32", "f32"))
     return True
 

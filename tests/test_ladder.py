@@ -1,4 +1,4 @@
-"""Every rung, on every shape, element type and layout it takes: within its bound, no byte beyond its operands."""
+"""Every rung on every shape, element type and layout it takes: error within bound, no access outside its operands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLOW = {"scalar_naive": 3e6, "scalar_reordered": 3e6}  # rung -> most operations
 
 
 def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", threads=1):
-    """Multiply and check, unless the rung refuses in words."""
+    """Multiply and check, unless the rung refuses with a reason."""
     scaled = alpha != 1 or beta != 0
     case = problem(a, b, c, epilogue, scaled)
     refusal = rung.refuses(case)
@@ -69,7 +69,7 @@ def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", threads=1
 
 
 def matrices(shape, name, out, layouts=("C", "C", "C"), batch=1, shared=(False, False)):
-    """A, B and a poisoned C."""
+    """Return A, B and a poisoned C."""
     m, n, k = shape
     a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0])
     b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1])
@@ -78,7 +78,7 @@ def matrices(shape, name, out, layouts=("C", "C", "C"), batch=1, shared=(False, 
 
 
 def takes(rung, name, out):
-    """The rung multiplies this pair of element types at all."""
+    """Return True if the rung takes this pair of element types."""
     return any(
         not rung.refuses(problem(*matrices(shape, name, out))) for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4)]
     )
@@ -253,7 +253,7 @@ for shape in shapes.NEAR_THE_END:
 
 @pytest.mark.parametrize("rung", CPU, ids=lambda rung: rung.name)
 def test_no_byte_past_an_operand_is_touched(rung):
-    """Guard bytes do not show a stray read whose value is thrown away; a page that may not be read does."""
+    """Guard bytes do not detect a stray read whose value is unused; an unreadable page does."""
     for name in rung.dtypes:
         done = subprocess.run(
             [sys.executable, "-c", BEFORE_THE_ABYSS, rung.name, name],

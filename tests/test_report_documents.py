@@ -1,4 +1,4 @@
-"""Documents are filled from records, and from nothing else."""
+"""Documents are generated from records alone."""
 
 import re
 from dataclasses import replace
@@ -37,7 +37,7 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.fixture
 def root(empty):
-    """The same with records of a ladder and of a suite."""
+    """A checkout with records of a ladder and of a suite."""
     for run in (records.ladder(), replace(records.bench(), started="2026-11-20T11:00:00.000000+00:00")):
         keep(empty, run)
     return empty
@@ -225,7 +225,7 @@ def test_the_ladder_says_of_each_rung_what_it_is_teaches_and_gave(root):
 
 
 def on_a_gpu(dtype, started, rate=1000.0, **more):
-    """A run of one rung, in records that look as a GPU's do."""
+    """Return a run of one rung, in records like those of a GPU."""
     ran = next(m for run in GPU_RUNS for m in run.measurements if m.suite == "ladder" and m.kernel == "simt_smem")
     machine = next(run.machine for run in GPU_RUNS)
     taken = replace(ran, dtype=dtype, out=dtype, seconds=ran.flops / (1e9 * rate), versus={}, **more)
@@ -280,7 +280,7 @@ def test_every_rung_has_a_lesson_and_a_source_that_is_there(rungs, opening):
 
     package = re.sub(r"__init__\.py$", "", gemmery.__file__)
     for rung in rungs:
-        assert len(rung.lesson) > 80
+        assert len(rung.lesson) > 80, f"{rung.name}: a lesson has more than 80 characters"
         assert rung.source
         with open(package + rung.source) as file:
             assert file.read(3) == opening

@@ -1,4 +1,4 @@
-"""The commands that look and measure nothing: ladder diff, inspect, doctor."""
+"""The commands that measure nothing: ladder diff, inspect, doctor."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 )
 def diff(
     old: Annotated[str, Argument(metavar="OLD", help="A rung.", show_default=False)],
-    new: Annotated[str, Argument(metavar="NEW", help="Another one.", show_default=False)],
+    new: Annotated[str, Argument(metavar="NEW", help="Another rung.", show_default=False)],
     html: HtmlToo = None,
 ) -> Action:
-    """Show what changed between two rungs: what is said of them, and the difference of their sources."""
+    """Show how two rungs differ: their rows in the ladder, and the code that only one of them uses.
+
+    The two kernels are compared line by line. Functions and types in headers are listed where only one rung uses them.
+    """
     return partial(_diff, old, new, html)
 
 
@@ -47,7 +50,7 @@ def _diff(old: str, new: str, html: Path | None) -> int:
 
 
 @app.command(
-    short_help="Say what a GPU rung is made of; no GPU is needed.",
+    short_help="Show a kernel's resources, occupancy and memory counters.",
     epilog="""\b
     Examples:
       gemmery inspect simt_naive
@@ -58,39 +61,43 @@ def _diff(old: str, new: str, html: Path | None) -> int:
       gemmery inspect mma_pipelined --dtype bf16 --device h200 --sass
 
     \b
-    The object of --json has rung, problem, config, device, kernels (of each
-    registers, occupancy, counts ...), loads and once (the roofline), and
-    emulated: lines (line, code, depth, counters; those of depth 0 add up to
-    total), kinds, chosen (what pictures show, lane by lane). Fields may be
+    The object of --json has rung, problem, config, device, kernels (for each:
+    registers, occupancy, counts, loop, step ...), loads and once (the
+    roofline), and emulated: lines (line, code, depth, counters; those of
+    depth 0 add up to total), kinds, chosen (what pictures show, lane by
+    lane). To compare two kernels, take `step`, which counts one pass of the
+    loop that loads from global memory, per multiply-add. Fields may be
     added; none changes its name or meaning.""",
 )
 def inspect(
-    rung: Annotated[str, Argument(metavar="RUNG", help="A rung of the GPU, or an exhibit.", show_default=False)],
-    other: Annotated[str, Argument(metavar="[RUNG]", help="Another, beside it.", show_default=False)] = "",
+    rung: Annotated[str, Argument(metavar="RUNG", help="A GPU rung, or an exhibit.", show_default=False)],
+    other: Annotated[str, Argument(metavar="[RUNG]", help="Another, side by side.", show_default=False)] = "",
     m: Annotated[int | None, Option(metavar="M", min=1, help="Rows of C.", show_default="n")] = None,
     n: Annotated[
-        int | None, Option(metavar="N", min=1, help="Columns of C; of an exhibit its elements.", show_default="4096")
+        int | None, Option(metavar="N", min=1, help="Columns of C, or elements of an exhibit.", show_default="4096")
     ] = None,
     k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
-    dtype: Annotated[str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="its first")] = "",
-    config: Annotated[str, Option(metavar="KEY=V,...", help="Instead of the rung's own.", show_default="its own")] = "",
+    dtype: Annotated[
+        str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="the rung's first")
+    ] = "",
+    config: Annotated[str, Option(metavar="KEY=V,...", help="Config values.", show_default="the rung's own")] = "",
     device: Annotated[
         str, Option(metavar="NAME", help="cuda, a card (a100) or sm_80.", show_default="the one here, else h200")
     ] = "",
     card: As = "",
     line: Annotated[
-        str, Option(metavar="FILE:LINE", help="Show as pictures what this line does.", show_default="the costliest")
+        str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
     ptx: Annotated[bool, Option("--ptx", help="Show the PTX.")] = False,
     sass: Annotated[bool, Option("--sass", help="Show the machine code.")] = False,
-    json: Annotated[bool, Option("--json", help="All of it as an object on stdout, of two as a list.")] = False,
+    json: Annotated[bool, Option("--json", help="Print JSON; a list when two rungs are given.")] = False,
     html: HtmlToo = None,
     svg: Annotated[
         Path | None,
-        Option("--svg", metavar="FOLDER", help="Write the pictures as files.", show_default=False, callback=place),
+        Option("--svg", metavar="FOLDER", help="Write the pictures to files.", show_default=False, callback=place),
     ] = None,
 ) -> Action:
-    """Say what a GPU rung or an exhibit is made of, asks of a device and does to memory by line; no GPU is needed."""
+    """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed."""
     from gemmery.lab import asked
 
     names = [rung, *([other] if other else [])]
@@ -103,7 +110,7 @@ def inspect(
     together(names)
     for option, given in (("--ptx", ptx), ("--sass", sass)):
         if given and other and not json:
-            raise ArgumentError(f"{option}: two beside each other show no code; inspect one of them, or say --json")
+            raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
     sides = (m or 0, n or 0, k or 0)
     looks = [partial(lab.inspect, name, *sides, dtype, settings(config), device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
@@ -148,14 +155,14 @@ def _write_pictures(folder: Path, found: Sequence[Inspection]) -> list[Path]:
 
 
 @app.command(
-    short_help="Say what was found on this machine.",
+    short_help="Show what gemmery finds on this machine.",
     epilog="""\b
     Examples:
       gemmery doctor
       gemmery doctor --json""",
 )
 def doctor(json: Json = False) -> Action:
-    """Say what was found on this machine, and what to do about anything that is wrong."""
+    """Show what gemmery finds on this machine, and how to fix what is wrong."""
     return partial(_doctor, json)
 
 

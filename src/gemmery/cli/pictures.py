@@ -1,4 +1,4 @@
-"""The pictures of the documents, from the emulator: `python -m gemmery.cli.pictures` in a checkout draws them anew."""
+"""The pictures of the documents, drawn by the emulator: `python -m gemmery.cli.pictures` in a checkout updates them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmery.errors import DeviceError
 from gemmery.report.pictures import files
 
 FOLDER = Path("docs", "pictures")
-SHOWN = {  # what a document shows -> rung or exhibit, and which of its pictures
+SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures
     "bank_conflicts": ("simt_vectorized", "banks-1"),
     "bank_conflicts_padded": ("simt_padded", "banks-1"),
     "swizzled_tile": ("mma_ldmatrix", "tile-1"),

@@ -154,7 +154,7 @@ def inspectable(name: str) -> None:
     close = get_close_matches(name, known, 1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     raise ArgumentError(
-        f"rung {name!r} is not in the ladder on a GPU, and no exhibit; {meant}known: {', '.join(known)}"
+        f"rung {name!r} is neither in the GPU's ladder nor an exhibit; {meant}known: {', '.join(known)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A rung or an exhibit on the emulator at a small size: counts by line of its source, and what pictures are made of."""
+"""A rung or an exhibit on the emulator at a small size: counters by line of its source, and accesses for pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 MOST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
-MUCH = 0.05  # of all instructions: enough for a line of its own, where it is inlined and moves nothing
+MUCH = 0.05  # share of all instructions from which an inlined line without accesses is listed
 TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 
 
@@ -36,10 +36,10 @@ def small(problem: Problem) -> Problem:
 
 
 def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:
-    """Run every launch of a rung on random operands, and count.
+    """Run every launch of a rung on random operands, and return its counters.
 
     Raises EmulationError for an instruction that is not modelled, RefusedError where the rung refuses, ArgumentError
-    for a `line` that does nothing to memory.
+    for a `line` without memory accesses.
     """
     m, n, k = problem.m, problem.n, problem.k
     a, b = (_random(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
@@ -52,7 +52,7 @@ def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
 
 
 def counted_exhibit(shown: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:
-    """Run an exhibit's kernel on `n` elements, and count. Raises as `counted` does."""
+    """Run an exhibit's kernel on `n` elements, and return its counters. Raises as `counted` does."""
     show, trace = shown.show, Trace()
     geometry, y = show.launch(n, config), np.zeros(show.results(n, config), np.float32)
     made = nvrtc.ptx(geometry.source, geometry.kernel, arch)
@@ -69,7 +69,7 @@ def _described(problem: Problem, counts: Counts, found: Chosen) -> Emulated:
 
 
 def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Standard normal numbers; bf16 as its bits."""
+    """Standard normal numbers; bf16 as bits."""
     values = np.random.default_rng(0).standard_normal(shape)
     if dtype == "bf16":
         return (values.astype("f4").view("u4") >> 16).astype("u2")
@@ -77,7 +77,7 @@ def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _tree(counts: Counts) -> Iterator[LineCounts]:
-    """The lines of the kernel's file, each followed by what is inlined into it, with all that this calls itself."""
+    """The lines of the kernel's file, each followed by the lines inlined into it; a line includes all that it calls."""
     sums: dict[Frames, Counts] = {}
     for frames, here in counts.frames.items():
         shown = calling(frames)
@@ -110,7 +110,7 @@ def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCo
 
 
 def _code(place: Line) -> str:
-    """A line of a kernel's source; "" of what the compiler adds, which stands at line 0."""
+    """A line of a kernel's source; "" for code that the compiler adds, at line 0."""
     lines = nvrtc.text(place.file).splitlines() if place.number else []
     return lines[place.number - 1].strip() if place.number <= len(lines) and lines else ""
 

@@ -1,4 +1,4 @@
-"""inspect(): what a GPU rung or an exhibit is made of and what it asks of a device, without running it."""
+"""inspect(): resources, occupancy, roofline and counters of a GPU rung or an exhibit, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.inspection import inspected
 from gemmery.cuda.roofline import roofline
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
+from gemmery.lab import asked
 from gemmery.lab.counted import counted, counted_exhibit, small
 from gemmery.lab.exhibits import EMULATED
 from gemmery.ladder.cpu import CPU
@@ -26,7 +27,7 @@ from gemmery.problem import Problem
 
 SIDE = 4096
 NAMES = frozenset(one.name for one in EXHIBITS)
-LAPTOP = "h200"  # the device that is looked at where there is none
+LAPTOP = "h200"  # the default device of a machine without a GPU
 
 
 def inspect(
@@ -40,23 +41,22 @@ def inspect(
     line: str = "",
     counters: bool = True,
 ) -> Inspection:
-    """Registers, shared memory, occupancy, roofline and code of a rung for C[m, n] = A[m, k] B[k, n], and what each
-    line of it does to memory; or the same of an exhibit, for an array of n elements.
+    """Return registers, shared memory, occupancy, roofline, code and memory counters by line of a GPU rung.
 
-    `m` and `k` are `n` unless said, which is 4096 unless said; a rung that takes only vectors gets a row for m, and a
-    B whose columns are contiguous, as on the ladder. `dtype` is the rung's first unless said, "tf32" for f32 by tensor
-    cores. `device` is "cuda", a card ("a100") or an architecture ("sm_80"); unless said the one that is there, else
-    "h200". No GPU is needed.
+    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
+    and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as on the ladder.
+    `dtype` defaults to the rung's first; "tf32" is f32 on tensor cores. `device` is "cuda", a card ("a100") or an
+    architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No GPU is needed.
 
-    The counters are taken on the emulator, with sides of at most 256; `counters=False` leaves them out. `line`,
-    "simt_smem.cu:18", chooses whose accesses are shown as pictures, else the costliest are.
+    The emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
+    "simt_smem.cu:18", chooses the line whose accesses are drawn; the default is the costliest.
 
     >>> found = inspect("simt_naive", n=1024, device="sm_80")
     >>> found.kernels[-1].spilled, found.loads.intensity
     (0, 0.25)
 
-    Raises ArgumentError for a rung of the CPU, an unknown one, an unknown key of its config, or a line that does
-    nothing to memory; RefusedError where the rung or the device does not take the product.
+    Raises ArgumentError for a CPU rung, an unknown rung, an unknown key of its config, or a line without memory
+    accesses; RefusedError where the rung or the device does not take the product.
     """
     if rung in NAMES:
         if m or k or dtype:
@@ -67,9 +67,9 @@ def inspect(
     problem = _problem(row, m, n, k, dtype or row.dtypes[0], chosen)
     full = {**row.default, **_checked(row, config or {})}
     reason = row.refuses(problem)
-    full = full if reason else {**row.settled(problem, full)}  # what is counted smaller has the tile asked for
+    full = full if reason else {**row.settled(problem, full)}  # the smaller product that is counted has the same tile
     geometry = _launch(row.geometry, problem, full, config) if row.geometry and not reason else None
-    reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to look at")
+    reason = reason or (refusal(geometry, chosen) if geometry else "it has no launch to inspect")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
     launches = inspected(row.name, row.idea, problem, row.stated(full), geometry, chosen)
@@ -78,17 +78,19 @@ def inspect(
 
 
 def together(rungs: Sequence[str]) -> None:
-    """Refuse to put a rung beside an exhibit: their counters are not of the same work. Raises ArgumentError."""
+    """Raise ArgumentError for a rung next to an exhibit: their counters are not of the same work."""
     kinds = {rung in NAMES: rung for rung in rungs}
     if len(kinds) > 1:
         _on_gpu(kinds[False])
-        raise ArgumentError(f"{kinds[True]} is an exhibit and {kinds[False]} a rung: take two of a kind")
+        raise ArgumentError(
+            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
+        )
 
 
 def _exhibit(
     shown: Exhibit, n: int, config: Mapping[str, int], device: Device, line: str, counters: bool
 ) -> Inspection:
-    """What is known of an exhibit for n elements, as many as a GPU is given unless said; EMULATED are counted."""
+    """The inspection of an exhibit for n elements, by default as many as fill a GPU; EMULATED of them are counted."""
     show = shown.show
     if not _is_whole(n) or n < 0:
         raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
@@ -110,7 +112,7 @@ def _exhibit(
 def _launch(
     launch: Callable[[Any, Config], Geometry], of: Any, full: Config, given: Mapping[str, int] | None
 ) -> Geometry:
-    """The launch; where a config was given that the kernel does not take, an ArgumentError."""
+    """The launch; an ArgumentError where the caller's config is one that the kernel does not take."""
     try:
         return launch(of, full)
     except RefusedError as refused:
@@ -125,7 +127,7 @@ def _fields(launches: inspection.Inspection) -> dict[str, Any]:
 
 
 def _counted(count: Callable[..., Emulated], *given: Any) -> tuple[Emulated | None, str]:
-    """What the emulator counts, or why it cannot."""
+    """The emulator's counters, or the reason why there are none."""
     try:
         return count(*given), ""
     except (EmulationError, RefusedError) as error:
@@ -135,12 +137,8 @@ def _counted(count: Callable[..., Emulated], *given: Any) -> tuple[Emulated | No
 def _on_gpu(name: str) -> Rung:
     if any(rung.name == name for rung in CPU):
         known = ", ".join(rung.name for rung in CUDA)
-        raise ArgumentError(
-            f"rung {name!r} runs on the CPU, and `inspect` looks at launches on a GPU; it knows: {known}"
-        )
-    if not any(rung.name == name for rung in CUDA):
-        known = ", ".join([*(one.name for one in CUDA), *(one.name for one in EXHIBITS)])
-        raise ArgumentError(f"rung {name!r} is not in the ladder on a GPU, and no exhibit; known: {known}")
+        raise ArgumentError(f"rung {name!r} runs on the CPU; `inspect` takes GPU rungs: {known}")
+    asked.inspectable(name)
     return find_rung(CUDA, name)
 
 
@@ -157,7 +155,7 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype
     if element not in C_NAMES or element not in rung.dtypes:
-        raise ArgumentError(f"dtype {dtype!r}: rung {rung.name} is written for {', '.join(rung.dtypes)}")
+        raise ArgumentError(f"dtype {dtype!r}: rung {rung.name} takes {', '.join(rung.dtypes)}")
     side = n or SIDE
     where = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
     square = Problem(m or side, side, k or side, element, element, device=where, precision=precision)
@@ -175,8 +173,8 @@ def _checked(rung: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, in
     known = dict.fromkeys([*rung.space, *rung.default])
     for key in config:
         if key not in known:
-            having = f"it has {', '.join(known)}" if known else "it has nothing to set"
-            raise ArgumentError(f"config {key!r}: {rung.name} does not know it; {having}")
+            having = f"its keys are {', '.join(known)}" if known else "it has no config"
+            raise ArgumentError(f"config {key!r}: {rung.name} has no such key; {having}")
         if not _is_whole(config[key]):
-            raise ArgumentError(f"config {key!r}: {config[key]!r} is no whole number")
+            raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
     return config

@@ -1,4 +1,4 @@
-"""What is known of a rung: its launches as compiled, and what the emulator counted of them at a small size."""
+"""Records about a rung: its launches as compiled, and the emulator's counters at a small size."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from gemmery.problem import Problem
 
 @dataclass(frozen=True)
 class LineCounts:
-    """What one line of a kernel's source does with all that it calls, or all of them together."""
+    """Counters of one line of a kernel's source with all that it calls, or of all lines together."""
 
     line: str  # "simt_smem.cu:18"
     code: str
     instructions: int = 0  # warps that executed one
     wavefronts: int = 0  # of shared memory
-    wavefronts_ideal: int = 0
+    wavefronts_ideal: int = 0  # for the bytes alone
     bank_conflicts: int = 0
     requests: int = 0  # to global memory
     sectors: int = 0
-    used: int = 0  # bytes of the sectors that a lane asked for
+    used: int = 0  # bytes of the sectors that some lane asked for
     divergent_branches: int = 0
     flops: int = 0
-    depth: int = 0  # 1 for a line that the line of depth 0 before it calls, and so on
+    depth: int = 0  # 1 for a line that is called by the last line of depth 0 before it, and so on
 
 
 @dataclass(frozen=True)
 class Emulated:
     """All launches of a rung, run on the emulator."""
 
-    problem: Problem  # smaller than the one asked for
-    lines: tuple[LineCounts, ...]  # each followed by the lines inlined into it that do something to memory, or much
+    problem: Problem  # at most as large as the one that was asked for
+    lines: tuple[LineCounts, ...]  # each followed by inlined lines that access memory, or have many instructions
     total: LineCounts
     kinds: Mapping[str, int]  # instructions by kind
     chosen: Chosen = field(default_factory=Chosen)  # for pictures
@@ -42,10 +42,10 @@ class Emulated:
 
 @dataclass(frozen=True)
 class Inspection(inspection.Inspection):
-    """A rung for one problem on one device, with what the emulator counted."""
+    """A rung for one problem on one device, with the emulator's counters."""
 
     emulated: Emulated | None = None
-    not_emulated: str = ""  # why it was not
+    not_emulated: str = ""  # why there are no counters
     exhibit: bool = False  # not a product: `problem.n` is the number of elements
 
 

@@ -12,7 +12,7 @@ from gemmery.emulator.barriers import ARRIVE, WARP_SYNC
 from gemmery.emulator.convergence import WAY_OUT, ranges
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.findings import words
-from gemmery.emulator.findings.everywhere import Everywhere
+from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_fence, orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words
@@ -68,16 +68,16 @@ class Findings(Observer):
         self._machine = machine
         if self._orders is None:
             self._orders = orders(machine.kernel)
-            self._everywhere = Everywhere(machine, self._orders, self._race)
+            self._global = GlobalRaces(machine, self._orders, self._race)
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
-        self._everywhere.start(machine, self._history)
+        self._global.start(machine, self._history)
         self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
         self._alike = machine.blocks  # blocks for which the one that is followed stands
 
     def access(self, machine: Machine, event: Access) -> None:
         self._event = event
         if event.space == "global":
-            self._everywhere.access(event)
+            self._global.access(event)
         if event.space != "shared":
             return
         if self._multiplies and event.kind in STORES:
@@ -165,7 +165,7 @@ class Findings(Observer):
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         if is_fence(machine.kernel.instructions[index].opcode):
             warps = self._warps(mask)
-            self._everywhere.fenced(index, warps)
+            self._global.fenced(index, warps)
             self._history.orders(warps)
         else:
             self._history.fences(self._warps(mask))
@@ -218,7 +218,7 @@ class Findings(Observer):
             what += f"{where}: the address must be a multiple of {event.width}"
             self._add("misaligned", event.index, thread, int(mask.sum()), what)
         else:
-            what += words.beyond(machine, event.space, address, event.width, event.index, self._everywhere.reach)
+            what += words.beyond(machine, event.space, address, event.width, event.index, self._global.reach)
             self._add("out of bounds", event.index, thread, int(mask.sum()), what)
 
     def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:

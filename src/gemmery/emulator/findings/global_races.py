@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Add = Callable[[int, int, int, str, int], None]
 
 
-class Everywhere:
+class GlobalRaces:
     """Follows the accesses of a launch to global memory that it also writes."""
 
     def __init__(self, machine: Machine, orders: Orders, add: Add) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, display, dtypes
+from gemmery.api import opaque
 from gemmery.api.compute import prepare
 from gemmery.api.options import Asked, epilogue, named, no_precision, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
@@ -82,6 +83,7 @@ class Explanation:
         ]
 
 
+@opaque.opaque
 def explain(
     a: Any,
     b: Any,
@@ -105,6 +107,8 @@ def explain(
 
     Raises the errors of `matmul`, and ShapeError for a product without a multiplication.
     """
+    if opaque.waiting and opaque.settle():
+        return explain(a, b, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, Asked(dtype, bias, activation, threads, precision))

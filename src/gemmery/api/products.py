@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemmery import arrays, config
-from gemmery.api import quick
+from gemmery.api import opaque, quick
 from gemmery.api.compute import PLAIN, Terms, product
 from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, shown, thread_count
 from gemmery.api.promote import promoted, widened
@@ -19,6 +19,7 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError
 
 
+@opaque.opaque
 def matmul(
     a: Any,
     b: Any,
@@ -82,6 +83,7 @@ def matmul(
     return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
 
 
+@opaque.opaque
 def _matmul(
     a: Any,
     b: Any,
@@ -95,6 +97,8 @@ def _matmul(
     precision: str | None = None,
 ) -> Any:
     """Compute a product that the compiled entry does not know yet."""
+    if opaque.waiting and opaque.settle():
+        return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
     way = quick.WAYS.get(type(a))
     if way is not None and plain:
@@ -134,6 +138,7 @@ _entry: Callable[..., Any] = _matmul
 _SIGNATURE = "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)"
 
 
+@opaque.opaque
 def gemm(
     alpha: complex,
     a: Any,
@@ -160,6 +165,8 @@ def gemm(
 
     Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
     """
+    if opaque.waiting and opaque.settle():
+        return gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
     if c is out and threads is None and precision is None:
         done = quick.scaled(a, b, out, "gemm", alpha, beta)
         if done is not None:
@@ -172,6 +179,7 @@ def gemm(
     return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
 
 
+@opaque.opaque
 def gemv(
     a: Any,
     x: Any,
@@ -193,6 +201,8 @@ def gemv(
 
     Raises the errors of `gemm`.
     """
+    if opaque.waiting and opaque.settle():
+        return gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
     if y is out and threads is None and precision is None:
         done = quick.scaled(a, x, out, "gemv", alpha, beta)
         if done is not None:

@@ -17,6 +17,7 @@ from gemmery.lab import first_call, level, results, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
+from gemmery.report.sheet import sheets
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def by_kernel(run):
 
 def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
     run = lab.ladder(sizes=[33])
-    found = by_kernel(run)
+    found = {m.kernel: m for m in run.measurements if m.case == ""}
     assert set(found) == {*(rung.name for rung in CPU), "numpy"}
     for rung in CPU:
         m = found[rung.name]
@@ -77,6 +78,24 @@ def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
     assert found["packed"].versus[by_name("packed").parent] > 0
     assert "NumPy" in found["numpy"].note
     assert run.machine == record.machine()
+
+
+def test_rungs_that_lose_on_squares_are_shown_where_they_are_meant():
+    run = lab.ladder(["packed", "direct", "streamed"], sizes=[16])
+    shown = [(m.kernel, m.m, m.n, m.k) for m in run.measurements if m.case]
+    assert shown == [
+        ("direct", 64, 64, 64),
+        ("numpy", 64, 64, 64),
+        ("streamed", 8, 2048, 2048),
+        ("numpy", 8, 2048, 2048),
+    ]
+    direct = next(m for m in run.measurements if m.kernel == "direct" and m.case)
+    assert set(direct.versus) == {"numpy", "packed"}
+    assert direct.error <= 1
+    *_, others = sheets(run, CPU)
+    assert others.title == "Other shapes, f32"
+    assert [row[0].text for row in others.rows] == ["direct", "NumPy", "streamed", "NumPy"]
+    assert others.rows[0][others.head.index("× parent")].text.endswith("×")
 
 
 def by_name(name):

@@ -140,6 +140,19 @@ def test_the_ladder_in_a_terminal(width):
     assert "Made-up CPU <1>" in text
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_terminal_shows_each_rung_below_its_parent(width):
+    text = shown(RUNS["ladder"], width)
+    tree = text[text.index("Each rung below its parent, × the speed of its parent at n =") :].splitlines()
+    depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in tree[1:] if line.strip()}
+    for rung in records.RUNGS:
+        if rung.parent:
+            assert depth[rung.name] == depth[rung.parent] + 2
+    assert depth["gemv"] == depth["scalar_naive"]
+    packed = next(line.split() for line in tree if line.split()[:1] == ["packed"])
+    assert packed[1] == "8.61×"
+
+
 def test_a_rung_outside_its_bound_is_marked():
     good = RUNS["ladder"].measurements[0]
     for error in (1.5, math.nan):

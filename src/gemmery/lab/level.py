@@ -21,6 +21,7 @@ from gemmery.ladder.rung import Kernel, Rung
 
 PILOT = 128  # the side whose time predicts that of a rung at its first size
 BATCHED = 16  # the side of the products that show a rung for batches
+MEANT = {"direct": (64, 64, 64), "streamed": (8, 2048, 2048)}  # rungs that lose on large squares
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
 THREADED_SHARE = 4.0  # and when rest takes a quarter of a second of each turn
 
@@ -180,6 +181,12 @@ def suited(rung: Rung, n: int, dtype: str) -> Work:
         if not refusal(rung, work):
             return work
     return square(n, dtype)
+
+
+def meant(rung: Rung, dtype: str) -> Work | None:
+    """The product that a rung is meant for, where that is no large square; None for the others."""
+    shape = MEANT.get(rung.name)
+    return Work(*shape, dtype, dtype, name="meant for it") if shape else None
 
 
 def is_threaded(rung: Rung) -> bool:

@@ -108,13 +108,20 @@ def climb(
     store: Path | None = None,
 ) -> Run:
     """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
-    from gemmery.lab.level import Level, is_threaded, suited  # so that wrong arguments are found before it is loaded
+    from gemmery.lab.level import (  # so that wrong arguments are found before it is loaded
+        Level,
+        is_threaded,
+        meant,
+        suited,
+    )
     from gemmery.lab.session import CpuSession
 
     lengths = asked.sides(sizes)
     asked.limit(seconds)
     threads = threads or cpu_threads.get()
-    with CpuSession(len(chosen) * len(lengths), on_event, store) as session:
+    ladder = asked.registry("cpu")
+    special = [(rung, config, work) for rung, config in chosen if suite == "ladder" and (work := meant(rung, dtype))]
+    with CpuSession(len(chosen) * len(lengths) + len(special), on_event, store) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
         before: dict[int, Measurement] = {}
@@ -123,7 +130,7 @@ def climb(
             for index, (rung, config) in enumerate(chosen):
                 work = suited(rung, n, dtype)
                 if work not in levels:
-                    levels[work] = Level(session, suite, work, threads, seconds, asked.registry("cpu"))
+                    levels[work] = Level(session, suite, work, threads, seconds, ladder)
                 session.begin(f"{rung.name}, {work}")
                 m = levels[work].measure(rung, config, before.get(index))
                 if not m.refused:
@@ -131,4 +138,9 @@ def climb(
                 session.end(m)
             for level in levels.values():
                 session.add(*level.rivals())
+        for rung, config, work in special:
+            level = Level(session, suite, work, threads, seconds, ladder)
+            session.begin(f"{rung.name}, {work}")
+            session.end(level.measure(rung, config, None))
+            session.add(*level.rivals())
         return session.run

@@ -79,8 +79,9 @@ def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[
 
 
 def largest(found: Sequence[Group]) -> Group:
-    """The group with the most operations: what a summary speaks of."""
-    return max(found, key=lambda group: group.one.flops)
+    """The group with the most operations, of squares where there are some: what a summary is about."""
+    squares = [group for group in found if is_square(group.one)]
+    return max(squares or found, key=lambda group: group.one.flops)
 
 
 def fullest(found: Sequence[Group]) -> Group:
@@ -89,8 +90,8 @@ def fullest(found: Sequence[Group]) -> Group:
 
 
 def is_square(measurement: Measurement) -> bool:
-    """True for one product of square matrices."""
-    return measurement.m == measurement.n == measurement.k and measurement.batch == 1
+    """True for one product of square matrices, unless it shows one rung where that is meant to be used."""
+    return measurement.m == measurement.n == measurement.k and measurement.batch == 1 and not measurement.case
 
 
 def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
@@ -208,19 +209,22 @@ def _unwritten(group: Group, rungs: Sequence[Rung]) -> list[str]:
 
 
 def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
-    """Problems that are not square, as vectors: by what they read as much as by what they compute."""
+    """Problems that are not square, and those that one rung is meant for: rates of operations, and of bytes."""
+    parents = {rung.name: rung.parent for rung in rungs if rung.parent}
     ideas = {rung.name: rung.idea for rung in rungs} | {m.kernel: m.note for group in found for m in group.rivals}
     against, (unit, scale) = rival(found[0]), words.tick(found[0].one)
     versus = f"× {words.kernel(against)}"
-    head = ("rung", IDEA, "shape", unit, words.rate(found[0].one), "GB/s", versus, "error/bound")
+    head = ("rung", IDEA, "shape", unit, words.rate(found[0].one), "GB/s", versus, "× parent", "error/bound")
     rows, notes = [], []
     for group in found:
         for m in (*group.rungs, *group.rivals):
             name, idea = Cell(named(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # said once
             if m.refused:
-                rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 4))
+                rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 5))
                 notes.append(f"{name.text} did not run at {words.shape(m)}: {m.refused}")
                 continue
+            parent = parents.get(m.kernel, "")
+            over = speedup(m, parent, group) if parent else None
             rows.append(
                 (
                     name,
@@ -230,6 +234,7 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
                     Cell(words.digits(words.reached(m))),
                     Cell(words.digits(m.bytes / m.seconds / 1e9)),
                     Cell(words.times(*(speedup(m, against, group) or (None,)))),
+                    Cell(words.times(*over) if over else ""),
                     error(m),
                 )
             )

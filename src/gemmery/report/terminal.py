@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
@@ -21,8 +21,8 @@ from rich.text import Text
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner
-from gemmery.report.sheet import IDEA, Cell, Sheet, sheets
+from gemmery.report.doubts import banner, weighed
+from gemmery.report.sheet import IDEA, Cell, Sheet, fullest, groups, sheets, speedup
 from gemmery.report.summary import summary
 from gemmery.report.text import machine as described
 
@@ -144,11 +144,8 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print()
     for sheet in shown:
         console.print(Group(*laid_out(sheet, console.width)))
-    ran = {m.kernel for m in run.measurements}
-    named = [rung for rung in rungs if rung.name in ran]
-    if console.width < WIDE and named and any(IDEA in sheet.head for sheet in shown):
-        console.print(Text("What each rung changed", style="bold"))
-        console.print(ideas(named))
+    if any(IDEA in sheet.head for sheet in shown):
+        _print_tree(run, rungs, console)
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
         console.print(Text("~ is a tie: the difference is smaller than its spread.", style="dim"))
@@ -172,14 +169,35 @@ def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> No
     console.print(table)
 
 
-def ideas(rungs: Sequence[Rung]) -> Table:
-    """What each rung changed, in a line each."""
+def _print_tree(run: Run, rungs: Sequence[Rung], console: Console) -> None:
+    """Print each rung of a ladder below its parent: its gain, and its idea where the tables have no room for it."""
+    of_ladder = [m for m in weighed(run).measurements if m.suite == "ladder"]
+    ran = {m.kernel for m in of_ladder}
+    named = [rung for rung in rungs if rung.name in ran]
+    if not named:
+        return
+    group = fullest(groups(of_ladder, rungs))
+    own = {m.kernel: m for m in group.rungs}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
+    for depth, rung in below(named):
+        gain = speedup(own[rung.name], rung.parent, group) if rung.parent and rung.name in own else None
+        idea = Text(rung.idea if console.width < WIDE else "", style="dim")
+        table.add_row(Text("  " * depth + rung.name), Text(words.times(*gain) if gain else ""), idea)
+    at = f", × the speed of its parent at {words.shape(group.one)}" if len(named) > 1 else ""
+    console.print(Text(f"Each rung below its parent{at}", style="bold"))
+    console.print(table)
+
+
+def below(rungs: Sequence[Rung], parent: str = "", depth: int = 0) -> Iterator[tuple[int, Rung]]:
+    """Each rung after its parent, with its depth in the tree; one whose parent is not among them is at the top."""
+    names = {rung.name for rung in rungs}
     for rung in rungs:
-        table.add_row(Text(rung.name), Text(rung.idea, style="dim"))
-    return table
+        if (rung.parent if rung.parent in names else "") == parent:
+            yield depth, rung
+            yield from below(rungs, rung.name, depth + 1)
 
 
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:

@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """Return at most 40 characters of a value, for a message. Python does not print integers of 5,000 digits.
+
+    >>> shown(1.5), shown(10**50)
+    ('1.5', '1000000000000000000000000000000000000...')
+    """
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"an {type(value).__name__} too large to print"
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 class GemmeryError(Exception):
     """Base of all gemmery errors; `except gm.GemmeryError` catches every one."""
 

@@ -15,14 +15,14 @@ import numpy as np
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
-from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar, shown
+from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
 from gemmery.cuda.array import DeviceArray
 from gemmery.cuda.launch import Launch, Ready
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, shown
 from gemmery.problem import Problem
 
 _NUMBER = (int, float, np.number)

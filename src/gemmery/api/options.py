@@ -12,7 +12,7 @@ from gemmery.api.promote import can_cast
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, shown
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -83,15 +83,6 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     if row.accumulator in ("f32", "c64"):
         return _single(number.real) if row.kind == "f" else complex(_single(number.real), _single(number.imag))
     return number
-
-
-def shown(value: object) -> str:
-    """Return a value for a message, at most 40 characters of it; Python does not print an int of 5,000 digits."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return f"a number of {type(value).__name__}"
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _single(value: float) -> float:

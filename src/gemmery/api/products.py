@@ -10,13 +10,13 @@ from typing import Any
 from gemmery import arrays, config
 from gemmery.api import opaque, quick
 from gemmery.api.compute import PLAIN, Terms, product
-from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, shown, thread_count
+from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError, shown
 
 
 @opaque.opaque

@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import config
 from gemmery.cpu.layout import WORKERS
 from gemmery.cpu.target import cores
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, shown
 
 _chosen: int | None = None
 generation = 0  # how often the number was set: a product in flight compares it before its plan is kept
@@ -44,7 +44,9 @@ def checked(count: Any) -> int:
         number = None
     most = _most()
     if number is None or not 1 <= number <= most:
-        raise ArgumentError(f"threads={count!r} must be an integer from 1 to {most}, or None for every core allowed")
+        raise ArgumentError(
+            f"threads={shown(count)} must be an integer from 1 to {most}, or None for every core allowed"
+        )
     return number
 
 

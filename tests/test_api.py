@@ -414,6 +414,7 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.gemm(1, x, x, threads=-1), gm.ArgumentError, "threads=-1"),
         (lambda i, x: gm.set_num_threads(0), gm.ArgumentError, "threads=0"),
         (lambda i, x: gm.matmul(x, x, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),
+        (lambda i, x: gm.matmul(x, x, activation=np.array(["relu"])), gm.ArgumentError, "relu, gelu, silu"),
         (lambda i, x: gm.matmul(i, i, activation="relu"), gm.DTypeError, "floating"),
         (lambda i, x: gm.matmul(x, x, bias=np.zeros(2)), gm.ShapeError, r"shape \(3,\)"),
         (lambda i, x: gm.matmul(x, x, bias=np.zeros((3, 3))), gm.ShapeError, r"shape \(3,\)"),

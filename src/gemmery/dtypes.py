@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import time_ns
 
-from gemmery.errors import DTypeError
+from gemmery.errors import DTypeError, shown
 
 # When the sources of kernels began to be imported: every other one imports this module first. A file that changes later
 # is not what this process runs.
@@ -113,7 +113,7 @@ def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = (
         return name
     close = _alike(wanted, known, also)
     meant = f"; did you mean {' or '.join(close)}?" if close else "."
-    raise DTypeError(f"dtype {spelling!r} is not supported{meant} Supported: {', '.join((*known, *also))}")
+    raise DTypeError(f"dtype {shown(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
 
 
 def _alike(wanted: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:

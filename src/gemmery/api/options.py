@@ -39,13 +39,13 @@ def named(dtype: Any) -> str:
     Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
     """
     text = str(dtype).removeprefix("torch.")
-    if text not in _NUMPY_CODES and (text in dtypes.BY_NAME or text in dtypes.BY_NUMPY_NAME):
-        return dtypes.get(text).name
-    try:
-        name = np.dtype(dtype).name
-    except TypeError:
-        return dtypes.resolve(text)  # another case, or an error that suggests a name
-    return dtypes.get(name).name
+    if text in _NUMPY_CODES or (text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME):
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = ""  # not one of NumPy's spellings
+        text = name if name in dtypes.BY_NUMPY_NAME else text
+    return dtypes.resolve(text, dtypes.BY_NAME)
 
 
 _NUMPY_CODES = ("i8", "u8")
@@ -151,9 +151,9 @@ def check_bias(given: View, n: int, result: str) -> None:
         raise DTypeError(f"bias is {have} but the result is {want}; convert the bias to {want} first")
 
 
-def check_activation(activation: str, result: str) -> None:
+def check_activation(activation: Any, result: str) -> None:
     """Raise ArgumentError for an unknown activation, and DTypeError for a result that is not real floating-point."""
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ArgumentError(f"activation={shown(activation)} must be one of {', '.join(ACTIVATIONS)}, or None")
     if dtypes.get(result).kind != "f":
         raise DTypeError(

@@ -1,4 +1,4 @@
-"""The GPU's ladder where there is no GPU: every rung at a small size on the emulator, checked and counted."""
+"""The GPU's ladder without a GPU: every rung at a small size on the emulator, checked and counted."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from gemmery.problem import Problem
 
 EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
 MOST = 1024  # a side: the longest rung takes half a minute there
-SMALL = 32  # a side that the rung of one block takes
-ALIGNED = 128  # sides that `Rung.expect` speaks of are multiples of this: no tile has an edge within
+SMALL = 32  # side for the rung of one block
+ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
 
-OnRung = Callable[[str, int, int, EmulatedRung | None], None]  # what, done, total, and its record when it has ended
+OnRung = Callable[[str, int, int, EmulatedRung | None], None]  # what, done, total, and the record of a finished rung
 
 
 def emulated_ladder(
@@ -40,12 +40,12 @@ def emulated_ladder(
     device: str = "",
     on_rung: OnRung = lambda *_: None,
 ) -> EmulatedLadder:
-    """Climb the GPU's ladder without a GPU: each rung on square matrices, checked, and counted as a profiler would.
+    """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
 
-    `rungs` are names, () for every one. `sizes` () takes EMULATED_SIZES. `dtype` "" takes f32, and of a rung that is
-    not written for it the first type that it is written for; a type that is said leaves out rungs without it, unless
-    they are named. `device` is a card of cuda/device.py whose code and limits count, "h200" unless said. A rung that
-    takes no squares gets a row and a matrix whose columns are contiguous.
+    `rungs` are names, all by default. `sizes` defaults to EMULATED_SIZES. `dtype` defaults to f32, or to a rung's first
+    type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they are named.
+    `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung that takes
+    no squares gets a row and a matrix whose columns are contiguous.
 
     >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
     >>> run.rungs[0].counts.load_sectors_a_request
@@ -70,7 +70,7 @@ def emulated_ladder(
 
 
 def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
-    """The product that shows a rung at size n: two squares, small ones for the rung of one block, else x W'."""
+    """The product for a rung at size n: two squares, small ones for the rung of one block, else a row times W'."""
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
     square = Work(n, n, n, element, element, precision=precision)
@@ -82,7 +82,7 @@ def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
 
 
 def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
-    """One rung on random operands: its result checked over NaN, its launches counted and looked at for faults."""
+    """One rung on random operands, with its error, counters and findings; C holds NaN before."""
     full = {**rung.default, **(config or {})}
     plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.stated(full))
     given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
@@ -121,9 +121,9 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
 
 
 def expects(rung: Rung, work: Work) -> bool:
-    """True at the products that `Rung.expect` speaks of: sides that no tile's edge cuts, f32 or the rung's first type.
+    """True for the products that `Rung.expect` is about: whole tiles, of f32 or the rung's first type.
 
-    The rung of one block has its largest product, 32 x 32 x 32.
+    For the rung of one block this is its largest product, 32 x 32 x 32.
     """
     sides = {work.n, work.k} if work.m == 1 else {work.m, work.n, work.k}
     larger = replace(work, m=ALIGNED, n=ALIGNED, k=ALIGNED)
@@ -133,12 +133,12 @@ def expects(rung: Rung, work: Work) -> bool:
 
 
 def _takes_f32(rung: Rung) -> bool:
-    """In f32 itself, not in the fewer bits of tensor cores."""
+    """True for a rung that takes f32 itself, not only as tf32."""
     return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
 
 
 def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
-    """f(k) of the rung's bound, with what rounding A and B to 10 bits of fraction may cost."""
+    """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
     return (lambda k: rung.bound(k) + TF32) if problem.precision == "tf32" else rung.bound
 
 

@@ -1,4 +1,4 @@
-"""exhibit(): one effect of the hardware, measured over its space beside its parent's kernel, or emulated."""
+"""exhibit(): one effect of the hardware, measured over its space next to its parent's kernel, or emulated."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ EMULATED = 3 << 12  # elements: whole warps at every config, and a second for al
 def exhibit(
     name: str, device: str = "cuda", seconds: float = SHARE, on_event: OnEvent = ignore, store: Path | None = None
 ) -> Run:
-    """Run an exhibit at its default and with every value of its space: checked, and timed beside its parent.
+    """Run an exhibit at its default and at every value of its space, check it, and time it next to its parent.
 
-    A measurement's `config` says what was varied, `note` what the rules predict of one launch. Results are exact:
-    `error` is 0, or above 1 when an element differs. `seconds` is spent on one config.
+    `config` of a measurement has the varied values, `note` the counts that the rules predict for one launch. Results
+    are exact: `error` is 0, or above 1 when an element differs. `seconds` is the time for one config.
 
     >>> run = exhibit("bank_stride")  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown name or device and for no time at all, DeviceError when there is no device.
+    Raises ArgumentError for an unknown name or device and for `seconds` <= 0, DeviceError without a device.
     """
     shown = find(name)
     session = GpuSession(len(shown.configs()), on_event, exhibited_on(device, seconds), store)
@@ -64,17 +64,17 @@ def exhibited_on(device: str, seconds: float = SHARE) -> int:
 
 
 def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
-    """What the rules of the hardware say of each config, for one launch; no device is needed."""
+    """Return the counts that the rules of the hardware predict for one launch of each config; no device is needed."""
     return tuple((config, shown.show.counts(shown.show.n, config)) for config in shown.configs())
 
 
 def emulated_exhibit(
     name: str, n: int = EMULATED, device: str = "h200", on_config: OnConfig = lambda *_: None
 ) -> tuple[EmulatedExhibit, ...]:
-    """Run an exhibit's kernel on the emulator at each config: its result checked, its counters beside the predicted.
+    """Run an exhibit's kernel on the emulator at each config, check it, and return its counters and the predicted ones.
 
-    `n` elements are taken instead of the many that fill a GPU; `device` is a card of cuda/device.py to compile for.
-    `on_config` is told what runs, how many of all have ended, and what the last of these gave.
+    `n` is the number of elements, fewer than fill a GPU; `device` is the card of cuda/device.py to compile for.
+    `on_config` receives what runs, the numbers of finished and of all configs, and the last result.
 
     >>> emulated_exhibit("bank_stride")[0].counted["bank_conflicts"]
     0
@@ -115,7 +115,7 @@ def _emulated(shown: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhi
 
 
 def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
-    """What the rules may predict, as it was counted.
+    """The counters that the rules may predict, as the emulator counted them.
 
     A warp works at a level of a tree when it executes the addition. Its lanes disagree where a branch at the line of
     an addition parts them; the branches that leave one lane to write a sum are at lines of their own. ptxas predicates
@@ -137,7 +137,7 @@ def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
 
 
 def _error(y: exhibits.Floats, expected: exhibits.Floats) -> float:
-    """0 when every element is what it must be; 1 and the number of wrong ones otherwise."""
+    """0 when every element is right, else 1 plus the number of wrong elements."""
     wrong = int(np.count_nonzero(~(y == expected)))
     return 1.0 + wrong if wrong else 0.0
 
@@ -158,7 +158,7 @@ class _Stage:
         self._x.write(self._host)
 
     def measure(self, config: Config, seconds: float) -> Measurement:
-        """One config, checked and timed; refused in words where the kernel does not take it."""
+        """One config, checked and timed, or refused with the reason."""
         show, session = self._shown.show, self._session
         plain = self._plain(config)
         try:
@@ -186,7 +186,7 @@ class _Stage:
         return Contestant(shown.name, self._session.sampler(lambda _: launch(stream.handle), 1))
 
     def _error(self, config: Config) -> float:
-        """0 when every element of a launch into poisoned memory is what it must be; above 1 otherwise."""
+        """The error of a launch into poisoned memory, as `_error` has it."""
         show, stream = self._shown.show, self._session.stream
         self._y.fill(0xFF)
         driver.synchronize(stream.ordinal)

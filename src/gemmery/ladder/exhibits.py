@@ -1,4 +1,4 @@
-"""The exhibits: small kernels that show one effect of the hardware each."""
+"""The exhibits: small kernels, each of which shows one effect of the hardware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gemmery.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One effect, shown by one kernel, next to its parent's where there is one."""
+    """One effect of the hardware, shown by one kernel, next to its parent's where it has one."""
 
     name: str
     idea: str  # the effect, in one line
@@ -26,7 +26,7 @@ class Exhibit:
     expect: Mapping[str, int] = field(default_factory=dict)  # counters at the default, by the rules
 
     def configs(self) -> tuple[Config, ...]:
-        """The default with every value of the space in turn, one key varied at a time."""
+        """The default, and every value of the space in turn, one key varied at a time."""
         varied = [{**self.default, key: value} for key, values in self.space.items() for value in values]
         return tuple({tuple(sorted(config.items())): config for config in [dict(self.default), *varied]}.values())
 
@@ -41,12 +41,12 @@ class EmulatedExhibit:
     arch: str  # what it was compiled for
     predicted: Mapping[str, int]  # by the rules
     counted: Mapping[str, int]  # the same counters, of the kernel's PTX
-    error: float  # 0 when every element of the result is what it must be; above 1 otherwise
+    error: float  # 0 when every element of the result is right; above 1 otherwise
     findings: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """What is wrong with it, a line each: the result, a finding, a counter that is not as predicted."""
+        """Its faults, a line each: wrong elements, findings, counters that differ from the prediction."""
         inexact = (f"gives {self.error - 1:.0f} wrong elements",) if self.error else ()
         unmet = tuple(
             f"has {self.counted[name]:,} {name.replace('_', ' ')}, not the {value:,} predicted"
@@ -57,7 +57,7 @@ class EmulatedExhibit:
 
 
 def find(name: str) -> Exhibit:
-    """The exhibit called `name`; an unknown name is an ArgumentError that lists the known ones."""
+    """Return the exhibit called `name`; raise ArgumentError with the known names for an unknown one."""
     for exhibit in EXHIBITS:
         if exhibit.name == name:
             return exhibit
@@ -70,10 +70,10 @@ def find(name: str) -> Exhibit:
 EXHIBITS = (
     Exhibit(
         name="divergence_split",
-        idea="the lanes of one warp take two ways: threadIdx.x > 15",
+        idea="the lanes of one warp take two paths: threadIdx.x > 15",
         lesson=(
-            "A warp has one instruction at a time. When its lanes disagree, it walks both ways one after the other, "
-            "half of its lanes idle on each: twice the time for the same work."
+            "A warp executes one instruction at a time. When its lanes disagree at a branch, it runs both paths one "
+            "after the other, with half of its lanes idle on each. The same work takes twice as long."
         ),
         source="cuda/kernels/divergence_split.cu",
         show=exhibits.SPLIT,
@@ -82,10 +82,10 @@ EXHIBITS = (
     ),
     Exhibit(
         name="divergence_warp",
-        idea="two warps take one way each: threadIdx.x > warpSize - 1",
+        idea="two warps take one path each: threadIdx.x > warpSize - 1",
         lesson=(
-            "The same two ways, but the border lies between two warps: no warp has lanes that disagree, and none "
-            "waits. Where threads must differ, let them differ by warps."
+            "The same two paths, but whole warps take them: no warp has lanes that disagree, so none runs both. Where "
+            "threads must branch, let them branch by warps."
         ),
         source="cuda/kernels/divergence_warp.cu",
         show=exhibits.WHOLE,
@@ -95,10 +95,10 @@ EXHIBITS = (
     ),
     Exhibit(
         name="reduce_adjacent",
-        idea="a sum by a tree, partners next to each other",
+        idea="a tree sum of neighbours",
         lesson=(
-            "At the first five levels every warp of the block still works, with ever fewer of its lanes: a warp with "
-            "one lane costs as much as one with 32."
+            "At the first five levels every warp of the block works, with fewer of its lanes at each: a warp with one "
+            "active lane costs as much as one with 32."
         ),
         source="cuda/kernels/reduce_adjacent.cu",
         show=exhibits.ADJACENT,
@@ -107,11 +107,11 @@ EXHIBITS = (
     ),
     Exhibit(
         name="reduce_strided",
-        idea="a sum by a tree, partners half of what is left apart",
+        idea="a tree sum of elements half the remaining length apart",
         lesson=(
             "The first half of the threads adds, then the first quarter: whole warps retire at every level, and only "
-            "the last five levels leave a warp partly idle. How much that saves depends on what else a level costs: "
-            "compare the two times, and then the one by shuffles, which has no barrier at each level."
+            "the last five levels leave a warp partly idle. The gain depends on the other costs of a level: compare "
+            "the two times, and that of the sum by shuffles, which has no barrier at each level."
         ),
         source="cuda/kernels/reduce_strided.cu",
         show=exhibits.STRIDED,
@@ -121,10 +121,10 @@ EXHIBITS = (
     ),
     Exhibit(
         name="reduce_shuffle",
-        idea="a sum by a tree in registers: lanes exchange by shuffles",
+        idea="a tree sum in registers, by shuffles between lanes",
         lesson=(
-            "A shuffle hands a register to another lane of the warp: five levels take five instructions, no shared "
-            "memory and no barrier. One barrier is left, between the warps and the one that adds up their sums."
+            "A shuffle moves a register to another lane of the warp: five levels take five instructions, no shared "
+            "memory and no barrier. One barrier remains, before one warp adds the sums of the others."
         ),
         source="cuda/kernels/reduce_shuffle.cu",
         show=exhibits.SHUFFLED,
@@ -135,10 +135,10 @@ EXHIBITS = (
     ),
     Exhibit(
         name="bank_stride",
-        idea="shared memory read at a stride: lanes on one bank wait for each other",
+        idea="shared memory read with a stride: lanes that read different words of one bank wait for each other",
         lesson=(
-            "Shared memory has 32 banks of 4 bytes. A read takes as many passes as the busiest bank has different "
-            "words to give: at an odd stride of floats one, at stride 32 all 32. Wider elements go 16 or 8 lanes at a "
+            "Shared memory has 32 banks of 4 bytes. A read takes as many passes as different words are read from the "
+            "busiest bank: 1 for an odd stride of floats, 32 for stride 32. Wider elements are read 16 or 8 lanes at a "
             "time."
         ),
         source="cuda/kernels/bank_stride.cu",
@@ -149,10 +149,11 @@ EXHIBITS = (
     ),
     Exhibit(
         name="copy_coalesced",
-        idea="global memory copied at a stride: whole sectors move for parts of them",
+        idea="global memory copied with a stride: whole sectors move, and only parts of them are used",
         lesson=(
-            "Memory moves in sectors of 32 bytes. Neighbouring lanes on neighbouring floats need 4 sectors a request; "
-            "8 floats apart, every lane needs a sector of its own and uses an eighth of it. Wider elements waste less."
+            "Memory moves in sectors of 32 bytes. Neighbouring lanes that read neighbouring floats need 4 sectors per "
+            "request; 8 floats apart, every lane needs its own sector and uses an eighth of it. Wider elements waste "
+            "less."
         ),
         source="cuda/kernels/copy_coalesced.cu",
         show=exhibits.COPIED,

@@ -1,5 +1,5 @@
-# Everything runs in .venv, which the first target that needs it makes from requirements.lock.
-# Once it is there, nothing here needs the network. ARGS is handed on: make ladder ARGS="--sizes 256,1024"
+# Everything runs in .venv, which the first target that needs it creates from requirements.lock.
+# After that no target needs the network, except lock. ARGS is passed on: make ladder ARGS="--sizes 256,1024"
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -11,54 +11,54 @@ PIP := $(PYTHON) -m pip --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup ladder bench test test-gpu sanitize check docs format lock clean
 
-help: ## what can be made
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-setup: $(STAMP) ## .venv with every package of requirements.lock and gemmery itself
+setup: $(STAMP) ## create .venv with the packages of requirements.lock and gemmery
 
-ladder: $(STAMP) ## run every rung beside NumPy, and the GPU's on the emulator; ARGS choose another ladder
+ladder: $(STAMP) ## run every rung and time it with NumPy, then the GPU rungs on the emulator; ARGS choose another ladder
 	@$(PYTHON) -m gemmery ladder $(ARGS)
 	@test -n "$(ARGS)" || $(PYTHON) -m gemmery ladder --device emulator --sizes 128
 
-bench: $(STAMP) ## time the suites next to the rival libraries; records go to your data folder
+bench: $(STAMP) ## run the benchmark suites against the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
-test: $(STAMP) ## all tests
+test: $(STAMP) ## run all tests
 	@$(PYTHON) -m pytest -n 2 $(ARGS)
 
-test-gpu: $(STAMP) ## the tests that need a CUDA device
+test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(PYTHON) -m pytest -n 8 -m gpu $(ARGS)
 
-sanitize: $(STAMP) ## every GPU rung under the tools of compute-sanitizer
+sanitize: $(STAMP) ## run every GPU rung under the tools of compute-sanitizer
 	@for tool in memcheck racecheck initcheck synccheck; do \
 	  echo "$$tool"; \
 	  $(PYTHON) tests/sanitized.py --names | xargs -n 1 -P 8 compute-sanitizer --tool $$tool --error-exitcode 1 \
 	    $(PYTHON) tests/sanitized.py || exit 1; done
 
-check: $(STAMP) ## format, lint, types, layering, documentation
+check: $(STAMP) ## check format, lint, types, layering, documentation
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m ruff check
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m pytest -q -n 2 tests/test_layering.py tests/test_docs.py
 
-docs: $(STAMP) ## write the figures and tables of the documents anew from benchmarks/results
+docs: $(STAMP) ## regenerate the figures and tables of the documents from benchmarks/results
 	@$(PYTHON) -m gemmery.report.documents
 	@$(PYTHON) -m gemmery.cli.pictures
 
-format: $(STAMP) ## rewrite the source in the one format, and fix what can be fixed
+format: $(STAMP) ## format the source, and fix what can be fixed automatically
 	@$(PYTHON) -m ruff check --fix
 	@$(PYTHON) -m ruff format
 
-lock: $(STAMP) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade takes newer versions
+lock: $(STAMP) ## regenerate requirements.lock from pyproject.toml; ARGS=--upgrade takes newer versions
 	@$(PYTHON) -m uv pip compile pyproject.toml --extra lab --extra cuda --group dev --universal --python-version 3.11 \
 	  --fork-strategy fewest --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet \
 	  --output-file requirements.lock $(ARGS)
 
-clean: ## remove caches and pages; .venv stays
+clean: ## remove caches and pages, but not .venv
 	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
 
-# A .venv whose Python has gone is made again.
+# A .venv whose Python is missing is created again.
 ifneq ($(shell $(PYTHON) -c 'import pip' 2>/dev/null && echo works),works)
 .PHONY: $(STAMP)
 endif
@@ -66,10 +66,10 @@ endif
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import pip' 2>/dev/null || { \
 	  for found in $(CANDIDATES) ""; do "$$found" -c $(NEW_ENOUGH) 2>/dev/null && break; done; \
-	  test -n "$$found" || { echo "gemmery needs Python 3.11 or newer on the PATH, and found none: install one" >&2; exit 1; }; \
+	  test -n "$$found" || { echo "gemmery needs Python 3.11 or newer on the PATH and found none: install one" >&2; exit 1; }; \
 	  "$$found" -c 'import venv, ensurepip' 2>/dev/null || { \
 	    echo "$$found lacks venv and ensurepip: install them (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }; \
-	  echo "making $(VENV) with $$("$$found" --version)"; \
+	  echo "creating $(VENV) with $$("$$found" --version)"; \
 	  "$$found" -m venv --clear $(VENV); }
 	@echo "installing requirements.lock into $(VENV)"
 	@$(PIP) install --only-binary :all: --require-hashes --requirement requirements.lock

@@ -1,4 +1,4 @@
-"""Matrix products at the speed of the machine, and the ladder of kernels that leads there.
+"""Fast matrix products in Python, and the ladder of kernels behind them.
 
 >>> import numpy as np, gemmery as gm
 >>> gm.matmul(np.eye(2), np.ones((2, 1)))

@@ -168,3 +168,28 @@ def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
     ]
     assert said[0] == said[1]
     assert "kernels" in said[0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        5,
+        [],
+        {},
+        {"run": "a", "machine": 5},
+        {"run": "a", "measurement": [1]},
+        {"run": 7, "machine": {}},
+        {"run": ["a"], "measurement": {}},
+        {"run": "a", "measurement": {**dataclasses.asdict(measurement()), "seconds": "soon"}},
+        {"run": "a", "machine": {**dataclasses.asdict(MACHINE), "gpu": 3}},
+        {"run": "a", "machine": {**dataclasses.asdict(MACHINE), "cpu": None}},
+    ],
+    ids=str,
+)
+def test_a_line_of_another_shape_is_named(tmp_path, row):
+    file = tmp_path / "a.jsonl"
+    record.append(file, run(measurement()))
+    with file.open("a") as handle:
+        handle.write(json.dumps(row) + "\n")
+    with pytest.raises(ArgumentError, match=re.escape(f"{file}:3: not a record")):
+        record.read(file)

@@ -110,6 +110,8 @@ def test_defaults(tmp_path):
         ("[[product]]\ndtype = ['f32']", "square"),
         ("[[product]]\nsquare = 4", "square"),
         ("[[product]]\nsquare = [0]", "square: 0"),
+        ("[[product]]\nsquare = [99999999999999999999]", "at most 1099511627776 elements"),
+        ("[[product]]\nsquare = [64]\nbatch = [1000000000]", "at most 1099511627776 elements"),
         ("[[product]]\nsquare = [true]", "square: True"),
         ("[[product]]\nsquare = []", "square"),
         ("[[product]]\nshapes = [[4, 4]]", r"shapes: \[4, 4\]"),

@@ -1,10 +1,13 @@
 """Arguments of the command line: one spelling everywhere, mistakes named at once, results kept after Ctrl-C."""
 
+import ast
 import io
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,7 @@ from gemmery import cli, lab
 from gemmery.bench import record
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError
-from gemmery.lab import asked
+from gemmery.lab import asked, results
 from gemmery.lab.rungs import estimate
 
 HEAVY = ("matplotlib", "gemmery.emulator", "gemmery.verify", "gemmery.lab.level", "gemmery.report.terminal")
@@ -227,3 +230,19 @@ def test_a_locale_without_the_signs_gets_question_marks(monkeypatch):
     out.write("2 × 3")
     out.flush()
     assert out.buffer.getvalue().endswith(b"2 ? 3")
+
+
+def test_what_was_too_slow_is_told_with_the_option_that_raises_the_limit(monkeypatch, capsys):
+    run = records.ladder()
+    slow = replace(run.measurements[0], seconds=0.0, refused=results.too_slow(68.0, 5.0))
+    monkeypatch.setattr(lab, "ladder", lambda *_, **__: replace(run, measurements=(slow,)))
+    assert cli.run(["ladder", "--no-html"]) == 0
+    out, err = capsys.readouterr()
+    assert "scalar_naive did not run: predicted to take 68 s a call, above the limit of 5 s" in re.sub(r"\s+", " ", out)
+    assert "raise the limit with --seconds" in err
+
+
+@pytest.mark.parametrize("path", sorted(Path(lab.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def test_the_library_speaks_of_no_option_of_the_command(path):
+    said = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    assert [text for text in said if isinstance(text, str) and re.search(r"(?<![-!<])--[a-z]", text)] == []

@@ -216,7 +216,7 @@ def test_a_rung_is_not_run_when_its_time_at_a_smaller_size_says_that_it_is_too_s
     before = level.GpuLevel(session, "ladder", half, 1.0, (slow,)).measure(slow, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
     m = level.GpuLevel(session, "ladder", work, 1.0, (slow,)).measure(slow, {}, replace(before, seconds=0.5))
-    assert m.refused == "would take about 4 s; --seconds raises the limit of 1 s"
+    assert m.refused == "predicted to take 4 s a call, above the limit of 1 s"
 
 
 def test_a_product_that_leaves_a_device_idle_predicts_nothing():
@@ -231,7 +231,7 @@ def test_a_product_that_leaves_a_device_idle_predicts_nothing():
 def test_the_first_size_is_predicted_by_a_smaller_one():
     work = replace(WORK, m=1024, n=1024, k=1024)
     (m,), _ = measured(rung("simt_slow"), work=work, seconds=1.0)
-    assert "would take about 2.1 s" in m.refused
+    assert "predicted to take 2.1 s a call" in m.refused
 
 
 @pytest.mark.parametrize("name", [one.name for one in CUDA])
@@ -325,7 +325,7 @@ def test_without_a_device_one_line_says_what_is_missing(ask):
         (lambda: lab.bench(["gpu_square", "square_f32"]), "suite 'square_f32' is for cpu, not cuda"),
         (lambda: lab.bench(["gpu_square"], ["numpy"]), "rival 'numpy' is not known on a GPU; known: cublas"),
         (lambda: lab.bench(["square_f32"], device="cuda"), "suite 'square_f32' is for cpu, not cuda"),
-        (lambda: lab.chain(device="cpu"), "say --device cuda"),
+        (lambda: lab.chain(device="cpu"), "the device must be cuda"),
         (lambda: lab.chain([0]), "size 0"),
         (lambda: lab.chain(repeats=0), "repeats 0"),
         (lambda: lab.chain(dtype="i8"), "dtype 'i8'"),

@@ -222,7 +222,7 @@ def read(file: Path) -> tuple[Run, ...]:
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ArgumentError(f"records {str(file)!r}: {error.strerror}; name a file written by --store") from error
+        raise ArgumentError(f"records {str(file)!r}: {error.strerror}; name a file of records") from error
     machines: dict[str, Machine] = {}
     taken: dict[str, list[Measurement]] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -231,6 +231,8 @@ def read(file: Path) -> tuple[Run, ...]:
         except ValueError:
             continue
         try:
+            if not isinstance(row["run"], str):
+                raise TypeError(f"run {row['run']!r} is no text")
             if "machine" in row:
                 machines[row["run"]] = _build(Machine, row["machine"])
             else:
@@ -262,10 +264,18 @@ def _set(measurement: Measurement) -> dict[str, Any]:
     return kept
 
 
+_PYTHON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+
+
 def _build(kind: type[Any], row: dict[str, Any]) -> Any:
     """A record of `kind`; keys of a later version are left out."""
+    if not isinstance(row, dict):
+        raise TypeError(f"{row!r} is no {kind.__name__.lower()}")
     known = {f.name for f in fields(kind)}
     given = {key: value for key, value in row.items() if key in known}
     if "gpu" in given:
         given["gpu"] = _build(Gpu, given["gpu"])
+    for f in fields(kind):
+        if f.name in given and not isinstance(given[f.name], _PYTHON.get(str(f.type), object)):
+            raise TypeError(f"{f.name} = {given[f.name]!r} is no {f.type}")
     return kind(**given)

@@ -21,6 +21,7 @@ ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
 ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU has not
 ALONE = ("emulator", "compile")  # kinds that no rival takes part in
 PRECISIONS = ("", "tf32")
+LARGEST = 1 << 40  # elements of a matrix: more than any memory holds, and NumPy still counts their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
 
@@ -167,6 +168,8 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     if vector and (any(n != 1 for _, n, _ in shapes) or batches != [1]):
         raise ArgumentError(f"{where}: vector: B is a vector, so every shape needs n = 1 and batch is 1")
     for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
+        if max(m * k, k * n, m * n) * batch > LARGEST:
+            raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements fit in a matrix")
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
         yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
 

@@ -80,6 +80,7 @@ def measured(
     """
     from gemmery import report
     from gemmery.bench import record
+    from gemmery.lab import results
     from gemmery.lab.asked import registry
 
     rungs, progress = rungs or registry("cpu"), Console(stderr=True)
@@ -106,6 +107,8 @@ def measured(
         from gemmery.report.page import page
 
         output.write(name, run.started, page(run, rungs))
+    if any(m.refused.startswith(results.SLOW) for m in run.measurements):
+        sys.stderr.write("gemmery: some rungs were skipped as too slow; raise the limit with --seconds\n")
     if store is not None:
         output.say(f"records: {record.path(store, run.machine.name)}")
     return said_interrupted() if interrupted else judged(run)

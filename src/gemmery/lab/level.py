@@ -94,9 +94,7 @@ class Level:
             if flops <= small.problem.flops:
                 return ""
             predicted = once(prepare(rung, config, operands(small), 1)) * flops / small.problem.flops
-        if predicted <= self.seconds:
-            return ""
-        return f"would take about {predicted:.2g} s; --seconds raises the limit of {self.seconds:g} s"
+        return results.too_slow(predicted, self.seconds)
 
     def _error(self, rung: Rung, ready: Ready) -> float:
         """Error over bound of one product into memory full of NaN (of ones, for integers): none may shine through."""

@@ -57,6 +57,18 @@ def timed(
     )
 
 
+SLOW = "predicted to take"  # how the reason begins for which a slow rung is not run
+
+
+def too_slow(predicted: float, limit: float) -> str:
+    """Why a rung is not run whose call would take so many seconds; "" when it is within the limit.
+
+    >>> too_slow(68.2, 5.0)
+    'predicted to take 68 s a call, above the limit of 5 s'
+    """
+    return "" if predicted <= limit else f"{SLOW} {predicted:.2g} s a call, above the limit of {limit:g} s"
+
+
 def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool = False) -> float:
     """The largest |c - reference| over its bound; vectors are checked as matrices of one column.
 

@@ -59,6 +59,7 @@ def bench(
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
     loaded = [suite.load(suite.find(name)) for name in suites or suite.names()]
+    device = device.strip().lower()
     kind = (device or (loaded[0].device if suites else "cpu")).partition(":")[0]
     if not suites:
         loaded = [found for found in loaded if found.device == kind]

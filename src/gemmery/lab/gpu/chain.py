@@ -52,10 +52,11 @@ def chain(
     """
     gpu = asked.ordinal(device)
     if gpu is None:
-        raise ArgumentError("workload chain: it runs on a GPU; say --device cuda")
+        raise ArgumentError("workload chain: it runs on a GPU: the device must be cuda, or cuda:N")
     for what, number in (*(("size", n) for n in sizes), ("repeats", repeats)):
         if number < 1:
             raise ArgumentError(f"workload chain: {what} {number}: it must be a whole number >= 1")
+    dtype = asked.spelled(dtype)
     if dtype not in ("f64", "f32", "f16", "bf16"):
         raise ArgumentError(f"workload chain: dtype {dtype!r}: it runs in f64, f32, f16 and bf16")
     session = GpuSession(len(sizes), on_event, gpu, store)

@@ -12,6 +12,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Contestant, Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
+from gemmery.lab import results
 from gemmery.lab.gpu import check
 from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.ladder.rung import Rung
@@ -121,9 +122,7 @@ class GpuLevel:
             resident = self.session.resident(small)
             sample = self.session.sampler(build(rung, config, resident), len(resident.sets))
             predicted = sample(1, 1) / 1e9 * flops / small.problem.flops
-        if predicted <= self.seconds:
-            return ""
-        return f"would take about {predicted:.2g} s; --seconds raises the limit of {self.seconds:g} s"
+        return results.too_slow(predicted, self.seconds)
 
     def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
         """The ratios of a comparison, that to a slow parent from the medians: as little as one pair would say."""

@@ -1,4 +1,4 @@
-"""matmul, gemm and gemv as a user calls them: NumPy's semantics, and errors before anything is written."""
+"""matmul, gemm and gemv as a user calls them: NumPy's semantics, and errors before anything is written to out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What products on a CUDA device check and plan before they touch it: operands here only say where they are."""
+"""Checks and plans of products on a CUDA device before they touch it; the operands here have no memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_strides_between_elements_are_refused(monkeypatch):
 
 @pytest.fixture
 def problems(monkeypatch):
-    """The problems that products ask a plan for, on a device that is only named."""
+    """The problems for which products ask a plan, on a device that is not present."""
     asked = []
 
     class Built(launch.Launch):

@@ -1,4 +1,4 @@
-"""Any batch as few runs of a three-dimensional kernel: how many, and that they are the same product."""
+"""Batches as runs of a three-dimensional kernel: the number of runs, and that they are the same product."""
 
 from __future__ import annotations
 

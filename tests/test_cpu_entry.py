@@ -1,4 +1,4 @@
-"""The compiled entry: what it takes itself, what it hands on, and that nobody can tell the difference."""
+"""The compiled entry: the calls that it runs, the calls that it passes to Python, and that results are the same."""
 
 import inspect
 import pickle
@@ -20,7 +20,7 @@ PYTHON = products._matmul
 
 @pytest.fixture
 def met():
-    """matmul once it is the builtin, with products of (5, 7) by (7, 3) prepared; and the calls it hands on."""
+    """Operands (5, 7) and (7, 3) whose product the compiled entry knows, and the exact product."""
     a, b = np.random.default_rng(0).standard_normal((2, 7, 7)).astype(np.float32)
     a, b = np.ascontiguousarray(a[:5]), np.ascontiguousarray(b[:, :3])
     gm.matmul(a, b)
@@ -31,7 +31,7 @@ def met():
 
 
 class Handed:
-    """Counts the calls that reach Python."""
+    """Count the calls that reach Python."""
 
     def __init__(self, monkeypatch):
         self.calls = 0
@@ -46,7 +46,7 @@ class Handed:
 @pytest.fixture
 def handed(met, monkeypatch):
     yield Handed(monkeypatch)
-    entry.builtin(PYTHON, "matmul", "gemmery", "matmul(a, b)\n--\n\n")  # the table has one function to hand on to
+    entry.builtin(PYTHON, "matmul", "gemmery", "matmul(a, b)\n--\n\n")  # the table has one Python function
 
 
 def near(result, exact):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import pickle
 
+import ml_dtypes
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import gemmery as gm
 from gemmery.cpu import entry
 
-ELEMENTS = st.sampled_from(["f4", "i4", "u4", "f8", "i8", "u8", "i1", "u1", "c8", "f2", "i2", "q"])
+NAMES = ("f4", "i4", "u4", "f8", "i8", "u8", "i1", "u1", "c8", "f2", "i2", "u2", "q", ml_dtypes.bfloat16)
+ELEMENTS = st.sampled_from([np.dtype(name) for name in NAMES])
 SIDES = st.sampled_from([6, 8])
 MAKERS = st.sampled_from(["own", "pickled", "swapped", "metadata", "foreign"])
 GUARD = 64  # bytes on both sides of each array
@@ -25,7 +27,7 @@ POISON = 0xA5
 MOST = 12  # arrays alive at once
 
 
-def fresh(element: str, maker: str) -> np.dtype:
+def fresh(element: np.dtype, maker: str) -> np.dtype:
     """A dtype of this element type: NumPy's own object, or one that dies with the arrays that have it."""
     own = np.dtype(element)
     if maker == "pickled":
@@ -34,7 +36,7 @@ def fresh(element: str, maker: str) -> np.dtype:
         return own.newbyteorder().newbyteorder("=")
     if maker == "foreign":
         return own.newbyteorder()
-    return np.dtype(own, metadata={"unit": element}) if maker == "metadata" else own
+    return np.dtype(own, metadata={"unit": own.name}) if maker == "metadata" else own
 
 
 class Guarded:
@@ -74,7 +76,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8), element=st.sampled_from(["U77", "S3", "M8[s]", "i1,f8", "f8", "i4"]))
     def reuse_the_memory_of_dead_dtypes(self, count, element):
-        self.others = [fresh(element, "pickled") for _ in range(count)]
+        self.others = [fresh(np.dtype(element), "pickled") for _ in range(count)]
 
     @rule()
     def collect(self):
@@ -89,7 +91,7 @@ class Histories(RuleBasedStateMachine):
 
     def check_product(self, a, b, maker):
         native = a.array.dtype.newbyteorder("=")
-        out = None if maker is None else Guarded(len(a.values), fresh(native.str, maker), None)
+        out = None if maker is None else Guarded(len(a.values), fresh(native, maker), None)
         result = gm.matmul(a.array, b.array, None if out is None else out.array)
         assert result.dtype == native
         assert np.array_equal(result, a.values @ b.values)

@@ -1,4 +1,4 @@
-"""Which rung is chosen, by the shape of the product and the caches of the machine."""
+"""The choice of a rung by the shape of the product and the caches of the machine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which rung is chosen on a CUDA device, by the problem and by what the device has; no GPU is needed."""
+"""The choice of a rung on a CUDA device by the problem and the device; no GPU is needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """NumPy's own tests of matmul, from the installed wheel, run against gm.matmul.
 
-Two lists say what is not: operands of element types that gemmery refuses go to NumPy (after gemmery has been seen to
-refuse them), and tests about something else than a product are left out. An entry that has become needless fails.
+There are two lists of exceptions. Operands of element types that gemmery refuses go to NumPy, after the refusal is
+checked. Tests about something other than a product are left out. An entry that is no longer needed fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ numpys_own = np.matmul
 
 
 def served(a, b, *args, **options):
-    """gm.matmul, or np.matmul for operands that gemmery is seen to refuse."""
+    """Run gm.matmul, or np.matmul for operands that gemmery refuses."""
     characters = {np.asarray(x).dtype.char for x in (a, b)} & set(NOT_SUPPORTED)
     if not characters:
         return gm.matmul(a, b, *args, **options)
@@ -40,7 +40,7 @@ def served(a, b, *args, **options):
 
 
 def cases():
-    """Every test of the three classes, with each of its parameters."""
+    """Yield every test of the classes, with each of its parameters."""
     for name in ("TestMatmul", "TestMatmulOperator"):
         for attribute, function in inspect.getmembers(getattr(suite, name), inspect.isfunction):
             if not attribute.startswith("test"):
@@ -57,7 +57,7 @@ CASES = dict(cases())
 
 
 def go(case, matmul, monkeypatch):
-    """Run one of NumPy's tests with `matmul` in the place of its own."""
+    """Run one of NumPy's tests with `matmul` instead of NumPy's."""
     name, test = case.split(".")
     subject = getattr(suite, name)()
     monkeypatch.setattr(subject, "matmul", matmul, raising=False)

@@ -1,4 +1,4 @@
-"""The reference, the bound and the check: right on known cases, and able to fail."""
+"""The reference, the bound and the check: they are right on known cases, and the check can fail."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_an_element_is_summed_in_one_order_wherever_it_lies():
 
 
 def test_what_it_refuses():
-    assert "one vector" in RUNG.refuses(Problem(2, 2, 2, "f32", "f32"))
+    assert "m or n must be 1" in RUNG.refuses(Problem(2, 2, 2, "f32", "f32"))
     assert "row-major" in RUNG.refuses(Problem(1, 5, 2, "f32", "f32", c_layout="col", epilogue="bias"))
     assert "wider type of the same kind" in RUNG.refuses(Problem(2, 1, 2, "f32", "f16"))
     assert RUNG.refuses(Problem(2, 1, 2, "f32", "f32")) == ""

@@ -1,8 +1,8 @@
 """Bytes under a key on disk: written whole or not at all, and a damaged entry is a miss.
 
-Entries hold machine code, so an entry is read only when nobody but this user could have written it. The folder is
-opened once; it and the entry are checked and used through their descriptors, so that nobody can exchange them between
-the check and the use.
+Entries hold machine code, so an entry is read only if nobody but this user could have written it. The folder is opened
+once; it and the entry are checked and used through their descriptors, so that nobody can exchange them between the
+check and the use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-try:  # hashlib's own, without the 3 ms that hashlib takes to load OpenSSL
+try:  # hashlib's implementation, without the 3 ms that hashlib takes to load OpenSSL
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
@@ -24,7 +24,7 @@ _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for i
 
 
 def digest(*parts: bytes) -> bytes:
-    """32 bytes that tell different contents apart (BLAKE2b, RFC 7693)."""
+    """Return a 32-byte digest of the parts (BLAKE2b, RFC 7693)."""
     made = blake2b(digest_size=_DIGEST)
     for part in parts:
         made.update(part)
@@ -32,7 +32,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def read(folder: str | None, key: str) -> bytes | None:
-    """The bytes stored under `key`; None when there are none, they are damaged, or others could have written them.
+    """Return the bytes stored under `key`, or None if there are none, they are damaged, or others could write them.
 
     A folder of None holds nothing.
     """
@@ -50,10 +50,10 @@ def read(folder: str | None, key: str) -> bytes | None:
 
 
 def write(folder: str | None, key: str, payload: bytes) -> bool:
-    """Store `payload` under `key` by a temporary file and a rename; False when the folder cannot be used.
+    """Store `payload` under `key` by a temporary file and a rename; return False if the folder cannot be used.
 
-    A process killed half-way leaves a temporary file that no key names. Running without a cache is slower,
-    never wrong, so an unwritable folder is not an error; `gemmery doctor` reports it.
+    A process killed half-way leaves a temporary file, which is never read. Without a cache everything works, only
+    slower, so an unwritable folder is not an error; `gemmery doctor` reports it.
     """
     if folder is None:
         return False
@@ -81,7 +81,7 @@ def _write(folder: str, at: int | None, key: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _opened(folder: str) -> Iterator[int | None]:
-    """A descriptor of the folder; None where files cannot be opened relative to one (Windows).
+    """Open the folder and give its descriptor; None where files cannot be opened relative to one (Windows).
 
     Raises OSError unless the folder belongs to this user and nobody else can write into it.
     """
@@ -98,7 +98,7 @@ def _opened(folder: str) -> Iterator[int | None]:
 
 
 def _named(folder: str, at: int | None, name: str) -> str:
-    """The path of a file for functions that take `at` as the descriptor of its folder."""
+    """Return the path of a file for functions that take `at` as the descriptor of its folder."""
     return os.path.join(folder, name) if at is None else name
 
 
@@ -107,7 +107,7 @@ def _descriptor(folder: str, at: int | None, name: str, flags: int) -> int:
 
 
 def _own(descriptor: int, kind: Callable[[int], bool]) -> bool:
-    """True for a file or folder of this kind that belongs to this user and that nobody else can write."""
+    """Return True for a file or folder of this kind that belongs to this user and that nobody else can write."""
     found = os.fstat(descriptor)
     if not hasattr(os, "geteuid"):  # Windows: the user's own folders are protected by their access lists
         return kind(found.st_mode)

@@ -2,9 +2,9 @@
 
 | variable | meaning |
 | --- | --- |
-| `GEMMERY_NUM_THREADS` | threads a product may use (default: the cores this process may run on) |
+| `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
-| `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use no more than this instruction set |
+| `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
 | `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul` |
 """
 
@@ -20,7 +20,7 @@ ISAS = ("generic", "avx2", "avx512")
 
 
 def num_threads() -> int | None:
-    """The value of GEMMERY_NUM_THREADS, or None when it is not set."""
+    """Return the value of GEMMERY_NUM_THREADS, or None if it is not set."""
     text = os.environ.get("GEMMERY_NUM_THREADS", "").strip()
     if not text:
         return None
@@ -30,17 +30,17 @@ def num_threads() -> int | None:
 
 
 def isa_limit() -> str | None:
-    """The value of GEMMERY_ISA, or None when it is not set."""
+    """Return the value of GEMMERY_ISA, or None if it is not set."""
     text = os.environ.get("GEMMERY_ISA", "").strip().lower()
     if not text:
         return None
     if text not in ISAS:
-        raise ArgumentError(f"GEMMERY_ISA={text!r}: it must be one of {', '.join(ISAS)}; unset it for the best")
+        raise ArgumentError(f"GEMMERY_ISA={text!r}: it must be one of {', '.join(ISAS)}; unset it to use the best one")
     return text
 
 
 def fast_entry() -> bool:
-    """False when GEMMERY_FAST_ENTRY=0 asks for the plain Python entry."""
+    """Return False if GEMMERY_FAST_ENTRY=0 selects the plain Python entry."""
     return os.environ.get("GEMMERY_FAST_ENTRY", "1").strip() != "0"
 
 
@@ -83,11 +83,11 @@ def data_dir() -> str:
 
 
 def distorting(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Variables set in this environment whose names start with one of `prefixes`."""
+    """Return the variables of the environment with names that start with one of `prefixes`."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
 
 
 def child_environment(drop: tuple[str, ...], add: dict[str, str]) -> dict[str, str]:
-    """A copy of the environment without variables that start with `drop`, plus `add`: for rival processes."""
+    """Return a copy of the environment without variables that start with `drop`, plus `add`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     return {**kept, **add}

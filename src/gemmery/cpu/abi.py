@@ -1,6 +1,6 @@
-"""The one calling convention of compiled CPU kernels: `void kernel(ptr args)`, args a record of 8-byte fields.
+"""The calling convention of compiled CPU kernels: `void kernel(ptr args)`, where args is a record of 8-byte fields.
 
-Strides are in bytes and may have any sign. alpha and beta point at one scalar of the kernel's accumulator
+Strides are in bytes and may have any sign. alpha and beta point to one scalar of the kernel's accumulator
 type. A kernel reads only the fields it needs.
 """
 

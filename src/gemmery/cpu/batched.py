@@ -1,9 +1,9 @@
-"""Many small products in one call: m, n and k known when the code is made, the loop over the batch inside it.
+"""Many small products in one call: m, n and k are constants of the code, and it loops over the batch.
 
-C stays in registers, its last columns under a mask; short rows use short vectors (four lanes for n = 3). A and B are
-read where they lie when their matrices are contiguous; those that are not, and element types narrower than the
-accumulator, are first copied beside the stack, a few hundred bytes at a time.
-Every element is summed over k in order, as by the other kernels: a product has the same bits alone and in a batch.
+C stays in registers, with a mask for its last columns; short rows use short vectors (four lanes for n = 3). Contiguous
+matrices A and B are read in place. Others, and element types narrower than the accumulator, are first copied to a
+buffer of a few hundred bytes on the stack.
+Every element is summed over k in order, as in the other kernels.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
 
-LARGEST = 32  # m, n and k at most: A and B stay in L1, and the code short
-LARGEST_VECTOR = 256  # elements of a matrix that is multiplied by a vector
-UNROLLED = 128  # multiply-adds of one tile up to which k is unrolled
+LARGEST = 32  # largest m, n and k: A and B stay in L1, and the code stays short
+LARGEST_VECTOR = 256  # largest number of elements of a matrix that is multiplied by a vector
+UNROLLED = 128  # k is unrolled for tiles of up to this many multiply-adds
 
 Scales = tuple[Value, Value, Value, Value]  # alpha, beta, bias, bias step
 
 
 class Span(NamedTuple):
-    """Columns that one vector holds; a mask where there are fewer than it has lanes."""
+    """The columns in one vector, with a mask if there are fewer columns than lanes."""
 
     first: int
     lanes: int
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Small:
-    """The product that is repeated: its shape, what memory holds and what is accumulated (LLVM's name).
+    """The repeated product: its shape, the element types in memory, and the accumulator's LLVM type.
 
     A complex product is a real one with twice the columns and twice the depth: rows of A stay (re, im, re, im, ...),
     a row of B becomes two, (re, im, ...) and (-im, re, ...). n and k then count real numbers.
@@ -58,7 +58,7 @@ class Small:
     accumulator: str
     activation: str = ""
     bias: bool = False
-    a_turned: bool = False  # A is column-major, and read so
+    a_turned: bool = False  # A is column-major
 
     @property
     def name(self) -> str:
@@ -69,22 +69,22 @@ class Small:
 
     @property
     def plain(self) -> bool:
-        """True when memory holds accumulators and nothing is applied to them."""
+        """True when memory holds numbers of the accumulator's type and there is no epilogue."""
         same = self.held == dtypes.get(self.out).llvm == self.accumulator
         return same and not self.is_complex and not self.activation and not self.bias
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Rows and columns of A as it lies in memory."""
+        """Rows and columns of A in memory order."""
         return (self.k, self.m) if self.a_turned else (self.m, self.k)
 
     def a_at(self, i: int, p: Value) -> Value:
-        """The number of A's element (i, p) from its first, in the order of memory."""
+        """Return the index of A's element (i, p) in memory order."""
         return p * self.m + i if self.a_turned else p + i * self.k
 
     @property
     def held(self) -> str:
-        """LLVM's name of the numbers in memory."""
+        """LLVM's type of the numbers in memory."""
         return dtypes.get(self.dtype).llvm
 
     @property
@@ -94,7 +94,7 @@ class Small:
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """The kernel of one small shape, which runs a whole batch in one call."""
+    """Return the kernel of one small shape, which runs a whole batch in one call."""
     p, target, out = upright(problem), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
@@ -107,19 +107,19 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
 
 
 def numbers(problem: Problem) -> int:
-    """Real numbers in an element: 2 in a complex one."""
+    """Return the number of real numbers in an element: 2 for complex types."""
     return 2 if dtypes.get(problem.dtype).kind == "c" else 1
 
 
 def _unit(small: Small) -> Unit:
-    """One product is not cut. It takes a nanosecond for 25 bytes or 50 operations, whichever is more."""
+    """Return the unit of work: a whole product, at 25 bytes or 50 operations per ns, whichever takes longer."""
     m, n, k = small.m, small.n, small.k
     moved = (m + n) * k * SIZES[small.held] + m * n * SIZES[small.accumulator]
     return Unit(0, 0, max(moved / 25, 2 * m * n * k / 50) / max(k, 1))
 
 
 def batched(target: Target, small: Small) -> Module:
-    """The module of one small product; its entry is `batched`."""
+    """Return the module of one small product; its entry is `batched`."""
     module = Module(target)
     params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
     with module.function("copy_a", *params, local=True) as f:
@@ -132,7 +132,7 @@ def batched(target: Target, small: Small) -> Module:
 
 
 def _batch(f: Function, small: Small, args: Args) -> None:
-    """The loop over the products; contiguous ones with nothing to scale or convert have one of their own."""
+    """Loop over the products; contiguous ones without scaling or conversion have a separate loop."""
     a, b, c = args.a, args.b, args.c
     a_batch, b_batch, c_batch, c_row = args.a_batch, args.b_batch, args.c_batch, args.c_row
     strides_a = (args.a_col, args.a_row) if small.a_turned else (args.a_row, args.a_col)
@@ -171,7 +171,7 @@ def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], columns
 def _at_hand(
     f: Function, small: Small, copy: str, source: Value, strides: tuple[Value, Value], room: Value, new: Value
 ) -> Value:
-    """Where an operand lies as the product reads it: in its place, or in a copy, made when the matrix is `new`."""
+    """Return the address from which the product reads an operand: its own, or a copy made when the matrix is `new`."""
     if small.held != small.accumulator or (small.is_complex and copy == "copy_b"):
         with f.if_(new):
             f.call(copy, source, *strides, room)
@@ -186,9 +186,9 @@ def _at_hand(
 
 
 def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
-    """rows x columns numbers as contiguous accumulators, by vectors where neighbours in rows or columns are adjacent.
+    """Copy rows x columns numbers to contiguous accumulators, by vectors where rows or columns are contiguous.
 
-    With `turned` each row is followed by the same one times i.
+    With `turned`, each row is followed by the same row times i.
     """
     memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
     source, row, col, to = f["source"], f["row"], f["col"], f["to"]
@@ -211,7 +211,7 @@ def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> N
 
 
 def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
-    """Neighbours in a column are adjacent: squares of them transposed in registers."""
+    """Copy a matrix with contiguous columns: squares are transposed in registers."""
     memory, size = dtypes.get(small.dtype), SIZES[small.accumulator]
     lanes = min(f.target.lanes(size), _lanes(min(rows, columns)))
     for i, j in itertools.product(range(0, rows, lanes), range(0, columns, lanes)):
@@ -226,7 +226,7 @@ def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
 
 
 def _copy_each(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
-    """No neighbours are adjacent: element by element."""
+    """Copy a matrix without contiguous rows or columns, element by element."""
     memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
     parts, apart = memory.size // number, columns * size * (2 if turned else 1)
     with f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
@@ -248,7 +248,7 @@ def _put(f: Function, value: Value, at: Value, mask: Value | None) -> None:
 
 
 def _spans(f: Function, small: Small, columns: int) -> list[Span]:
-    """The vectors of a row; the last one is as short as it can be."""
+    """Return the vectors of a row; the last one is as short as possible."""
     widest = f.target.lanes(SIZES[small.accumulator])
     found = []
     for first in range(0, columns, widest):
@@ -259,7 +259,7 @@ def _spans(f: Function, small: Small, columns: int) -> list[Span]:
 
 
 def _first(f: Function, count: int, lanes: int) -> Value:
-    """A constant mask of the first `count` lanes."""
+    """Return a constant mask of the first `count` lanes."""
     bits = ", ".join(f"i1 {int(lane < count)}" for lane in range(lanes))
     return Value(f, vector(lanes, "i1"), f"<{bits}>")
 
@@ -267,7 +267,7 @@ def _first(f: Function, count: int, lanes: int) -> Value:
 def _product(
     f: Function, small: Small, a: Value, b: Value, c: Value, c_row: Value | int, scales: Scales | None
 ) -> None:
-    """C in tiles of as many rows and vectors as the registers hold."""
+    """Compute C in tiles of as many rows and vectors as fit the registers."""
     sizes = tile(f.target)
     spans = _spans(f, small, small.n)
     for some in _even(len(spans), sizes.nv):
@@ -282,9 +282,9 @@ def _fits_a_vector(target: Target, small: Small) -> bool:
 
 
 def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> None:
-    """C in one vector: column p of A and row p of B are spread over it by shuffles.
+    """Compute C in one vector: shuffles spread column p of A and row p of B over it.
 
-    A 4 x 4 f32 product with AVX-512 is four multiply-adds: 2.5 ns where one vector a row takes 3.6.
+    A 4 x 4 f32 product with AVX-512 is four multiply-adds and takes 2.5 ns; with one vector per row it takes 3.6 ns.
     """
     m, n, k, size, element = small.m, small.n, small.k, SIZES[small.accumulator], small.accumulator
     lanes = _lanes(m * n)
@@ -299,18 +299,18 @@ def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> N
 
 
 def _lanes(count: int) -> int:
-    """Lanes of the shortest vector that holds `count` elements."""
+    """Return the number of lanes of the shortest vector for `count` elements."""
     return max(2, 1 << (count - 1).bit_length())
 
 
 def _load_first(f: Function, element: str, at: Value, count: int) -> Value:
-    """`count` elements in the shortest vector that holds them."""
+    """Load `count` elements into the shortest vector that holds them."""
     lanes = _lanes(count)
     return _load(f, element, at, lanes, None if lanes == count else _first(f, count, lanes))
 
 
 def _even(total: int, most: int) -> list[range]:
-    """`total` things in as few nearly equal runs of at most `most` as it takes."""
+    """Split range(total) into as few nearly equal ranges of at most `most` as possible."""
     count = -(-total // most)
     return [range(total * part // count, total * (part + 1) // count) for part in range(count)]
 
@@ -351,7 +351,7 @@ def _store(
     chosen: list[Span],
     scales: Scales | None,
 ) -> None:
-    """C = activation(alpha totals + beta C + bias); the totals themselves without `scales`."""
+    """Store C = activation(alpha totals + beta C + bias), or the totals when there are no `scales`."""
     out, element = dtypes.get(small.out), small.accumulator
     places = [
         (c + f.index(row) * c_row + first * SIZES[out.llvm], first, lanes, mask, totals[r][v])
@@ -376,7 +376,7 @@ def _store(
 
 
 def _bias(f: Function, element: str, bias: Value, step: Value, first: int, lanes: int, mask: Value | None) -> Value:
-    """The bias of a vector of columns; a step of 0 repeats one number."""
+    """Load the bias of a vector of columns; a step of 0 repeats one number."""
     row = f.var(f.broadcast(f.load(element, bias), lanes))
     with f.if_(step.differs(0)):
         row.value = _load(f, element, bias + first * SIZES[element], lanes, mask)

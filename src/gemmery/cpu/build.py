@@ -1,6 +1,6 @@
-"""(problem, config) to a callable kernel, for each CPU rung.
+"""Make a callable kernel from (problem, config), for each CPU rung.
 
-The modules of the kernels are imported by the builder that needs them: a cached product runs sooner without the rest.
+Each builder imports the modules that it needs, since importing all of them would delay a first product.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Config = Mapping[str, int]
 
 
 def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
-    """The builder of one of the first rungs."""
+    """Return the builder of one of the first rungs."""
 
     def build(problem: Problem, config: Config) -> Launch:
         from gemmery.cpu import simple
@@ -35,14 +35,14 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
 
 
 def product(target: Target, problem: Problem) -> Product:
-    """How a problem is packed and accumulated on a target."""
+    """Return the element types and the multiply step with which a target computes a problem."""
     bias, activation = epilogue(problem)
     packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out)
     return Product(problem.dtype, problem.out, packed, accumulator, group, step, activation, bias)
 
 
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
-    """(element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`."""
+    """Return (element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`."""
     inside, result = dtypes.get(dtype), dtypes.get(out)
     if inside.kind in "fc":
         if dtype == "bf16" and out != "f64" and target.has_bf16_dot:
@@ -51,23 +51,23 @@ def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, st
         return element, element, 1, "fma"
     if inside.size == 1 and target.has_vnni:
         return "i8", "i32", 4, "dot_i8"
-    # Bytes are exact as signed 16-bit numbers; unsigned 16-bit ones are, modulo 2**16, what signed ones are.
+    # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
     if target.isa != "generic" and (inside.size == 1 or (inside.size == 2 and (out == "i32" or result.size == 2))):
         return "i16", "i32", 2, "dot_i16"
     element = result.llvm
-    if inside.size == 1:  # a block of k overflows no 32 bits
+    if inside.size == 1:  # sums over a block of k fit 32 bits
         element = "i16" if result.size <= 2 else "i32"
     return element, element, 1, "fma"
 
 
 def epilogue(problem: Problem) -> tuple[bool, str]:
-    """(bias, activation) of a problem's epilogue."""
+    """Return (bias, activation) of a problem's epilogue."""
     parts = problem.epilogue.split("+") if problem.epilogue else []
     return "bias" in parts, next((part for part in parts if part != "bias"), "")
 
 
 def packed_refuses(problem: Problem) -> str:
-    """Why the packed product cannot run a problem; "" when it can."""
+    """Return why the packed product cannot run a problem; "" when it can."""
     from gemmery.cpu.epilogue import ACTIVATIONS
 
     inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
@@ -84,7 +84,7 @@ def packed_refuses(problem: Problem) -> str:
 
 
 def packed(problem: Problem, config: Config) -> Launch:
-    """The packed product; mc, kc and nc of the config override the target's."""
+    """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     from gemmery.cpu import loops
 
     p, target = upright(problem), host()
@@ -100,7 +100,7 @@ def packed(problem: Problem, config: Config) -> Launch:
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * made.parts, kc, made.group * made.parts)
         tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
-        summed = m if deep < k * made.parts else 0  # rows whose sums wait for the next block of k
+        summed = m if deep < k * made.parts else 0  # rows with sums kept for the next block of k
         return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, summed, tall, deep, wide))
 
     unit = Unit(
@@ -117,14 +117,14 @@ _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 
 def _step(vectors: int) -> float:
-    """ns of one step of k on a tile of so many vectors: two multiply-adds a cycle at 3 GHz."""
+    """Return the ns of one step of k on a tile of so many vectors: two multiply-adds per cycle at 3 GHz."""
     return vectors / 6
 
 
 def even(total: int, block: int, unit: int) -> int:
-    """The block size that splits `total` into as few blocks as `block` does, all nearly equal, in whole units.
+    """Return the block size that makes no more blocks than `block` does, all of nearly equal size, in whole units.
 
-    1025 by 512 would be 512 + 512 + 1, and the last block would pack as much as it multiplies.
+    Blocks of 512 would split 1025 into 512 + 512 + 1, and the last block would pack as much as it multiplies.
     """
     count = max(1, -(-total // block))
     each = -(-total // count)
@@ -132,7 +132,7 @@ def even(total: int, block: int, unit: int) -> int:
 
 
 def direct_refuses(problem: Problem) -> str:
-    """Why the kernels without packing cannot run a problem; "" when they can."""
+    """Return why the kernels without packing cannot run a problem; "" when they can."""
     p = upright(problem)
     if p.out != p.dtype:
         return f"it accumulates in C, so C must be {p.dtype}, not {p.out}"
@@ -144,12 +144,12 @@ def direct_refuses(problem: Problem) -> str:
 
 
 def upright(problem: Problem) -> Problem:
-    """The problem as kernels see it: a column-major C is the row-major C' = B' A'."""
+    """Return the problem with a row-major C: a column-major C becomes C' = B' A'."""
     return problem.transposed() if problem.c_layout == "col" else problem
 
 
 def direct(problem: Problem, config: Config) -> Launch:
-    """The product without packing, cut into the tiles that suit its shape; `mr` of the config overrides their rows."""
+    """Return the kernel without packing, tiled for the problem's shape; `mr` of the config is the tile height."""
     from gemmery.cpu import direct as unpacked
 
     p, target = upright(problem), host()
@@ -165,7 +165,7 @@ _NO_BLOCKS = Blocks()
 
 
 def streamed(problem: Problem, config: Config) -> Launch:
-    """The product of few rows with a B beyond L2; `depth` and `nv` of the config override what suits m."""
+    """Return the kernel for few rows and a B larger than L2; `depth` and `nv` of the config override the defaults."""
     from gemmery.cpu import streamed as streams
 
     p, target = upright(problem), host()

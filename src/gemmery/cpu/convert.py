@@ -1,8 +1,8 @@
 """Element conversions between memory and registers, lane by lane.
 
-bfloat16 is the upper half of a float32: widening is a shift; narrowing rounds to nearest even by adding
-0x7FFF plus the last kept bit, NaNs kept quiet. float16 uses the machine's conversions (F16C, NEON), or integer
-arithmetic where there are none.
+bfloat16 is the upper half of a float32. Widening is a shift; narrowing rounds to nearest even by adding 0x7FFF plus
+the last kept bit, and keeps NaNs quiet. float16 uses the CPU's conversions (F16C, NEON), or integer arithmetic where
+there are none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gemmery.dtypes import DType
 
 
 def load_as(f: Function, memory: DType, element: str, at: Value, lanes: int, mask: Value | None) -> Value:
-    """`lanes` adjacent elements (0: one scalar) of type `memory`, converted to `element`; masked-off lanes are zero."""
+    """Load `lanes` adjacent elements (0: one scalar) of type `memory` as `element`; masked-off lanes are zero."""
     raw = "i16" if memory.name == "bf16" else memory.llvm
     type_ = vector(lanes, raw) if lanes else raw
     loaded = f.load_masked(type_, at, mask)
@@ -25,7 +25,7 @@ def store_as(f: Function, new: Value, memory: DType, at: Value, mask: Value | No
 
 
 def widen(f: Function, value: Value, memory: DType, element: str) -> Value:
-    """From memory's representation to a register element that can hold it."""
+    """Convert from the type in memory to a wider or equal register type."""
     if memory.name == "bf16":
         if element == "bfloat":
             return f.bitcast(value, with_element(value.type, "bfloat"))
@@ -41,7 +41,7 @@ def widen(f: Function, value: Value, memory: DType, element: str) -> Value:
 
 
 def narrow(f: Function, value: Value, memory: DType) -> Value:
-    """From a register element to memory's representation."""
+    """Convert from a register type to the type in memory, rounding once; integers wrap."""
     if memory.name == "bf16":
         return _float_to_bfloat(f, value)
     if memory.name == "f16" and not _converts_half(f):
@@ -68,7 +68,7 @@ def _float_to_bfloat(f: Function, value: Value) -> Value:
 
 
 def _half_to_float(f: Function, bits16: Value) -> Value:
-    """Shift exponent and fraction into place and scale by 2**112: exact for normal and subnormal numbers."""
+    """Widen float16: shift exponent and fraction and scale by 2**112, which is exact for all finite numbers."""
     bits = f.convert("zext", bits16, "i32")
     magnitude = (bits & 0x7FFF) << 13
     type_ = with_element(bits.type, "float")
@@ -79,7 +79,7 @@ def _half_to_float(f: Function, bits16: Value) -> Value:
 
 
 def _float_to_half(f: Function, value: Value) -> Value:
-    """Round to nearest even in integer arithmetic; subnormals by adding 0.5, whose last bit is 2**-24."""
+    """Narrow to float16: round to nearest even in integer arithmetic; for subnormals, add 0.5, whose ulp is 2**-24."""
     integers = with_element(value.type, "i32")
     bits = f.bitcast(value, integers)
     sign = (bits >> 16) & 0x8000

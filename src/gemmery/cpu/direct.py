@@ -1,11 +1,11 @@
 """Products without packing: small ones, where packing costs more than it saves, and skinny ones.
 
-A is read where it lies, one element broadcast at a time, so its strides are free; B's and C's rows must be
-adjacent elements. m, n, k and strides are run-time values; a module is made for the few tile shapes that cut up
-an m x n product (`cut`), so that a handful of modules serves every size.
+A is read in place, one element broadcast at a time, so it may have any strides; the rows of B and C must be
+contiguous. m, n, k and strides are run-time values; a module is made for the few tile shapes into which an m x n
+product is cut (`cut`), so a handful of modules serves every size.
 
-Each element of C is one chain of fused multiply-adds over k, as in the packed product within a block of k: for
-k up to one block both give the same bits.
+Each element of C is one chain of fused multiply-adds over k, as in the packed product within a block of k: for k up to
+one block both give the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gemmery.cpu.target import Target, direct_tile
 
 @dataclass(frozen=True)
 class Cut:
-    """How an m x n product is cut into register tiles.
+    """The register tiles into which an m x n product is cut.
 
     Rows: tiles of `mr`, then one of `mr_edge` (0: none). Columns: tiles of `nv` vectors, then one of `nv_edge`
     vectors (0: none), its last vector under a mask when `masked`.
@@ -33,7 +33,7 @@ class Cut:
     nv: int
     nv_edge: int
     masked: bool
-    scaled: bool  # alpha and beta other than 1 and 0
+    scaled: bool  # alpha is not 1, or beta is not 0
 
     @property
     def name(self) -> str:
@@ -44,11 +44,11 @@ class Cut:
 
 
 def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0) -> Cut:
-    """The tiles for an m x n product: as wide as it is, then as tall as the registers allow, all nearly equal; `rows`
-    above 0 is how tall instead.
+    """Choose tiles for an m x n product: as wide as C, then as tall as the registers allow, of nearly equal height.
 
-    Rows of A that lie a multiple of 4 KiB apart share one set of an L1 cache, which has 8 ways or more: such a tile
-    has 8 rows at most (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with 8).
+    `rows` above 0 sets the height instead. Rows of A a multiple of 4 KiB apart share one set of the L1 cache, which has
+    8 ways or more, so such a tile has at most 8 rows (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with
+    8).
     """
     most_rows, most_vectors = direct_tile(target)
     size = dtypes.get(dtype).size
@@ -67,7 +67,7 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
 
 
 def direct(target: Target, shape: Cut) -> Module:
-    """The module of one way to cut; its entry is `direct`."""
+    """Return the module for a `Cut`; its entry is `direct`."""
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes = target.lanes(SIZES[element])
@@ -90,13 +90,13 @@ def direct(target: Target, shape: Cut) -> Module:
         mask = f.first_lanes(left, lanes) if shape.masked else None
 
         def rows(j: Value, nv: int, mask: Value | None) -> None:
-            """All tiles of one column of tiles."""
+            """Compute one column of tiles."""
             for start, stop, mr in ((f.index(0), down, shape.mr), (down, m, shape.mr_edge)):
                 if mr:
                     with f.loop(start, stop, mr) as i:
                         _tile(tile, mr, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size)
 
-        # The edges are loops of one step or none: a part of a product cut for threads may have no edge.
+        # Edges are loops of one step or none: a thread's part of a product may have no edge.
         if shape.nv:
             with f.loop(0, across, shape.nv * lanes) as j:
                 rows(j, shape.nv, None)
@@ -108,7 +108,7 @@ def direct(target: Target, shape: Cut) -> Module:
 
 @dataclass(frozen=True)
 class _Tile:
-    """What every tile of a call shares."""
+    """The values that all tiles of a call share."""
 
     f: Function
     element: str
@@ -122,11 +122,11 @@ class _Tile:
 
 
 def _tile(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, c: Value) -> None:
-    """One mr x (nv vectors) tile of C over all of k."""
+    """Compute one mr x (nv vectors) tile of C over all of k."""
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
     totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
-    # Addresses base, base + a_row, base + 2 a_row fit one base register and one index: a base for every three rows.
+    # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one base for every three rows.
     bases = [f.var(a + t.a_row * r) for r in range(0, mr, 3)]
     row = f.var(b)
     with f.loop(0, t.k):

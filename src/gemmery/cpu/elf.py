@@ -1,7 +1,7 @@
-"""From an ELF object to a flat image: code and constants side by side, relocations applied, symbols by offset.
+"""Turn an ELF object into a flat image: code and constants, relocations applied, symbols by offset.
 
-All references inside a module are relative to the program counter, so the image runs wherever it is put;
-loading it is a copy. Reference: System V ABI, AMD64 supplement, section 4.4 (relocation types).
+All references inside a module are relative to the program counter, so the image runs at any address, and loading it is
+a copy. Reference: System V ABI, AMD64 supplement, section 4.4 (relocation types).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _R_X86_64_PC32, _R_X86_64_PLT32 = 2, 4
 
 
 def flatten(data: bytes) -> tuple[bytes, dict[str, int]]:
-    """The image of an x86-64 ELF object and the offset of each global function in it.
+    """Return the image of an x86-64 ELF object and the offset of each global function in it.
 
-    Raises CompileError for a reference that leaves the module or is not relative: a kernel must need nothing
-    from the process it is loaded into.
+    Raises CompileError for a reference that leaves the module or is not relative, since a kernel must not depend on
+    the process that loads it.
     """
     sections = _sections(data)
     names = sections[struct.unpack_from("<H", data, 62)[0]]
@@ -46,7 +46,7 @@ def flatten(data: bytes) -> tuple[bytes, dict[str, int]]:
 
 
 def _sections(data: bytes) -> list[tuple[int, ...]]:
-    """Headers: name, type, flags, address, offset, size, link, info, alignment, entry size."""
+    """Return the section headers: name, type, flags, address, offset, size, link, info, alignment, entry size."""
     offset = struct.unpack_from("<Q", data, 40)[0]
     size, count = struct.unpack_from("<HH", data, 58)
     return [struct.unpack_from("<IIQQQQIIQQ", data, offset + size * i) for i in range(count)]

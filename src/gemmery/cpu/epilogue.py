@@ -1,8 +1,8 @@
-"""What is applied to a tile of C on its way out: activations, vectorized, in float32 or float64.
+"""Activations, applied to a tile of C before it is stored: vectorized, in float32 or float64.
 
 gelu(x) = x Phi(x) and silu(x) = x / (1 + exp(-x)), both by exponentials of negative numbers, so that nothing overflows
-and the small results of negative x keep their relative accuracy. Within 7 u for gelu and 4 u for silu, relative, down
-to the smallest normal number; u is 2**-24 or 2**-53. NaN stays NaN, +inf stays, -inf gives NaN (-inf times 0).
+and the small results of negative x keep their relative accuracy. The relative error is at most 7 u for gelu and 4 u for
+silu, down to the smallest normal number; u is 2**-24 or 2**-53. NaN and +inf stay, -inf gives NaN (-inf times 0).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ ACTIVATIONS = ("relu", "gelu", "silu")
 
 @dataclass(frozen=True)
 class _Format:
-    """What the approximations need to know of a floating-point type."""
+    """The constants of the approximations for a floating-point type."""
 
     integer: str
     exponent_at: int  # bits below the exponent
     bias: int
-    upper: int  # mask that keeps so few bits of a number that its square is exact
+    upper: int  # mask that keeps few enough bits of a number for its square to be exact
     ln2: tuple[float, float]  # ln 2 in two parts; n times the first is exact
-    terms: int  # of the series of exp on |r| <= ln(2) / 2, whose next term is below u / 8
+    terms: int  # terms of the series of exp on |r| <= ln(2) / 2; the next one is below u / 8
     tail: tuple[float, ...]  # coefficients of `_upper_tail`
-    silent: tuple[float, float]  # t from which exp(-t * t / 2), and exp(-t), are zero
+    silent: tuple[float, float]  # smallest t for which exp(-t * t / 2) and exp(-t) are zero
 
     @property
     def rounder(self) -> float:
-        """Adding it rounds to an integer, which then stands in the lowest bits."""
+        """Adding this rounds a number to an integer, which is then in the lowest bits."""
         return float(3 << (self.exponent_at - 1))
 
 
 # (t + 4) exp(t * t / 2) (1 - Phi(t)) as a polynomial in s = (t - 4) / (t + 4), which maps 0 ... inf to -1 ... 1: the
-# Chebyshev interpolant of that degree, computed with 50 digits, as powers of s; it is off by 1e-9 and 5e-17, relative.
+# Chebyshev interpolant of that degree, computed with 50 digits, in powers of s; its relative error is 1e-9 and 5e-17.
 # The mapping is that of Shepherd and Laframboise, Math. Comp. 36 (1981), 249-253.
 _TAIL_FLOAT = (
     0.75528514, -0.6078966, 0.38713738, -0.18652199, 0.060396645, -0.007538689, -0.003479943, 0.0016242476,
@@ -60,14 +60,14 @@ _FORMATS = {
 
 
 def activate(f: Function, activation: str, value: Value, out: DType) -> Value:
-    """The activation of every lane of a result that is to be stored as `out`; "" leaves the value as it is."""
+    """Apply an activation to every lane of a result that will be stored as `out`; "" is none."""
     if not activation:
         return value
     if activation == "relu":
         if out.kind == "u":
             return value
         if out.kind == "i":
-            value = narrow(f, value, out)  # relu looks at the sign that C will have
+            value = narrow(f, value, out)  # relu tests the sign that C will have
         # A comparison that is false for NaN keeps NaN: max(x, 0) would drop it.
         return f.select(value < 0, f.zero(value.type), value)
     if activation == "gelu":
@@ -89,9 +89,9 @@ def _silu(f: Function, x: Value) -> Value:
 
 
 def _upper_tail(f: Function, t: Value) -> Value:
-    """1 - Phi(t) for t >= 0, the chance of a normal number above t."""
+    """Return 1 - Phi(t) for t >= 0, the probability of a normal number above t."""
     form = _FORMATS[element_of(t.type)]
-    # t * t rounded would cost t * t * u of the exponential: split it into an exact square and the small rest.
+    # Rounding t * t would cost the exponential a relative error of t * t * u, so t * t is an exact square plus a rest.
     head = f.bitcast(_bits(f, t) & form.upper, t.type)
     decay = _exp(f, head * head * -0.5, (t - head) * (t + head) * -0.5)
     inverse = _divide(f, f.const(t.type, 1), t + 4.0)
@@ -99,21 +99,21 @@ def _upper_tail(f: Function, t: Value) -> Value:
 
 
 def _exp(f: Function, high: Value, low: Value) -> Value:
-    """exp(high + low), low the smaller: 2**n by its bits, in two halves so that it may end below the normal numbers."""
+    """Return exp(high + low), low the smaller; it multiplies by 2**n in two halves, so the result may be subnormal."""
     form = _FORMATS[element_of(high.type)]
     rounded = f.fma(high + low, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
     n = rounded - form.rounder
     rest = (high - n * form.ln2[0]) + (low - n * form.ln2[1])
     series = _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest)
     integer = _bits(f, rounded) - _bits(f, f.const(high.type, form.rounder))
-    half = integer >> 1  # without the sign, whose copy would be shifted out below
+    half = integer >> 1  # without the sign, which the shift below would lose
     for part in (half, integer - half):
         series = series * f.bitcast((part + form.bias) << form.exponent_at, high.type)
     return series
 
 
 def _polynomial(f: Function, coefficients: tuple[float, ...], x: Value) -> Value:
-    """The sum of coefficients[i] x**i, by Horner's rule."""
+    """Return the sum of coefficients[i] x**i, by Horner's rule."""
     total = f.const(x.type, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         total = f.fma(total, x, f.const(x.type, coefficient))
@@ -121,7 +121,7 @@ def _polynomial(f: Function, coefficients: tuple[float, ...], x: Value) -> Value
 
 
 def _magnitude(f: Function, x: Value, most: float) -> Value:
-    """The smaller of |x| and `most`, also for NaN."""
+    """Return the smaller of |x| and `most`; `most` for NaN."""
     negative = f.zero(x.type) - x
     t = f.select(x < 0, negative, x)
     return f.select(t < most, t, f.const(x.type, most))

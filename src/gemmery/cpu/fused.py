@@ -1,4 +1,4 @@
-"""The hardware's fused multiply-add as a NumPy ufunc, which NumPy itself does not offer, and chains of it."""
+"""The CPU's fused multiply-add as a NumPy ufunc, which NumPy does not have, and chains of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gemmery.cpu.target import Target
 
 Array = NDArray[Any]
 
-_UNROLL = 2  # vectors a turn of the loop
-_TYPES = {"float": "f", "double": "d"}  # of LLVM, and NumPy's character for it
+_UNROLL = 2  # vectors per iteration of the loop
+_TYPES = {"float": "f", "double": "d"}  # LLVM's type, and NumPy's character for it
 
 
 @functools.cache
 def fma() -> np.ufunc | None:
-    """x * y + z rounded once, of float32 and float64 arrays; None where the CPU has no instruction for it.
+    """Return a ufunc of x * y + z, rounded once, for float32 and float64; None where the CPU has no such instruction.
 
     >>> fused = fma()
     >>> float(fused(1 + 2.0**-52, 1 - 2.0**-52, -1.0)) == -(2.0**-104) if fused else True
@@ -37,8 +37,9 @@ def fma() -> np.ufunc | None:
 
 @functools.cache
 def chain() -> Callable[..., tuple[Array, Array]] | None:
-    """Products of 8 x 4 by 4 x 8 matrices as the emulator's `exact.chain` makes them, 20 times as fast; None where the
-    CPU has no instruction for it.
+    """Return a function that computes 8 x 4 by 4 x 8 products as the emulator's `exact.chain` does, 20 times as fast.
+
+    None where the CPU has no fused multiply-add.
 
     >>> ones, zeros = np.ones((1, 32)), np.zeros((1, 32))
     >>> chained = chain()
@@ -52,7 +53,7 @@ def chain() -> Callable[..., tuple[Array, Array]] | None:
     run = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6, ctypes.c_int64)(address)
 
     def chained(a: Array, b: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
-        # Of B the words of one k and of every other line in a row: a vector for each side of the sums.
+        # The words of B of one k, every other line, in a row: a vector for each side of the sums.
         lines = np.ascontiguousarray(b.reshape(-1, 4, 2, 4).transpose(0, 3, 2, 1), np.float64)
         given = [np.ascontiguousarray(one, np.float64) for one in (a, c0, c1)]
         d0, d1 = np.empty(given[0].shape), np.empty(given[0].shape)
@@ -63,7 +64,7 @@ def chain() -> Callable[..., tuple[Array, Array]] | None:
 
 
 def _chains(target: Target) -> Module:
-    """Of each warp: 8 rows of a vector for the even columns and one for the odd ones, 4 steps of k."""
+    """Compute, for each warp, 8 rows of a vector for the even columns and one for the odd ones, over 4 steps of k."""
     module = Module(target)
     names = ("a", "b", "c0", "c1", "d0", "d1")
     row, warp = 4 * SIZES["double"], 32 * SIZES["double"]
@@ -85,7 +86,7 @@ def _chains(target: Target) -> Module:
 
 
 def _ufunc(loops: list[int], types: str) -> np.ufunc:
-    """A ufunc of three inputs and one output, through NumPy's C interface (PyUFunc_FromFuncAndData)."""
+    """Make a ufunc of three inputs and one output with NumPy's C interface (PyUFunc_FromFuncAndData)."""
     capsule = np._core._multiarray_umath._UFUNC_API  # type: ignore[attr-defined]
     pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -130,7 +131,7 @@ def _module(target: Target) -> Module:
 
 
 def _loop(f: Function, element: str, lanes: int) -> None:
-    """A PyUFuncGenericFunction: vectors while the output is contiguous and each input contiguous or one scalar."""
+    """Define a PyUFuncGenericFunction: vectorized if the output is contiguous and each input contiguous or a scalar."""
     size, type_ = SIZES[element], vector(lanes, element)
     bases = [f.load("ptr", f["args"] + 8 * i) for i in range(4)]
     steps = [f.load("i64", f["steps"] + 8 * i) for i in range(4)]
@@ -140,7 +141,7 @@ def _loop(f: Function, element: str, lanes: int) -> None:
     for base, step in zip(bases[:3], steps[:3], strict=True):
         scalar = step.equals(0)
         fast = fast & (step.equals(size) | scalar)
-        # A scalar is read from a whole vector of it, again and again: its step is 0.
+        # A scalar is read from a vector filled with it, with a step of 0.
         spread = f.buffer(lanes * size)
         f.store(f.broadcast(f.load(element, base), lanes), spread)
         sources.append(f.select(scalar, spread, base))
@@ -152,7 +153,7 @@ def _loop(f: Function, element: str, lanes: int) -> None:
 
     with f.loop(0, whole, turn) as i:
         places = [i + lanes * j for j in range(_UNROLL)]
-        # All is read before anything is written: the output may be one of the inputs.
+        # Everything is read before anything is written, since the output may be one of the inputs.
         inputs = [[f.load(type_, at(s, step, p)) for s, step in zip(sources, steps[:3], strict=True)] for p in places]
         for place, values in zip(places, inputs, strict=True):
             f.store(f.fma(*values), at(bases[3], steps[3], place))

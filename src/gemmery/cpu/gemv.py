@@ -1,15 +1,15 @@
 """GEMV: y = alpha A x + beta y in one pass over A, at the speed of memory.
 
-A column of C or a row of C is such a product; a row is the transposed one, x' B, with the strides of B swapped.
-Three ways over A, by its strides (negative ones are walked from the other end):
+The product is one column of C, or one row; a row is the transposed product, x' B, with the strides of B swapped.
+There are three ways over A, by its strides (negative strides are walked from the other end):
 
-- `dots`: the elements of a row are adjacent. Several rows at once, so that a vector of x is loaded once for all.
-- `axpys`: the elements of a column are adjacent. Several columns at once, so that a vector of y is loaded and stored
-  once for all of them; y stays in L1.
-- `each`: neither. Element by element, several rows at once.
+- `dots`: rows are contiguous. It takes several rows at once, so that a vector of x is loaded once for all of them.
+- `axpys`: columns are contiguous. It takes several columns at once, so that a vector of y is loaded and stored once
+  for all of them; y stays in L1.
+- `each`: neither. It goes element by element, several rows at once.
 
-"Adjacent" means one apart, or two apart (`a[::2, ::2]`): then two vectors are loaded and every second element kept.
-Every element of y is summed in the same order wherever it lies, whatever the number of rows.
+Contiguous here includes a stride of two elements (`a[::2, ::2]`): two vectors are loaded and every second element is
+kept. Every element of y is summed in the same order, at any position and for any number of rows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gemmery.cpu.target import Target, host
 from gemmery.cpu.ukernel import Product
 from gemmery.problem import Problem
 
-ROWS = 64  # rows of A that threads share out: whole cache lines of y
-LONG_ROWS = 1024  # the same where columns are adjacent: shorter pieces of them are no streams
-BANDWIDTH = 40.0  # bytes a ns that one core reads, between the 25 of memory and the 70 of a cache
+ROWS = 64  # unit in which threads divide the rows of A: whole cache lines of y
+LONG_ROWS = 1024  # the same for contiguous columns: shorter pieces would not be streams for the prefetcher
+BANDWIDTH = 40.0  # bytes per ns that one core reads: 25 from memory, 70 from a cache
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """The kernel of one column (n == 1) or one row (m == 1) of C, taking mc rows and kc columns of A at a time."""
+    """Return the kernel of one column (n == 1) or one row (m == 1) of C, in blocks of mc rows and kc columns of A."""
     target, product = host(), _product(problem)
     columns = config.get("columns") or _columns(target, problem)
     found = jit.load(target, f"gemv{columns}_{product.name}", lambda: gemv(target, product, columns))
@@ -52,13 +52,13 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
 
 
 def _columns(target: Target, problem: Problem) -> int:
-    """Columns of `axpys` in one pass: 8 streams read memory best; in cache, 8 columns may want the same L1 set."""
+    """Return the columns per pass of `axpys`: 8 streams are best in memory; in cache, 8 columns may share an L1 set."""
     matrix = problem.m * problem.n * problem.k * dtypes.get(problem.dtype).size
     return 8 if matrix > (target.l3 or 1 << 25) // 2 else 6
 
 
 def _product(problem: Problem) -> Product:
-    """Every element is widened to the accumulator as it is loaded: bandwidth is the limit, not arithmetic."""
+    """Return the element types: elements are widened when loaded, since bandwidth is the limit and not arithmetic."""
     bias, activation = epilogue(problem)
     element = dtypes.get(dtypes.get(problem.out).accumulator).llvm
     return Product(problem.dtype, problem.out, element, element, activation=activation, bias=bias)
@@ -75,9 +75,9 @@ _ALL = (
 
 
 def gemv(target: Target, product: Product, columns: int) -> Module:
-    """The module of one product with n == 1 or m == 1; its entry is `gemv`.
+    """Return the module of one product with n == 1 or m == 1; its entry is `gemv`.
 
-    `mc` rows and `kc` columns of A are taken at a time; the workspace holds their sums and their part of x. `nc` is 1
+    It works on `mc` rows and `kc` columns of A at a time; the workspace holds their sums and their part of x. `nc` is 1
     when the whole product is one column.
     """
     module = Module(target)
@@ -117,7 +117,7 @@ def _entry(f: Function) -> None:
 
 
 def _column(f: Function, product: Product) -> None:
-    """Blocks of rows; for each its columns in blocks, then the way out."""
+    """Loop over blocks of rows, and in each over blocks of columns; then store the rows."""
     args = Args(f, f["args"])
     size, element = SIZES[product.accumulator], dtypes.get(product.dtype)
     m, k = f["m"], f["k"]
@@ -148,7 +148,7 @@ def _column(f: Function, product: Product) -> None:
 
 
 def _last(f: Function, from_end: Value, at: Value, step: Value, count: Value) -> Value:
-    """Where a walk begins: at the last element when it goes from the end."""
+    """Return the address of the first element of a walk, which is the last in memory when `from_end`."""
     return at + f.select(from_end, (count - 1) * step, f.index(0))
 
 
@@ -162,7 +162,7 @@ def _packed_x(f: Function, k: Value, x: Value, step: Value, to: Value) -> Value:
 
 
 def _choose(f: Function, product: Product, given: tuple[Value, ...]) -> None:
-    """Call the way that suits A's strides: row (from row to row) and col (from column to column)."""
+    """Call the way for A's strides: row (from row to row) and col (from column to column)."""
     row, col, size = given[3], given[4], dtypes.get(product.dtype).size
     ways = [("dots_1", col, 1), ("axpys_1", row, 1)]
     if not product.is_complex:
@@ -182,7 +182,7 @@ def _choose(f: Function, product: Product, given: tuple[Value, ...]) -> None:
 
 
 def _finish(f: Function, product: Product) -> None:
-    """y = activation(alpha sums + beta y + bias): by vectors where y's elements are adjacent, then one by one."""
+    """Store y = activation(alpha sums + beta y + bias): by vectors where y is contiguous, then one by one."""
     out, size = dtypes.get(product.out), SIZES[product.accumulator]
     count, y_step, bias_step = f["count"], f["y_step"], f["bias_step"]
     if product.is_complex:
@@ -201,7 +201,7 @@ def _finish(f: Function, product: Product) -> None:
 
 
 def _finish_some(f: Function, product: Product, i: Value, lanes: int) -> None:
-    """`lanes` elements of y, or one (0)."""
+    """Store `lanes` elements of y, or one (0)."""
     out, element = dtypes.get(product.out), product.accumulator
     type_ = vector(lanes, element) if lanes else element
 
@@ -220,13 +220,13 @@ def _finish_some(f: Function, product: Product, i: Value, lanes: int) -> None:
 
 
 def _finish_pair(f: Function, product: Product, i: Value) -> None:
-    """One complex element of y."""
+    """Store one complex element of y."""
     element, size = product.accumulator, SIZES[product.accumulator]
     y = f["y"] + i * f["y_step"]
     real, imaginary = (f.var(f.zero(element)) for _ in range(2))
 
     def add(at: Value, scalar: Value) -> None:
-        """Add a product; a scalar without imaginary part leaves an infinity one."""
+        """Add a product; with a real scalar, an infinite part does not make the other one NaN."""
         x, z = f.load(element, at), f.load(element, at + size)
         u, v = f.load(element, scalar), f.load(element, scalar + size)
         real.value, imaginary.value = f.fma(x, u, real.value), f.fma(z, u, imaginary.value)

@@ -1,4 +1,4 @@
-"""Three ways over the matrix of a GEMV, each adding A x to sums of its rows.
+"""The three ways over the matrix of a GEMV; each adds A x to the sums of its rows.
 
 A complex product is two real ones over the same A, its elements read as pairs: (re, im) times (xr, -xi) gives the
 real part, times (xi, xr) the imaginary one. x is packed as these two vectors, and sums are pairs.
@@ -15,11 +15,11 @@ PARAMS = (
     ("i64", "count"), ("i64", "k"), ("ptr", "a"), ("i64", "row"), ("i64", "col"), ("ptr", "x"), ("ptr", "sums"),
 )  # fmt: skip
 VECTORS = 2  # partial sums of a row of `dots`, in vectors
-SCALARS = 8  # sums of `each` in one pass: one chain of multiply-adds each
+SCALARS = 8  # sums in one pass of `each`, a chain of multiply-adds for each
 
 
 def pack_x(f: Function, product: Product) -> None:
-    """Elements of x in the accumulator's type, side by side; of a complex x, two vectors of pairs."""
+    """Pack x contiguously in the accumulator's type; a complex x becomes two vectors of pairs."""
     memory, size = dtypes.get(product.dtype), SIZES[product.accumulator]
     lanes = f.target.lanes(size)
     k, step, to = f["k"], f["step"], f["to"]
@@ -37,14 +37,14 @@ def pack_x(f: Function, product: Product) -> None:
 
 
 def _real(f: Function, product: Product, at: Value) -> Value:
-    """One real number in memory as an accumulator."""
+    """Load one real number as an accumulator."""
     return load_as(f, dtypes.get(product.dtype), product.accumulator, at, 0, None)
 
 
 def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | None = None) -> Value:
-    """A vector of A's numbers `apart` from each other, as accumulators; only `left` of them when given, then zeros.
+    """Load a vector of A's numbers, `apart` elements from each other, as accumulators; with `left`, so many and zeros.
 
-    Two apart: the second load begins at the last number of the first, so that nothing past the last one is read.
+    For a distance of two, the second load begins at the last number of the first, so it does not read past the end.
     """
     memory = dtypes.get(product.dtype)
     lanes, size = f.target.lanes(SIZES[product.accumulator]), SIZES[memory.llvm]
@@ -63,7 +63,7 @@ def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | N
 
 
 def dots(f: Function, product: Product, apart: int) -> None:
-    """sums[i] += row i of A times x. As many rows at once as leave half of the registers to loads."""
+    """Compute sums[i] += row i of A times x, with as many rows at once as leave half of the registers for loads."""
     count = f["count"]
     rows = (8 if f.target.isa == "avx512" else 4) // product.parts
     whole = count // rows * rows
@@ -103,19 +103,19 @@ def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) ->
 
 
 def _number_size(product: Product) -> int:
-    """Bytes of a real number in memory."""
+    """Return the bytes of a real number in memory."""
     return SIZES[dtypes.get(product.dtype).llvm]
 
 
 def _sum(values: list[Value]) -> Value:
-    """The sum of some values in pairs."""
+    """Return the sum of some values, added in pairs."""
     while len(values) > 1:
         values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
     return values[0]
 
 
 def _sum_lanes(f: Function, value: Value) -> Value:
-    """The sum of a vector's lanes, halves onto each other."""
+    """Return the sum of a vector's lanes, added by halves."""
     while (lanes := lanes_of(value.type)) > 1:
         low, high = list(range(lanes // 2)), list(range(lanes // 2, lanes))
         value = f.shuffle(value, value, low) + f.shuffle(value, value, high)
@@ -123,7 +123,7 @@ def _sum_lanes(f: Function, value: Value) -> Value:
 
 
 def axpys(f: Function, product: Product, apart: int, columns: int) -> None:
-    """sums += column p of A times x[p], for every p in order."""
+    """Compute sums += column p of A times x[p], for every p in order."""
     k = f["k"]
     whole = k // columns * columns
     with f.loop(0, whole, columns) as p:
@@ -158,7 +158,7 @@ def _axpy_columns(f: Function, product: Product, apart: int, p: Value, columns: 
 
 
 def _scales(f: Function, product: Product, p: Value, lanes: int) -> list[Value]:
-    """x[p] in every lane; of a complex one, xr for (re, im), and (-xi, xi) for (im, re)."""
+    """Return x[p] in every lane; for complex types, xr for (re, im), and (-xi, xi) for (im, re)."""
     element, size = product.accumulator, SIZES[product.accumulator]
     if not product.is_complex:
         return [f.broadcast(f.load(element, f["x"] + p * size), lanes)]
@@ -170,7 +170,7 @@ def _scales(f: Function, product: Product, p: Value, lanes: int) -> list[Value]:
 
 
 def each(f: Function, product: Product) -> None:
-    """sums[i] += row i of A times x, number by number."""
+    """Compute sums[i] += row i of A times x, number by number."""
     count, rows = f["count"], SCALARS // product.parts
     whole = count // rows * rows
     with f.loop(0, whole, rows) as i:

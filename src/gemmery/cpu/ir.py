@@ -1,11 +1,11 @@
-"""A small builder of LLVM IR in which a kernel looks like the loops it is.
+"""A small builder of LLVM IR, in which a kernel reads like the loops that it runs.
 
     with module.function("axpy", ("i64", "n"), ("float", "s"), ("ptr", "x"), ("ptr", "y")) as f:
         with f.loop(0, f["n"]) as i:
             f.store(f["s"] * f.load("float", f["x"] + i * 4) + ..., f["y"] + i * 4)
 
-Values know their LLVM type: `+ - *` become `add` or `fadd` by it, and a Python number becomes a constant of
-it. Pointers move by bytes. Variables are stack slots that LLVM turns into registers (SROA).
+Values know their LLVM type: `+ - *` become `add` or `fadd` accordingly, and a Python number becomes a constant of that
+type. Pointers move by bytes. Variables are stack slots that LLVM turns into registers (SROA).
 Reference: the LLVM Language Reference Manual.
 """
 
@@ -23,39 +23,39 @@ _MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "p
 
 
 def vector(lanes: int, element: str) -> str:
-    """The type of `lanes` elements side by side."""
+    """Return the vector type of `lanes` elements."""
     return f"<{lanes} x {element}>"
 
 
 def lanes_of(type_: str) -> int:
-    """Elements in a vector type; 1 for a scalar."""
+    """Return the number of elements of a vector type; 1 for a scalar."""
     return int(type_[1:].split(" ", 1)[0]) if type_.startswith("<") else 1
 
 
 def element_of(type_: str) -> str:
-    """Element type of a vector type; a scalar type is its own."""
+    """Return the element type of a vector type; a scalar type itself."""
     return type_[1:-1].split(" x ")[1] if type_.startswith("<") else type_
 
 
 def size_of(type_: str) -> int:
-    """Bytes of a value in memory."""
+    """Return the bytes of a value in memory."""
     return lanes_of(type_) * SIZES[element_of(type_)]
 
 
 def with_element(type_: str, element: str) -> str:
-    """The same number of lanes of another element type."""
+    """Return the type with the same number of lanes of another element type."""
     return vector(lanes_of(type_), element) if type_.startswith("<") else element
 
 
 def mangle(type_: str) -> str:
-    """The suffix by which LLVM names an overloaded intrinsic: v16f32."""
+    """Return LLVM's suffix for an overloaded intrinsic of this type: v16f32."""
     element = element_of(type_)
     short = _MANGLED.get(element, element)
     return f"v{lanes_of(type_)}{short}" if type_.startswith("<") else short
 
 
 def constant(type_: str, number: float) -> str:
-    """A literal of a scalar type, floats by their bits."""
+    """Return a literal of a scalar type, floats by their bits."""
     if type_ in ("float", "double"):
         value = number
         if type_ == "float":
@@ -149,11 +149,11 @@ class Value:
         return self._compare("sge", "oge", other)
 
     def equals(self, other: Value | float) -> Value:
-        """Comparison for equality (`==` keeps Python's meaning)."""
+        """Compare for equality (`==` keeps Python's meaning)."""
         return self._compare("eq", "oeq", other)
 
     def differs(self, other: Value | float) -> Value:
-        """Comparison for inequality; NaN differs from everything."""
+        """Compare for inequality; NaN differs from everything."""
         return self._compare("ne", "une", other)
 
 
@@ -187,7 +187,7 @@ class Matrix:
         self.row, self.col = row, SIZES[element] if col is None else col
 
     def at(self, i: Value | int, j: Value | int) -> Value:
-        """The address of element (i, j)."""
+        """Return the address of element (i, j)."""
         return self.base + self.f.index(i) * self.row + self.f.index(j) * self.col
 
     def __getitem__(self, ij: tuple[Value | int, Value | int]) -> Value:
@@ -197,12 +197,12 @@ class Matrix:
         self.f.store(new, self.at(*ij))
 
     def vector(self, i: Value | int, j: Value | int, lanes: int) -> Value:
-        """`lanes` elements of row i from column j on; needs adjacent columns."""
+        """Load `lanes` elements of row i from column j on; the row must be contiguous."""
         return self.f.load(vector(lanes, self.element), self.at(i, j))
 
 
 class Function:
-    """One function being written; used as a context so that its end returns."""
+    """A function under construction, used as a context manager, whose end adds the return."""
 
     def __init__(
         self, module: Module, name: str, params: tuple[tuple[str, str], ...], local: bool, returns: str
@@ -227,12 +227,12 @@ class Function:
         params = ", ".join(f"{'ptr noalias' if t == 'ptr' else t} %{n}" for t, n in self.params)
         body = "\n".join([*self._slots, *self._lines])
         linkage = "internal" if self.local else "dso_local"
-        # Without "no-builtins" LLVM turns clearing loops into calls of memset, which an image cannot reach.
+        # Without "no-builtins" LLVM turns loops that clear memory into calls of memset, which an image cannot make.
         attributes = f'nounwind{" noinline" if self.local else ""} "no-builtins"'
         return f"define {linkage} {self.returns} @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
 
     def line(self, text: str) -> None:
-        """One instruction without a result."""
+        """Add an instruction without a result."""
         self._lines.append(f"  {text}")
 
     def _fresh(self) -> str:
@@ -240,7 +240,7 @@ class Function:
         return str(self._count)
 
     def emit(self, type_: str, text: str) -> Value:
-        """One instruction with a result."""
+        """Add an instruction with a result."""
         name = f"%t{self._fresh()}"
         self._lines.append(f"  {name} = {text}")
         return Value(self, type_, name)
@@ -251,20 +251,20 @@ class Function:
     # constants, variables
 
     def const(self, type_: str, number: float) -> Value:
-        """A constant; of a vector type, the number in every lane."""
+        """Return a constant; for a vector type, with the number in every lane."""
         text = constant(element_of(type_), number)
         return Value(self, type_, f"splat ({element_of(type_)} {text})" if type_.startswith("<") else text)
 
     def zero(self, type_: str) -> Value:
-        """All bits zero."""
+        """Return the value with all bits zero."""
         return Value(self, type_, "zeroinitializer" if type_.startswith("<") else constant(type_, 0))
 
     def index(self, number: Value | int) -> Value:
-        """A 64-bit integer."""
+        """Return a 64-bit integer."""
         return number if isinstance(number, Value) else Value(self, "i64", str(number))
 
     def var(self, initial: Value) -> Var:
-        """A variable of the initial value's type."""
+        """Return a variable of the initial value's type."""
         slot = f"%v{self._fresh()}"
         self._slots.append(f"  {slot} = alloca {initial.type}")
         variable = Var(self, initial.type, slot)
@@ -272,7 +272,7 @@ class Function:
         return variable
 
     def buffer(self, size: int, align: int = 64) -> Value:
-        """`size` bytes on the stack."""
+        """Return the address of `size` bytes on the stack."""
         slot = f"%v{self._fresh()}"
         self._slots.append(f"  {slot} = alloca [{size} x i8], align {align}")
         return Value(self, "ptr", slot)
@@ -281,7 +281,7 @@ class Function:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: Value | int = 1) -> Iterator[Value]:
-        """for (i = start; i < stop; i += step), signed."""
+        """Loop: for (i = start; i < stop; i += step), signed."""
         counter = self.var(self.index(start))
         number = self._fresh()
         head, body, done = f"head{number}", f"body{number}", f"done{number}"
@@ -297,7 +297,7 @@ class Function:
 
     @contextmanager
     def while_(self) -> Iterator[Loop]:
-        """An endless loop; `with f.while_() as again: ... again.until(condition)` leaves it."""
+        """Loop until `again.until(condition)` leaves it, in `with f.while_() as again:`."""
         number = self._fresh()
         again = Loop(self, f"head{number}", f"done{number}")
         self.line(f"br label %{again.head}")
@@ -308,7 +308,7 @@ class Function:
 
     @contextmanager
     def if_(self, condition: Value) -> Iterator[None]:
-        """Runs its body when the condition holds; an `else_` may follow at once."""
+        """Run the body if the condition holds; an `else_` may follow directly."""
         number = self._fresh()
         self.line(f"br {condition}, label %then{number}, label %else{number}")
         self._label(f"then{number}")
@@ -320,26 +320,26 @@ class Function:
 
     @contextmanager
     def else_(self) -> Iterator[None]:
-        """The other branch of the `if_` that ended just before."""
+        """Run the body if the condition of the directly preceding `if_` does not hold."""
         end = self._lines.pop()
         jump = self._lines.pop()
         if not (end.startswith("end") and jump == f"  br label %{end[:-1]}"):
-            raise ValueError("else_ must follow an if_ at once")
+            raise ValueError("else_ must directly follow an if_")
         yield
         self._lines += [jump, end]
 
     # memory
 
     def load(self, type_: str, at: Value, align: int | None = None) -> Value:
-        """The value of that type at an address, aligned to its element unless said otherwise."""
+        """Load a value of that type from an address with this alignment in bytes (default: 1)."""
         return self.emit(type_, f"load {type_}, {at}, align {align or 1}")
 
     def store(self, new: Value, at: Value, align: int | None = None) -> None:
-        """Write a value to an address."""
+        """Store a value at an address with this alignment in bytes (default: 1)."""
         self.line(f"store {new}, {at}, align {align or 1}")
 
     def load_masked(self, type_: str, at: Value, mask: Value | None) -> Value:
-        """Lanes whose mask bit is set, all of them without a mask; the others are zero and not touched in memory."""
+        """Load the lanes whose mask bit is set (None: all); the others are zero, and their memory is not read."""
         if mask is None:
             return self.load(type_, at)
         name = f"llvm.masked.load.{mangle(type_)}.p0"
@@ -347,7 +347,7 @@ class Function:
         return self.emit(type_, f"call {type_} @{name}({at}, i32 1, {mask}, {type_} zeroinitializer)")
 
     def store_masked(self, new: Value, at: Value, mask: Value | None) -> None:
-        """Write the lanes whose mask bit is set, all of them without a mask; the others are not touched."""
+        """Store the lanes whose mask bit is set (None: all); the memory of the others is not written."""
         if mask is None:
             self.store(new, at)
             return
@@ -356,65 +356,65 @@ class Function:
         self.line(f"call void @{name}({new}, {at}, i32 1, {mask})")
 
     def prefetch(self, at: Value, write: bool = False, locality: int = 3) -> None:
-        """Ask for a cache line; any address is allowed."""
+        """Prefetch a cache line; any address is allowed."""
         self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.line(f"call void @llvm.prefetch.p0({at}, i32 {int(write)}, i32 {locality}, i32 1)")
 
     # arithmetic
 
     def intrinsic(self, name: str, type_: str, *values: Value) -> Value:
-        """A call of an LLVM intrinsic by its full name."""
+        """Call an LLVM intrinsic by its full name."""
         types = ", ".join(v.type for v in values)
         self.module.declare(f"declare {type_} @{name}({types})")
         return self.emit(type_, f"call {type_} @{name}({', '.join(map(str, values))})")
 
     def overloaded(self, name: str, *values: Value) -> Value:
-        """An intrinsic whose operands and result share one type: llvm.fma, llvm.smin."""
+        """Call an intrinsic whose operands and result share one type: llvm.fma, llvm.smin."""
         return self.intrinsic(f"{name}.{mangle(values[0].type)}", values[0].type, *values)
 
     def min(self, x: Value | int, y: Value | int) -> Value:
-        """The smaller of two 64-bit integers."""
+        """Return the smaller of two 64-bit integers."""
         return self.overloaded("llvm.smin", self.index(x), self.index(y))
 
     def max(self, x: Value | int, y: Value | int) -> Value:
-        """The larger of two 64-bit integers."""
+        """Return the larger of two 64-bit integers."""
         return self.overloaded("llvm.smax", self.index(x), self.index(y))
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """x * y + z: fused where the machine fuses floats, wrapping on integers."""
+        """Return x * y + z: fused for floats where the CPU can, wrapping for integers."""
         if x.is_float and self.target.has_fma:
             return self.overloaded("llvm.fma", x, y, z)
         return x * y + z
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        """yes where the condition holds, else no."""
+        """Return yes where the condition holds, else no."""
         return self.emit(yes.type, f"select {condition}, {yes}, {no}")
 
     def convert(self, op: str, value: Value, element: str) -> Value:
-        """A conversion instruction by name (sext, zext, trunc, fpext, fptrunc, bitcast ...), lane by lane."""
+        """Convert lane by lane with an instruction by name (sext, zext, trunc, fpext, fptrunc, bitcast ...)."""
         to = with_element(value.type, element)
         return value if to == value.type else self.emit(to, f"{op} {value} to {to}")
 
     def bitcast(self, value: Value, type_: str) -> Value:
-        """The same bits as another type of the same size."""
+        """Return the same bits as another type of the same size."""
         return value if type_ == value.type else self.emit(type_, f"bitcast {value} to {type_}")
 
     # vectors
 
     def broadcast(self, value: Value, lanes: int) -> Value:
-        """One scalar in every lane."""
+        """Return a vector with one scalar in every lane."""
         type_ = vector(lanes, value.type)
         first = self.emit(type_, f"insertelement {type_} poison, {value}, i64 0")
         return self.emit(type_, f"shufflevector {first}, {type_} poison, <{lanes} x i32> zeroinitializer")
 
     def shuffle(self, x: Value, y: Value, order: list[int]) -> Value:
-        """Lanes picked from x (0 ...) and y (lanes of x ...); -1 is any value."""
+        """Return lanes picked from x (0 ...) and y (lanes of x ...); -1 is any value."""
         picks = ", ".join("i32 poison" if p < 0 else f"i32 {p}" for p in order)
         type_ = vector(len(order), element_of(x.type))
         return self.emit(type_, f"shufflevector {x}, {y}, <{len(order)} x i32> <{picks}>")
 
     def first_lanes(self, count: Value, lanes: int) -> Value:
-        """A mask whose first `count` lanes are set (count may exceed lanes)."""
+        """Return a mask whose first `count` lanes are set (count may exceed lanes)."""
         ramp = ", ".join(f"i32 {lane}" for lane in range(lanes))
         limit = self.broadcast(self.emit("i32", f"trunc {self.min(count, lanes)} to i32"), lanes)
         return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x i32> <{ramp}>, {limit.text}")
@@ -422,7 +422,7 @@ class Function:
     # calls
 
     def ret(self, value: Value) -> None:
-        """The result, as the last line of a function that has one."""
+        """Return a value; must be the last line of a function that has one."""
         self.line(f"ret {value}")
 
     def call(self, name: str, *values: Value) -> None:
@@ -430,7 +430,7 @@ class Function:
         self.line(f"call void @{name}({', '.join(map(str, values))})")
 
     def call_address(self, address: Value, type_: str, *values: Value) -> Value | None:
-        """Call the function at an address; None for a `void` one."""
+        """Call the function at an address; returns None for a `void` one."""
         text = f"call {type_} {address.text}({', '.join(map(str, values))})"
         if type_ == "void":
             self.line(text)
@@ -447,7 +447,7 @@ class Loop:
         self.f, self.head, self.done = f, head, done
 
     def until(self, condition: Value) -> None:
-        """Leave the loop when the condition holds."""
+        """Leave the loop if the condition holds."""
         go_on = f"on{self.f._fresh()}"
         self.f.line(f"br {condition}, label %{self.done}, label %{go_on}")
         self.f._label(go_on)
@@ -462,11 +462,11 @@ class Module:
         self._functions: list[Function] = []
 
     def declare(self, text: str) -> None:
-        """State an external function once."""
+        """Declare an external function; repeating it is allowed."""
         self._declared[text] = None
 
     def function(self, name: str, *params: tuple[str, str], local: bool = False, returns: str = "void") -> Function:
-        """A function, `returns` the type that its `ret` gives; `local` ones are seen by this module alone."""
+        """Add a function that returns a value of the type `returns`; `local` ones are visible only in this module."""
         new = Function(self, name, params, local, returns)
         self._functions.append(new)
         return new

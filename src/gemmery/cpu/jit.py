@@ -1,4 +1,4 @@
-"""LLVM IR to callable code, through the cache; the only importer of llvmlite, which a cached kernel never needs."""
+"""Compile LLVM IR to callable code, or load it from the cache; only this module imports llvmlite."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gemmery.cpu.target import Target
 from gemmery.errors import CompileError
 
 # Python code may run in the middle of a compilation, in the same thread: a `__del__` that the garbage collector calls,
-# or a signal handler. It may multiply or fork, so the lock is reentrant. What it loads is complete before the rest
-# goes on.
+# or a signal handler. It may multiply or fork, so the lock is reentrant. The inner product is complete before the
+# outer compilation goes on.
 _lock = threading.RLock()
-_CLOCK = 20_000_000  # ns by which the time of a file may be late
+_CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
 
 
 if hasattr(os, "register_at_fork"):
-    # A fork waits for a compilation in another thread: its locks, LLVM's own too, would stay taken in the child.
+    # A fork waits for compilations in other threads: otherwise their locks, also LLVM's, would stay held in the child.
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-# A 64-bit constant that a module may use for an address it is given when it is loaded: "gemmery_" as a number.
+# A 64-bit constant that stands for an address known only when the module is loaded: "gemmery_" as a number.
 HOLE = int.from_bytes(b"gemmery_", "little")
 
 
 def load(target: Target, name: str, generate: Callable[[], Module], hole: int = HOLE) -> dict[str, int]:
-    """Addresses of the functions of the module called `name`, compiled now unless memory or disk has it.
+    """Return the addresses of the functions of module `name`, compiled now unless memory or disk has it.
 
-    `name` must say everything that `generate` depends on besides the target and gemmery's sources; `hole` is put in
-    the place of the constant HOLE, so that code which needs an address of this process can be cached.
+    `name` must contain everything that `generate` depends on besides the target and gemmery's sources. `hole` replaces
+    the constant HOLE, so that code with an address of this process can be cached.
     """
     found = _loaded.get((target, name))
     if found is not None:
@@ -75,7 +75,7 @@ _AROUND = ("dtypes.py", "problem.py")  # modules outside this folder that shape 
 
 @functools.cache
 def _source_files() -> tuple[str, ...]:
-    """Files that shape a kernel's code: the generators, and llvmlite's version."""
+    """Return the files that shape a kernel's code: the generators, and llvmlite's version."""
     here = os.path.dirname(__file__)
     names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(".py")]
     names += [os.path.join(os.path.dirname(here), name) for name in _AROUND]
@@ -87,7 +87,7 @@ def _source_files() -> tuple[str, ...]:
 
 @functools.cache
 def _sources() -> str:
-    """Digest of everything that shapes a kernel's code."""
+    """Return a digest of everything that shapes a kernel's code."""
     contents = []
     for name in _source_files():
         with open(name, "rb") as file:
@@ -96,10 +96,10 @@ def _sources() -> str:
 
 
 def _cache_dir() -> str | None:
-    """The folder of compiled kernels; None, so that nothing is read or stored, once a source has changed.
+    """Return the folder of compiled kernels, or None if a source changed after it could have been imported.
 
     Generators are imported when they are first needed. If a source changes while a process runs (an editor, an
-    upgrade), the module in memory may be older or newer than the file that the digest was taken of.
+    upgrade), the module in memory may be older or newer than the file in the digest, so nothing is read or stored.
     """
     try:
         newest = max(os.stat(name).st_ctime_ns for name in _source_files())
@@ -124,7 +124,7 @@ def _map(image: bytes) -> int:
 
 
 def _make_executable(address: int, size: int) -> int:
-    """Make pages executable and read-only; an errno, 0 when it is done."""
+    """Make pages executable and read-only; returns an errno, 0 on success."""
     libc = ctypes.CDLL(None, use_errno=True)
     protection = mmap.PROT_READ | mmap.PROT_EXEC
     return ctypes.get_errno() if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) else 0
@@ -140,12 +140,12 @@ def _llvm() -> Any:
 
 
 def host_cpu() -> str:
-    """LLVM's name of this CPU's microarchitecture: znver4, sapphirerapids, neoverse-v2, ..."""
+    """Return LLVM's name of this CPU's microarchitecture: znver4, sapphirerapids, neoverse-v2, ..."""
     return str(_llvm().get_host_cpu_name())
 
 
 def host_features() -> dict[str, bool]:
-    """Every feature that LLVM knows for this architecture, under its names, and whether this CPU has it."""
+    """Return LLVM's features of this architecture, and whether this CPU has each."""
     return dict(_llvm().get_host_cpu_features())
 
 
@@ -162,7 +162,7 @@ def _machine(target: Target) -> Any:
 
 
 def _features(target: Target) -> dict[str, bool]:
-    """LLVM's features of the host, those beyond the target's instruction set switched off."""
+    """Return LLVM's features of the host, with those beyond the target's instruction set switched off."""
     hidden = {
         "avx512": (),
         "avx2": ("avx512", "avx10", "amx"),
@@ -181,8 +181,8 @@ def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
         raise CompileError(f"kernel {name!r}: {error}") from error
     machine = _machine(target)
     module.triple = machine.triple
-    # The kernels are vectorized, unrolled and tiled as written: stack slots to registers, loops with their test at the
-    # end and folded arithmetic are all they need. LLVM's -O2 takes 7 times as long and gives the same speed.
+    # The generators vectorize, unroll and tile. LLVM only has to put stack slots into registers, move loop tests to
+    # the end and fold arithmetic. Its -O2 takes 7 times as long and gives the same speed.
     passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
@@ -199,13 +199,13 @@ def _object(target: Target, name: str, text: str) -> bytes:
 
 
 def assembly(target: Target, name: str, generate: Callable[[], Module]) -> str:
-    """The machine code of a module as text."""
+    """Return the machine code of a module as text."""
     machine, module = _optimized(target, name, str(generate()))
     return str(machine.emit_assembly(module))
 
 
 def _engine(target: Target, name: str, text: str) -> dict[str, int]:
-    """Load through LLVM's own linker, where flat images are not made (other CPUs, Windows): nothing is cached."""
+    """Load with LLVM's own linker where flat images are not supported (other CPUs, Windows); nothing is cached."""
     machine, module = _optimized(target, name, text)
     engine = _llvm().create_mcjit_compiler(module, machine)
     engine.finalize_object()

@@ -1,4 +1,4 @@
-"""From views to a call of compiled code: a job, its scalars, and where the product is cut for threads."""
+"""Call compiled code with views: make a job with its scalars and its cut for threads, and run it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gemmery.cpu.split import Unit, grid
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
 _BITS = {"i16": 16, "i32": 32, "i64": 64}
-_PLAN = len(JOB) - len(FIELDS) - 4  # words behind the record and the two scalars
+_PLAN = len(JOB) - len(FIELDS) - 4  # words after the record and the two scalars
 _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
 _pack_plan = struct.Struct(f"<{_PLAN}q").pack
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """mc, kc, nc of one part, and the workspace they need."""
+    """mc, kc, nc of one part, and the bytes of workspace that they need."""
 
     mc: int = 0
     kc: int = 0
@@ -32,7 +32,7 @@ class Blocks:
 
 
 def scalar(element: str, value: complex) -> bytes:
-    """A scalar of an LLVM element type in memory, 16 bytes; integers wrap, an imaginary part follows the real one."""
+    """Return a scalar of an LLVM element type as 16 bytes; integers wrap, an imaginary part follows the real one."""
     if element in _BITS:
         wrapped = int(value.real) & ((1 << _BITS[element]) - 1)
         return wrapped.to_bytes(_BITS[element] // 8, "little").ljust(16, b"\0")
@@ -42,8 +42,8 @@ def scalar(element: str, value: complex) -> bytes:
 class Launch:
     """A compiled kernel that can be called with views.
 
-    `blocks(m, n, k)` are those of a part; `unit` says how the product may be cut for threads (None: it runs on the
-    caller's thread); `at_once` that the kernel runs all `batch` products of its record itself.
+    `blocks(m, n, k)` returns the blocks of a part. `unit` describes how the product may be cut for threads (None: it
+    runs on the caller's thread). With `at_once` the kernel itself runs all `batch` products of its record.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Launch:
         self._planned = lru_cache(maxsize=1024)(self.plan)
 
     def plan(self, batch: int, m: int, n: int, k: int, threads: int) -> tuple[tuple[int, int, int], bytes]:
-        """(mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
+        """Return (mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
         cut = grid(self.unit, batch, m, n, k, threads)
         blocks = self.blocks(min(cut.rows, m), min(cut.columns, n), k) if cut.parts else Blocks()
         plan = _pack_plan(
@@ -83,7 +83,7 @@ class Launch:
         bias: View | None = None,
         threads: int = 1,
     ) -> None:
-        """C = alpha A B + beta C for every matrix of the batch; a column-major C as its transpose, B' A'.
+        """Compute C = alpha A B + beta C for every matrix of the batch; a column-major C as C' = B' A'.
 
         Raises MemoryError, before C is written, where there is no memory for packed panels.
         """
@@ -103,13 +103,13 @@ class Launch:
     def job(
         self, a: View, b: View, c: View, alpha: complex, beta: complex, bias: View | None, threads: int
     ) -> bytes:  # fmt: skip
-        """The job of one call, as the compiled pool reads it."""
+        """Return the job of one call, in the layout that the compiled pool reads."""
         batch, m, n = c.shape
         c_batch, c_row, c_col = c.strides
         a_batch, a_row, a_col = a.strides
         b_batch, b_row, b_col = b.strides
         k = a.shape[2]
-        if n > 1 and c_col != self.out_size and (m == 1 or c_row == self.out_size):  # as arrange.layout has it
+        if n > 1 and c_col != self.out_size and (m == 1 or c_row == self.out_size):  # as in arrange.layout
             a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
             a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
         blocks, plan = self._planned(batch, m, n, k, threads)
@@ -128,9 +128,9 @@ def _no_memory(a: View, b: View) -> MemoryError:
 
 
 def _entry() -> Callable[[bytes], int]:
-    """What runs a job: the compiled pool, or Python's threads where there is none."""
+    """Return the function that runs a job: the compiled pool's, or that of Python's threads where there is none."""
     if not pool.address():
-        from gemmery.cpu import portable  # brings concurrent.futures, 7 ms that others need not pay
+        from gemmery.cpu import portable  # imports concurrent.futures, which takes 7 ms
 
         return portable.run
     return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(pool.entries()["run"])

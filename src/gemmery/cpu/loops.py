@@ -3,9 +3,9 @@
 Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008, as BLIS orders it:
 columns of C by nc, k by kc (a panel of B is packed), rows by mc (a block of A is packed), then tiles.
 
-A product whose C is narrower than its accumulator (float16, bfloat16) and whose k takes several blocks sums in a
-buffer of the accumulator's type and is rounded once, after the last block. Blocks of complex products are in real
-numbers: nc and kc count two for each element.
+If C is narrower than the accumulator (float16, bfloat16) and k takes several blocks, sums are kept in a buffer of the
+accumulator's type and rounded once, after the last block. Blocks of complex products are counted in real numbers: two
+for each element in nc and kc.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, sums_apart, update
 
-_PREFETCH = 16  # steps of A ahead of its use
+_PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 SLACK = 64  # bytes that a transposing pack may write past its last panel
 
 _WAY_A = {"row": "turn", "col": "copy"}
@@ -26,12 +26,12 @@ _TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"
 
 
 def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes: Tile | None = None) -> Module:
-    """The module of one packed product; its entry is `packed`. Operands of other layouts are right and slow."""
+    """Return the module of one packed product; its entry is `packed`. Operands of other layouts work, slowly."""
     module = Module(target)
     register = shape(target, product, sizes or tile(target))
     a, b = pack.operands(product, register)
     ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
-    # Code for every way would take twice as long to compile.
+    # Compiling code for every layout would take twice as long.
     way_a, way_b = _WAY_A.get(a_layout, "each"), _WAY_B.get(b_layout, "each")
     pack.pack(module, a, {way: body for way, body in ways_a.items() if way in ("each", way_a)})
     pack.pack(module, b, {way: body for way, body in ways_b.items() if way in ("each", way_b)})
@@ -42,7 +42,7 @@ def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes
 
 
 def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
-    """Bytes of the buffers that one thread needs for blocks of these sizes, and for sums of `summed` rows of C."""
+    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C."""
     a, b = _buffers(product, shape(target, product), mc, kc, nc)
     sums = summed * nc * SIZES[product.scalar] if sums_apart(product) else 0
     return a + b + sums + 64
@@ -51,7 +51,7 @@ def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: 
 def _buffers(
     product: Product, register: Shape, mc: pack.Count, kc: pack.Count, nc: pack.Count
 ) -> tuple[pack.Count, pack.Count]:
-    """Bytes of the packed block of A and of B, each a multiple of 64."""
+    """Return the bytes of the packed block of A and of B, each a multiple of 64."""
     a, b = pack.operands(product, register)
     tall, wide = (mc + (a.width - 1)) // a.width, (nc + (b.width - 1)) // b.width
     return _aligned(tall * pack.panel_bytes(a, kc)), _aligned(wide * pack.panel_bytes(b, kc))
@@ -97,7 +97,7 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
 def _in_order(
     f: Function, first: Value, x: tuple[Value, int], y: tuple[Value, int]
 ) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
-    """The (stop, step) of two nested loops: x outside when `first`, else y."""
+    """Return the (stop, step) of two nested loops: x outside when `first`, else y."""
     (x_stop, x_step), (y_stop, y_step) = ((stop, f.index(step)) for stop, step in (x, y))
     outer = f.select(first, x_stop, y_stop), f.select(first, x_step, y_step)
     return outer, (f.select(first, y_stop, x_stop), f.select(first, y_step, x_step))
@@ -110,8 +110,8 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = (pack.panel_bytes(panels, kc) for panels in pack.operands(product, register))
         kept = f.buffer(mr * nr * SIZES[product.accumulator])
-        # Down the columns a panel of B stays in L1. A shallow product writes C more than it reads B: along the rows
-        # it is written page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, down the columns 44).
+        # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
+        # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
         along = kc <= SHALLOW
         outer, inner = _in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:

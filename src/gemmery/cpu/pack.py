@@ -1,4 +1,4 @@
-"""Packing: a block of A or B rewritten as panels that the micro-kernel reads in order.
+"""Packing: copy a block of A or B into panels that the micro-kernel reads in order.
 
 A panel holds `width` (mr or nr) rows of A or columns of B, k-major, cells of `group` elements. One routine
 serves both operands: `across` is the stride from one row of A (column of B) to the next, `along` the stride of k.
@@ -28,17 +28,17 @@ class Panels:
     name: str  # function name: "pack_a", "pack_b"
     width: int  # mr or nr
     product: Product
-    seeded: bool = False  # each panel opens with a row of accumulators
+    seeded: bool = False  # each panel starts with a row of accumulators
     flipped: bool = False  # sign bits are inverted
 
     @property
     def row(self) -> int:
-        """Bytes of one step of k."""
+        """Return the bytes of one step of k."""
         return self.width * SIZES[self.product.cell]
 
     @property
     def element(self) -> int:
-        """Bytes of an element in memory; of a complex one, of each component."""
+        """Return the bytes of an element in memory; for complex types, of each component."""
         return SIZES[dtypes.get(self.product.dtype).llvm]
 
 
@@ -46,18 +46,18 @@ Way = Callable[[Function, Panels], None]
 
 
 def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
-    """The packing of A and of B."""
+    """Return the packing of A and of B."""
     a = Panels("pack_a", register.mr, product, flipped=product.seeded)
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
 
 
 def steps_of(product: Product, k: Count) -> Count:
-    """Rows of a panel: one for each `group` elements of k, the last one filled up with zeros."""
+    """Return the rows of a panel: one for each `group` elements of k, the last one padded with zeros."""
     return k if product.group == 1 else (k + (product.group - 1)) // product.group
 
 
 def panel_bytes(panels: Panels, k: Count) -> Count:
-    """Bytes of one panel."""
+    """Return the bytes of one panel."""
     size = steps_of(panels.product, k) * panels.row
     return size + panels.row if panels.seeded else size
 
@@ -65,8 +65,8 @@ def panel_bytes(panels: Panels, k: Count) -> Count:
 def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
-    Of the ways given it takes the one that the strides allow: "copy" for neighbours across, "turn" for neighbours
-    along k, else "each", which must be among them, element by element.
+    The strides select one of `ways`: "copy" if elements are adjacent across, "turn" if they are adjacent along k, else
+    "each", element by element, which must always be among them.
     """
     for way, body in ways.items():
         with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
@@ -90,20 +90,20 @@ def _choose(f: Function, panels: Panels, ways: list[str]) -> None:
 
 
 def panel(f: Function, panels: Panels, i: Value) -> Value:
-    """Where the first step of k of the panel of row (column) `i` goes."""
+    """Return the address of the first step of k in the panel of row (column) `i`."""
     at = f["to"] + i // panels.width * panel_bytes(panels, f["k"])
     return at + panels.row if panels.seeded else at
 
 
 def load(f: Function, panels: Panels, at: Value, lanes: int, mask: Value | None = None) -> Value:
-    """`lanes` neighbours (0: one scalar) as the panel holds them."""
+    """Load `lanes` neighbours (0: one scalar) in the panel's type."""
     product = panels.product
     loaded = load_as(f, dtypes.get(product.dtype), product.packed, at, lanes, mask)
     return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.flipped else loaded
 
 
 def _copy(f: Function, panels: Panels) -> None:
-    """Elements of a panel row are adjacent: load vectors, convert, store."""
+    """Pack elements that are adjacent across: load vectors, convert, store."""
     width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
     k, group = f["k"], panels.product.group
     with f.loop(0, f["count"], width) as i:
@@ -116,9 +116,9 @@ def _copy(f: Function, panels: Panels) -> None:
 def under_masks(
     f: Function, lanes: int, width: int, left: Value, body: Callable[[Sequence[Value | None]], None]
 ) -> None:
-    """Call `body` with a mask for each vector of a panel row of which `left` elements are there; None: all of them.
+    """Call `body` with a mask for each vector of a panel row of which `left` elements exist; None means all of them.
 
-    With AVX-512 a mask costs nothing and one body serves; elsewhere whole rows get one without masks.
+    With AVX-512 masks are free and one body is enough; elsewhere whole rows have a body without masks.
     """
     masks = [f.first_lanes(f.max(left - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
     if f.target.isa == "avx512":
@@ -143,7 +143,7 @@ def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Seque
 
 
 def interleave(f: Function, rows: list[Value]) -> Value:
-    """Cells from `group` vectors: lane 0 of each, then lane 1 of each, ..."""
+    """Interleave `group` vectors into cells: lane 0 of each, then lane 1 of each, ..."""
     while len(rows) > 1:
         # Pairing row g with row g + half leaves cells in the order 0, 1, 2, 3 after the last round.
         half = len(rows) // 2
@@ -157,10 +157,10 @@ def _zip(f: Function, x: Value, y: Value) -> Value:
 
 
 def turn(f: Function, panels: Panels) -> None:
-    """Elements along k are adjacent: load `lanes` cells of each row, transpose, store step by step.
+    """Pack elements that are adjacent along k: load `lanes` cells of each row, transpose, store step by step.
 
-    When `width` is no multiple of the vector, the stores of one step run into the next step's place and are
-    overwritten by it: steps must be stored in order, and the buffer must have a vector of slack at its end.
+    If `width` is not a multiple of the vector, the stores of one step reach into the next step, which overwrites
+    them. So steps must be stored in order, and the buffer needs a vector of slack at its end.
     """
     width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
     block = lanes * panels.product.group
@@ -175,7 +175,7 @@ def turn(f: Function, panels: Panels) -> None:
 
 
 def _turn_rows(f: Function, panels: Panels, i: Value, whole: Value, chunks: list[Value]) -> None:
-    """Transpose the chunks of `lanes` rows that begin at the given rows of a panel."""
+    """Transpose chunks of `lanes` rows, which begin at these rows of a panel."""
     product, cell = panels.product, SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
     to = panel(f, panels, i)
@@ -195,15 +195,15 @@ def _turn_rows(f: Function, panels: Panels, i: Value, whole: Value, chunks: list
 
 
 def row_at(f: Function, i: Value) -> Value:
-    """The start of row (column) `i` of the operand, or of the last one past the edge."""
+    """Return the start of row (column) `i` of the operand; past the edge, of the last one."""
     return f["source"] + f.min(i, f["count"] - 1) * f["across"]
 
 
 def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
-    """`lanes` rows of `lanes` elements turned into columns by log2(lanes) rounds of two-input shuffles.
+    """Transpose `lanes` rows of `lanes` elements by log2(lanes) rounds of two-input shuffles.
 
-    An element is `unit` neighbouring lanes of the vector. Missing rows are poison, so that LLVM drops the shuffles
-    that nobody needs.
+    An element is `unit` neighbouring lanes of the vector. Missing rows are poison, so that LLVM removes unused
+    shuffles.
     """
     lanes = lanes_of(rows[0].type) // unit
     empty = Value(f, rows[0].type, "poison")
@@ -225,13 +225,13 @@ def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
 
 
 def _each(f: Function, panels: Panels) -> None:
-    """No two neighbours are adjacent: one element at a time."""
+    """Pack elements that are adjacent in neither direction, one at a time."""
     with f.loop(0, f["count"], panels.width) as i:
         _step_by_step(f, panels, i, f.index(0), f["along"])
 
 
 def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Value) -> None:
-    """Steps of k from `start` (a multiple of the group) to the end, one element at a time, then zeros."""
+    """Pack steps of k from `start` (a multiple of the group) to the end, one element at a time, then zeros."""
     product = panels.product
     element, group, k = SIZES[product.packed], product.group, f["k"]
     with f.loop(0, panels.width) as r:
@@ -248,9 +248,9 @@ def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Va
 
 
 def _seed(f: Function, panels: Panels) -> None:
-    """What flipping A's sign bit adds to each column of C, negated: 128 times the sums of B's columns, k blocks apart.
+    """Write the correction for A's flipped sign bit, per block of k: 128 times the sums of B's columns, negated.
 
-    Signed a becomes a + 128, unsigned a becomes a - 128.
+    Flipping turns signed a into a + 128 and unsigned a into a - 128.
     """
     product = panels.product
     lanes = f.target.lanes(SIZES[product.accumulator])

@@ -1,9 +1,9 @@
 """Packing of complex operands as real panels, the 1m method (see `Product`).
 
 A, m x k, becomes m x 2k: step 2p holds the real parts of column p, step 2p + 1 the imaginary ones. B, k x n, becomes
-2k x 2n: row 2p holds row p as it lies, (re, im) pairs, and row 2p + 1 the same times i, (-im, re). Then the real
-product has the complex one in its rows, as pairs. Widths, counts and k of the panels are in real numbers: for B that is
-two for each column, for A one for each row.
+2k x 2n: row 2p holds row p unchanged, as (re, im) pairs, and row 2p + 1 the same times i, (-im, re). The rows of the
+real product then hold the complex one, as pairs. Widths, counts and k of the panels count real numbers: two for each
+column of B, one for each row of A.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gemmery.cpu.pack import Panels, Way, load, panel, row_at, transpose, turn, 
 
 
 def times_i(f: Function, pairs: Value) -> Value:
-    """Every pair (re, im) of a vector as (-im, re)."""
+    """Turn every pair (re, im) of a vector into (-im, re)."""
     negated = f.emit(pairs.type, f"fneg {pairs}")
     lanes = lanes_of(pairs.type)
     return f.shuffle(pairs, negated, [lane - 1 if lane % 2 else lanes + lane + 1 for lane in range(lanes)])
 
 
 def _copy_a(f: Function, panels: Panels) -> None:
-    """Columns of A are adjacent: pairs of whole panels taken apart, the last rows one by one."""
+    """Pack a column-major A: split pairs for whole panels; the last rows go one by one."""
     width = panels.width
     whole = f["count"] // width * width
     with f.loop(0, whole, width) as i:
@@ -41,7 +41,7 @@ def _each_a(f: Function, panels: Panels) -> None:
 
 
 def _each_row(f: Function, panels: Panels, i: Value) -> None:
-    """The panel of row `i`, one element at a time."""
+    """Pack the panel of row `i`, one element at a time."""
     with f.loop(0, panels.width) as r:
         row, to = row_at(f, i + r), panel(f, panels, i) + r * SIZES[panels.product.cell]
         with f.loop(0, f["k"] // 2) as p:
@@ -51,7 +51,7 @@ def _each_row(f: Function, panels: Panels, i: Value) -> None:
 
 
 def _copy_b(f: Function, panels: Panels) -> None:
-    """Rows of B are adjacent: vectors of pairs, stored as they are and times i."""
+    """Pack a row-major B: vectors of pairs, stored unchanged and times i."""
     lanes = f.target.lanes(SIZES[panels.product.cell])
     with f.loop(0, f["count"], panels.width) as j:
         under_masks(f, lanes, panels.width, f["count"] - j, lambda masks: _copy_rows(f, panels, j, masks))
@@ -74,7 +74,7 @@ def _store_twice(f: Function, panels: Panels, pairs: Value, at: Value) -> None:
 
 
 def _turn_b(f: Function, panels: Panels) -> None:
-    """Columns of B are adjacent: as many of them as a vector holds pairs, transposed."""
+    """Pack a column-major B: transpose as many columns as a vector holds pairs."""
     cell = SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
     whole = f["k"] // lanes * lanes
@@ -89,7 +89,7 @@ def _turn_b(f: Function, panels: Panels) -> None:
 
 
 def _column(f: Function, c: Value) -> Value:
-    """The start of column `c` of B, or of the last one past the edge."""
+    """Return the start of column `c` of B; past the edge, of the last one."""
     return f["source"] + f.min(c, f["count"] // 2 - 1) * f["across"]
 
 
@@ -98,7 +98,7 @@ def _each_b(f: Function, panels: Panels) -> None:
 
 
 def _each_column(f: Function, panels: Panels, start: Value) -> None:
-    """Every panel of B from step `start` on, one element at a time."""
+    """Pack every panel of B from step `start` on, one element at a time."""
     cell = SIZES[panels.product.cell]
     with f.loop(0, f["count"], panels.width) as j, f.loop(0, panels.width, 2) as c:
         column, to = _column(f, (j + c) // 2), panel(f, panels, j) + c * cell

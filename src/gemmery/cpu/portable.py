@@ -1,4 +1,4 @@
-"""Jobs on Python's own threads, for systems where the compiled workers cannot wait: the same parts, the same bits."""
+"""Jobs on Python's threads, for systems without futexes: the same parts, the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Mode, _SetMode = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(None, ctype
 _workers: list[ThreadPoolExecutor] = []
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.clear)  # threads are not in the child
+    os.register_at_fork(after_in_child=_workers.clear)  # a child has no threads
 
 
 def run(job: bytes) -> int:

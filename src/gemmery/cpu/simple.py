@@ -1,6 +1,6 @@
 """The first rungs: a triple loop, its loops reordered, a vector row, and square blocks.
 
-C = A B and nothing else: no alpha, no beta, no epilogue. That keeps the loops the textbook's.
+They compute C = A B, without alpha, beta or epilogue, so that the loops are the textbook's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _clear(f: Function, c: Matrix, m: Value, n: Value) -> None:
 
 
 def scalar_naive(target: Target, dtype: str) -> Module:
-    """C[i, j] = sum of A[i, p] * B[p, j], loops i, j, p."""
+    """Return the module of C[i, j] = sum of A[i, p] * B[p, j], with loops i, j, p."""
     module = Module(target)
     with module.function("scalar_naive", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -40,7 +40,7 @@ def scalar_naive(target: Target, dtype: str) -> Module:
 
 
 def scalar_reordered(target: Target, dtype: str) -> Module:
-    """The same three loops as i, p, j: B and C are walked along their rows."""
+    """Return the module with the same three loops as i, p, j: B and C are walked along their rows."""
     module = Module(target)
     with module.function("scalar_reordered", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -56,7 +56,7 @@ def scalar_reordered(target: Target, dtype: str) -> Module:
 def _row_times_scalar(
     f: Function, scale: Value, b: Matrix, c: Matrix, i: Value, p: Value, j0: Value, j1: Value
 ) -> None:
-    """C[i, j0:j1] += scale * B[p, j0:j1], one vector of the machine's width a step and a masked one at the end."""
+    """Compute C[i, j0:j1] += scale * B[p, j0:j1], one vector per step and a masked one at the end."""
     lanes = f.target.lanes(SIZES[c.element])
     wide = vector(lanes, c.element)
     scales = f.broadcast(scale, lanes)
@@ -75,7 +75,7 @@ def _with_adjacent_columns(f: Function, x: Matrix) -> Matrix:
 
 
 def simd_row(target: Target, dtype: str) -> Module:
-    """One element of A broadcast, fused multiply-add over a row of B into a row of C."""
+    """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C."""
     module = Module(target)
     with module.function("simd_row", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)
@@ -88,7 +88,7 @@ def simd_row(target: Target, dtype: str) -> Module:
 
 
 def simd_blocked(target: Target, dtype: str) -> Module:
-    """`simd_row` inside square blocks of side `kc`, so that a block of B is used while it is in cache."""
+    """Return the module of `simd_row` inside square blocks of side `kc`, so that a block of B stays in cache."""
     module = Module(target)
     with module.function("simd_blocked", ("ptr", "args")) as f:
         args, a, b, c = _operands(f, dtype)

@@ -1,7 +1,7 @@
-"""How a product is cut into parts for threads: along the batch, m and n, never along k.
+"""Cut a product into parts for threads: along the batch, m and n, never along k.
 
-Every element of C is then summed by one thread in one order, so results have the same bits for every number of
-threads. A part packs what it reads for itself: that costs more packing, and no thread ever waits for another.
+One thread sums each element of C, always in the same order, so results have the same bits for every number of threads.
+Each part packs its own panels: this packs more in total, but no thread ever waits for another.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# ns of work that make a thread worth waking: a futex wake and the sleeper's way onto a core take 5 to 50 us, and
-# where that is late, the others have done its parts.
+# ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes late,
+# the others have done its parts.
 WORTH = 8_000
-WAKES = 100_000  # ns of work in all that are worth waking sleepers for a single product
+WAKES = 100_000  # total ns of work for which a single product wakes sleepers
 PART = 300.0  # ns to take a part and set it up
-FINEST = 4  # parts a thread at most
-SPARE = 1.04  # what finer parts may cost: a thread that is held up then delays the rest by less
+FINEST = 4  # largest number of parts per thread
+SPARE = 1.04  # accepted slowdown by finer parts: with them, a thread that is interrupted delays the others less
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a kernel may be cut along, and what it costs. Parts are whole multiples of rows x columns of C.
+    """How a kernel may be cut, and its costs. Parts are multiples of rows x columns of C.
 
-    `step`: ns for one step of k on rows x columns; `pack`: ns to pack one element, 0 when nothing is packed.
-    `columns` or `rows` of 0: not to be cut that way, and `step` is for the whole of it.
+    `step` is the ns for one step of k on rows x columns, `pack` the ns to pack one element, 0 without packing.
+    If `columns` or `rows` is 0, the kernel is not cut in that direction, and `step` is for its whole extent.
     """
 
     rows: int
     columns: int
     step: float
     pack: float = 0.0
-    wide: int = 1024  # A is packed once for every so many columns
+    wide: int = 1024  # A is packed again after this many columns
 
     def cost(self, m: int, n: int, k: int) -> float:
-        """ns of an m x n x k product on one thread."""
+        """Return the ns of an m x n x k product on one thread."""
         tiles = (-(-m // self.rows) if self.rows else 1) * (-(-n // self.columns) if self.columns else 1)
         return k * (tiles * self.step + self.pack * (m * -(-n // self.wide) + n))
 
@@ -48,19 +48,19 @@ class Grid(NamedTuple):
     rows: int
     columns: int
     products: int
-    wakes: bool = True  # worth waking sleepers for, even if no other product follows
+    wakes: bool = True  # large enough to wake sleepers, even if no other product follows
 
     @property
     def parts(self) -> int:
-        """Parts in all."""
+        """Return the total number of parts."""
         return self.groups * self.row_parts * self.column_parts
 
 
 def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) -> Grid:
-    """The parts of a product for at most so many threads; without a unit, one thread.
+    """Return the parts of a product for at most this many threads; without a unit, for one thread.
 
-    As many threads work as get WORTH ns each. A large batch is cut between products; else each product is cut, so that
-    the last thread is done soonest.
+    Every thread gets at least WORTH ns of work. A large batch is cut between products; otherwise each product is cut so
+    that the last thread finishes as early as possible.
     """
     if not (batch and m and n):
         return Grid(1, 0, 0, 0, 0, 0, 0)
@@ -89,7 +89,7 @@ def _cut(unit: Unit, batch: int, m: int, n: int, threads: int, row_parts: int, c
 
 
 def _share(total: int, unit: int, parts: int) -> int:
-    """The size of each of `parts` nearly equal parts, in whole units."""
+    """Return the size of each of `parts` nearly equal parts, in whole units."""
     if not unit:
         return total
     units = -(-total // unit)
@@ -97,6 +97,6 @@ def _share(total: int, unit: int, parts: int) -> int:
 
 
 def _duration(found: Grid, unit: Unit, k: int) -> float:
-    """ns until the last part is done: every thread takes its next part when it is through with one."""
+    """Return the ns until the last part is done, if every thread takes its next part when it finishes one."""
     rounds = -(-found.parts // found.threads)
     return rounds * (unit.cost(found.rows, found.columns, k) + PART)

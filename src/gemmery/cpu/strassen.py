@@ -1,9 +1,9 @@
 """Fewer multiplications: one or two levels of Strassen's scheme around the packed product.
 
-A, B and C are cut into quadrants; 7 products of sums of quadrants take the place of 8. No sum is stored: the packing
-reads all quadrants of a sum and adds them on the way into the panel, and a tile goes from the registers to every
-quadrant of C that its product belongs to (Huang, Smith, Henry and van de Geijn, "Strassen's algorithm reloaded", SC16).
-Two levels are the same with 16 blocks and 49 products. What does not divide by 2 or 4 is peeled off and added by plain
+A, B and C are cut into quadrants, and 7 products of sums of quadrants replace 8 products. No sum is stored: packing
+reads all quadrants of a sum and adds them while it writes the panel, and a tile goes from the registers to every
+quadrant of C that needs it (Huang, Smith, Henry and van de Geijn, "Strassen's algorithm reloaded", SC16). Two levels
+work in the same way with 16 blocks and 49 products. Rows and columns beyond a multiple of 2 or 4 are added by plain
 products.
 
 The error is bounded by the norms of A and B, not element by element: an element of C far smaller than its neighbours
@@ -26,9 +26,9 @@ from gemmery.cpu.target import Target, host, tile
 from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
 from gemmery.problem import Problem
 
-_TWO_LEVELS = 4096  # smallest side from which 49 products beat 7: at 3072 they tie
-_ROOM = 64  # bytes that a transposing pack may write past its last panel, rounded up to a line
-_CHUNK = 4096  # elements of a sum of blocks at a time, before they are packed: they stay in L1
+_TWO_LEVELS = 4096  # smallest side for which 49 products are faster than 7: at 3072 they tie
+_ROOM = 64  # bytes that a transposing pack may write past its last panel, rounded up to a cache line
+_CHUNK = 4096  # elements of a sum of blocks that are added at a time and then packed: they stay in L1
 
 Signs = tuple[int, ...]  # of the blocks of a matrix, row by row: 1, -1 or 0 for none
 
@@ -67,7 +67,7 @@ FORMS = {
 
 
 def scheme(form: str, levels: int) -> tuple[Term, ...]:
-    """The products of so many levels, over 2**levels x 2**levels blocks."""
+    """Return the products of a scheme of so many levels, over 2**levels x 2**levels blocks."""
     found: tuple[Term, ...] = (Term((1,), (1,), (1,)),)
     for level in range(levels):
         side = 2**level
@@ -80,7 +80,7 @@ def scheme(form: str, levels: int) -> tuple[Term, ...]:
 
 
 def _nested(outer: Signs, inner: Signs, side: int) -> Signs:
-    """Signs of the blocks of a 2 x 2 matrix whose quadrants are side x side blocks."""
+    """Return the signs of the blocks of a 2 x 2 matrix whose quadrants are side x side blocks."""
     return tuple(
         outer[i // side * 2 + j // side] * inner[i % side * side + j % side]
         for i in range(2 * side)
@@ -89,10 +89,10 @@ def _nested(outer: Signs, inner: Signs, side: int) -> Signs:
 
 
 def bound(k: int, levels: int = 2, winograd: bool = True) -> float:
-    """f(k) of the normwise bound f(k) u max|A| max|B|, for the loosest choice unless told.
+    """Return f(k) of the normwise bound f(k) u max|A| max|B|; by default for the loosest choice.
 
     Higham, theorems 23.2 and 23.3: 12**levels (k0**2 + 5 k0) - 5 k with k0 = k / 2**levels for Strassen's form, and
-    18 and 6 in the place of 12 and 5 for Winograd's, which adds sums of sums.
+    18 and 6 instead of 12 and 5 for Winograd's, which adds sums of sums.
     """
     growth, additions = (18, 6) if winograd else (12, 5)
     rest = -(-k // 2**levels)
@@ -100,10 +100,11 @@ def bound(k: int, levels: int = 2, winograd: bool = True) -> float:
 
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """7**levels products of sums of blocks; two levels from n = 4096 on. It runs on the caller's thread.
+    """Return the kernel of 7**levels products of sums of blocks; it runs on the caller's thread.
 
-    `winograd` = 1 takes Winograd's form. Its 15 additions against 18 count where sums are stored and used again; here
-    none is stored, and its longer sums make 28 reads of blocks and 14 updates a level, Strassen's 24 and 12.
+    By default there are two levels from n = 4096 on. `winograd` = 1 uses Winograd's form. It needs 15 additions instead
+    of 18 where sums are stored and reused. Here no sum is stored, and its longer sums cost 28 reads of blocks and 14
+    updates per level, against 24 and 12 in Strassen's form.
     """
     target, register_tile = host(), tile(host())
     levels = config.get("levels") or (2 if min(problem.m, problem.n, problem.k) >= _TWO_LEVELS else 1)
@@ -112,7 +113,7 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     product = Product(problem.dtype, problem.out, element, element)
     found = jit.load(target, f"{form}{levels}_{product.name}", lambda: strassen(target, product, scheme(form, levels)))
     register, side = shape(target, product), 2**levels
-    # Twice the depth and width of the packed product: every block of C is updated and A packed half as often.
+    # Twice the depth and width of the packed product's blocks: C is updated and A packed half as often.
     kc, nc = config.get("kc", 2 * register_tile.kc), config.get("nc", 2 * register_tile.nc)
 
     def blocks(m: int, n: int, k: int) -> Blocks:
@@ -133,7 +134,7 @@ _TERMS = (("ptr", "terms"), ("i64", "terms_count"))
 
 
 def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
-    """The module of one scheme; its entry is `strassen`."""
+    """Return the module of one scheme; its entry is `strassen`."""
     module = Module(target)
     register = shape(target, product)
     for panels in pack.operands(product, register):
@@ -152,7 +153,7 @@ def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
 
 @dataclass(frozen=True)
 class Blocked:
-    """A matrix as blocks that lie alike: the first one, its strides, and the list of those wanted.
+    """A matrix as blocks of equal strides: the first one, the strides, and a list of blocks.
 
     The list is `count` entries of 16 bytes: the distance of a block from the first one, and its sign as an element.
     """
@@ -165,7 +166,7 @@ class Blocked:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """The parameters that pass it on."""
+        """Return the arguments for a function that takes these blocks."""
         return self.at, self.row, self.col, self.terms, self.count
 
 
@@ -181,14 +182,14 @@ def _blocked(f: Function, name: str) -> Blocked:
 
 
 class _Operand:
-    """A matrix of the whole product, with room for a list of its blocks."""
+    """Return a matrix of the whole product, with space for a list of its blocks."""
 
     def __init__(self, f: Function, at: Value, row: Value, col: Value, blocks: int) -> None:
         self.f, self.at, self.row, self.col = f, at, row, col
         self.room = f.buffer(16 * blocks)
 
     def chosen(self, product: Product, signs: Signs, rows: Value, columns: Value) -> Blocked:
-        """The blocks with a sign, of rows x columns each."""
+        """Return the blocks with a nonzero sign, of rows x columns each."""
         side = round(len(signs) ** 0.5)
         wanted = [(i, sign) for i, sign in enumerate(signs) if sign]
         for number, (i, sign) in enumerate(wanted):
@@ -198,13 +199,13 @@ class _Operand:
         return Blocked(self.at, self.row, self.col, self.room, self.f.index(len(wanted)))
 
     def whole(self, product: Product, i: Value, j: Value) -> Blocked:
-        """The matrix from element (i, j) on, as one block."""
+        """Return the matrix from element (i, j) on, as one block."""
         found = self.chosen(product, (1,), self.f.index(0), self.f.index(0))
         return Blocked(self.at + i * self.row + j * self.col, self.row, self.col, found.terms, found.count)
 
 
 def _scheme(f: Function, product: Product, terms: Sequence[Term]) -> None:
-    """Every product of the scheme, then what the blocks leave over."""
+    """Compute every product of the scheme, then the rows and columns outside the blocks."""
     args = Args(f, f["args"])
     size, side = SIZES[product.accumulator], round(len(terms[0].a) ** 0.5)
     m, n, k = args.m, args.n, args.k
@@ -236,7 +237,7 @@ def _scheme(f: Function, product: Product, terms: Sequence[Term]) -> None:
 
 
 def _clear(f: Function, product: Product, args: Args) -> None:
-    """C = beta C, by rows; every product is then added to it."""
+    """Compute C = beta C, by rows; the products are added to it afterwards."""
     element, lanes = product.accumulator, f.target.lanes(SIZES[product.accumulator])
     wide, size = vector(lanes, element), SIZES[element]
     n, c, c_row, beta = args.n, args.c, args.c_row, f.load(element, args.beta)
@@ -250,7 +251,7 @@ def _clear(f: Function, product: Product, args: Args) -> None:
 
 
 def _multiply(module: Module, product: Product, register: Shape) -> None:
-    """Define `multiply`: the five loops for sums of blocks; the product is added to every wanted block of C."""
+    """Define `multiply`: the five loops for sums of blocks; the product is added to every listed block of C."""
     params = (
         ("i64", "m"), ("i64", "n"), ("i64", "k"),
         *_blocked_params("a"), *_blocked_params("b"), *_blocked_params("c"), ("ptr", "args"),
@@ -276,7 +277,7 @@ def _multiply(module: Module, product: Product, register: Shape) -> None:
 
 
 def _pack_sum(module: Module, panels: pack.Panels) -> None:
-    """Define `<name>_sum`: pack a sum of blocks, each chunk of a panel added up in L1 first; one block as it is."""
+    """Define `<name>_sum`: pack a sum of blocks, added chunk by chunk in L1; a single block is packed directly."""
     size, width = SIZES[panels.product.packed], panels.width
     depth = 1 << ((_CHUNK // width).bit_length() - 1)
     with module.function(f"{panels.name}_sum", *pack.PARAMS[:-1], *_TERMS, ("ptr", "to"), local=True) as f:
@@ -299,7 +300,7 @@ def _pack_sum(module: Module, panels: pack.Panels) -> None:
 
 
 def _add(f: Function, product: Product) -> None:
-    """to[o, i] = sum of sign * source[o, i] over two blocks or more, two at a time; `to` is contiguous."""
+    """Compute to[o, i] = sum of sign * source[o, i] over two or more blocks, two at a time; `to` is contiguous."""
     count = f["terms_count"]
     _add_blocks(f, product, f.index(0), 2, first=True)
     even_count = count // 2 * 2
@@ -310,7 +311,7 @@ def _add(f: Function, product: Product) -> None:
 
 
 def _add_blocks(f: Function, product: Product, t: Value, count: int, first: bool = False) -> None:
-    """Add `count` blocks of the list from the t-th on: by vectors where the elements of a row are adjacent."""
+    """Add `count` blocks of the list from the t-th on, by vectors where rows are contiguous."""
     element, size, step, inner = product.accumulator, SIZES[product.accumulator], f["inner_step"], f["inner"]
     lanes = f.target.lanes(size)
     whole = f.select(step.equals(size), inner // lanes * lanes, f.index(0))
@@ -335,7 +336,7 @@ def _add_blocks(f: Function, product: Product, t: Value, count: int, first: bool
 
 
 def _tiles(module: Module, product: Product, register: Shape) -> None:
-    """Define `tiles`: an mc x nc block of the product, each register tile added to every wanted block of C."""
+    """Define `tiles`: an mc x nc block of the product, each register tile is added to every listed block of C."""
     params = (
         ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"),
         ("ptr", "c"), ("i64", "c_row"), *_TERMS, ("ptr", "alpha"),
@@ -370,7 +371,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
 
 
 def _add_whole(f: Function, register: Shape, totals: list[list[Var]], c: Value, scale: Value) -> None:
-    """C += scale * tile, from the registers."""
+    """Compute C += scale * tile, from the registers."""
     size, lanes = SIZES[scale.type], register.lanes
     scales = f.broadcast(scale, lanes)
     for r, row in enumerate(totals):
@@ -380,7 +381,7 @@ def _add_whole(f: Function, register: Shape, totals: list[list[Var]], c: Value, 
 
 
 def _add_edge(f: Function, register: Shape, kept: Value, c: Value, scale: Value, rows: Value, columns: Value) -> None:
-    """C += scale * tile for the part of a tile that there is, from memory."""
+    """Compute C += scale * tile for the part of an edge tile inside C, from memory."""
     size, lanes = SIZES[scale.type], register.lanes
     wide = vector(lanes, scale.type)
     scales = f.broadcast(scale, lanes)

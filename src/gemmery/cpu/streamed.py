@@ -1,10 +1,10 @@
 """Few rows of A against a large B: B is read once, in order, and C is kept in L2.
 
-A register tile that runs down k jumps a whole row of B a step: for a B beyond L2 every step is a new page, and
-no prefetcher follows. Here `depth` rows of B are walked side by side, as streams, and each vector of C they
-touch is loaded, given `depth` multiply-adds and stored. C is passed over k / depth times, so `nc` columns of it
-are kept as sums in L2, packed: m rows a power of two apart would share one set of the L1 cache. The `depth`
-columns of A are packed for the same reason. Every element of C is still one chain of fused multiply-adds over k.
+A register tile that runs down k jumps a whole row of B per step: for a B larger than L2 every step is a new page,
+which no prefetcher follows. This kernel instead walks `depth` rows of B in parallel, as streams. Each vector of C is
+loaded, gets `depth` multiply-adds and is stored. C is traversed k / depth times, so the sums of `nc` columns stay in
+L2, packed: m rows a power of two apart would share one set of the L1 cache. The `depth` columns of A are packed for the
+same reason. Every element of C is still one chain of fused multiply-adds over k.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmery.cpu.target import Target
 
 @dataclass(frozen=True)
 class Streams:
-    """The sizes of one module: rows of B walked together, vectors of each taken at once."""
+    """The sizes of one module: rows of B walked together, and vectors of each per step."""
 
     dtype: str
     depth: int
@@ -32,9 +32,9 @@ class Streams:
 
 
 def sizes(target: Target, m: int) -> tuple[int, int]:
-    """(depth, nv) for m rows: depth * nv vectors of B and nv sums stay in registers.
+    """Return (depth, nv) for m rows: depth * nv vectors of B and nv sums stay in registers.
 
-    Few rows: more of B in flight. More rows: more multiply-adds for each load and store of a sum.
+    For few rows, more of B is in flight. For more rows, each load and store of a sum serves more multiply-adds.
     """
     if target.isa != "avx512":
         return 4, 2
@@ -42,7 +42,7 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
 
 
 def streamed(target: Target, shape: Streams) -> Module:
-    """The module; its entry is `streamed`, C = alpha A B + beta C."""
+    """Return the module; its entry is `streamed`, C = alpha A B + beta C."""
     module = Module(target)
     element = dtypes.get(shape.dtype).llvm
     lanes, size = target.lanes(SIZES[element]), SIZES[element]
@@ -76,14 +76,14 @@ def streamed(target: Target, shape: Streams) -> Module:
 
 
 def workspace_bytes(target: Target, shape: Streams, m: int, nc: int) -> int:
-    """Bytes of the sums of `nc` columns and of the packed columns of A."""
+    """Return the bytes of the sums of `nc` columns and of the packed columns of A."""
     size = dtypes.get(shape.dtype).size
     step = shape.nv * target.lanes(size)
     return (-(-nc // step) * step + shape.depth) * m * size
 
 
 def _finish(f: Function, element: str, lanes: int, nv: int) -> None:
-    """C = alpha * sums + beta * C."""
+    """Compute C = alpha * sums + beta * C."""
     m, n, size, step = f["m"], f["n"], SIZES[element], nv * lanes
     alpha = f.broadcast(f.load(element, f["alpha"]), lanes)
     beta = f.load(element, f["beta"])
@@ -112,7 +112,7 @@ _BLOCK = (("i64", "m"), ("i64", "n"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_row
 
 
 def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
-    """sums += a (m x depth, packed) times `depth` rows of B."""
+    """Compute sums += a (m x depth, packed) times `depth` rows of B."""
     m, n, size, step = f["m"], f["n"], SIZES[element], nv * lanes
 
     def tile(j: Value, masks: list[Value | None]) -> None:

@@ -1,4 +1,4 @@
-"""What this CPU can do, and the tile and block sizes that suit it."""
+"""The features of this CPU, and its tile and block sizes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}) | _AVX2
 # The levels of the x86-64 System V ABI that a narrower target is limited to: LLVM's name, and the features under
-# Linux's names. A list of what is kept: a list of what to drop misses every extension that comes after it.
+# Linux's names. This lists the features to keep, since a list of features to drop would miss later extensions.
 _V1 = frozenset({"cmov", "cx8", "fpu", "fxsr", "mmx", "sse", "sse2"})
 _V3 = _V1 | _AVX2 | {"abm", "avx", "bmi1", "bmi2", "cx16", "lahf_lm", "movbe", "pni", "popcnt", "sse4_1", "sse4_2"}
 _V3 |= {"ssse3", "xsave"}
 _LEVELS = {"generic": ("x86-64", _V1), "avx2": ("x86-64-v3", _V3)}
 _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
-SHALLOW = 128  # steps of k up to which writing C decides: packed tiles run along the rows of C then
+SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along the rows of C
 
 
 @dataclass(frozen=True)
 class Target:
-    """A CPU as the kernel generators see it. Cache sizes in bytes for one core (L3: as shared), 0 when unknown."""
+    """A CPU for the kernel generators. Cache sizes are in bytes for one core (L3: shared), 0 when unknown."""
 
     isa: str  # "avx512", "avx2", "generic"
-    features: frozenset[str]  # as Linux names them: avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, ...
+    features: frozenset[str]  # Linux's names: avx512_vnni, avx512_bf16, avx512_fp16, amx_tile, ...
     cpu: str = ""
     machine: str = "x86_64"
     l1d: int = 0
@@ -38,34 +38,34 @@ class Target:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes in one vector register."""
+        """The bytes of a vector register."""
         return _VECTOR_BYTES[self.isa]
 
     @property
     def has_fma(self) -> bool:
-        """True when a multiply and an add are one instruction with one rounding."""
+        """True if the CPU has a fused multiply-add."""
         return self.machine in ("aarch64", "arm64") or self.isa != "generic"
 
     @property
     def has_vnni(self) -> bool:
-        """True for 8-bit dot products of four (`vpdpbusd`) at the width of the registers."""
+        """True if the CPU has dot products of four bytes (`vpdpbusd`) at full vector width."""
         return self.isa == "avx512" and "avx512_vnni" in self.features
 
     @property
     def has_bf16_dot(self) -> bool:
-        """True for bfloat16 dot products of two (`vdpbf16ps`) that are worth using.
+        """True if the CPU has fast dot products of two bfloat16 (`vdpbf16ps`).
 
-        Cores with AMX have them at half the rate of float32 (Emerald Rapids: 123 GFLOP/s against 248), so widening
+        On cores with AMX they run at half the rate of float32 (Emerald Rapids: 123 GFLOP/s against 248), so widening
         while packing is faster there.
         """
         return self.isa == "avx512" and "avx512_bf16" in self.features and "amx_bf16" not in self.features
 
     def lanes(self, size: int) -> int:
-        """Elements of `size` bytes in one vector register."""
+        """Return the number of elements of `size` bytes in a vector register."""
         return self.vector_bytes // size
 
     def limited(self, isa: str) -> Target:
-        """The same CPU with no more than `isa`, compiled for as a plain CPU of that level."""
+        """Return the same CPU limited to `isa`; its code is compiled for a plain CPU of that level."""
         order = config.ISAS.index
         if isa not in _LEVELS or order(self.isa) < order(isa) or self.machine not in ("x86_64", "amd64"):
             return self
@@ -90,7 +90,7 @@ class Tile:
 
 
 def tile(target: Target) -> Tile:
-    """The packed product's sizes: for every element type alike, since all are counted in vectors of 4 or 8 bytes."""
+    """Return the packed product's sizes, which are the same for every element type."""
     if target.isa == "avx512":
         return Tile(mr=6, nv=4, mc=96, kc=768, nc=2048)
     if target.isa == "avx2":
@@ -101,20 +101,20 @@ def tile(target: Target) -> Tile:
 
 
 def direct_tile(target: Target) -> tuple[int, int]:
-    """(mr, nv) of the kernels that read A and B where they lie."""
+    """Return (mr, nv) of the kernels that read A and B in place."""
     if target.isa == "avx512":
         return 12, 2
     return (4, 3) if target.isa == "avx2" else (4, 2)
 
 
 def instruction_set(features: frozenset[str]) -> str:
-    """The widest instruction set that an x86-64 CPU with these features supports in full."""
+    """Return the widest instruction set that an x86-64 CPU with these features supports in full."""
     return "avx512" if features >= _AVX512 else "avx2" if features >= _AVX2 else "generic"
 
 
 @functools.cache
 def host() -> Target:
-    """The CPU this process runs on, limited by GEMMERY_ISA when that is set."""
+    """Return the CPU that this process runs on, limited by GEMMERY_ISA if that is set."""
     machine = platform.machine().lower()
     cpu, flags = _cpuinfo()
     isa = instruction_set(flags) if machine in ("x86_64", "amd64") else "generic"
@@ -125,7 +125,7 @@ def host() -> Target:
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:
-    """Name and features of the first processor; empty where the system has no /proc/cpuinfo."""
+    """Return name and features of the first processor; empty where the system has no /proc/cpuinfo."""
     name, flags = "", frozenset[str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -143,7 +143,7 @@ def _cpuinfo() -> tuple[str, frozenset[str]]:
 
 
 def _caches() -> tuple[int, int, int]:
-    """Data cache sizes of core 0 by level, from sysfs."""
+    """Return the data cache sizes of core 0 by level, from sysfs."""
     sizes = {1: 0, 2: 0, 3: 0}
     for index in range(8):
         try:
@@ -162,7 +162,7 @@ def _text(path: str) -> str:
 
 
 def cores() -> int:
-    """Cores this process may use: the affinity mask, and the cgroup's quota rounded up."""
+    """Return the number of cores that this process may use, by affinity mask and cgroup quota (rounded up)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = _text("/sys/fs/cgroup/cpu.max").split()

@@ -1,4 +1,4 @@
-"""How many threads a product may use."""
+"""The number of threads that a product may use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError, shown
 
 _chosen: int | None = None
-generation = 0  # how often the number was set: a product in flight compares it before its plan is kept
-at_change: list[Callable[[], None]] = []  # called when the number changes: what was prepared for the old one is stale
+generation = 0  # incremented by `set_`: a product keeps its plan only if this has not changed meanwhile
+at_change: list[Callable[[], None]] = []  # called when the number changes, to drop plans made for the old one
 
 
 def get() -> int:
-    """Threads in force: what set_ was given, else GEMMERY_NUM_THREADS, else the cores this process may use."""
+    """Return the current number: set by `set_`, else GEMMERY_NUM_THREADS, else the cores this process may use."""
     return _chosen or _allowed()
 
 
 @cache
 def _allowed() -> int:
-    """Read once: reading the affinity mask and the cgroup takes 10 us, a small product 1 us."""
+    """Return the default, read once: reading affinity mask and cgroup takes 10 us, a small product 1 us."""
     number, most = config.num_threads() or cores(), _most()
     if number > most:
         raise ArgumentError(f"GEMMERY_NUM_THREADS={number}: it must be at most {most}; unset it to use every core")
@@ -51,7 +51,7 @@ def checked(count: Any) -> int:
 
 
 def set_(count: Any) -> None:
-    """Use `count` threads from now on; None goes back to the default. Raises ArgumentError below 1."""
+    """Use `count` threads from now on; None restores the default. Raises ArgumentError below 1."""
     global _chosen, generation
     _chosen = None if count is None else checked(count)
     generation += 1

@@ -1,8 +1,8 @@
 """The micro-kernel: an mr x nr tile of C held in registers while k runs.
 
-The contract between packing, micro-kernel and loops is `Product`: what lies in memory, what lies in the panels,
-and what is accumulated. A panel of A is k / group rows of mr cells, a panel of B k / group rows of nr cells; a
-cell is `group` consecutive elements along k, which one dot-product instruction eats at once.
+The contract between packing, micro-kernel and loops is `Product`: the element types in memory and in the panels, and
+the accumulator. A panel of A is k / group rows of mr cells, a panel of B k / group rows of nr cells; a cell is `group`
+consecutive elements along k, which one dot-product instruction multiplies at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from gemmery.cpu.target import Target, Tile, tile
 
 @dataclass(frozen=True)
 class Product:
-    """Which types a packed product reads, packs, accumulates and writes (gemmery's short names).
+    """The types that a packed product reads, packs, accumulates and writes (gemmery's short names).
 
     The steps are
-    - "fma": one multiply-add an element;
-    - "dot_bf16": two bfloat16 a lane (`vdpbf16ps`). The instruction reads bfloat16 below 2**-126 in magnitude as zero
-      and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) beside its rounding;
-    - "dot_i16": two int16 a lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
-    - "dot_i8": four bytes a lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so A's sign bit is
-      flipped in packing, which moves A by 128, and the accumulators start from what that is worth (`seeded`).
+    - "fma": one multiply-add per element;
+    - "dot_bf16": two bfloat16 per lane (`vdpbf16ps`). The instruction reads bfloat16 below 2**-126 in magnitude as zero
+      and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) in addition to rounding;
+    - "dot_i16": two int16 per lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
+    - "dot_i8": four bytes per lane (`vpdpbusd`), exact modulo 2**32. It multiplies unsigned by signed, so packing flips
+      A's sign bit, which shifts A by 128, and the accumulators start from the correction (`seeded`).
 
-    Complex products are real ones of twice the columns and twice the depth, by packing alone: the 1m method of Van Zee,
+    Packing turns complex products into real ones of twice the columns and twice the depth: the 1m method of Van Zee,
     "Implementing high-performance complex matrix multiplication via the 1m method", SIAM J. Sci. Comput. 42(5), 2020.
     A row of A holds (re, im) as two steps of k; a row of B becomes the rows (re, im) and (-im, re). m, n and k inside
     the loops then count real numbers.
@@ -49,23 +49,23 @@ class Product:
 
     @property
     def cell(self) -> str:
-        """The LLVM type of one panel cell, as wide as an accumulator when cells are groups."""
+        """The LLVM type of a panel cell; groups are as wide as an accumulator."""
         return self.packed if self.group == 1 else f"i{8 * self.group * SIZES[self.packed]}"
 
     @property
     def scalar(self) -> str:
-        """The LLVM type of alpha, beta and of the sum on its way to C: the accumulator's, or C's when that is wider."""
+        """The LLVM type of alpha, beta and the scaled sum: the accumulator's, or C's if that is wider."""
         out = dtypes.get(self.out)
         return out.llvm if out.kind in "iu" and out.size > SIZES[self.accumulator] else self.accumulator
 
     @property
     def out_size(self) -> int:
-        """Bytes of an element of C; of a complex one, of each component."""
+        """The bytes of an element of C; for complex types, of each component."""
         return SIZES[dtypes.get(self.out).llvm]
 
     @property
     def parts(self) -> int:
-        """Real numbers in an element of C: 2 when it is complex."""
+        """The number of real numbers in an element of C: 2 for complex types."""
         return 2 if self.is_complex else 1
 
     @property
@@ -80,7 +80,7 @@ class Product:
 
     @property
     def seeded(self) -> bool:
-        """True when each panel of B opens with a row of numbers from which the accumulators start."""
+        """True when each panel of B starts with a row of initial values for the accumulators."""
         return self.step == "dot_i8"
 
 
@@ -94,18 +94,18 @@ class Shape:
 
     @property
     def nr(self) -> int:
-        """Columns of the tile."""
+        """The columns of the tile."""
         return self.nv * self.lanes
 
 
 def shape(target: Target, product: Product, sizes: Tile | None = None) -> Shape:
-    """The register tile of a product on a target."""
+    """Return the register tile of a product on a target."""
     found = sizes or tile(target)
     return Shape(found.mr, found.nv, target.lanes(SIZES[product.accumulator]))
 
 
 def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value) -> Value:
-    """total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
+    """Return total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
         return f.fma(a, b, total)
     bits = 8 * f.target.vector_bytes
@@ -124,8 +124,10 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     raise ValueError(product.step)
 
 
-AHEAD = 16  # bytes of the next panel of B that a step asks for: 16 tiles of 6 rows ask for 256 bytes, one step of it
-AHEAD_FROM = 256  # bytes of a step of B's panel from which that pays: a narrower panel is asked for too often
+AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
+AHEAD_FROM = (
+    256  # smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often
+)
 
 
 def tile_loop(
@@ -138,13 +140,13 @@ def tile_loop(
     prefetch: int,
     coming: Value | None = None,
 ) -> list[list[Var]]:
-    """The k loop over packed panels: accumulators [mr][nv], each a vector.
+    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
 
-    Per step: nv loads of B, mr broadcasts of A, mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 that is
-    24 independent chains, which covers a latency of 4 cycles on two ports with room to spare. The panel of A is
-    prefetched `prefetch` steps ahead: it comes from L2, the panel of B from L1 and L2 by the hardware. The next
-    panel of B comes from L3, which no prefetcher sees coming: each tile asks L2 for its share of it, AHEAD bytes a
-    step from `coming` on (Emerald Rapids, n = 2048: f32 209 to 222 GFLOP/s, f64 100 to 108).
+    Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
+    24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
+    is prefetched `prefetch` steps ahead; the hardware prefetches the panel of B. The next panel of B comes from L3,
+    which no hardware prefetcher anticipates: each tile prefetches its share into L2, AHEAD bytes per step from `coming`
+    on (Emerald Rapids, n = 2048: f32 from 209 to 222 GFLOP/s, f64 from 100 to 108).
     """
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)

@@ -1,7 +1,7 @@
-"""From the accumulators of a tile to C: alpha, beta, sums over blocks of k, the epilogue and the conversion.
+"""Update C from the accumulators of a tile: alpha, beta, sums over blocks of k, the epilogue and the conversion.
 
-C = epilogue(alpha A B + beta C). The first block of k brings beta C in, the last one applies the epilogue; in between
-the sums lie in C, or apart from it when C is a narrower float, so that it is rounded once.
+C = epilogue(alpha A B + beta C). The first block of k adds beta C, and the last one applies the epilogue. In between,
+sums are kept in C, or in a separate buffer if C is a narrower float, so that it is rounded once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARAMS = (
 
 
 def sums_apart(product: Product) -> bool:
-    """True when partial sums over k must not be kept in C: rounding them would round more than once."""
+    """Return True if partial sums over k must not be kept in C, since they would be rounded more than once."""
     out = dtypes.get(product.out)
     return out.kind == "f" and out.llvm != product.accumulator
 
@@ -44,7 +44,7 @@ def update(
     rows: Value,
     columns: Value,
 ) -> None:
-    """Bring a tile, `rows` x `columns` of it at (i, j), into C; `kept` is room for the whole tile."""
+    """Add a tile, `rows` x `columns` of it at (i, j), to C; `kept` is a buffer for the whole tile."""
     with f.if_(_plain(f, product, register, rows, columns)):
         _update_whole(f, product, register, totals, f["c"] + i * f["c_row"] + j * product.out_size)
     with f.else_():
@@ -57,7 +57,7 @@ def update(
 
 
 def _plain(f: Function, product: Product, register: Shape, rows: Value, columns: Value) -> Value:
-    """A whole tile that goes to C as it is: no edge, no conversion, no epilogue due, real alpha and beta."""
+    """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta."""
     whole = rows.equals(register.mr) & columns.equals(register.nr)
     if dtypes.get(product.out).llvm != product.accumulator:
         return whole & False
@@ -69,7 +69,7 @@ def _plain(f: Function, product: Product, register: Shape, rows: Value, columns:
 
 
 def _update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
-    """C = alpha * tile, plus beta * C when beta is not zero, straight from the registers."""
+    """Compute C = alpha * tile, plus beta * C if beta is not zero, from the registers."""
     wide = vector(register.lanes, product.accumulator)
     size = SIZES[product.accumulator]
     alpha = f.broadcast(f.load(product.accumulator, f["alpha"]), register.lanes)
@@ -90,7 +90,7 @@ def _update_whole(f: Function, product: Product, register: Shape, totals: list[l
 
 
 def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
-    """The general way out, a vector of the tile under a mask."""
+    """Update C in the general case, one masked vector of the tile at a time."""
     out, apart = dtypes.get(product.out), sums_apart(product)
     wide = vector(lanes_of(tile.type), product.scalar)
     at = f["c"] + i * f["c_row"] + j * product.out_size
@@ -109,7 +109,7 @@ def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Valu
 
 
 def _times(f: Function, product: Product, value: Value, scalar: Value, plus: Value | None = None) -> Value:
-    """value times the scalar at an address, plus something; an imaginary part that is zero is left out."""
+    """Return value * (the scalar at an address) + plus; a zero imaginary part is skipped."""
     lanes = lanes_of(value.type)
     real = f.broadcast(f.load(product.scalar, scalar), lanes)
     result = f.var(value * real if plus is None else f.fma(value, real, plus))
@@ -134,14 +134,14 @@ def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
 
 
 def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value) -> Value:
-    """Bias of the columns added, then the activation, while the tile is in registers."""
+    """Add the bias of the columns and apply the activation, while the tile is in registers."""
     if product.bias:
         value = value + _bias(f, product, j, mask)
     return activate(f, product.activation, value, dtypes.get(product.out))
 
 
 def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:
-    """The bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
+    """Load the bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
     lanes, parts = lanes_of(mask.type), product.parts
     element = dtypes.get(dtypes.get(product.out).accumulator).llvm
     wide = vector(lanes, element)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_KEPT = 64  # buffers kept; each is at most what the largest product so far needed
+_KEPT = 64  # buffers kept; each is at most as large as the largest product so far needed
 _free: list[tuple[int, int, mmap.mmap | None]] = []  # size and address
 
 
@@ -45,7 +45,7 @@ def forever(thing: object) -> None:
 
 @contextmanager
 def borrowed(size: int) -> Iterator[int]:
-    """The address of at least `size` bytes, page-aligned, for this caller alone. Safe from many threads at once.
+    """Lend the address of at least `size` bytes, page-aligned, to one caller. Safe from many threads at once.
 
     Raises MemoryError where there are none.
     """

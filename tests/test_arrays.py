@@ -205,19 +205,26 @@ def test_the_memory_of_a_capsule_lives_as_long_as_the_view():
 class HandMade:
     """A capsule of the fields given, as a library in C makes it: with an offset, and without strides."""
 
-    def __init__(self, x, code=2, lanes=1, strides=None, offset=0):
+    def __init__(self, x, strides=None, offset=0, versioned=False, **fields):
         count = x.ndim
-        self.kept = (x, (ctypes.c_int64 * count)(*x.shape), strides and (ctypes.c_int64 * count)(*strides))
-        self.tensor = dlpack.Tensor(
-            x.ctypes.data - offset, 1, 0, count, code, 8 * x.itemsize, lanes, self.kept[1], self.kept[2], offset
-        )
+        self.kept = (x, strides and (ctypes.c_int64 * count)(*strides))
+        tensor = dlpack.Tensor(x.ctypes.data - offset, 1, 0, count, 2, 8 * x.itemsize, 1, None, self.kept[1], offset)
+        shape = fields.pop("shape", x.shape)
+        tensor.shape = shape and (ctypes.c_int64 * count)(*shape)
+        for name, value in fields.items():
+            setattr(tensor, name, value)
+        self.managed = dlpack.ManagedTensor(tensor)
+        self.name = b"dltensor"
+        if versioned:
+            self.managed = dlpack.ManagedTensorVersioned(versioned if versioned is not True else (1, 0), tensor=tensor)
+            self.name = b"dltensor_versioned"
 
     def __dlpack_device__(self):
         return (1, 0)
 
     def __dlpack__(self):
         make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        return make(("PyCapsule_New", ctypes.pythonapi))(ctypes.addressof(self.tensor), b"dltensor", None)
+        return make(("PyCapsule_New", ctypes.pythonapi))(ctypes.addressof(self.managed), self.name, None)
 
 
 def test_the_fields_of_a_capsule():
@@ -241,9 +248,97 @@ def test_pinned_memory_is_the_cpus():
     assert view(Capsule(x, device=(3, 0)))[:5] == view(x)[:5]
 
 
-def test_dlpack_of_types_that_are_not_served():
-    with pytest.raises(DTypeError, match="bool8"):
-        view(Capsule(np.zeros((2, 2), bool)))
+def test_dlpack_of_bools():
+    x = np.eye(2, dtype=bool)
+    assert view(Capsule(x))[:4] == view(x)[:4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"code": 10}, "'float8_e4m3fn' is not supported"),
+        ({"code": 12}, "'float8_e5m2' is not supported"),
+        ({"code": 0, "bits": 4}, "'int4' is not supported"),
+        ({"code": 6, "bits": 1}, "'bool of 1 bits' is not supported"),
+        ({"code": 99}, "'DLPack code 99 of 8' is not supported"),
+    ],
+)
+def test_dlpack_of_types_that_are_not_served(fields, words):
+    with pytest.raises(DTypeError, match=words):
+        view(HandMade(np.zeros((2, 2), np.int8), **fields))
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"data": None}, LayoutError, r"HandMade, of shape \(3, 4\), has a null pointer"),
+        ({"data": None, "byte_offset": 4096}, LayoutError, "null pointer"),
+        ({"shape": None}, LayoutError, "2 dimensions and no shape"),
+        ({"ndim": -1}, LayoutError, "-1 dimensions"),
+        ({"shape": (3, -4)}, LayoutError, r"\(3, -4\): a dimension cannot be negative"),
+        ({"device_type": 2}, DeviceError, r"says \(1, 0\), and its capsule \(2, 0\)"),
+    ],
+)
+def test_a_capsule_that_cannot_be_read_is_refused(fields, error, words, versioned):
+    with pytest.raises(error, match=words):
+        view(HandMade(np.zeros((3, 4)), versioned=versioned, **fields))
+
+
+def test_a_capsule_of_no_elements_needs_no_memory():
+    assert view(HandMade(np.zeros((0, 4)), data=None)).shape == (0, 4)
+    assert view(HandMade(np.zeros(()), shape=None)).shape == ()
+
+
+def test_versions_of_dlpack():
+    x = np.arange(12.0).reshape(3, 4)
+    assert view(HandMade(x, versioned=(1, 3)))[:4] == view(x)[:4]
+    with pytest.raises(LayoutError, match=r"HandMade exports DLPack 2\.0.*below 2\.0.*max_version=\(1, 0\)"):
+        view(HandMade(x, versioned=(2, 0)))
+
+
+def test_a_capsule_is_read_once_and_must_be_one():
+    class Same:
+        def __init__(self, x, capsule):
+            self.x, self.capsule = x, capsule
+
+        __dlpack_device__ = Capsule.__dlpack_device__
+        device = (1, 0)
+
+        def __dlpack__(self, **_):
+            return self.capsule
+
+    x = np.zeros((2, 3))
+    for versioned in (None, (1, 0)):
+        capsule = x.__dlpack__(max_version=versioned)
+        np.from_dlpack(Same(x, capsule))
+        with pytest.raises(LayoutError, match="capsule of Same was consumed already"):
+            view(Same(x, capsule))
+    with pytest.raises(LayoutError, match="returned a int, which is no DLPack capsule"):
+        view(Same(x, 5))
+
+
+def test_an_exporter_that_refuses_is_quoted():
+    class Closed:
+        __dlpack_device__ = Capsule.__dlpack_device__
+        device = (1, 0)
+
+        def __dlpack__(self, **_):
+            raise BufferError("nothing for you\nat all")
+
+    with pytest.raises(LayoutError, match=r"Closed does not export its memory by DLPack: nothing for you$"):
+        view(Closed())
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize("name", [*dtypes.NAMES, "bool"])
+def test_exported_memory_is_read_as_it_is(name, versioned):
+    memory = view(np.zeros((3, 4), arrays.numpy_dtype(name))[:, ::2])
+    found = view(Capsule(dlpack.Exported(memory), old=not versioned))
+    assert found[:5] == memory[:5]
+    assert found.writable == versioned
+    del found
+    assert dlpack._exports == {}
 
 
 @pytest.mark.parametrize("target", ["f64", "f32", "f16", "bf16", "c64", "c128"])

@@ -63,6 +63,12 @@ def test_the_stream_of_the_interface(stream, handle):
 def test_what_the_interface_may_not_say():
     with pytest.raises(DeviceError, match=r"stream 0.*1 for the legacy default stream"):
         view(Interface(stream=0))
+    for pointer in (0, None):
+        with pytest.raises(LayoutError, match="null pointer"):
+            view(Interface(pointer=pointer))
+    for shape, strides in (((3, -4), None), ((3, 4), (16,))):
+        with pytest.raises(LayoutError, match="one stride for each dimension"):
+            view(Interface(shape, strides=strides))
     with pytest.raises(LayoutError, match="mask"):
         view(Interface(mask=Interface()))
     with pytest.raises(LayoutError, match="byte order"):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmery.arrays import view
-from gemmery.cuda import array, driver
+from gemmery.arrays import dlpack, view
+from gemmery.cuda import driver
 from gemmery.cuda.array import DeviceArray
 from gemmery.errors import DTypeError
 
@@ -83,15 +83,15 @@ def test_readers_wait_for_the_product_and_never_ask_its_stream_again(calls):
 
 
 def test_memory_is_given_back_when_nobody_reads_it(calls):
-    before = len(array._exported)
+    before = len(dlpack._exports)
     made = DeviceArray((2, 3), "f32", 0, 77)
     capsules = [made.__dlpack__(), made.__dlpack__(max_version=(1, 0))]
-    assert len(array._exported) == before + 2
+    assert len(dlpack._exports) == before + 2
     del made
     gc.collect()
     assert "free" not in names(calls)
     del capsules
     gc.collect()
-    assert len(array._exported) == before
+    assert len(dlpack._exports) == before
     assert names(calls)[-2:] == ["synchronize", "free"]
     assert calls[-1] == ("free", 4096)

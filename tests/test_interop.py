@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery import arrays
+from gemmery.arrays import dlpack, view
 from operands import random
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64", "complex128", "int8", "int16", "int32", "int64",
@@ -166,6 +168,30 @@ def test_dlpack_with_an_array_namespace_comes_back_as_it_went_in():
     result = gm.matmul(Exporter(a), b)
     assert type(result) is Exporter
     assert np.array_equal(result.x, gm.matmul(a, b))
+
+
+class Half:
+    """bfloat16 of a library such as JAX, which knows the array API and takes DLPack alone."""
+
+    def __init__(self, memory):
+        self.memory = memory
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **options):
+        return dlpack.Exported(self.memory).__dlpack__(**options)
+
+    def __array_namespace__(self):
+        return SimpleNamespace(from_dlpack=lambda other: Half(view(other)) if hasattr(other, "__dlpack__") else other)
+
+
+def test_bfloat16_of_an_array_namespace_comes_back_as_it_went_in():
+    a, b = pair("bfloat16")
+    result = gm.matmul(Half(view(a)), Half(view(b)))
+    assert type(result) is Half
+    assert result.memory.dtype == "bf16"
+    assert arrays.results._raw(result.memory).tobytes() == numbers(gm.matmul(a, b))
 
 
 def test_dlpack_alone_comes_back_as_a_numpy_array_and_is_written_in_place():

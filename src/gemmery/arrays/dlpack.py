@@ -1,6 +1,6 @@
-"""Memory behind `__dlpack__`, read from its capsule: NumPy's own reader knows no bfloat16.
+"""DLPack capsules, read and made: NumPy does neither for bfloat16.
 
-Source: dlpack.h of DLPack 1.0.
+Source: dlpack.h of DLPack 1.0; element types of 8 bits and fewer by 1.1.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import ctypes
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.memory import View, contiguous, elsewhere
+from gemmery.arrays.memory import View, contiguous, elsewhere, no_memory
+from gemmery.errors import DeviceError, GemmeryError, LayoutError
 
 
 class Tensor(ctypes.Structure):
@@ -47,54 +48,168 @@ class ManagedTensorVersioned(ctypes.Structure):
     )
 
 
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_HOST, _DEVICE = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
 _OTHERS = {4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
 _READ_ONLY = 1
-_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+_PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_NAMES = {  # codes of one width each
+    6: "bool",
+    7: "float8_e3m4",
+    8: "float8_e4m3",
+    9: "float8_e4m3b11fnuz",
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
+    15: "float6_e2m3fn",
+    16: "float6_e3m2fn",
+    17: "float4_e2m1fn",
+}
 
 
 def read(obj: Any) -> View:
-    """The memory that an object with `__dlpack__` exports.
+    """Return the memory that an object with `__dlpack__` exports.
 
     The capsule is kept, not consumed: dropping it gives the memory back. Before DLPack 1 a capsule could not say
     that it is read-only, so such memory is not written. Memory of a CUDA device is ordered with its legacy default
-    stream, which the exporter is told to make wait.
+    stream; the exporter makes that stream wait for its own.
 
-    Raises DeviceError for memory that is neither the CPU's nor a CUDA device's, DTypeError for other element types.
+    Raises DeviceError for memory of other devices, DTypeError for element types that are not supported, and LayoutError
+    for a capsule that cannot be read.
     """
+    name = type(obj).__name__
     kind, ordinal = (int(x) for x in obj.__dlpack_device__())
-    if kind in (_CPU, _CUDA_HOST):
-        return _viewed(_capsule(obj, {}), "cpu", obj)
-    if kind in (_CUDA, _CUDA_MANAGED):
-        return _viewed(_capsule(obj, {"stream": 1}), f"cuda:{ordinal}", obj)
-    raise elsewhere(_OTHERS.get(kind, f"DLPack type {kind}"))
+    if kind not in (*_HOST, *_DEVICE):
+        raise elsewhere(_OTHERS.get(kind, f"DLPack type {kind}"))
+    capsule = _exported_by(obj, {"stream": 1} if kind in _DEVICE else {})
+    tensor, writable = _tensor(capsule, name)
+    same = tensor.device_type in _HOST if kind in _HOST else tensor.device_type in _DEVICE
+    if not same or (kind in _DEVICE and tensor.device_id != ordinal):
+        raise DeviceError(
+            f"__dlpack_device__ of {name} says {kind, ordinal}, and its capsule "
+            f"{tensor.device_type, tensor.device_id}: they must be equal"
+        )
+    return _viewed(tensor, "cpu" if kind in _HOST else f"cuda:{ordinal}", writable, name, (capsule, obj))
 
 
-def _capsule(obj: Any, options: dict[str, Any]) -> Any:
+def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
     try:
-        return obj.__dlpack__(max_version=(1, 0), **options)
-    except TypeError:
-        return obj.__dlpack__(**options)
+        try:
+            return obj.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # written before max_version was
+            return obj.__dlpack__(**options)
+    except GemmeryError:
+        raise
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise LayoutError(f"{type(obj).__name__} does not export its memory by DLPack: {reason}") from error
 
 
-def _viewed(capsule: Any, device: str, obj: Any) -> View:
-    if _capsule_is(capsule, b"dltensor_versioned"):
-        managed = ManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
-        tensor, writable = managed.tensor, not managed.flags & _READ_ONLY
-    else:
-        tensor, writable = Tensor.from_address(_capsule_pointer(capsule, b"dltensor")), False
-    kind_name = _CODES.get(tensor.code, f"DLPack type {tensor.code} of ")
-    row = dtypes.get(f"{kind_name}{tensor.bits}" + (f" in {tensor.lanes} lanes" if tensor.lanes != 1 else ""))
+def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
+    """Return what a capsule describes, and whether it may be written."""
+    if _is_valid(id(capsule), _VERSIONED):
+        managed = ManagedTensorVersioned.from_address(_pointer_of(id(capsule), _VERSIONED))
+        major, minor = managed.version
+        if major > 1:  # nothing that follows the version may be read
+            raise LayoutError(
+                f"{name} exports DLPack {major}.{minor}, and gemmery reads versions below 2.0: export with "
+                "__dlpack__(max_version=(1, 0))"
+            )
+        return managed.tensor, not managed.flags & _READ_ONLY
+    if _is_valid(id(capsule), _PLAIN):
+        return Tensor.from_address(_pointer_of(id(capsule), _PLAIN)), False
+    for used in (b"used_" + _PLAIN, b"used_" + _VERSIONED):
+        if _is_valid(id(capsule), used):
+            raise LayoutError(f"the DLPack capsule of {name} was consumed already: export a new one")
+    raise LayoutError(f"__dlpack__ of {name} returned a {type(capsule).__name__}, which is no DLPack capsule")
+
+
+def _viewed(tensor: Tensor, device: str, writable: bool, name: str, owner: object) -> View:
+    if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
+        raise LayoutError(f"the DLPack capsule of {name} has {tensor.ndim} dimensions and no shape")
     shape = tuple(tensor.shape[: tensor.ndim])
+    if min(shape, default=0) < 0:
+        raise LayoutError(f"the DLPack capsule of {name} has the shape {shape}: a dimension cannot be negative")
+    row = dtypes.get(_element(tensor))
     if tensor.strides:
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
     else:
         strides = contiguous(shape, row.size)
-    address = (tensor.data or 0) + tensor.byte_offset
-    return View(address, shape, strides, row.name, device, 0, writable, (capsule, obj))
+    if not tensor.data and 0 not in shape:
+        raise no_memory(f"the DLPack capsule of {name}, of shape {shape},")
+    return View((tensor.data or 0) + tensor.byte_offset, shape, strides, row.name, device, 0, writable, owner)
+
+
+def _element(tensor: Tensor) -> str:
+    """Return the name of a capsule's element type."""
+    name = _NAMES.get(tensor.code)
+    if name is None:
+        kind = _KINDS.get(tensor.code, f"DLPack code {tensor.code} of ")
+        name = f"{kind}{tensor.bits}"
+    elif name == "bool" and tensor.bits != 8:
+        name = f"bool of {tensor.bits} bits"
+    return name + (f" in {tensor.lanes} lanes" if tensor.lanes != 1 else "")
+
+
+class Exported:
+    """Memory of the CPU as an object that offers `__dlpack__`: NumPy exports no bfloat16."""
+
+    def __init__(self, memory: View) -> None:
+        self._memory = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's numbers of the CPU."""
+        return _CPU, 0
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None, **_: Any) -> Any:
+        """Return a capsule; the memory lives as long as it does, or its consumer."""
+        return capsule(self._memory, _CPU, 0, versioned=max_version is not None and max_version[0] >= 1)
+
+
+_exports: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> what it needs alive
+
+
+def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
+    """Return a capsule that keeps the owner of some memory alive until its consumer is done.
+
+    `kind` and `ordinal` are the device as DLPack numbers it.
+    """
+    size, count = dtypes.get(memory.dtype).size, len(memory.shape)
+    shape = (ctypes.c_int64 * count)(*memory.shape)
+    strides = (ctypes.c_int64 * count)(*(step // size for step in memory.strides))
+    code = 4 if memory.dtype == "bf16" else {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtypes.get(memory.dtype).kind]
+    tensor = Tensor(memory.pointer, kind, ordinal, count, code, 8 * size, 1, shape, strides, 0)
+    managed: ManagedTensor | ManagedTensorVersioned
+    if versioned:
+        managed = ManagedTensorVersioned((1, 0), None, ctypes.cast(_deleter, ctypes.c_void_p), 0, tensor)
+    else:
+        managed = ManagedTensor(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
+    address = ctypes.addressof(managed)
+    _exports[address] = managed, memory, shape, strides
+    return _new_capsule(address, _VERSIONED if versioned else _PLAIN, _destructor)
+
+
+def _done(address: int) -> None:
+    """Run as the deleter that a consumer calls."""
+    _exports.pop(address, None)
+
+
+def _dropped(capsule: int) -> None:
+    """Run at the end of a capsule; one that was consumed has another name by then."""
+    for name in (_PLAIN, _VERSIONED):
+        if _is_valid(capsule, name):
+            _exports.pop(_pointer_of(capsule, name), None)
+
+
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_done)
+_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_dropped)
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)

@@ -176,5 +176,12 @@ def _cuda_view(obj: Any) -> View:
             "legacy default stream, 2 for the thread's, a handle, or None"
         )
     steps = contiguous(shape, row.size) if strides is None else tuple(strides)
+    if min(shape, default=0) < 0 or len(steps) != len(shape):
+        raise LayoutError(
+            f"__cuda_array_interface__ with shape {shape} and strides {strides}: it needs dimensions >= 0 and one "
+            "stride for each dimension"
+        )
+    if not pointer and 0 not in shape:
+        raise no_memory(f"the __cuda_array_interface__ of {type(obj).__name__}, of shape {shape},")
     handle = 0 if stream in (None, 1) else int(stream)  # 0 is the driver's name of the legacy default stream
     return View(int(pointer or 0), shape, steps, row.name, "cuda", handle, not read_only, obj)

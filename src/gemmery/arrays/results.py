@@ -63,8 +63,17 @@ def wrap(like: object, result: Any) -> Any:
         if isinstance(like, memoryview):
             return memoryview(result)  # type: ignore[arg-type]
         if hasattr(like, "__dlpack__") and hasattr(like, "__array_namespace__"):
-            return like.__array_namespace__().from_dlpack(result)
+            return like.__array_namespace__().from_dlpack(_exporter(result))
     return result if result.ndim else result[()]
+
+
+def _exporter(result: Array) -> Any:
+    """Return an object that exports a result by DLPack, which NumPy does not in bfloat16."""
+    if result.dtype.kind != "V":
+        return result
+    from gemmery.arrays import dlpack
+
+    return dlpack.Exported(view(result))
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from contextlib import suppress
 from typing import Any
@@ -73,47 +72,4 @@ class DeviceArray:
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, **_: Any) -> Any:
         if stream != -1:
             self._readable_on(0 if stream in (None, 1) else int(stream))
-        return _capsule(self, versioned=max_version is not None and max_version[0] >= 1)
-
-
-_exported: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> objects it keeps alive
-
-
-def _capsule(array: DeviceArray, versioned: bool) -> Any:
-    """Return a capsule of dlpack.h's managed tensor, which keeps the array alive until its consumer is done."""
-    shape = (ctypes.c_int64 * len(array.shape))(*array.shape)
-    size = dtypes.get(array._name).size
-    strides = (ctypes.c_int64 * len(array.shape))(*(step // size for step in contiguous(array.shape, size)))
-    code = 4 if array._name == "bf16" else 2
-    tensor = dlpack.Tensor(array._pointer, 2, array._ordinal, len(array.shape), code, 8 * size, 1, shape, strides, 0)
-    managed: Any
-    if versioned:
-        managed = dlpack.ManagedTensorVersioned((1, 0), None, ctypes.cast(_deleter, ctypes.c_void_p), 0, tensor)
-    else:
-        managed = dlpack.ManagedTensor(tensor, None, ctypes.cast(_deleter, ctypes.c_void_p))
-    address = ctypes.addressof(managed)
-    _exported[address] = managed, array, shape, strides
-    return _new_capsule(address, b"dltensor_versioned" if versioned else b"dltensor", _destructor)
-
-
-def _done(address: int) -> None:
-    """The deleter called by a consumer."""
-    _exported.pop(address, None)
-
-
-def _dropped(capsule: int) -> None:
-    """The destructor of a capsule; a consumed capsule has another name by then."""
-    for name in (b"dltensor", b"dltensor_versioned"):
-        if _is_valid(capsule, name):
-            _exported.pop(_pointer_of(capsule, name), None)
-
-
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_done)
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_dropped)
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
-_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
+        return dlpack.capsule(self.view, 2, self._ordinal, versioned=max_version is not None and max_version[0] >= 1)

@@ -121,16 +121,17 @@ class Grid:
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads of the chunk load `width` bytes each."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
-        if self._full:
-            return
-        self._check(index, places, threads, stamps, self._written[places])
-        self._keep(places, stamps)
+        if not self._full:
+            self._check(index, places, threads, stamps, self._written[places])
+            self._keep(places, stamps)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update what they also read."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
-        if self._full:
-            return
+        if not self._full:
+            self._write(index, places, threads, stamps, atomic)
+
+    def _write(self, index: int, places: Words, threads: Words, stamps: Words, atomic: bool) -> None:
         self._check(index, places, threads, stamps, self._written[places])
         if self._read is not None and self._read_too is not None:
             self._check(index, places, threads, stamps, self._read[places])
@@ -145,9 +146,10 @@ class Grid:
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads update, one after the other; two of them are kept as readers for those that write later."""
-        self.writes(index, addresses, threads, width, atomic)
-        places, _, stamps = self._places(index, addresses, threads, width, atomic)
-        self._keep(places, stamps)
+        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
+        if not self._full:
+            self._write(index, places, threads, stamps, atomic)
+            self._keep(places, stamps)
 
     def _places(
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool

@@ -37,7 +37,7 @@ Write = Callable[[list[Any], Mask, Any], None]
 Faster = Mapping[Callable[..., Any], Callable[..., Any]]
 CARRY = Register("%carry", "pred")  # a flag of each thread, which no program names
 WAYS_OUT = (
-    "docs/emulator.md lists what is modelled; another -arch, or the instruction's fallback in plain C++, may avoid it"
+    "pass another arch=, or put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',)"
 )
 
 

@@ -109,10 +109,10 @@ FOUND = {
     ".entry f() { .reg .b65536 %r<2>; mov.b32 %r1, 1; ret; }": "registers of type .b65536 are not modelled",
     ".entry f() { .reg .b32 %r<2>; ld.global.u32 %r1, [_]; ret; }": "",
     ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, _; ret; }": "the sink _ as a source",
-    ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, 99999999999999999999; ret; }": "a constant has 64 bits",
-    ".entry f() { .reg .b32 %r<2>; ld.shared.u32 %r1, [%r1+99999999999999999999]; ret; }": "an offset has 64 bits",
-    ".entry f() { .shared .align 0 .b8 x[4]; ret; }": "an alignment is a power of two",
-    ".entry f() { .shared .align 3 .b8 x[4]; ret; }": "an alignment is a power of two",
+    ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, 99999999999999999999; ret; }": "a constant has at most 64 bits",
+    ".entry f() { .reg .b32 %r<2>; ld.shared.u32 %r1, [%r1+99999999999999999999]; ret; }": "an offset has at most 64 bits",
+    ".entry f() { .shared .align 0 .b8 x[4]; ret; }": "an alignment must be a power of two",
+    ".entry f() { .shared .align 3 .b8 x[4]; ret; }": "an alignment must be a power of two",
     ".entry f() { .local .b8 x[99999999999]; ret; }": "more than a device has",
     ".global .b8 x[9999999999999999]; .entry f() { ret; }": "more than a device has",
     ".entry f() { .reg .b32 %r<2>; bra.sometimes %r1; ret; }": "is not modelled",
@@ -121,7 +121,7 @@ FOUND = {
     ".entry f() { .reg .b64 %d<2>; cvta.global.u64 %d1; ret; }": "with these operands",
     ".func g(.reg) { ret; } .entry f() { ret; }": "a register is declared as .reg",
     """.func g(.param .b32 a) { .reg .b32 %r<2>; ld.param %r1, [a]; ret; }
-       .entry f() { .param .b32 b; call g, (b); ret; }""": "a parameter is read by ld",
+       .entry f() { .param .b32 b; call g, (b); ret; }""": "parameters are read by ld",
 }
 
 
@@ -153,7 +153,7 @@ def test_calls_without_bound_are_refused_in_words():
     start = time.process_time()
     with pytest.raises(EmulationError, match="nested more than 64 deep"):
         parse(called(3000, twice=False))
-    with pytest.raises(EmulationError, match="more than 262,144 instructions: every call takes a copy"):
+    with pytest.raises(EmulationError, match="more than 262,144 instructions: every call copies its function"):
         parse(called(40, twice=True))
     assert len(parse(called(40, twice=False)).kernels["k"].instructions) < 200
     assert len(parse(called(10, twice=True)).kernels["k"].instructions) < 1 << 13

@@ -1,4 +1,4 @@
-"""What PTX text is made of: instructions with their operands, kernels, variables. `parse` reads it.
+"""The parts of a PTX text: instructions with their operands, kernels, variables. `parse` reads them.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and
 "Instruction Operands".
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the source that `.loc` names; without line info the line of the PTX text, in file "ptx"."""
+    """A line of the source, from `.loc`; without line information a line of the PTX text, in file "ptx"."""
 
-    file: str  # "simt_naive.cu": as the compiler was told, without folders
+    file: str  # "simt_naive.cu": the compiler's name for it, without folders
     number: int
-    wraps: bool = field(default=False, compare=False)  # within a function that is an instruction
+    wraps: bool = field(default=False, compare=False)  # whether its function only wraps an instruction
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Register:
-    """A register, predicates among them: %r1, %p3. The sink `_` is a register of that name and no type."""
+    """A register, which may be a predicate: %r1, %p3. The sink `_` is a register of that name without a type."""
 
     name: str
     type: str  # as declared: "pred", "b32", "f64"
@@ -32,10 +32,10 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant: an int for 42 and 0x2A, its bits for 0f3F800000 ("f32") and 0d... ("f64")."""
+    """A constant: an integer for 42 and 0x2A, the bits for 0f3F800000 ("f32") and 0d... ("f64")."""
 
     bits: int
-    type: str = ""  # "f32", "f64", "pred" of WARP_SZ-free constants; "" takes the instruction's type
+    type: str = ""  # "f32", "f64", "pred"; "" takes the instruction's type
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Special:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The address of a variable or a parameter, plus bytes."""
+    """The address of a variable or a parameter, plus an offset in bytes."""
 
     name: str
     offset: int = 0
@@ -62,7 +62,7 @@ class Not:
 
 @dataclass(frozen=True)
 class Vector:
-    """{%f1, %f2}, and %r1|%p1 where an instruction gives two results."""
+    """{%f1, %f2}, or %r1|%p1 for the two results of an instruction."""
 
     elements: tuple[Operand, ...]
 
@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Label:
-    """Where a branch goes, as it is called in Kernel.labels."""
+    """The target of a branch: a key of Kernel.labels."""
 
     name: str
 
@@ -88,13 +88,13 @@ Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Labe
 
 @dataclass(frozen=True)
 class Instruction:
-    """One statement of a kernel."""
+    """One instruction of a kernel."""
 
-    opcode: str  # with all that follows, as opcodes.py spells it: "ld.global.v4.f32"
+    opcode: str  # with its modifiers, as opcodes.py spells it: "ld.global.v4.f32"
     operands: tuple[Operand, ...]
-    line: Line  # outermost: of the kernel's file where the code was inlined into it
-    inner: Line  # innermost: where the code itself stands
-    text: str  # as written, blanks squeezed, its guard included
+    line: Line  # outermost: for inlined code the line of the kernel's file
+    inner: Line  # innermost: the line of the code itself
+    text: str  # as written, with its guard, white space reduced to single blanks
     ptx_line: int  # in the PTX text, from 1
     guard: Register | None = None
     negated: bool = False  # @!%p1
@@ -102,7 +102,7 @@ class Instruction:
 
 
 def calling(frames: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Return frames without those at the end that wrap an instruction: they belong to the line that calls them.
+    """Return frames without the wrappers of an instruction at their end, which belong to the line that calls them.
 
     >>> [str(line) for line in calling((Line("mma.cu", 7), Line("tile.cuh", 12), Line("ptx.cuh", 3, wraps=True)))]
     ['mma.cu:7', 'tile.cuh:12']
@@ -115,20 +115,20 @@ def calling(frames: tuple[Line, ...]) -> tuple[Line, ...]:
 
 @dataclass(frozen=True)
 class Variable:
-    """A name for memory: `offset` in its space, which starts at 0 for each kernel (shared, local) or module."""
+    """A variable in memory; `offset` is in its space, which starts at 0 for each kernel (shared, local) or module."""
 
     name: str
     space: str  # "shared", "local", "global", "const"
     offset: int
     size: int  # bytes; 0 for `extern .shared x[]`
     align: int
-    data: bytes = b""  # initial values of global and const variables; b"" is zeros
-    pointers: tuple[tuple[int, str, int], ...] = ()  # in them: where, the address of which variable, plus bytes
+    data: bytes = b""  # initial values of global and const variables; b"" means zeros
+    pointers: tuple[tuple[int, str, int], ...] = ()  # addresses in `data`: offset, variable, bytes to add
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a launch passes, where it lies among all that is passed."""
+    """A parameter of a kernel; `offset` is in bytes among all parameters."""
 
     name: str
     type: str  # "u64"; "b8" for a struct
@@ -138,14 +138,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry point, device functions inlined."""
+    """An entry point, with its device functions inlined."""
 
     name: str
     parameters: tuple[Parameter, ...]
     registers: Mapping[str, str]  # name -> type
-    variables: Mapping[str, Variable]  # shared and local ones of the kernel, and all of the module
+    variables: Mapping[str, Variable]  # shared and local ones of the kernel, and all global ones of the module
     shared: int  # bytes of static shared memory, rounded up for `extern .shared` variables, which begin there
-    local: int  # bytes of local memory a thread
+    local: int  # bytes of local memory per thread
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # name -> index of an instruction, or len(instructions)
     limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # "maxntid", "reqntid", "reqnctapercluster"
@@ -153,7 +153,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Module:
-    """All kernels of a PTX text."""
+    """The kernels of a PTX text."""
 
     version: str  # "9.0"
     target: str  # "sm_90a"
@@ -163,13 +163,13 @@ class Module:
 def parse(text: str, wrappers: Collection[str] = ()) -> Module:
     r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
 
-    `wrappers` names source files whose functions are an instruction each: `calling` leaves their lines out.
+    `wrappers` names source files whose functions each wrap one instruction: `calling` drops their lines.
 
     >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
     >>> module.kernels["f"].instructions[0].text
     'mov.b32 %r1, 42'
 
-    Raises EmulationError for what is not understood, with its line.
+    Raises EmulationError, with the line, for text that is not valid or not modelled.
     """
     from gemmery.emulator.ptx.module import module
 

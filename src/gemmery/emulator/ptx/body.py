@@ -1,4 +1,4 @@
-"""The statements of one function, in order, with their names resolved and their source lines.
+"""Read the statements of one function: resolve their names, and find their source lines.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "Control Flow Instructions" and "Debugging Directives".
 """
@@ -34,31 +34,31 @@ _RANGE = re.compile(r"([\w$%]+)(?:<(\d+)>)?")
 
 
 class Body:
-    """What stands between the braces of one function, which begins at `at` of `text`."""
+    """The body of one function, whose first character after the opening brace is `text[at]`."""
 
     def __init__(
         self, text: str, at: int, scope: Scope, files: Mapping[str, str], wrappers: Collection[str] = ()
     ) -> None:
         self.text, self.at, self.scope, self.files, self.wrappers = text, at, scope, files, wrappers
-        self.function = scope  # where its parameters and registers are, within the module's
+        self.function = scope  # the function's own scope, within the module's
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
-        self._branches: list[tuple[int, Scope]] = []  # labels may stand behind the branches
-        self._table = ""  # the last label: the name of a table of labels that follows it
+        self._branches: list[tuple[int, Scope]] = []  # resolved at the end, because labels may follow their branches
+        self._table = ""  # the last label: the name of a .branchtargets that follows
         self._frames: tuple[Line, ...] = ()
-        self._found: dict[tuple[str, ...], tuple[Line, ...]] = {}  # the frames of each place, where it stood last
+        self._found: dict[tuple[str, ...], tuple[Line, ...]] = {}  # the latest frames of each place
         self._lines: dict[tuple[str, str], Line] = {}
         self._counted, self._number = at, text.count("\n", 0, at) + 1
 
     def read(self) -> int:
-        """To the closing brace; returns where it ends."""
+        """Read up to the closing brace; returns the position after it."""
         match, text = _STATEMENT.match, self.text
         depth = 1
         try:
             while depth:
                 found = match(text, self.at)
                 if not found:
-                    raise EmulationError("each statement ends with a semicolon, and each brace is closed")
+                    raise EmulationError("a statement must end with a semicolon, and every brace must be closed")
                 kind = found.lastgroup
                 if kind == "instruction":
                     self._instruction(found)
@@ -88,7 +88,7 @@ class Body:
         if guard:
             found_register = self.scope.operand(guard)
             if not isinstance(found_register, Register):
-                raise EmulationError(f"{guard} guards an instruction: only a predicate register can")
+                raise EmulationError(f"{guard} is no predicate register, and only those can guard an instruction")
             register = found_register
         read: tuple[Operand, ...]
         if opcode in ("bra", "bra.uni"):
@@ -120,7 +120,7 @@ class Body:
         )
 
     def _call(self, operands: str) -> tuple[str, tuple[Operand, ...]]:
-        """(results), function, (parameters) as "call function" with results and parameters as two vectors."""
+        """Read (results), function, (parameters) as the opcode "call function" with two vectors as operands."""
         given = parts("".join(operands.split()))
         results = given.pop(0) if given and given[0].startswith("(") else "()"
         name = given.pop(0) if given else ""
@@ -130,16 +130,16 @@ class Body:
         return f"call {name}", tuple(passed)
 
     def _location(self, found: re.Match[str]) -> None:
-        """`.loc 2 19 5, function_name f, inlined_at 1 14 7`: the place it was inlined at may have been inlined, too."""
+        """Read `.loc 2 19 5, function_name f, inlined_at 1 14 7`; the caller may itself have been inlined."""
         place, around = found.group(2, 3, 4), found.group(5, 6, 7)
-        if place[1] == "0":  # what compilers moved away from its line; ptxas counts it to the line before, too
+        if place[1] == "0":  # code that the compiler moved; like ptxas, count it to the line before
             return
         inner = self._at(place)
         if around[0] is not None:
             above = self._found.get(around) or (self._at(around),)
             recursive = above.index(inner) if inner in above else len(above)
             frames = (*above[:recursive], inner)
-        else:  # NVRTC leaves out behind a line 0 where it was inlined
+        else:  # after a line 0 NVRTC omits inlined_at
             frames = self._found.get(place) or (inner,)
         self._frames = self._found[place] = frames
 
@@ -153,7 +153,7 @@ class Body:
 
     def _labelled(self, name: str) -> None:
         if name in self.scope.labels:
-            raise EmulationError(f"label {name} stands twice: each place has a name of its own")
+            raise EmulationError(f"label {name} is defined twice: labels must be unique")
         unique, number = name, 2
         while unique in self.labels:
             unique = f"{name}.{number}"
@@ -183,7 +183,7 @@ class Body:
         for item in found[2].split(","):
             one = _RANGE.fullmatch(item.strip())
             if not one:
-                raise EmulationError(f"{item.strip()!r} is no name of a register")
+                raise EmulationError(f"{item.strip()!r} is not the name of a register")
             if one[2]:
                 self.scope.ranges[one[1]] = (int(one[2]), found[1])
             else:
@@ -198,7 +198,7 @@ class Body:
         return -1
 
     def _resolve(self) -> None:
-        """Labels as the kernel calls them."""
+        """Replace the labels of branches by their unique names."""
         for index, scope in self._branches:
             instruction = self.instructions[index]
             *first, label = instruction.operands
@@ -212,7 +212,7 @@ class Body:
 
 
 def _single(constant: Immediate) -> Immediate:
-    """A constant of an f32 instruction; written as 1.5 or 0d... it is rounded."""
+    """The constant of an f32 instruction, rounded if it is written as 1.5 or 0d..."""
     if constant.type != "f64":
         return constant
     with np.errstate(over="ignore"):
@@ -220,7 +220,7 @@ def _single(constant: Immediate) -> Immediate:
 
 
 def place(text: str, at: int) -> str:
-    """The line at a position, for a message: "PTX line 12: mov.u32 %r1, %r2;"."""
+    """Describe the line at a position for an error: "PTX line 12: mov.u32 %r1, %r2;"."""
     rest = text[at:]
     at += len(rest) - len(rest.lstrip())
     shown = " ".join(text[at : at + 200].partition("\n")[0].split())

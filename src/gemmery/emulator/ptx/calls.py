@@ -1,4 +1,4 @@
-"""Device functions put in the place of their calls; what passed through parameters passes through registers.
+"""Inline device functions into their callers; parameters and results become registers.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Parameter State Space" and "Control Flow Instructions: call".
 """
@@ -13,14 +13,14 @@ from gemmery.emulator.ptx.body import Body
 from gemmery.emulator.ptx.variables import SIZES
 from gemmery.errors import EmulationError
 
-DEEPEST = 64  # calls within calls
-LONGEST = 1 << 18  # instructions of a kernel with all that it calls
+DEEPEST = 64  # nested calls
+LONGEST = 1 << 18  # instructions of a kernel after inlining
 WAY_OUT = "mark the function __forceinline__"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A .func: its body and the registers or .param variables that carry results and parameters."""
+    """A .func: its body, and the registers or .param variables that hold its results and parameters."""
 
     name: str
     body: Body
@@ -29,10 +29,10 @@ class Function:
 
 
 def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) -> None:
-    """Replace the calls of a kernel's body by what they call, recursively; `own` are the kernel's parameters.
+    """Inline all calls of a kernel's body, recursively; `own` are the kernel's parameters.
 
-    Calls of functions that the text does not define stay, as an instruction "call vprintf". Raises EmulationError for
-    recursion, and for parameters that are not read as they were written.
+    Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError for
+    recursion, and for parameters that are read in other parts than they were written in.
     """
     if not any(one.opcode.startswith("call ") for one in body.instructions):
         return
@@ -64,7 +64,7 @@ def _reach(
     reached: dict[str, Function],
     sizes: dict[str, int],
 ) -> int:
-    """Collect the functions that are called, directly or not; returns the instructions that the body becomes."""
+    """Collect all functions reached from a body; returns the number of instructions after inlining."""
     if len(chain) > DEEPEST:
         raise EmulationError(f"calls are nested more than {DEEPEST} deep, down to {chain[-1]}: use a loop")
     size = len(body.instructions)
@@ -81,31 +81,33 @@ def _reach(
         if size > LONGEST:
             raise EmulationError(
                 f"{_where(instruction)}: with the functions that it calls, the kernel has more than {LONGEST:,} "
-                "instructions: every call takes a copy of its function; call it in a loop"
+                "instructions: every call copies its function; use a loop of calls"
             )
     return size
 
 
 def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> None:
-    """Enter the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
+    """Record the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
     call = instruction.opcode.startswith("call ")
     for operand in instruction.operands:
         if isinstance(operand, Symbol) and operand.name in slots and not call:
-            raise EmulationError(f"{_where(instruction)}: the address of a parameter is taken; {WAY_OUT}")
+            raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modelled; {WAY_OUT}")
         if not isinstance(operand, Memory) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
             continue
         known, width = slots[operand.base.name], _width(instruction)
         for i in range(len(_values(instruction))):
             first = operand.base.offset + i * width
             if any(at != first and at < first + width and first < at + known[at] for at in known):
-                raise EmulationError(f"{_where(instruction)}: parts of the parameter overlap; {WAY_OUT}")
-            known[first] = max(width, known.get(first, 0))  # a char is passed as an int
+                raise EmulationError(
+                    f"{_where(instruction)}: accesses to overlapping parts of a parameter are not modelled; {WAY_OUT}"
+                )
+            known[first] = max(width, known.get(first, 0))  # a char is passed as an int, which is wider
 
 
 def _width(instruction: Instruction) -> int:
     width = SIZES.get(instruction.opcode.rpartition(".")[2])
     if width is None or len(instruction.operands) < 2 or not instruction.opcode.startswith(("ld", "st")):
-        raise EmulationError(f"{_where(instruction)}: a parameter is read by ld and written by st, with its type")
+        raise EmulationError(f"{_where(instruction)}: parameters are read by ld and written by st, with a type")
     return width
 
 
@@ -123,7 +125,7 @@ def _where(instruction: Instruction) -> str:
 
 
 class _Expansion:
-    """The instructions of a kernel, growing call by call."""
+    """The instructions of a kernel during inlining."""
 
     def __init__(
         self, functions: Mapping[str, Function], slots: dict[str, dict[int, int]], registers: dict[str, str]
@@ -134,7 +136,7 @@ class _Expansion:
         self.calls = 0
 
     def put(self, instructions: list[Instruction], labels: Mapping[str, int], suffix: str, end: str | None) -> None:
-        """Append a body whose labels get a suffix and whose returns, but a kernel's, go to the label `end`."""
+        """Append a body; its labels get a suffix, and its returns branch to the label `end`, unless it is None."""
         begins = []
         last = instructions[-1] if instructions else None
         for instruction in instructions:
@@ -143,7 +145,7 @@ class _Expansion:
             if name in self.functions and name != instruction.opcode:
                 self._call(instruction, self.functions[name])
             elif name != instruction.opcode:
-                # Of a failed assert() the launch does not come back.
+                # A failed assert() ends the launch.
                 opcode = "trap" if name == "__assertfail" else instruction.opcode
                 operands = self._passed(instruction) if name == "vprintf" else ()
                 self.instructions.append(replace(instruction, opcode=opcode, operands=operands))
@@ -170,7 +172,7 @@ class _Expansion:
         assert isinstance(given, Vector)
         if len(given.elements) != len(function.parameters) or len(results.elements) != len(function.results):
             raise EmulationError(
-                f"{_where(instruction)}: {function.name} takes other parameters: pass as many as declared"
+                f"{_where(instruction)}: {function.name} is called with other parameters: pass as many as declared"
             )
         if instruction.guard is not None:
             skip = replace(instruction, opcode="bra", operands=(Label(end),), negated=not instruction.negated)
@@ -185,7 +187,7 @@ class _Expansion:
         self.labels[end] = len(self.instructions)
 
     def _passed(self, call: Instruction) -> tuple[Operand, ...]:
-        """The results and parameters of a call that stays, as registers."""
+        """The results and parameters, as registers, of a call that remains."""
         operands = (one for vector in call.operands if isinstance(vector, Vector) for one in vector.elements)
         return tuple(self._whole(one.name) if isinstance(one, Symbol) else one for one in operands)
 
@@ -202,7 +204,7 @@ class _Expansion:
         return made
 
     def _moves(self, instruction: Instruction, at: Symbol) -> None:
-        """An ld.param or st.param of what is passed, value by value."""
+        """Replace an ld.param or st.param by moves, one for each value."""
         width = _width(instruction)
         sign = "s" if instruction.opcode.rpartition(".")[2].startswith("s") else "u"
         for i, value in enumerate(_values(instruction)):
@@ -213,14 +215,16 @@ class _Expansion:
                 self._move(instruction, value, slot, 8 * width, sign)
 
     def _pass(self, call: Instruction, to: Operand, source: Operand) -> None:
-        """A parameter as the function calls it gets what the caller passed; of two .param variables all parts."""
+        """Move what the caller passed into the function's parameter; for .param variables move all parts."""
         if isinstance(to, Symbol) and isinstance(source, Symbol):
             for offset, width in self.slots[source.name].items():
                 known = self.slots[to.name]
                 if offset in known:
                     self._move(call, self._slot(to.name, offset), self._slot(source.name, offset))
                 elif any(at < offset + width and offset < at + known[at] for at in known):
-                    raise EmulationError(f"{_where(call)}: {to.name} is not read as it was written; {WAY_OUT}")
+                    raise EmulationError(
+                        f"{_where(call)}: {to.name} is read in other parts than it was written in; {WAY_OUT}"
+                    )
             return
         if isinstance(to, Symbol):
             to = self._whole(to.name)
@@ -234,7 +238,7 @@ class _Expansion:
         return self._slot(name, 0)
 
     def _move(self, origin: Instruction, to: Register, source: Operand, bits: int = 0, sign: str = "u") -> None:
-        """to = source, of which the lowest `bits` count."""
+        """Append to = source; `bits` limits it to the lowest bits of the source."""
         wide = _BITS[to.type]
         held = _BITS[source.type] if isinstance(source, Register) else wide
         opcode = "mov.pred" if to.type == "pred" else f"mov.b{wide}"
@@ -245,7 +249,7 @@ class _Expansion:
 
 
 def _renamed(operand: Operand, suffix: str) -> Operand:
-    """A label, or the labels of a table, of one call."""
+    """A label, or the labels of a table, with the suffix of one call."""
     if isinstance(operand, Label):
         return Label(operand.name + suffix)
     if isinstance(operand, Vector):

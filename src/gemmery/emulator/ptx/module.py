@@ -1,4 +1,4 @@
-"""PTX text to Module: what stands outside of functions.
+"""Read a PTX text as a Module: the statements outside functions.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and "Directives".
 """
@@ -32,7 +32,7 @@ _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
 
 
 def module(text: str, wrappers: Collection[str] = ()) -> Module:
-    """Read all kernels of a PTX text; raises EmulationError with the line of what is not understood."""
+    """Read all kernels of a PTX text; raises EmulationError with the line of an error."""
     files = {number: re.split(r"[/\\]", path)[-1] for number, path in _FILE.findall(text)}
     text = _FILE.sub("", _COMMENT.sub(_blank, text))
     text = _SECTION.sub(_blank, text)
@@ -45,7 +45,7 @@ def module(text: str, wrappers: Collection[str] = ()) -> Module:
         found = _TOP.match(text, at)
         try:
             if not found:
-                raise EmulationError("no directive is known that begins so, or it does not end")
+                raise EmulationError("this is not a known directive, or its end is missing")
             if found["fact"]:
                 facts[found["fact"]] = found["value"].replace(",", " ").strip().partition(" ")[0]
             elif found["variable"]:
@@ -73,7 +73,7 @@ def module(text: str, wrappers: Collection[str] = ()) -> Module:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """A comment's line ends, so that lines keep their numbers; a string stays."""
+    """Replace a comment by its line ends, to keep line numbers; keep a string."""
     return found[0] if found[0][0] == '"' else " " + "\n" * found[0].count("\n")
 
 
@@ -90,7 +90,7 @@ def _parameters(text: str, scope: Scope) -> list[Parameter]:
 
 
 def _passed(text: str, scope: Scope) -> tuple[Register | Symbol, ...]:
-    """What carries the results or the parameters of a .func: .reg .b32 x, .param .b64 y."""
+    """Read the results or parameters of a .func: .reg .b32 x, .param .b64 y."""
     made: list[Register | Symbol] = []
     for declaration in text.split(",") if text.strip() else []:
         words = declaration.split()
@@ -115,7 +115,7 @@ def _spaces(variables: Iterable[Variable], spaces: tuple[str, ...]) -> tuple[dic
 def _kernel(
     name: str, body: Body, parameters: list[Parameter], limits: str, scope: Scope, outer: dict[str, Variable]
 ) -> Kernel:
-    """Lay out the memory of one kernel as ptxas does: its own variables, then those of the module that it names."""
+    """Lay out a kernel's memory as ptxas does: its own variables, then those of the module that it uses."""
     used = [made for made in scope.variables.values() if made.space == "shared" and made.name in body.scope.seen]
     inner, sizes = _spaces([*body.scope.memory.values(), *used], ("shared", "local"))
     return Kernel(

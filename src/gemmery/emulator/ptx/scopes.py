@@ -1,4 +1,4 @@
-"""What the names and numbers in an operand stand for, where they stand.
+"""Resolve the names and numbers of operands within their scopes.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Identifiers", "Constants" and "Instruction Operands".
 """
@@ -44,7 +44,7 @@ _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
 
 
 def parts(text: str) -> list[str]:
-    """Split at the commas that stand in no bracket.
+    """Split at the commas outside brackets.
 
     >>> parts("%r1,[%rd1,{%r2,%r3}]")
     ['%r1', '[%rd1,{%r2,%r3}]']
@@ -53,7 +53,7 @@ def parts(text: str) -> list[str]:
         return text.split(",") if text else []
     found: list[str] = _PARTS.findall(text)
     if ",".join(found) != text:
-        raise EmulationError(f"{text!r}: operands are separated by commas, and each bracket is closed")
+        raise EmulationError(f"{text!r}: operands must be separated by commas, and every bracket must be closed")
     return found
 
 
@@ -66,7 +66,7 @@ def _free(name: str, taken: Mapping[str, object]) -> str:
 
 
 def integer(text: str) -> int | None:
-    """42, -5, 0x2A, 052, 0b101010, 42U; None when it is none."""
+    """Read 42, -5, 0x2A, 052, 0b101010, 42U; returns None for other texts."""
     found = _INTEGER.fullmatch(text)
     if not found:
         return None
@@ -80,7 +80,7 @@ def integer(text: str) -> int | None:
 
 
 def number(text: str) -> float | None:
-    """0f3F800000, 0d..., 1.5, 1e-3; None when it is none."""
+    """Read 0f3F800000, 0d..., 1.5, 1e-3; returns None for other texts."""
     sign = -1.0 if text[0] == "-" else 1.0
     digits = text.lstrip("+-")
     for prefix, layout, length in (("0f", ">f", 8), ("0d", ">d", 16)):
@@ -96,7 +96,7 @@ def _constant(text: str) -> Immediate | None:
     value = integer(text)
     if value is not None:
         if not -LARGEST < value < LARGEST:
-            raise EmulationError(f"{text}: a constant has 64 bits")
+            raise EmulationError(f"{text}: a constant has at most 64 bits")
         return Immediate(value)
     if text == "WARP_SZ":
         return Immediate(32)
@@ -108,46 +108,46 @@ def _constant(text: str) -> Immediate | None:
 
 @dataclass
 class Scope:
-    """The names between two braces, and in `outer` those around them. A name that is taken gets a number: "out.2"."""
+    """The names between two braces; `outer` holds those around them. A duplicate name gets a number: "out.2"."""
 
     outer: Scope | None = None
-    suffix: str = ""  # of all names of a device function, so that it can be put into its callers
+    suffix: str = ""  # for all names of a device function, which is inlined into its callers
     taken: dict[str, str] = field(default_factory=dict)  # all registers of the function, name -> type
     memory: dict[str, Variable] = field(default_factory=dict)  # all variables of the function
-    seen: set[str] = field(default_factory=set)  # variables that the function names
+    seen: set[str] = field(default_factory=set)  # variables that the function uses
     registers: dict[str, Register] = field(default_factory=dict)  # by the name as written
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # %r<10>: "%r" -> 10, "b32"
     variables: dict[str, Variable] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     tables: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
-    read: dict[str, Operand] = field(default_factory=dict)  # operands met before, by their text
+    read: dict[str, Operand] = field(default_factory=dict)  # operands that were read before, by their text
 
     def inside(self) -> Scope:
-        """A scope within this one, of the same function."""
+        """Return a new scope within this one, in the same function."""
         return Scope(self, self.suffix, self.taken, self.memory, self.seen)
 
     def _outward(self) -> Iterator[Scope]:
-        """The scope itself, then those around it."""
+        """Yield this scope, then those around it."""
         scope: Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.outer
 
     def declare(self, name: str, type_: str) -> Register:
-        """A register of this scope."""
+        """Declare a register in this scope."""
         made = self.registers[name] = Register(_free(name + self.suffix, self.taken), type_)
         self.taken[made.name] = type_
         self.read.pop(name, None)
         return made
 
     def add(self, declared: Variable) -> Variable:
-        """A variable of this scope, as the function calls it."""
+        """Add a variable to this scope; returns it under its unique name."""
         made = replace(declared, name=_free(declared.name + self.suffix, self.memory))
         self.variables[declared.name] = self.memory[made.name] = made
         return made
 
     def register(self, name: str) -> Register | None:
-        """The register of that name here or around."""
+        """Find a register by name in this scope or those around it."""
         prefix = name.rstrip("0123456789")
         for scope in self._outward():
             if name in scope.registers:
@@ -158,7 +158,7 @@ class Scope:
         return None
 
     def variable(self, name: str) -> Variable | None:
-        """The variable or parameter of that name here or around."""
+        """Find a variable or parameter by name in this scope or those around it."""
         for scope in self._outward():
             if name in scope.variables:
                 self.seen.add(name)
@@ -166,26 +166,28 @@ class Scope:
         return None
 
     def label(self, name: str) -> str:
-        """A label as its function calls it."""
+        """Return the unique name of a label."""
         for scope in self._outward():
             if name in scope.labels:
                 return scope.labels[name]
-        raise EmulationError(f"label {name!r} is nowhere in this function: each branch goes to a label of its function")
+        raise EmulationError(
+            f"label {name!r} is not defined in this function, and a branch must stay within its function"
+        )
 
     def table(self, name: str) -> list[str]:
-        """The labels of a .branchtargets."""
+        """Return the labels of a .branchtargets."""
         for scope in self._outward():
             if name in scope.tables:
                 return scope.tables[name]
-        raise EmulationError(f"{name!r} names no .branchtargets of this function")
+        raise EmulationError(f"{name!r} is not a .branchtargets of this function")
 
     def operands(self, text: str) -> tuple[Operand, ...]:
-        """All operands of an instruction; raises EmulationError with the text that is not understood."""
+        """Read all operands of an instruction; raises EmulationError with the text of an invalid one."""
         text = "".join(text.split())
         return tuple([self.operand(part) for part in parts(text)])
 
     def operand(self, text: str) -> Operand:
-        """One operand, without blanks."""
+        """Read one operand, written without blanks."""
         found = self.read.get(text)
         if found is None:
             found = self.read[text] = self._operand(text)
@@ -193,7 +195,7 @@ class Scope:
 
     def _operand(self, text: str) -> Operand:
         if not text:
-            raise EmulationError("an operand is missing: operands are separated by commas")
+            raise EmulationError("an operand is missing between commas")
         first = text[0]
         if first == "[" and text[-1] == "]":
             return self._memory(text)
@@ -221,12 +223,12 @@ class Scope:
         return self._sum(text)
 
     def _sum(self, text: str) -> Operand:
-        """sym+8 outside brackets; all that is left is not understood."""
+        """Read variable+8 outside brackets; any other text is an error."""
         name, offset = _split(text)
         variable = self.variable(name)
         if variable is None or not offset:
             what = "register, special register, variable or number"
-            raise EmulationError(f"{text!r} is no {what} declared here: declare it before its use")
+            raise EmulationError(f"{text!r} is not a {what} that is declared here: declare it before its use")
         return Symbol(variable.name, offset)
 
     def _memory(self, text: str) -> Memory:
@@ -241,17 +243,19 @@ class Scope:
         if isinstance(base, Symbol):
             base, offset = Symbol(base.name, base.offset + offset), 0
         if not isinstance(base, (Register, Symbol, Immediate)):
-            raise EmulationError(f"{text!r}: an address is a register, a variable or a number, plus a number")
+            raise EmulationError(
+                f"{text!r}: an address must be a register, a variable or a number, plus an optional number"
+            )
         return Memory(base, offset, tuple(coordinates))
 
 
 def _split(text: str) -> tuple[str, int]:
-    """%rd1+-4 -> %rd1, -4."""
+    """Split %rd1+-4 into %rd1 and -4."""
     for sign in "+-":
         name, found, rest = text.partition(sign)
         offset = integer(rest) if found and name else None
         if offset is not None:
             if abs(offset) >= LARGEST // 2:
-                raise EmulationError(f"{text}: an offset has 64 bits")
+                raise EmulationError(f"{text}: an offset has at most 64 bits")
             return name, offset if sign == "+" else -offset
     return text, 0

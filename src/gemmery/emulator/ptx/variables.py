@@ -1,4 +1,4 @@
-"""Declarations of memory: variables of all spaces, parameters, and where they lie.
+"""Declarations of variables in all spaces, of parameters, and their layout.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "State Spaces", "Types" and "Variables".
 """
@@ -26,25 +26,25 @@ _POINTER = re.compile(r"(?:generic\((?P<generic>[\w$%.]+)\)|(?P<plain>[A-Za-z_$%
 
 
 def variable(text: str) -> tuple[Variable, str]:
-    """`.shared .align 16 .b8 tile[4096]` as a variable at offset 0, and its type.
+    """Read `.shared .align 16 .b8 tile[4096]` as a variable at offset 0; returns it with its type.
 
-    Raises EmulationError for what is no declaration.
+    Raises EmulationError for text that is not a declaration.
     """
     found = _VARIABLE.fullmatch(text.strip())
     words = re.findall(r"\.(\w+)(?:\s+(\d+))?", found["words"]) if found else []
     type_ = next((word for word, _ in reversed(words) if word in SIZES), "")
     if not found or not type_:
-        raise EmulationError("a variable is declared as .shared .align 16 .b8 name[4096]")
+        raise EmulationError("this is not a declaration: a variable is declared as .shared .align 16 .b8 name[4096]")
     length = next((int(word[1:]) for word, _ in words if word in ("v2", "v4", "v8")), 1)
     align = max(SIZES[type_] * length, 1)
     align = next((int(value or 0) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
     if align < 1 or align & align - 1:
-        raise EmulationError(f".align {align}: an alignment is a power of two")
+        raise EmulationError(f".align {align}: an alignment must be a power of two")
     data, pointers = _constants(found["values"], type_) if found["values"] else (b"", ())
     for given in re.findall(r"\[([^\]]*)\]", found["lengths"]):
         count = integer(given.strip()) if given.strip() else len(data) // SIZES[type_]
         if count is None:
-            raise EmulationError(f"[{given}]: a length is a number")
+            raise EmulationError(f"[{given}]: a length must be a number")
         length *= count
     size = SIZES[type_] * length
     if size > LARGEST or (found["space"] == "local" and size > MOST_LOCAL):
@@ -58,9 +58,10 @@ def variable(text: str) -> tuple[Variable, str]:
 
 
 def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Variable], int]:
-    """Place variables one behind the other, aligned, and return them with the bytes that they take.
+    """Place variables one after the other, aligned; returns them with their size in bytes.
 
-    Those of no size (`extern .shared x[]`) all begin at the end, which ptxas aligns for the strictest of them.
+    Variables without a size (`extern .shared x[]`) all begin at the end, at the largest of their alignments, as with
+    ptxas.
     """
     placed = {}
     for made in variables:
@@ -75,7 +76,7 @@ def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Varia
 
 
 def _constants(text: str, type_: str) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
-    """{1, 0x2A, {3, 4}}, 0f3F800000 or generic(x)+4 as bytes of a type, and the addresses among them."""
+    """Read {1, 0x2A, {3, 4}}, 0f3F800000 or generic(x)+4 as bytes of a type, and the addresses in them."""
     packed: list[bytes] = []
     pointers: list[tuple[int, str, int]] = []
     size = SIZES[type_]

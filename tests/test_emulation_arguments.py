@@ -99,7 +99,7 @@ ARGUMENTS = {
     "too few": (
         [X],
         gm.ArgumentError,
-        r"1 argument: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*give one",
+        r"1 argument: kernel \w*twice\w* takes 2 \(8 bytes.*pointer.*, 4 bytes.*pass one",
     ),
     "too many": ([X, 1, 2], gm.ArgumentError, "3 arguments.*takes 2"),
     "a list": (
@@ -107,13 +107,13 @@ ARGUMENTS = {
         gm.ArgumentError,
         r"argument 0 is \[1.0, 2.0\] of type list.*pass a numpy.uint64, or an array",
     ),
-    "an array of another library": ([Tensor(), 1], gm.ArgumentError, "argument 0 is of type Tensor: .*or an array"),
+    "an array of another library": ([Tensor(), 1], gm.ArgumentError, "argument 0 is of type Tensor, .*or an array"),
     "an array for a list": (
         X,
         gm.ArgumentError,
         r"args is of type ndarray: a list of the kernel's arguments, \[x, y\]",
     ),
-    "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float: .*pointer.*an array"),
+    "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float, .*pointer.*an array"),
     "an array for a number": ([X, X], gm.ArgumentError, "argument 1 is an array of float32.*4 bytes.*numpy.uint32"),
     "None for a number": ([X, None], gm.ArgumentError, "argument 1 is None.*pass a numpy.uint32"),
     "a float for an int": ([X, 1.0], gm.ArgumentError, "argument 1 is 1.0 of type float.*numpy.uint32"),
@@ -123,7 +123,7 @@ ARGUMENTS = {
     "bytes": ([X, b"abc"], gm.ArgumentError, "argument 1 is 3 bytes.*pass 4 bytes"),
     "gaps": ([np.zeros((8, 8))[:, ::2], 1], gm.LayoutError, "argument 0 has strides.*ascontiguousarray"),
     "objects": ([np.array([None]), 1], gm.ArgumentError, "argument 0 holds Python objects.*astype"),
-    "byte order": ([FOREIGN, 1], gm.LayoutError, "argument 0 has the foreign byte order.*astype"),
+    "byte order": ([FOREIGN, 1], gm.LayoutError, "argument 0 has the non-native byte order.*astype"),
 }
 
 
@@ -144,7 +144,7 @@ def test_overlapping_arrays_are_refused():
     ("variables", "words"),
     [
         ({"nowhere": X}, "variable 'nowhere': this module has table"),
-        ({"table": X}, "variable table has 16 bytes, the array 256: pass as many"),
+        ({"table": X}, "variable table has 16 bytes, but the array has 256: pass an array of that size"),
         ({"table": [1.0]}, r"variable table is \[1.0\]: pass a NumPy array"),
     ],
 )
@@ -162,7 +162,9 @@ def test_a_read_only_array_may_be_read_and_not_written():
     np.testing.assert_array_equal(y, x)
     other = np.zeros_like(X)
     swapped = "__global__ void f(float* z, float* x, const float* y) { z[threadIdx.x] = x[threadIdx.x] = 1 + y[0]; }"
-    with pytest.raises(gm.LayoutError, match="argument 1 is read-only, and the kernel writes it: pass a writable copy"):
+    with pytest.raises(
+        gm.LayoutError, match="argument 1 is read-only, but the kernel writes to it: pass a writable copy"
+    ):
         gm.emulate(swapped, "f", 1, N, [other, x, y])
     assert not other.any()
     np.testing.assert_array_equal(x, X)

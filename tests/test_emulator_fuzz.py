@@ -110,7 +110,7 @@ FOUND = {
     ".entry f() { .reg .b32 %r<2>; ld.global.u32 %r1, [_]; ret; }": "",
     ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, _; ret; }": "the sink _ as a source",
     ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, 99999999999999999999; ret; }": "a constant has at most 64 bits",
-    ".entry f() { .reg .b32 %r<2>; ld.shared.u32 %r1, [%r1+99999999999999999999]; ret; }": "an offset has at most 64 bits",
+    ".entry f() { .reg .b32 %r<2>; ld.u32 %r1, [%r1+9999999999999999999999]; ret; }": "an offset has at most 64 bits",
     ".entry f() { .shared .align 0 .b8 x[4]; ret; }": "an alignment must be a power of two",
     ".entry f() { .shared .align 3 .b8 x[4]; ret; }": "an alignment must be a power of two",
     ".entry f() { .local .b8 x[99999999999]; ret; }": "more than a device has",

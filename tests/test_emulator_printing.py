@@ -78,4 +78,4 @@ def test_a_string_that_is_nowhere_is_a_finding(capsys, address):
     (found,) = gm.emulate(code, "f", 1, 1, [y]).findings
     assert capsys.readouterr().out == "a  7"
     assert (found.kind, found.line.number, y[0]) == ("misuse", 2, 2)
-    assert "where nothing does" in found.message
+    assert "where there is no memory" in found.message

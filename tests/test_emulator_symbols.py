@@ -121,7 +121,7 @@ def test_bfloat16_of_ml_dtypes():
 )
 def test_an_array_of_another_type_is_refused_in_words(code, kernel):
     x, y = np.ones(4), np.zeros(4, np.float32)
-    words = "argument 0 is an array of float64, and the kernel's parameter points to float: pass an array of float32"
+    words = "argument 0 is an array of float64, but the kernel's parameter points to float: pass an array of float32"
     with pytest.raises(gm.ArgumentError, match=words):
         gm.emulate(code, kernel, 1, 4, [x, y])
     gm.emulate(code, kernel, 1, 4, [x.view(np.float32)[:4].copy(), y])

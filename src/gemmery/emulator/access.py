@@ -1,4 +1,4 @@
-"""Instructions that reach memory, and moves between registers: ld, st, cp.async, ldmatrix, mov, cvta.
+"""Instructions that access memory, and moves between registers: ld, st, cp.async, ldmatrix, mov, cvta.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions".
 """
@@ -28,7 +28,7 @@ MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for
 
 
 def _spelled(instruction: Instruction) -> Spelled:
-    """A load or store that is modelled, with as many operands as it takes."""
+    """Read the opcode of a load or store, and check the number of operands."""
     found = modifiers.access(instruction.opcode)
     if found is None or len(instruction.operands) != 2 + found.policy:
         raise refused(instruction)
@@ -36,7 +36,7 @@ def _spelled(instruction: Instruction) -> Spelled:
 
 
 def _elements(instruction: Instruction, operand: Operand, spelled: Spelled) -> tuple[Operand, ...]:
-    """The registers of a vector, or the one of a scalar."""
+    """Return the registers of a vector, or the single one of a scalar."""
     elements = operand.elements if isinstance(operand, Vector) else (operand,)
     if len(elements) != spelled.count:
         raise refused(instruction, f"{len(elements)} registers:")
@@ -80,7 +80,7 @@ def _store(lowering: Lowering, index: int) -> Step:
 
 
 def _move(lowering: Lowering, index: int) -> Step:
-    """mov, which also takes registers apart and puts them together."""
+    """mov, which also packs and unpacks registers."""
     instruction = lowering.kernel.instructions[index]
     kind = instruction.opcode.removeprefix("mov.")
     if kind not in MOVED or len(instruction.operands) != 2:
@@ -102,7 +102,7 @@ def _move(lowering: Lowering, index: int) -> Step:
 
 
 def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:
-    """The type of each part of a packed register, and by how many bits each is shifted."""
+    """Return the type of each part of a packed register, and the shift of each part in bits."""
     count = len(parts.elements)
     bits = 8 * np.dtype(NUMPY[kind]).itemsize // count
     registers = [one for one in parts.elements if isinstance(one, Register) and one.name != "_"]
@@ -146,7 +146,7 @@ _CONVERTED = re.compile(r"cvta(\.to)?\.([\w:]+)\.u64")
 
 
 def _convert_address(lowering: Lowering, index: int) -> Step:
-    """cvta and cvta.to: between a space's addresses and generic ones."""
+    """cvta and cvta.to: convert between addresses of a space and generic ones."""
     instruction = lowering.kernel.instructions[index]
     found = _CONVERTED.fullmatch(instruction.opcode)
     if found is None or found[2] not in modifiers.SPACES:
@@ -167,14 +167,14 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
 
 
 def _is_in_space(lowering: Lowering, index: int) -> Step:
-    """isspacep: whether a generic address lies in a space."""
+    """isspacep: test whether a generic address is in a space."""
     instruction = lowering.kernel.instructions[index]
     space = modifiers.SPACES.get(instruction.opcode.partition(".")[2], "")
     if instruction.opcode == "isspacep.const" or space not in ("global", "shared", "shared::cluster", "local"):
         raise refused(instruction)
     read = lowering.read(instruction.operands[1], "s64", instruction)
     write = lowering.write(instruction.operands[0], "pred", instruction)
-    peers = SHARED_WINDOW + (1 << cluster.RANK_AT)  # as mapa gives them, the block's own memory among them
+    peers = SHARED_WINDOW + (1 << cluster.RANK_AT)  # addresses from mapa, including the block's own memory
     bounds = {
         "global": (0, SHARED_WINDOW),
         "shared": (SHARED_WINDOW, peers),
@@ -192,7 +192,7 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
 
 
 def _policy(lowering: Lowering, index: int) -> Step:
-    """createpolicy: how caches treat an access is not modelled, so every policy is 0."""
+    """createpolicy: caches are not modelled, so every policy is 0."""
     instruction = lowering.kernel.instructions[index]
     if modifiers.POLICIES.fullmatch(instruction.opcode) is None:
         raise refused(instruction)
@@ -206,14 +206,14 @@ def _policy(lowering: Lowering, index: int) -> Step:
 
 
 def _call(lowering: Lowering, index: int) -> Step:
-    """A function outside of the text: printf, or an error when it is reached, not before."""
+    """A call of a function outside the text: printf, or an error when a thread reaches it."""
     instruction = lowering.kernel.instructions[index]
     name = instruction.opcode.removeprefix("call ")
     if name == "vprintf":
         return printing.handler(lowering, index)
     error = EmulationError(
-        f"a call of {name} ({instruction.line}) is not modelled: leave it out where the kernel is "
-        "emulated, for example with options=('-DEMULATED',) and #ifndef EMULATED"
+        f"a call of {name} ({instruction.line}) is not modelled: remove it for the emulator, for "
+        "example with #ifndef EMULATED and options=('-DEMULATED',)"
     )
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -223,7 +223,7 @@ def _call(lowering: Lowering, index: int) -> Step:
 
 
 def _nothing(lowering: Lowering, index: int) -> Step:
-    """Instructions that order or hint: the lock step keeps every order already."""
+    """Ordering instructions and hints, which do nothing here: lock step keeps the order."""
     instruction = lowering.kernel.instructions[index]
     if modifiers.WITHOUT_EFFECT.fullmatch(instruction.opcode) is None:
         raise refused(instruction)
@@ -231,7 +231,7 @@ def _nothing(lowering: Lowering, index: int) -> Step:
 
 
 def _fence(lowering: Lowering, index: int) -> Step:
-    """Fences order nothing in lock step; observers are told of those that concern shared memory."""
+    """Fences, which do nothing here: lock step keeps the order. Observers are told of those for shared memory."""
     instruction = lowering.kernel.instructions[index]
     if modifiers.FENCES.fullmatch(instruction.opcode) is None:
         raise refused(instruction)
@@ -248,7 +248,7 @@ def _fence(lowering: Lowering, index: int) -> Step:
 
 
 def _copy(lowering: Lowering, index: int) -> Step:
-    """cp.async, its groups and its waits."""
+    """cp.async with its groups and waits."""
     instruction = lowering.kernel.instructions[index]
     words = instruction.opcode.split(".")[1:]
     if "bulk" in words:
@@ -278,7 +278,7 @@ def _copied(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if width not in ((16,) if said["cache"] == "cg" else (4, 8, 16)):
         raise refused(instruction, f"{width} bytes:")
     to, out_of = lowering.address(target, instruction), lowering.address(source, instruction)
-    # The fourth operand is how many bytes are read (the rest is zeros), or a predicate: true reads none.
+    # The fourth operand is the number of bytes to read (the rest is zeros), or a predicate: true reads nothing.
     extra: Read | None = None
     ignored = False
     match more:

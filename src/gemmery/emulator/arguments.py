@@ -1,4 +1,4 @@
-"""NumPy arrays in the memory of a launch, and a kernel's parameters made of them."""
+"""Copy NumPy arrays to the memory of a launch, and pack a kernel's parameters."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from gemmery.emulator.ptx import Kernel, Parameter
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
-SHOWN = 40  # characters of a value that an error repeats
-ALIGNED = 16  # bytes of the widest access, which must begin at a multiple of them
+SHOWN = 40  # the longest value, in characters, that an error message repeats
+ALIGNED = 16  # bytes of the widest access, which is also its alignment
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Arguments of a launch: their memory, the bytes that a kernel reads as its parameters, the arrays behind them."""
+    """The arguments of a launch: global memory, the bytes of the kernel's parameters, and the caller's arrays."""
 
     memory: Global
     parameters: bytes
     arrays: Arrays
 
     def write_back(self) -> None:
-        """Give the arrays what the kernel left in its memory.
+        """Copy the results from global memory to the arrays.
 
-        Raises LayoutError, and writes nothing, when the kernel wrote an array that is read-only.
+        Raises LayoutError, and writes nothing, if the kernel wrote to a read-only array.
         """
         left = {name: self.memory.bytes(name) for name in self.arrays}
         for name, array in self.arrays.items():
             if not array.flags.writeable and not np.array_equal(_bytes(array), left[name]):
-                raise LayoutError(f"{name} is read-only, and the kernel writes it: pass a writable copy")
+                raise LayoutError(f"{name} is read-only, but the kernel writes to it: pass a writable copy")
         for name, array in self.arrays.items():
             if array.flags.writeable:
                 _bytes(array)[:] = left[name]
 
 
 def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
-    """Global memory with a copy of each array, with `scratch` bytes of zeros by name and the kernels' variables.
+    """Make global memory with a copy of each array, `scratch` bytes of zeros by name, and the kernels' variables.
 
-    An array is as far from a multiple of 16 bytes as it is on the host: what is misaligned there is so here.
+    The address of an array modulo 16 bytes is the same as on the host, so that misaligned arrays stay misaligned.
     """
     variables = {
         one.name: one for kernel in kernels for one in kernel.variables.values() if one.space in ("global", "const")
@@ -67,17 +67,17 @@ def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[s
 
 
 def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) -> Bound:
-    """The arguments of a kernel, checked against its parameters, and arrays in the place of the module's variables.
+    """Check a kernel's arguments against its parameters, and set the module's variables to arrays.
 
-    An array stands for its address, None for a null pointer, a TensorMap for itself, bytes for a struct; a number is a
-    NumPy scalar of the parameter's size, or a Python one that fits its type. Raises ArgumentError, and LayoutError for
-    an array with gaps.
+    An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes as a struct. A number is a
+    NumPy scalar of the parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError
+    for an array with gaps.
     """
     wanted = kernel.parameters
     if len(args) != len(wanted):
         listed = ", ".join(_described(one) for one in wanted)
         said = f"{len(args)} argument{'s' * (len(args) != 1)}"
-        raise ArgumentError(f"{said}: kernel {kernel.name} takes {len(wanted)} ({listed}); give one for each")
+        raise ArgumentError(f"{said}: kernel {kernel.name} takes {len(wanted)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {}
     names = {
         place: _named(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
@@ -107,21 +107,23 @@ def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) 
 
 
 def _variable(kernel: Kernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An array that a __device__ or __constant__ variable is set to."""
+    """Check the array for a __device__ or __constant__ variable."""
     known = {one.name: one.size for one in kernel.variables.values() if one.space in ("global", "const")}
     if name not in known:
         raise ArgumentError(
             f"variable {name!r}: this module has {', '.join(known) or 'none'}; "
-            "one in a namespace goes by its symbol, one that no kernel uses is left out by the compiler"
+            "a variable in a namespace goes by its symbol, and the compiler removes one that no kernel uses"
         )
     _checked(f"variable {name}", array)
     if array.nbytes != known[name]:
-        raise ArgumentError(f"variable {name} has {known[name]} bytes, the array {array.nbytes}: pass as many")
+        raise ArgumentError(
+            f"variable {name} has {known[name]} bytes, but the array has {array.nbytes}: pass an array of that size"
+        )
     return array
 
 
 def _named(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
-    """The name an array goes by; an array that was given before keeps its first one."""
+    """Return the name of an array; an array that is passed twice keeps its first name."""
     _checked(name, array)
     for known, other in arrays.items():
         if other.ctypes.data == array.ctypes.data and other.nbytes == array.nbytes:
@@ -133,7 +135,7 @@ def _named(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> s
 
 
 def _spanned(array: NDArray[Any]) -> NDArray[Any]:
-    """The memory from the first to the last element of a tensor map's array, gaps included."""
+    """Return the memory from the first to the last element of a tensor map's array, with its gaps."""
     if array.flags.c_contiguous:
         return array
     size = sum((length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
@@ -146,17 +148,17 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         raise ArgumentError(f"{name} is {array!r}: pass a NumPy array")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise LayoutError(
-            f"{name} has strides {array.strides} for shape {array.shape}: a kernel is given an address, so memory "
-            "without gaps is needed; pass numpy.ascontiguousarray of it, or the array it is a view of"
+            f"{name} has strides {array.strides} for shape {array.shape}: a kernel gets only an address, so the "
+            "memory must have no gaps; pass numpy.ascontiguousarray of it, or the array that it is a view of"
         )
     if array.dtype.hasobject:
-        raise ArgumentError(f"{name} holds Python objects: a kernel needs numbers; convert it with astype")
+        raise ArgumentError(f"{name} holds Python objects, but a kernel needs numbers: convert it with astype")
     if not array.dtype.isnative:
-        raise LayoutError(f"{name} has the foreign byte order {array.dtype.str}: convert it with astype")
+        raise LayoutError(f"{name} has the non-native byte order {array.dtype.str}: convert it with astype")
 
 
 def _check_elements(kernel: Kernel, args: Sequence[Any]) -> None:
-    """Compare arrays with the types that a mangled symbol gives the pointers; raises ArgumentError."""
+    """Compare the types of arrays with those of the pointers in a mangled symbol; raises ArgumentError."""
     types = symbols.pointees(kernel.name)
     if len(types) != len(args):
         return
@@ -164,7 +166,7 @@ def _check_elements(kernel: Kernel, args: Sequence[Any]) -> None:
         wanted = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
         if wanted:
             raise ArgumentError(
-                f"argument {place} is an array of {value.dtype}, and the kernel's parameter points to {pointee}: "
+                f"argument {place} is an array of {value.dtype}, but the kernel's parameter points to {pointee}: "
                 f"pass an array of {wanted}, or view its bytes as {wanted}"
             )
 
@@ -174,7 +176,7 @@ def _is_pointer(parameter: Parameter) -> bool:
 
 
 def _described(parameter: Parameter) -> str:
-    """A parameter in words.
+    """Describe a parameter.
 
     >>> _described(Parameter("x", "u64", 0, 8)), _described(Parameter("y", "b8", 0, 12))
     ('8 bytes of type u64, a pointer or a whole number', 'a struct of 12 bytes')
@@ -187,7 +189,7 @@ def _described(parameter: Parameter) -> str:
 
 
 def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -> bytes:
-    """One parameter's bytes."""
+    """Return one parameter's bytes."""
     kind, size = np.dtype(NUMPY.get(parameter.type, "u1")), parameter.size
     if isinstance(value, bytes | bytearray):
         if len(value) != size:
@@ -221,10 +223,10 @@ def _way_out(kind: np.dtype[Any], size: int) -> str:
 
 
 def _mismatch(place: int, given: object, parameter: Parameter, way_out: str) -> ArgumentError:
-    return ArgumentError(f"argument {place} is {given}: the kernel reads {_described(parameter)}; {way_out}")
+    return ArgumentError(f"argument {place} is {given}, but the kernel reads {_described(parameter)}: {way_out}")
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The memory of a contiguous array, in its order."""
+    """Return the memory of a contiguous array as bytes, in its order."""
     flat = array.reshape(-1, order="C" if array.flags.c_contiguous else "F")
     return flat.view(np.uint8)

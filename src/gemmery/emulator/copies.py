@@ -1,4 +1,4 @@
-"""cp.async: what is on its way into shared memory, by thread and group. It lands when its thread waits, not before.
+"""cp.async: copies to shared memory under way, by thread and group. A copy lands when its thread waits for it.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Copy:
-    """One instruction's copies of the threads that executed it."""
+    """The copies of one instruction, for the threads that executed it."""
 
     index: int  # of the instruction
-    rows: NDArray[np.int64]  # where in the chunk's shared memory, in units of `data`'s rows
-    addresses: NDArray[np.int64]  # the same in bytes from the block's own zero
+    rows: NDArray[np.int64]  # places in the chunk's shared memory, in rows of `data`
+    addresses: NDArray[np.int64]  # the same as byte offsets in the block's part
     data: NDArray[Any]  # (copies, width) bytes
     threads: NDArray[np.int64]
-    group: Any  # of each copy's thread, counted from 0; an int while all agree
+    group: Any  # group of each copy's thread, from 0; an int while all agree
 
     def only(self, chosen: NDArray[np.bool_]) -> Copy:
-        """Those copies of it."""
+        """Return the selected copies."""
         group = self.group if isinstance(self.group, int) else self.group[chosen]
         rows, addresses, data, threads = self.rows, self.addresses, self.data, self.threads
         return replace(
@@ -50,7 +50,7 @@ class Copies:
         self._under_way: list[Copy] = []
 
     def add(self, copy: Copy) -> None:
-        """Begin; it belongs to the group that its thread commits next."""
+        """Start copies; they belong to the group that their threads commit next."""
         group = self.committed if isinstance(self.committed, int) else self.committed[copy.threads]
         self._under_way.append(replace(copy, group=group))
 
@@ -64,7 +64,7 @@ class Copies:
         self.committed = self.committed + mask
 
     def wait(self, machine: Machine, mask: Mask, pending: int) -> None:
-        """Land all groups of these threads but the latest `pending`."""
+        """Land all groups of these threads except the latest `pending` ones."""
         newest = self.committed - 1 - pending
         left = []
         for copy in self._under_way:
@@ -84,7 +84,7 @@ class Copies:
         self._under_way = left
 
     def wait_all(self, machine: Machine, mask: Mask) -> None:
-        """Land everything of these threads."""
+        """Land all copies of these threads."""
         self.commit(mask, machine.threads)
         self.wait(machine, mask, 0)
 

@@ -1,4 +1,4 @@
-"""What the machine tells its observers while it runs."""
+"""The events that the machine reports to observers while it runs."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One memory instruction of all the warps that execute it together."""
+    """One memory instruction, for all warps that execute it together."""
 
     index: int  # of the instruction in its kernel
     space: str  # "global", "shared", "local"
     kind: str  # "ld", "st", "atom", "red"; "ldmatrix", "stmatrix"; "cp.async" (both ends, one event each); "bulk"
-    addresses: Any  # int64, one a thread (threads,) or a scalar for all; of shared memory from the block's own zero
-    mask: Mask  # threads that access; None is all
-    width: int  # bytes a thread
-    values: Any = None  # of "st": what is written, for each element of the vector one a thread or one for all
+    addresses: (
+        Any  # int64, one per thread (threads,) or a scalar for all; for shared memory offsets in the block's part
+    )
+    mask: Mask  # the active threads; None means all
+    width: int  # bytes per thread
+    values: Any = None  # of "st": the values written; for each element of the vector one per thread, or one for all
 
 
 class Observer:
-    """Told of each event before it takes effect; does nothing by itself."""
+    """Receives each event before it takes effect; this base class does nothing."""
 
     def start(self, machine: Machine) -> None:
-        """A chunk of blocks begins."""
+        """A chunk of blocks starts."""
 
     def access(self, machine: Machine, event: Access) -> None:
-        """Threads load or store; those that fault are no longer in the event's mask."""
+        """Threads load or store; those that fault are not in the event's mask."""
 
     def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
-        """What cp.async `index` fetched is written to shared memory: its threads waited for it."""
+        """The data of cp.async `index` is written to shared memory, because its threads waited for it."""
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
-        """Instructions first ... last - 1 were executed by so many warps, with so many threads active in all.
+        """Instructions first ... last - 1 were executed by `warps` warps, with `threads` active threads in total.
 
         Guarded instructions count as executed, as the profiler counts them.
         """
 
     def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
-        """A conditional branch: `taken` is a bool for each thread, or one for all."""
+        """A conditional branch: `taken` is one bool per thread, or one for all."""
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         """These threads leave a barrier that is complete for their blocks (their warps: barrier -1)."""
@@ -54,41 +56,41 @@ class Observer:
     def ordered(
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
     ) -> None:
-        """Threads arrive at mbarriers of their blocks, or are let pass by them (`acquired`): all before is seen."""
+        """Threads arrive at mbarriers of their blocks, or pass them (`acquired`) and see everything before."""
 
     def bulk(
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
     ) -> None:
-        """Units beside the threads reach 16 bytes of shared memory at each of `addresses` (threads, pieces).
+        """Asynchronous units access 16 bytes of shared memory at each of `addresses` (threads, pieces).
 
-        `what` is "begins" of a copy into it that is on its way, "lands" when it is there, or "reads".
+        `what` is "begins" for the start of a copy to shared memory, "lands" for its end, or "reads".
         """
 
     def initialised(
         self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64]
     ) -> None:
-        """Threads make mbarriers of 8 bytes of their blocks' shared memory."""
+        """Threads initialise mbarriers of 8 bytes in their blocks' shared memory."""
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
-        """These threads execute a fence; after fence.proxy.async units beside the threads see what they have seen."""
+        """These threads execute a fence; after fence.proxy.async, asynchronous units see what the threads saw."""
 
     def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
         """The four warps from each of these threads on have waited together for their products."""
 
     def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
-        """These threads break a rule: "arrives at ..." in words."""
+        """These threads break a rule; `message` says which, as in "arrives at ..."."""
 
     def mismatched(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
-        """These threads execute a warp's instruction with lanes that do not fit together: "executes ..." in words."""
+        """These threads execute a warp's instruction with the wrong lanes; `message` says which rule is broken."""
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
-        """These threads do not access: "outside" their memory or "misaligned"."""
+        """The accesses of these threads are dropped: they are "outside" their memory or "misaligned"."""
 
     def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
         """These threads wait at barrier `index` while others of their block wait at another."""
 
     def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
-        """These threads wait at instruction `index` for what no remaining thread can do."""
+        """These threads wait at instruction `index` for something that no remaining thread can do."""
 
     def finish(self, machine: Machine) -> None:
         """The chunk has ended."""

@@ -1,4 +1,4 @@
-"""A parsed kernel as basic blocks of steps that a machine can take, ready for any launch."""
+"""Lower a parsed kernel to basic blocks of steps, ready for any launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")
 
 @dataclass(frozen=True)
 class Reduction:
-    """What bar.red does besides waiting."""
+    """The reduction of a bar.red."""
 
     way: str  # "popc", "and", "or"
     read: Read  # the predicate
@@ -34,15 +34,15 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions first ... last - 1, entered at the first alone; the machine itself carries out `end`."""
+    """A basic block: instructions first ... last - 1; the machine itself executes `end`."""
 
     first: int
     last: int
     steps: tuple[Step, ...]
     end: Instruction | None  # the branch, barrier or return at its end
-    guard: Read | None  # whether a thread takes the branch; of a switch, which of the targets
+    guard: Read | None  # whether a thread takes the branch; for a switch the index of the target
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
-    waits: bool  # one instruction, repeated until it succeeds
+    waits: bool  # a single instruction, repeated until it succeeds
     reduction: Reduction | None = None
     gathering: convergence.Gathering | None = None  # whom its threads wait for before it
 
@@ -55,26 +55,26 @@ class Program:
     blocks: tuple[Block, ...]
     slots: dict[str, int]  # registers
     provided: dict[str, int]  # special registers and addresses of variables
-    zeros: tuple[Any, ...]  # what each slot holds at the start
+    zeros: tuple[Any, ...]  # the initial value of each slot
 
     @property
     def stop(self) -> int:
-        """The block where threads go that have ended."""
+        """The number of the block to which threads go when they end."""
         return len(self.blocks)
 
     @cached_property
     def reductions(self) -> Mapping[int, Reduction]:
-        """Those of barriers, by instruction."""
+        """The reductions of barriers, by instruction."""
         return {one.last - 1: one.reduction for one in self.blocks if one.reduction is not None}
 
     @cached_property
     def merges(self) -> Mapping[int, Merge]:
-        """The accesses that ptxas makes one of."""
+        """The accesses that ptxas merges."""
         return merged(self.kernel)
 
 
 def lowered(kernel: Kernel, faster: Faster | None = None) -> Program:
-    """Prepare a kernel; `faster` may hold other functions for `exact.fma` and `exact.chain`, that give the same bits.
+    """Prepare a kernel; `faster` may replace `exact.fma` and `exact.chain` by functions that give the same bits.
 
     Raises EmulationError for an instruction that is not modelled.
     """
@@ -104,7 +104,7 @@ def _starts(kernel: Kernel) -> list[int]:
 
 
 def _ends(opcode: str) -> bool:
-    """Does an instruction end a basic block; the cluster's barrier is two that do not."""
+    """Whether an instruction ends a basic block; the two of a cluster's barrier do not."""
     return opcode.partition(".")[0] in ENDS and not opcode.startswith("barrier.cluster")
 
 
@@ -152,7 +152,7 @@ def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
 
 
 def _step(lowering: Lowering, index: int) -> Step:
-    """The step of an instruction, refused where its operands are not as many or not of the kinds that it takes."""
+    """Return the step of an instruction; refuse it if its operands are wrong in number or kind."""
     instruction = lowering.kernel.instructions[index]
     try:
         return _made(lowering, index, instruction)

@@ -1,6 +1,6 @@
-"""Matrix fragments to and from memory: ldmatrix, stmatrix, wmma.load and wmma.store.
+"""Load and store matrix fragments: ldmatrix, stmatrix, wmma.load and wmma.store.
 
-PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py says which lane reads what; all lanes of a warp take part.
+PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py maps elements to lanes; all lanes of a warp take part.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def warp_matrix(lowering: Lowering, index: int) -> Step:
     return make(lowering, instruction, index, fragment, lowering.flat((registers,)), (space, address, apart))
 
 
-Where = tuple[str, Read, Read]  # a space, an address in it, elements from a row to the next
+Where = tuple[str, Read, Read]  # a space, an address in it, the stride between rows in elements
 
 
 def _loading(
@@ -130,7 +130,7 @@ def _storing(
 
 
 def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read) -> NDArray[np.int64]:
-    """Where each lane of each warp begins; lanes beyond the rows of a matrix repeat the first."""
+    """Return the address of each lane of each warp; lanes beyond the rows of a matrix repeat the first."""
     major, minor = (np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor))
     base = machine.spread(address(machine.registers)).reshape(-1, 32)
     step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
@@ -148,7 +148,7 @@ def _first(count: int) -> Lanes:
 
 
 def _some(machine: Machine, mask: Mask, lanes: Lanes) -> Mask:
-    """The lanes that give an address; None for all."""
+    """Return the mask of the lanes that give an address; None for all."""
     if lanes.all():
         return mask
     every = np.tile(lanes, machine.warps)

@@ -1,8 +1,8 @@
-"""Global, shared and local memory of a launch, as NumPy buffers that all threads reach with one gather or scatter.
+"""Global, shared and local memory of a launch: NumPy buffers that all threads access with one gather or scatter.
 
-A global address is an offset in one buffer whose first page no array has, so that a null pointer faults. An address in
-shared or local memory is an offset in the block's or the thread's own part. Generic addresses of shared and local
-memory and of parameters lie in windows far above, as they do on a device (PTX ISA 9.0, "Generic Addressing").
+A global address is an offset in one buffer; no array is in its first page, so that a null pointer faults. An address in
+shared or local memory is an offset in the part of the block or thread. Generic addresses of shared and local memory and
+of parameters are in windows far above, as on a device (PTX ISA 9.0, "Generic Addressing").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.op import Mask, Values
 
 PAGE = 4096
-APART = 512  # bytes between arrays at least: what runs over an end meets no other array
+APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
 SHARED_WINDOW = 1 << 40
 LOCAL_WINDOW = 1 << 41
 PARAMETER_WINDOW = 1 << 42
@@ -36,12 +36,12 @@ class Allocation:
 
     @property
     def stop(self) -> int:
-        """The first byte after it."""
+        """The address after its last byte."""
         return self.start + self.size
 
 
 class Space:
-    """Bytes of one space for the threads of a chunk: `base` is what a thread's or block's own part adds."""
+    """The bytes of one space for a chunk of blocks; `base` is the offset of each thread's or block's part."""
 
     def __init__(self, data: Bytes, base: Any = 0) -> None:
         self.data = data
@@ -49,7 +49,7 @@ class Space:
         self._views: dict[tuple[str, int], NDArray[Any]] = {}
 
     def view(self, kind: str, count: int) -> NDArray[Any]:
-        """The same memory as elements of a NumPy type, or as rows of `count` of them."""
+        """Return the memory as elements of a NumPy type, or as rows of `count` elements."""
         found = self._views.get((kind, count))
         if found is None:
             found = self.data.view(kind)
@@ -59,7 +59,7 @@ class Space:
         return found
 
     def load(self, addresses: Values, kind: str, count: int, width: int) -> list[Any]:
-        """`count` values a thread from checked addresses; a scalar address gives scalars."""
+        """Load `count` values per thread from checked addresses; a scalar address gives scalars."""
         index = (addresses + self.base) >> width.bit_length() - 1
         view = self.view(kind, count)
         if count == 1:
@@ -68,7 +68,7 @@ class Space:
         return [rows[..., place].copy() for place in range(count)]
 
     def store(self, addresses: Values, values: list[Any], mask: Mask, kind: str, width: int, threads: int) -> None:
-        """Write a value of each thread of the mask; of threads that write one place the last one stays."""
+        """Store the values of the threads in the mask; if several write to one address, the last one remains."""
         index = (addresses + self.base) >> width.bit_length() - 1
         if index.ndim == 0:
             index = np.broadcast_to(index, (threads,))
@@ -84,9 +84,9 @@ class Space:
 
 
 class Global(Space):
-    """All arrays of a launch, and the module's variables.
+    """Global memory: all arrays of a launch, and the module's variables.
 
-    Each begins at a multiple of 512 bytes, or `beside` bytes after one.
+    Each begins at a multiple of 512 bytes plus `beside` bytes.
     """
 
     def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None) -> None:
@@ -97,26 +97,26 @@ class Global(Space):
             self.allocations.append(Allocation(name, place + step, size))
             place += -(-max(step + size, 1) // APART) * APART + APART
         super().__init__(np.zeros(place + PAGE, np.uint8))
-        self.safe = np.int64(0)  # an address that may be read: zeros
+        self.safe = np.int64(0)  # an address that is safe to read, and holds zeros
         self._starts = [one.start for one in self.allocations]
 
     def address(self, name: str) -> int:
-        """Where an array begins."""
+        """Return the address of an array."""
         return next(one.start for one in self.allocations if one.name == name)
 
     def bytes(self, name: str) -> Bytes:
-        """The bytes of an array, to be written or read."""
+        """Return the bytes of an array as a view."""
         one = next(one for one in self.allocations if one.name == name)
         return self.data[one.start : one.stop]
 
     def nearest(self, address: int) -> Allocation | None:
-        """The array that holds an address, or ends last before it, or is the first after it."""
+        """Return the array that holds an address, else the last one before it, else the first one."""
         if not self.allocations:
             return None
         return self.allocations[max(bisect_right(self._starts, address) - 1, 0)]
 
     def outside(self, addresses: Values, mask: Mask, width: int) -> Mask:
-        """Threads that reach beyond an array; None when there are none."""
+        """Return a mask of the threads whose access is not within an array; None if there are none."""
         if addresses.ndim == 0:
             one = self.nearest(int(addresses))
             inside = one is not None and one.start <= addresses and addresses + width <= one.stop
@@ -135,7 +135,7 @@ class Global(Space):
 
 
 class Own(Space):
-    """Shared memory of each block, or local memory of each thread: `size` bytes that begin `base` bytes on."""
+    """Shared memory of each block, or local memory of each thread: parts of `size` bytes."""
 
     def __init__(self, parts: int, size: int, threads: int) -> None:
         self.size = size
@@ -145,7 +145,7 @@ class Own(Space):
         self.safe = np.int64(0)
 
     def outside(self, addresses: Values, mask: Mask, width: int) -> Mask:
-        """Threads that reach beyond their part; None when there are none."""
+        """Return a mask of the threads whose access is not within their part; None if there are none."""
         if int(addresses.min()) >= 0 and int(addresses.max()) + width <= self.size:
             return None
         bad = (addresses < 0) | (addresses + width > self.size)

@@ -1,8 +1,8 @@
-"""Which modifiers an instruction that reaches memory may have, and which of them go together.
+"""The modifiers that an instruction which accesses memory may have, and those that may be combined.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions" and "Parallel Synchronization and Communication Instructions".
-As ptxas does, they are taken in any order, but one of each kind. Caches are not modelled: what names one is checked,
-and changes neither a value nor a count.
+Like ptxas, these functions accept modifiers in any order, but only one of each kind. Caches are not modelled: their
+modifiers are checked, and change neither a value nor a count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPACES = {
 SCOPES = ("cta", "cluster", "gpu", "sys")
 LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 FETCHES = ("L2::64B", "L2::128B", "L2::256B")
-POLICY = "L2::cache_hint"  # a cache policy is the last operand
+POLICY = "L2::cache_hint"  # the last operand is a cache policy
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 ORDERED = ("relaxed", "acquire", "release")
 _EVICTIONS = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
@@ -126,7 +126,7 @@ FENCES = re.compile(
 
 @dataclass(frozen=True)
 class Spelled:
-    """What a load or store says."""
+    """A load or store, read from its opcode."""
 
     space: str  # "" for generic
     count: int  # elements
@@ -135,12 +135,12 @@ class Spelled:
 
     @property
     def width(self) -> int:
-        """Bytes a thread."""
+        """Bytes per thread."""
         return np.dtype(NUMPY[self.kind]).itemsize * self.count
 
 
 def sorted_out(words: Sequence[str], kinds: Kinds) -> dict[str, str] | None:
-    """The word of each kind; None where one is of no kind, or two are of the same.
+    """Return the word of each kind; None if a word has no kind, or two words have the same.
 
     >>> sorted_out(["relaxed", "gpu"], {"order": ORDERED, "scope": SCOPES})
     {'order': 'relaxed', 'scope': 'gpu'}
@@ -157,7 +157,7 @@ def sorted_out(words: Sequence[str], kinds: Kinds) -> dict[str, str] | None:
 
 
 def access(opcode: str) -> Spelled | None:
-    """What ld, ldu or st says; None where ptxas refuses it, or it is not modelled.
+    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
 
     >>> access("ld.global.nc.v4.f32")
     Spelled(space='global', count=4, kind='f32', policy=False)
@@ -175,7 +175,7 @@ def access(opcode: str) -> Spelled | None:
 
 
 def _in_order(said: Mapping[str, str], named: str) -> bool:
-    """Memory order: it has a scope, is for memory that others see, and goes with no cache operation."""
+    """Memory order: it needs a scope and memory that other threads see, and excludes cache operations."""
     order = said.get("order", "weak")
     if (order in ORDERED) != ("scope" in said):
         return False
@@ -186,7 +186,7 @@ def _in_order(said: Mapping[str, str], named: str) -> bool:
 
 
 def _cached(said: Mapping[str, str], named: str) -> bool:
-    """Caches: hints are for global memory, and .nc for global memory that nothing writes."""
+    """Caches: hints need global memory, and .nc global memory that nothing writes."""
     if "read-only" in said and (named != "global" or "order" in said or said.get("cache") in ("cv", "lu")):
         return False
     if "cache" in said and "L1" in said:
@@ -195,14 +195,14 @@ def _cached(said: Mapping[str, str], named: str) -> bool:
 
 
 def _narrow(said: Mapping[str, str], found: Spelled) -> bool:
-    """Sizes: 16 bytes at most, or 32 of global memory in words of 4 or 8 bytes (sm_100); .L2:: goes with these."""
+    """Sizes: at most 16 bytes, or on sm_100 32 bytes of global memory in words of 4 or 8; .L2:: needs the latter."""
     each = found.width // found.count
     wide = found.width == 32 and each >= 4 and found.space in ("", "global") and found.count > 2
     return wide or (found.width <= 16 and "L2" not in said)
 
 
 def copy(opcode: str) -> dict[str, str] | None:
-    """What cp.async from global to shared memory says, by kind; None where ptxas refuses it.
+    """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
     >>> copy("cp.async.cg.shared.global.L2::128B")
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
@@ -216,7 +216,7 @@ def copy(opcode: str) -> dict[str, str] | None:
 
 
 def atomic(opcode: str) -> dict[str, str] | None:
-    """What atom or red says, by kind; None where ptxas refuses it.
+    """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
 
     >>> atomic("red.global.add.v2.f32")
     {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
@@ -239,7 +239,7 @@ def atomic(opcode: str) -> dict[str, str] | None:
 
 
 def mbarrier(opcode: str) -> dict[str, str] | None:
-    """What an instruction of an mbarrier says, by kind, its name among it; None where ptxas refuses it.
+    """Read the opcode of an mbarrier instruction, by kind, with its name; returns None if ptxas refuses it.
 
     >>> mbarrier("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64")["name"]
     'mbarrier.try_wait.parity'

@@ -1,6 +1,6 @@
-"""The meaning of an instruction that only computes: registers in, registers out.
+"""The meaning of an instruction that only computes, from registers to registers.
 
-Memory, control flow and barriers are not here: they need the machine.
+Memory accesses, control flow and barriers are elsewhere, because they need the machine.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Values = Any  # a NumPy scalar where all threads agree, else an array of one value a thread
-Mask = NDArray[np.bool_] | None  # the threads that take part; None is all
+Values = Any  # a NumPy scalar if all threads agree, else an array with one value per thread
+Mask = NDArray[np.bool_] | None  # the active threads; None means all
 
-# How a value of a PTX type lies in NumPy. bf16, fp8 and packed types travel as their bits.
+# The NumPy type of values of a PTX type. bf16, fp8 and packed types are kept as their bits.
 NUMPY = {
     "pred": "?",
     **dict.fromkeys(("b8", "u8"), "u1"),
@@ -30,28 +30,28 @@ NUMPY = {
     "f32": "f4",
     "f64": "f8",
 }
-# How a register of a declared type is kept: unsigned bits, but for floats of 4 and 8 bytes.
+# The NumPy type of a register of a declared type: unsigned integers, except for floats of 4 and 8 bytes.
 STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", "f32": "f4", "f64": "f8"}
 
 
 @dataclass(frozen=True)
 class Op:
-    """`meaning` takes the operands in order, vectors flattened, each of the NumPy type of its PTX type, and returns the
-    result, or a tuple when there are several.
+    """`meaning` takes the operands in order, vectors flattened, each in the NumPy type of its PTX type. It returns the
+    result, or a tuple of several results.
 
-    Of a "lane" op operands are scalars or arrays as they come, and NumPy's broadcasting does the rest: scalars in,
-    scalar out. A "warp" op is given the active threads as an array (warps, 32) and then its operands, each an array
-    (warps, 32); it returns arrays of that shape, or of one value a thread.
+    The operands of a "lane" op are scalars or arrays, which NumPy broadcasts: from scalars comes a scalar. A "warp" op
+    takes the active threads as an array (warps, 32), then its operands, each an array (warps, 32); it returns arrays of
+    that shape, or of one value per thread.
     """
 
     results: tuple[str, ...]  # PTX types
     operands: tuple[str, ...]
     meaning: Callable[..., Any]
     scope: str = "lane"  # or "warp"
-    kind: str = "alu"  # what Run.instructions counts it as: "fma", "mma", "shfl", "cvt", ...
+    kind: str = "alu"  # its key in Run.instructions: "fma", "mma", "shfl", "cvt", ...
     flops: int = 0  # floating-point operations of one thread ("lane") or of one warp ("warp")
-    issues: int = 1  # machine instructions that this one becomes
-    chains: bool = False  # `meaning` has a parameter `chain`, for which a faster exact.chain may be given
+    issues: int = 1  # machine instructions that ptxas makes of it
+    chains: bool = False  # `meaning` has a parameter `chain`, which may be a faster exact.chain
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
-    folds: bool = False  # of min and max: a third operand may follow, which is taken with the result of the two
-    complement: Callable[..., Any] | None = None  # of setp: where "p|q" is written, gives q of the same operands
+    folds: bool = False  # for min and max: there may be a third operand, combined with the result of the first two
+    complement: Callable[..., Any] | None = None  # for setp: the function that gives q, if "p|q" is written

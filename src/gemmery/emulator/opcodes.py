@@ -1,4 +1,4 @@
-"""One spelling for each opcode: ptxas takes modifiers in any order, and compilers make use of it.
+"""One spelling for each opcode: ptxas accepts modifiers in any order, and compilers write them in several.
 
 The words that name an instruction come first, and types keep their order (PTX ISA 9.0, "Instruction Statements").
 """
@@ -11,7 +11,7 @@ from itertools import takewhile
 
 from gemmery.emulator import barriers, ops
 
-# Words that belong to the name, and so come before all others: mul.lo, shf.l, cp.async.bulk.
+# Words that belong to the name, which must come before all others: mul.lo, shf.l, cp.async.bulk.
 _LEADS = {
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc", "dp2a"), ("lo", "hi", "wide")),
     "shf": ("l", "r"),
@@ -26,8 +26,8 @@ _LEADS = {
 _TYPE = r"(?:[busf]\d+|bf16|tf32|[ef]\d+m\d+|pred)(?:x2|x4)?"
 _SPACE = r"(?:global|shared|local|const|param)(?:::\w+)?"
 _SHAPE = r"m\d+n\d+(?:k\d+)?"
-_IN_TURN = (re.compile(_TYPE), re.compile("row|col"))  # words of which one says something else behind another
-# What stands behind what, by the first word; "" is all that nothing else in the row describes.
+_IN_TURN = (re.compile(_TYPE), re.compile("row|col"))  # words whose order matters
+# The order of modifiers, by the first word of the opcode; "" stands for all words that no other pattern matches.
 _ORDERS = {
     "ldmatrix": ("sync", "aligned", _SHAPE, r"x\d", "trans", _SPACE, ""),
     "stmatrix": ("sync", "aligned", _SHAPE, r"x\d", "trans", _SPACE, ""),
@@ -47,7 +47,7 @@ _PLAIN = ("", _TYPE)
 
 @lru_cache(maxsize=4096)
 def canonical(opcode: str) -> str:
-    """Return an opcode as the tables and the manual spell it; one that they do not know with its types at the end.
+    """Return an opcode as the tables and the manual spell it; for an unknown one, types come last.
 
     >>> canonical("ldmatrix.sync.aligned.x4.m8n8.shared.b16"), canonical("add.f32.ftz.rn")
     ('ldmatrix.sync.aligned.m8n8.x4.shared.b16', 'add.rn.ftz.f32')
@@ -66,7 +66,7 @@ def canonical(opcode: str) -> str:
 
 
 def _parted(opcode: str) -> tuple[str, list[str], list[str]]:
-    """The first word, those that belong to the name with it, and the others."""
+    """Split an opcode into its first word, the others that belong to the name, and the rest."""
     name, *words = opcode.split(".")
     lead = list(takewhile(lambda word: word in _LEADS.get(name, ()), words))
     return name, lead, words[len(lead) :]
@@ -81,7 +81,7 @@ Key = tuple[tuple[str, ...], ...]
 
 
 def _key(name: str, lead: list[str], words: list[str]) -> Key:
-    """What is alike in all spellings of an opcode: its name, its types and layouts in order, its modifiers."""
+    """Return a key that all spellings of an opcode share: name, types and layouts in order, sorted modifiers."""
     in_turn = [tuple(word for word in words if pattern.fullmatch(word)) for pattern in _IN_TURN]
     others = sorted(word for word in words if not any(word in some for some in in_turn))
     return (name, *lead), *in_turn, tuple(others)
@@ -89,7 +89,7 @@ def _key(name: str, lead: list[str], words: list[str]) -> Key:
 
 @cache
 def _spelled() -> dict[str, list[str]]:
-    """The opcodes whose spellings are listed, those that compute and the barriers, by their first words."""
+    """All opcodes that compute and those of barriers, by their first word."""
     found: dict[str, list[str]] = {}
     for opcode in (*ops.TABLE, *barriers.SYNC, *barriers.ARRIVE, *barriers.REDUCTIONS):
         found.setdefault(opcode.partition(".")[0], []).append(opcode)
@@ -98,5 +98,5 @@ def _spelled() -> dict[str, list[str]]:
 
 @cache
 def _known(name: str) -> dict[Key, str]:
-    """The opcodes of a first word by their keys."""
+    """The opcodes with this first word, by their keys."""
     return {_key(*_parted(opcode)): opcode for opcode in _spelled()[name]}

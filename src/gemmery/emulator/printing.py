@@ -1,8 +1,8 @@
-"""printf of a kernel: thread by thread to standard output (CUDA C++ Programming Guide, "Formatted Output").
+"""printf in kernels: writes to standard output, thread by thread (CUDA C++ Programming Guide, "Formatted Output").
 
 The compiler calls `vprintf` with the format and a buffer of arguments, each at a multiple of its size: integers of 4
-bytes or, with a length of `l` or `ll`, of 8; floats as doubles; pointers. The format is C's, but for a precision of `*`
-and the lengths `hh`, `j`, `t` and `z`: those a device does not know, and they stay as they stand.
+bytes or, with a length of `l` or `ll`, of 8; floats as doubles; pointers. The format is that of C without a precision
+of `*` and the lengths `hh`, `j`, `t` and `z`: devices do not support those, and print them unchanged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
 LONG = ("l", "ll")
 BITS = {"h": 16} | dict.fromkeys(LONG, 64)
-WIDEST = 1 << 12  # characters of a number, padded
-LONGEST = 1 << 16  # bytes of a string without an end
+WIDEST = 1 << 12  # largest width and precision, in characters
+LONGEST = 1 << 16  # bytes of an unterminated string that are printed
 
 
 def handler(lowering: Lowering, index: int) -> Step:
-    """The step of a call of vprintf: (format, buffer) gives the number of arguments."""
+    """Return the step of a call of vprintf(format, buffer), which returns the number of arguments."""
     instruction = lowering.kernel.instructions[index]
     if len(instruction.operands) != 3:
         raise refused(instruction)
@@ -55,7 +55,7 @@ def handler(lowering: Lowering, index: int) -> Step:
 
 
 def formatted(text: str, following: Callable[[str], Any], string: Callable[[int], str]) -> str:
-    """C's format with its arguments: `following` gives the next as a NumPy type, `string` what a pointer points to.
+    """Format text as C does: `following` returns the next argument as a NumPy type, `string` the text at a pointer.
 
     >>> numbers = iter([5, -3, 0.25])
     >>> formatted("%03d %u %5.1f%%", lambda kind: np.array([next(numbers)]).astype(kind)[0], str)
@@ -95,14 +95,14 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
 
 
 class _Arguments:
-    """What a thread passed, read one after the other."""
+    """The arguments of one thread, read in order."""
 
     def __init__(self, machine: Machine, index: int, thread: int, buffer: int) -> None:
         self._machine, self._index, self._thread, self._place = machine, index, thread, buffer
         self.count = 0
 
     def next(self, kind: str) -> Any:
-        """The next argument as a NumPy type."""
+        """Return the next argument as a NumPy type."""
         size = np.dtype(kind).itemsize
         first = -(-self._place // size) * size
         self._place = first + size
@@ -113,16 +113,18 @@ class _Arguments:
         return held.view(kind)[0]
 
     def string(self, address: int) -> str:
-        """The characters from an address to the next zero."""
+        """Return the characters from an address to the next zero."""
         return self._bytes(address, LONGEST).tobytes().partition(b"\0")[0].decode("utf-8", "replace")
 
     def _bytes(self, address: int, count: int) -> Bytes:
-        """Memory behind a generic address; nothing, and a finding, where there is none."""
+        """Return the memory at a generic address; if there is none, report a finding and return nothing."""
         machine, thread = self._machine, self._thread
         ((name, place, _),) = machine.placed("", np.int64(address), None)
         space = machine.space(name)
         if space.outside(np.int64(place), None, 1) is not None:
-            what = f"prints what lies at address {address:#x}, where nothing does: pass a pointer to the characters"
+            what = (
+                f"prints a string at address {address:#x}, where there is no memory: pass a pointer to the characters"
+            )
             machine.misuse(self._index, np.array([thread]), what)
             return np.zeros(0, np.uint8)
         first = int(np.broadcast_to(place + space.base, (machine.threads,))[thread])

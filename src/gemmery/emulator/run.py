@@ -1,4 +1,4 @@
-"""A launch on the machine, chunk of blocks by chunk, and what was seen of it."""
+"""Run a launch on the machine, one chunk of blocks after the other, and collect the results."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.simt import Launch, Machine
 
-# glibc takes memory of 128 KiB and more from the system each time, until a piece of this size was given back: then it
-# keeps what is freed. Without it the pages of every 8-byte register are new ones, at 2 to 9 times the cost.
+# glibc maps allocations of 128 KiB and more anew each time, until one of this size is freed: from then on it keeps
+# freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.
 KEPT = (1 << 25) - (1 << 13)
-CHUNK = 1 << 14  # threads in lock step: a 4-byte register of them is 64 KiB, so that several stay in a core's L2
+CHUNK = 1 << 14  # threads in lock step: a 4-byte register takes 64 KiB, so that several fit in a core's L2
 
 Place = TypeVar("Place", Line, Frames)
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What a launch did: its counts as a profiler would show them, and what is wrong with it.
+    """The result of a launch: its counts, as a profiler shows them, and the faults found in it.
 
-    `merged` counts accesses as ptxas merges them, `as_ptx` as the PTX says; the plain attributes are the merged ones
-    unless the run was asked not to merge.
+    `merged` counts accesses as ptxas merges them, `as_ptx` as they are in the PTX; the other attributes are the merged
+    ones, unless the run had merge=False.
     """
 
     kernel: str
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def counts(self) -> Counts:
-        """All counts in the view that the run was asked for."""
+        """All counts, merged unless the run had merge=False."""
         return self.merged if self.merging else self.as_ptx
 
     @property
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def local(self) -> Memory:
-        """The same of each thread's own memory."""
+        """Requests and sectors of local memory, which each thread has for itself."""
         return self.counts.local
 
     @property
@@ -71,36 +71,36 @@ class Run:
 
     @property
     def instructions(self) -> Counter[str]:
-        """Warps' instructions, by kind."""
+        """Instructions executed by warps, by kind."""
         return self.counts.instructions
 
     @property
     def branches(self) -> int:
-        """Conditional branches, each warp's counted."""
+        """Conditional branches executed by warps."""
         return self.counts.branches
 
     @property
     def divergent_branches(self) -> int:
-        """Those at which the threads of a warp part."""
+        """Conditional branches at which the threads of a warp diverge."""
         return self.counts.divergent_branches
 
     @property
     def lines(self) -> Lines:
-        """All of it by source line, which its text finds as well: `lines["kernel.cu:9"]`."""
+        """All counts by source line; a line's text is a key, too: `lines["kernel.cu:9"]`."""
         return self.counts.lines
 
     @property
     def frames(self) -> Mapping[Frames, Counts]:
-        """The same, each line's told apart by the lines that were inlined into it: outermost first."""
+        """All counts by source line and the lines inlined into it, outermost first."""
         return self.counts.frames
 
     @property
     def intensity(self) -> float:
-        """Floating-point operations for each byte of global memory moved."""
+        """Floating-point operations per byte of global memory traffic."""
         return self.counts.intensity
 
     def __repr__(self) -> str:
-        """One line: what a failed assertion shows."""
+        """One line, as a failed assertion shows it."""
         conflicts, found = self.shared.bank_conflicts, len(self.findings)
         return f"<Run of {self.kernel}: {conflicts:,} bank conflicts, {found} finding{'s' * (found != 1)}>"
 
@@ -113,7 +113,7 @@ class Run:
         return display.preformatted(str(self))
 
     def __add__(self, other: Run) -> Run:
-        """Two launches together, under the name of the second."""
+        """Add the counts and findings of two launches; the name is that of the second."""
         return Run(
             other.kernel,
             other.launch,
@@ -170,7 +170,7 @@ def emulated(
     max_steps: int = spinning.MOST,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Run a kernel with all counters, and with `check` all findings."""
+    """Run a kernel with all counters, and with `check` with all findings."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
@@ -198,7 +198,7 @@ def run(
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
-    barrier in an order of its own: a result that depends on it is a race. `max_steps` is the number of basic blocks
+    barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
     (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it.
     """
     order = None if seed is None else np.random.default_rng(seed)

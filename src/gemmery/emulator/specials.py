@@ -1,4 +1,4 @@
-"""Special registers and the addresses of variables: what a machine puts into slots before it starts.
+"""Special registers and the addresses of variables, which a machine puts into slots before it starts.
 
 PTX ISA 9.0, "Special Registers".
 """
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-TIMER = "%globaltimer"  # stands still: the library's waits look at it for how long to sleep
+TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
 def value(machine: Machine, name: str) -> Any:
-    """The address of a variable, or what a special register holds that is modelled."""
+    """Return the address of a variable, or the value of a special register that is modelled."""
     variable = machine.kernel.variables.get(name)
     if variable is not None:
         return np.uint64(_address(machine, name))
@@ -34,17 +34,17 @@ def value(machine: Machine, name: str) -> Any:
 
 
 def is_modelled(name: str) -> bool:
-    """Whether a special register has a value: clocks, identifiers of hardware and counters of performance have none."""
+    """Whether a special register is modelled: clocks, hardware identifiers and performance counters are not."""
     return name in _PLAIN or name in ("%is_explicit_cluster", TIMER) or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
 def names() -> tuple[str, ...]:
-    """All that are modelled, those of three axes by their stem."""
+    """The special registers that are modelled; those with three axes without the axis."""
     return tuple(sorted((*_BY_AXIS, *_PLAIN, "%is_explicit_cluster", TIMER)))
 
 
 def _narrow(found: Any) -> Any:
-    """One scalar where all threads agree."""
+    """Return one scalar if all threads agree."""
     found = np.asarray(found).astype(np.uint32)
     return found.reshape(-1)[0] if found.ndim == 0 or (found == found[0]).all() else found
 
@@ -77,7 +77,7 @@ def _lane(machine: Machine) -> Any:
 
 
 def _place(machine: Machine) -> NDArray[np.int64]:
-    """Rank of each thread's block in its cluster."""
+    """The rank of each thread's block in its cluster."""
     x, y, z = machine.launch.cluster
     return np.repeat(np.arange(machine.blocks) % (x * y * z), machine.block_threads)
 

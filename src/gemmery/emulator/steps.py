@@ -1,6 +1,6 @@
-"""An instruction as a step: a function of the machine and of the threads that are active (None: all).
+"""Turn an instruction into a step: a function of the machine and of the mask of active threads (None: all).
 
-What can be known before a launch is looked up here once, so that a step costs little more than its NumPy calls.
+Everything known before a launch is looked up once, so that a step costs little more than its NumPy calls.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Step = Callable[["Machine", Mask], None]
 Read = Callable[[list[Any]], Any]
 Write = Callable[[list[Any], Mask, Any], None]
 Faster = Mapping[Callable[..., Any], Callable[..., Any]]
-CARRY = Register("%carry", "pred")  # a flag of each thread, which no program names
+CARRY = Register("%carry", "pred")  # the carry flag of each thread, which PTX does not name
 WAYS_OUT = (
     "pass another arch=, or put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',)"
 )
 
 
 def refused(instruction: Instruction, what: str = "instruction") -> EmulationError:
-    """The error for what is not modelled."""
+    """Return the error for an instruction that is not modelled."""
     return EmulationError(f"{what} {instruction.text!r} ({instruction.line}) is not modelled: {WAYS_OUT}")
 
 
 class Lowering:
-    """Operands to functions of the registers; gives out slots as it meets them."""
+    """Turns operands into functions of the registers, and assigns slots to registers in the order of their use."""
 
     def __init__(self, kernel: Kernel, faster: Faster) -> None:
         self.kernel = kernel
@@ -58,7 +58,7 @@ class Lowering:
         self.parameters = {one.name: one for one in kernel.parameters}
 
     def slot(self, name: str, stored: str) -> int:
-        """The number of a register."""
+        """Return the slot of a register."""
         return self._slot(self.slots, name, stored)
 
     def _slot(self, slots: dict[str, int], name: str, stored: str) -> int:
@@ -69,7 +69,7 @@ class Lowering:
         return found
 
     def read(self, operand: Operand, kind: str, instruction: Instruction) -> Read:
-        """The value of an operand as a PTX type."""
+        """Return a function that reads an operand as a PTX type."""
         dtype = NUMPY[kind]
         match operand:
             case Register("_"):
@@ -99,17 +99,17 @@ class Lowering:
         raise refused(instruction, f"operand {operand} of it")
 
     def _check_pointers(self, name: str) -> None:
-        """Refuse a variable that begins with the address of what is no variable: of a function."""
+        """Refuse a variable whose initial value is the address of a function."""
         variables = self.kernel.variables
         for _, pointed, _ in variables[name].pointers if name in variables else ():
             if variables.get(pointed) is None or variables[pointed].space not in ("global", "const"):
                 raise EmulationError(
-                    f"variable {name} holds the address of {pointed}, which is no variable: pointers to functions are "
-                    "not modelled; call the function by its name"
+                    f"variable {name} holds the address of {pointed}, which is not a variable: function pointers "
+                    "are not modelled; call the function by its name"
                 )
 
     def address(self, memory: Memory, instruction: Instruction) -> Read:
-        """The address in brackets as int64."""
+        """Return a function that gives the address in brackets as int64."""
         base, offset = memory.base, np.int64(memory.offset)
         if isinstance(base, Register) and STORED.get(base.type) == "u4":  # the sum wraps at 32 bits
             narrow, more = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
@@ -118,7 +118,7 @@ class Lowering:
         return (lambda held: read(held) + offset) if memory.offset else read
 
     def write(self, operand: Operand, kind: str, instruction: Instruction) -> Write | None:
-        """What puts a value of a PTX type into a register; None for the sink."""
+        """Return a function that writes a value of a PTX type to a register; None for the sink."""
         if not isinstance(operand, Register):
             raise refused(instruction, f"result {operand} of it")
         if operand.name == "_":
@@ -140,14 +140,14 @@ class Lowering:
         return fitted
 
     def flat(self, operands: tuple[Operand, ...]) -> list[Operand]:
-        """Operands with vectors taken apart."""
+        """Replace vectors by their elements."""
         found: list[Operand] = []
         for operand in operands:
             found.extend(operand.elements if isinstance(operand, Vector) else (operand,))
         return found
 
     def computed(self, instruction: Instruction, op: Op) -> Step:
-        """The step of an instruction that only computes."""
+        """Return the step of an instruction that only computes."""
         first = instruction.operands[0] if instruction.operands else None
         given = len(first.elements) if isinstance(first, Vector) else 1
         operands = self.flat(instruction.operands)
@@ -173,7 +173,7 @@ class Lowering:
         return _lane_step(meaning, reads, writes, len(result_kinds) > 1)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
-        """An op's function, or the faster one that the launch was given for it."""
+        """Return an op's function, or the faster one that this launch has for it."""
         if op.chains and exact.chain in self.faster:
             return partial(op.meaning, chain=self.faster[exact.chain])
         return self.faster.get(op.meaning, op.meaning)
@@ -221,7 +221,7 @@ def _folded(meaning: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing(error: EmulationError) -> Read:
-    """An operand that has no value here: an error when it is reached, not before."""
+    """Return an operand without a value, which raises the error when it is read."""
 
     def read(held: list[Any]) -> Any:
         raise error
@@ -230,14 +230,14 @@ def _refusing(error: EmulationError) -> Read:
 
 
 def _viewed(read: Read, held: str, wanted: str) -> Read:
-    """Values kept as one NumPy type, as another: the same bits, cut or filled up when the sizes differ."""
+    """Read values that are kept as one NumPy type as another: the same bits, truncated or extended."""
     if held == wanted:
         return read
     if held == "?" or wanted == "?":
         return lambda registers: read(registers).astype(wanted)
     if held[1] == wanted[1]:
         return lambda registers: read(registers).view(wanted)
-    # Cut to the lower bytes, or widen: by sign when the value is signed, else with zeros.
+    # Truncate to the lower bytes, or extend: by the sign if the value is signed, else with zeros.
     source = held if held[0] == "i" else f"u{held[1]}"
     target = f"{source[0]}{wanted[1]}"
     return lambda registers: read(registers).view(source).astype(target).view(wanted)

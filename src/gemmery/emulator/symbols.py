@@ -1,4 +1,4 @@
-"""The element types that a kernel's pointers have, read from its symbol.
+"""Read the element types of a kernel's pointers from its symbol.
 
 Itanium C++ ABI, "External Names (a.k.a. Mangling)": `_Z3addPKfPfi` is add(const float*, float*, int).
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-# A type is a name, a pair ("*" | "[]" | "..." , type) or ("T", number of a template parameter); None is any other.
+# A type is a name, a pair ("*" | "[]" | "...", type) or ("T", number of a template parameter), else None.
 Type = Any
 
 _BUILTIN = {
@@ -23,17 +23,17 @@ _BUILTIN = {
 }  # fmt: skip
 _BITS = {"short": "2", "int": "4", "long": "8", "long long": "8"}
 _FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
-_HALVES, _SHORTS = {"float16", "bfloat16"}, {"int16", "uint16"}  # one is passed for the other as its bits
+_HALVES, _SHORTS = {"float16", "bfloat16"}, {"int16", "uint16"}  # each may be passed as the bits of the other
 _VECTOR = re.compile(r"(?:(u?)(short|int|long|longlong)|(float|double|__half|__nv_bfloat16))([1-4])(?:_16a|_32a)?")
 
 
 def pointees(symbol: str) -> tuple[str, ...]:
-    """Return for each parameter of a function what it points or refers to; "" for what is not known, or no pointer.
+    """Return the type that each parameter of a function points or refers to; "" if unknown, or not a pointer.
 
     >>> pointees("_Z1gIfLi4EEvPKT_PS0_i")
     ('float', 'float', '')
 
-    A symbol that is not mangled, or not understood, gives ().
+    Returns () for a symbol that is not mangled or cannot be read.
     """
     if not symbol.startswith("_Z"):
         return ()
@@ -45,10 +45,10 @@ def pointees(symbol: str) -> tuple[str, ...]:
 
 
 def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
-    """Return the NumPy type that a pointer's array should have; "" where `dtype` will do, or nothing is known.
+    """Return the NumPy type that an array for a pointer should have; "" if `dtype` is right, or the type unknown.
 
-    A structured array will do for any pointer, whole numbers of the same size and either sign for whole numbers, and
-    the bits of float16 and bfloat16 for whole numbers of 16 bits.
+    Any pointer takes a structured array; one to integers takes integers of the same size, signed or not; one to 16-bit
+    integers takes float16 and bfloat16 too, as their bits.
 
     >>> mismatch("float", np.dtype("f8")), mismatch("unsigned int", np.dtype("i4")), mismatch("void", np.dtype("f8"))
     ('float32', '', '')
@@ -65,7 +65,7 @@ def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
 
 
 def _numpy(pointee: str) -> str:
-    """The NumPy type of a C++ type or of the elements of a vector, "" for those that any array may be passed for."""
+    """Return the NumPy type of a C++ type or of the elements of a vector type; "" if any array may be passed."""
     found = _VECTOR.fullmatch(pointee)
     if found:
         pointee = found[3] or (f"unsigned {found[2]}" if found[1] else found[2]).replace("longlong", "long long")
@@ -86,7 +86,7 @@ def _pointee(type_: Type) -> str:
 
 
 class _UnknownError(Exception):
-    """A part of a name that is not read here."""
+    """A mangled name with a part that this reader does not know."""
 
 
 @dataclass
@@ -95,18 +95,18 @@ class _Reader:
 
     text: str
     at: int
-    known: list[Type] = field(default_factory=list)  # what S_, S0_, S1_ ... stand for
+    known: list[Type] = field(default_factory=list)  # the substitutions S_, S0_, S1_ ...
     arguments: list[Type] = field(default_factory=list)  # of the function's template
 
     def parameters(self) -> Iterator[Type]:
-        """The types of the function's parameters."""
+        """Yield the types of the function's parameters."""
         if self._function():
             self._type()  # a template's result
         while self.at < len(self.text):
             yield from self._resolved(self._type())
 
     def _resolved(self, type_: Type) -> Iterator[Type]:
-        """A type with the template's arguments put in; one for each argument of a pack."""
+        """Replace template parameters in a type; yields one type for each argument of a pack."""
         if isinstance(type_, tuple) and type_[0] == "...":
             packs = [one for one in self.arguments if isinstance(one, list)]
             if len(packs) != 1:
@@ -132,10 +132,10 @@ class _Reader:
         return found[0]
 
     def _function(self) -> bool:
-        """The function's name; returns whether it is an instance of a template."""
+        """Read the function's name; returns whether it is an instance of a template."""
         if self._taken("N"):
             templated = self._nested()
-            self.known.pop()  # a function is no type
+            self.known.pop()  # the function's own name is not a substitution
             return templated
         name = self._source()
         if self.text[self.at :].startswith("I"):
@@ -154,7 +154,7 @@ class _Reader:
         return name
 
     def _nested(self) -> bool:
-        """What follows N, of which nothing is known; returns whether it ends in arguments of a template."""
+        """Read a nested name after N, without its meaning; returns whether it ends with template arguments."""
         self._taken("[rVK]+")
         templated = False
         while not self._taken("E"):
@@ -223,7 +223,7 @@ class _Reader:
         return _BUILTIN[first]
 
     def _instance(self, name: Type) -> Type:
-        """A name, or with the arguments that follow an instance of it, of which nothing is known."""
+        """Return a name, or None for an instance of a template, whose arguments are skipped."""
         if self.text[self.at : self.at + 1] != "I":
             return name
         self._template_arguments()

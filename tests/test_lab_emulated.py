@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
@@ -233,6 +234,17 @@ def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):
     assert 'id="rung-simt_padded"' in text
     assert "src/gemmery/cuda/kernels/simt_padded.cu" in text
     assert "gemmery ladder diff simt_vectorized simt_padded" in text
+
+
+def test_the_page_draws_an_access_of_each_rung(chain, few):
+    """To shared memory where there is one, and says once how to read such a picture."""
+    text = emulated_page(chain)
+    drawn = re.findall(r"<h2>Banks of (\S+), ", text)
+    assert len(drawn) == len(chain.rungs)
+    assert text.count("boxes on one bank are stacked") == 1
+    assert "wavefronts, 4 of them bank conflicts" in text  # simt_vectorized
+    assert "Sectors of ld.global" in emulated_page(few)  # simt_naive has no shared memory
+    assert html.unescape(text).count("<svg ") == len(drawn) + 1
 
 
 def test_first_letters_of_names_stay_as_they_are():

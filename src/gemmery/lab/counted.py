@@ -65,7 +65,7 @@ def counted_exhibit(shown: Exhibit, n: int, config: Mapping[str, int], arch: str
 
 def _described(problem: Problem, counts: Counts, found: Chosen) -> Emulated:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
-    return Emulated(problem, tuple(_tree(counts)), total, kinds, found, _shown(found))
+    return Emulated(problem, tuple(_tree(counts)), total, kinds, found, texts(found))
 
 
 def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -115,7 +115,7 @@ def _code(place: Line) -> str:
     return lines[place.number - 1].strip() if place.number <= len(lines) and lines else ""
 
 
-def _shown(found: Chosen) -> Mapping[str, str]:
+def texts(found: Chosen) -> Mapping[str, str]:
     """The text of each line that a picture names."""
     accesses = [one for tile in found.tiles for one in (tile.store, tile.load) if one is not None]
     frames = [one.frames for one in (*accesses, *found.shared, *found.global_)]

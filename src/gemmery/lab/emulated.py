@@ -16,9 +16,12 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import on_chip, unit
 from gemmery.emulator.run import Run
+from gemmery.emulator.trace import Trace
+from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.lab import asked, results
 from gemmery.lab.asked import emulated_card
+from gemmery.lab.counted import texts
 from gemmery.lab.emulation import Operands, problem_of, run_rung
 from gemmery.lab.gpu.check import TF32
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
@@ -88,15 +91,17 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
     given.c.fill(np.nan)
     problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
-    start = time.perf_counter()
+    start, trace = time.perf_counter(), Trace()
     try:
         if work.dtype not in rung.dtypes:
             raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
-        runs = run_rung(rung, problem, full, given)
+        runs = run_rung(rung, problem, full, given, observers=(trace,))
     except (EmulationError, RefusedError) as refused:
         return replace(plain, refused=str(refused))
     seconds = time.perf_counter() - start
     together = reduce(add, runs)
+    steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", given.a), ("B", given.b))}
+    drawn = chosen(trace, steps, "")
     counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
     on = unit(work.dtype, tensor)
     shared_seconds, issue_seconds = on_chip(card, counts.wavefronts, counts.warp_instructions)
@@ -116,6 +121,8 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         issue_seconds=issue_seconds,
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(str(one) for one in together.findings),
+        chosen=drawn,
+        source=texts(drawn),
         seconds=seconds,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmery import display
 from gemmery.cuda.device import Device
+from gemmery.emulator.trace.chosen import Chosen
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class EmulatedRung:
     issue_seconds: float = 0.0  # warp instructions, 4 a clock and multiprocessor
     expected: Mapping[str, float] = field(default_factory=dict)  # what the rung claims; {} at a product it does not
     findings: tuple[str, ...] = ()
+    chosen: Chosen = field(default_factory=Chosen)  # accesses for pictures
+    source: Mapping[str, str] = field(default_factory=dict)  # the text of the lines of these accesses
     seconds: float = 0.0  # that the emulator took
 
     @property

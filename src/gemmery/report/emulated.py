@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Console, Group
@@ -105,8 +105,8 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         ),
         section("Which rung grew from which", tree(_named(ladder), _gains(ladder)), f"<p class=note>{FACTOR}</p>"),
         *(figure(plot) for plot in roofs(ladder)),
+        section("Rung by rung", f"<dl class=rungs>{''.join(_lessons(ladder))}</dl>"),
         section("All counters", *(table(sheet) for sheet in emulated_sheets(ladder))),
-        section("Rung by rung", f"<dl class=rungs>{''.join(map(_lesson, _named(ladder)))}</dl>"),
     )
 
 
@@ -151,6 +151,23 @@ def shape(one: EmulatedRung) -> str:
 def _named(ladder: EmulatedLadder) -> tuple[Rung, ...]:
     ran = {one.rung for one in ladder.rungs}
     return tuple(rung for rung in CUDA if rung.name in ran)
+
+
+def _lessons(ladder: EmulatedLadder) -> Iterator[str]:
+    """The entry of each rung, with a picture of its costliest access to shared memory, or else to global memory."""
+    from gemmery.report.page import figure
+    from gemmery.report.pictures import pictures
+
+    explained: set[str] = set()
+    for rung in _named(ladder):
+        yield _lesson(rung)
+        one = next((one for one in ladder.rungs if one.rung == rung.name and not one.refused), None)
+        for kind in ("banks", "sectors") if one else ():
+            drawn = pictures(one.chosen, one.source, f"{rung.name}-", frozenset(explained)) if one else ()
+            if plot := next((plot for plot in drawn if plot.name == f"{rung.name}-{kind}-1"), None):
+                explained.add(kind)
+                yield f"<dd class=drawn>{figure(plot)}</dd>"
+                break
 
 
 def _lesson(rung: Rung) -> str:

@@ -117,7 +117,7 @@ def test_the_emulator_climbs_when_asked_and_where_there_is_no_gpu(line, announce
     monkeypatch.chdir(tmp_path)
     assert cli.run(["ladder", *line.split(), "--rungs", "simt_naive,simt_smem", "--sizes", "32"]) == 0
     out, err = capsys.readouterr()
-    assert err.startswith(announced or "1/2 simt_naive")
+    assert err.startswith(announced or "2 measurements, about 1 s\n1/2 simt_naive")
     assert "2/2 simt_smem, n = 32, f32" in err
     assert all(
         word in out for word in ("Counters and roofs", "bank", "sectors", "2 of 2 results are right", "h200: sm_90a")

@@ -132,8 +132,11 @@ def ladder(
         from gemmery.lab.emulated import MOST
 
         shown = where.card or asked.EMULATED_AS
+        from gemmery.lab.rungs import expected
+
+        told = expected(len(chosen), lengths, "emulator")
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
-        return partial(counted, count, shown, reason, output)
+        return partial(counted, count, shown, reason, output, told)
     from gemmery import lab
     from gemmery.lab.rungs import expected
 

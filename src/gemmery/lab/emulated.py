@@ -24,11 +24,11 @@ from gemmery.lab.asked import emulated_card
 from gemmery.lab.counted import texts
 from gemmery.lab.emulation import Operands, problem_of, run_rung
 from gemmery.lab.gpu.check import TF32
+from gemmery.lab.rungs import EMULATED_SIZES
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
 MOST = 1024  # a side: the longest rung takes half a minute there
 SMALL = 32  # side for the rung of one block
 ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole

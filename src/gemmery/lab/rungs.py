@@ -14,8 +14,8 @@ from gemmery.ladder.rung import Rung
 
 Shape = Callable[[Rung, int, Work, str], Work]
 SIZES = (512, 1024, 2048)
-EACH, EACH_ON_GPU = 3.0, 1.5  # seconds that a rung takes at one size, with its check and its rival
 GPU_SIZES = (1024, 2048, 4096)
+EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
 
 
 def ladder(
@@ -81,9 +81,11 @@ def climb_on_gpu(
 
 def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
     """How many measurements a ladder or a sweep takes and about how long, for the user at its start."""
-    return estimate(
-        rungs * len(sizes or (SIZES if kind == "cpu" else GPU_SIZES)), EACH if kind == "cpu" else EACH_ON_GPU
-    )
+    lengths = sizes or {"cpu": SIZES, "cuda": GPU_SIZES, "emulator": EMULATED_SIZES}[kind]
+    each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
+    if each is None:  # one core emulates some 10**8 operations a second, and a kernel is compiled first
+        each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
+    return estimate(rungs * len(lengths), each)
 
 
 def estimate(measurements: int, each: float) -> str:
@@ -92,7 +94,7 @@ def estimate(measurements: int, each: float) -> str:
     >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
     ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
     """
-    seconds = measurements * each
+    seconds = max(measurements * each, 1.0)
     about = f"{seconds / 60:.0f} min" if seconds > 150 else f"{round(seconds, -1 if seconds > 20 else None):.0f} s"
     return f"{measurements} measurement{'s' * (measurements != 1)}, about {about}"
 

@@ -18,6 +18,7 @@ from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
 
 _COUNTED = 2**32 - 1  # pairs of bools that 32 bits can count
+_ONCE = ((0, 0, 0),)
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
@@ -157,10 +158,11 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
         if isinstance(kernel, Launch):  # `target` keeps its values when there is no memory for the product
             kernel.reserve(*_operands(prepared, x, y, target, (0, 0, 0)), threads)
         arrays.store(terms.old, target)
-    for offset in prepared.form.offsets():
+    form = prepared.form
+    for offset in form.offsets() if form.loops else _ONCE:
         a, b, c = _operands(prepared, x, y, target, offset)
         kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if terms is PLAIN:  # gm.matmul's; gemm does not look there
+    if terms is PLAIN and len(x.shape) == len(y.shape) == 2:  # gm.matmul of matrices, which the entry takes
         _remember(prepared, x, y, target, threads)
         if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
             entry.forget()

@@ -60,12 +60,12 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     row = dtypes.get(dtype)
     if row.kind == "b":
         raise DTypeError("gemm and gemv do not take bool operands alone; use gm.matmul, or convert one to int32 first")
-    if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0) != 0:
-        raise ArgumentError(f"{name} must be a number (got {shown(value)})")
-    if row.kind in "iu":
-        return _integer(name, value, row.numpy)
-    if type(value) is float:
+    if type(value) is float and row.kind not in "iu":
         number: complex = value
+    elif isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0) != 0:
+        raise ArgumentError(f"{name} must be a number (got {shown(value)})")
+    elif row.kind in "iu":
+        return _integer(name, value, row.numpy)
     else:
         try:
             number = complex(value)

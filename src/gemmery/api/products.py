@@ -263,8 +263,8 @@ def _scaled(
     no_precision(precision)
     common = result = promoted(x.dtype, y.dtype)
     old = None if c is None else view(c)
-    arrays.together(a=x, b=y, c=old)
     if old is not None:
+        arrays.together(a=x, b=y, c=old)
         shape = result_shape(x.shape, y.shape)
         if old.shape != shape:
             raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")

@@ -13,7 +13,7 @@ import pytest
 
 import records
 from gemmery import cli, lab
-from gemmery.bench import record
+from gemmery.bench import record, suite
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError
 from gemmery.lab import asked, results
@@ -246,3 +246,21 @@ def test_what_was_too_slow_is_told_with_the_option_that_raises_the_limit(monkeyp
 def test_the_library_speaks_of_no_option_of_the_command(path):
     said = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
     assert [text for text in said if isinstance(text, str) and re.search(r"(?<![-!<])--[a-z]", text)] == []
+
+
+def test_the_library_takes_the_same_words():
+    found = lab.inspect("simt_naive", n=32, dtype="float64", device="RTX3090", counters=False)
+    assert (found.problem.dtype, found.device.name) == ("f64", "rtx3090")
+    assert lab.inspect("simt_naive", n=32, device="emulator", counters=False).device.name == "h200"
+    ladder = lab.emulated_ladder(["simt_naive"], [16, 16], "float64", "A100")
+    assert [(one.dtype, one.size) for one in ladder.rungs] == [("f64", 16)]
+    assert lab.emulated_exhibit("bank_stride", 96, "A100")[0].arch == "sm_80"
+    with pytest.raises(ArgumentError, match="emulated_ladder"):
+        lab.ladder(device="emulator")
+
+
+def test_a_suite_takes_the_same_words(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[[product]]\nsquare = [4]\ndtype = ["float32"]\nout = "double"')
+    (work,) = suite.load(file).works
+    assert (work.dtype, work.out) == ("f32", "f64")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from gemmery import dtypes
 from gemmery.bench.work import CALLS, LAYOUTS, Work
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, DTypeError
 
 SUITES = Path(__file__).parent / "suites"
 KINDS = ("product", "first_call", "call", "compile", "emulator")
@@ -228,4 +228,7 @@ def _one_of(value: Any, known: tuple[str, ...], where: str) -> str:
 
 
 def _dtype(name: Any, where: str) -> str:
-    return _one_of(name, dtypes.NAMES, where)
+    try:
+        return dtypes.resolve(_text(name, where))
+    except DTypeError as error:
+        raise ArgumentError(f"{where}: {error}") from None

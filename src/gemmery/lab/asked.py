@@ -64,7 +64,10 @@ def ordinal(device: str) -> int | None:
     if name == "cpu" and ":" not in device:
         return None
     if name != "cuda" or (":" in device and not number.isdecimal()):
-        raise ArgumentError(f"device {device!r} is not known: it is cpu, cuda, or cuda:N for the Nth GPU")
+        known = "it is cpu, cuda, or cuda:N for the Nth GPU"
+        if name == "emulator":
+            known += "; emulated_ladder, emulated_exhibit and inspect use the emulator"
+        raise ArgumentError(f"device {device!r} is not known: {known}")
     return int(number or 0)
 
 

@@ -64,7 +64,7 @@ def inspect(
         return _exhibit(find_exhibit(rung), n, config or {}, _device(device), line, counters)
     row = _on_gpu(rung)
     chosen = _device(device)
-    problem = _problem(row, m, n, k, dtype or row.dtypes[0], chosen)
+    problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], chosen)
     full = {**row.default, **_checked(row, config or {})}
     reason = row.refuses(problem)
     full = full if reason else {**row.settled(problem, full)}  # the smaller product that is counted has the same tile
@@ -144,7 +144,7 @@ def _on_gpu(name: str) -> Rung:
 
 def _device(name: str) -> Device:
     if name:
-        return find(name)
+        return find(asked.looked_at(name))
     return find(LAPTOP if driver.missing() else "cuda")
 
 

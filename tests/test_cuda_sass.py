@@ -1,4 +1,4 @@
-"""Counting instructions: in recorded machine code, and in what the compiler makes."""
+"""Counts of instructions, in recorded machine code and in compiled kernels."""
 
 import pytest
 

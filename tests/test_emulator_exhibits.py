@@ -1,4 +1,4 @@
-"""The exhibits on the emulator: every result exact, every counter what the rules of the hardware predict."""
+"""The exhibits on the emulator: exact results, and the counters that the rules of the hardware predict."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_what_is_predicted_is_counted_at_every_config(shown):
 
 @pytest.mark.parametrize("shown", EACH)
 def test_counters_are_the_same_for_an_older_architecture(shown):
-    """The PTX for an older card has the same accesses and the same ways to go."""
+    """The PTX for an older card has the same accesses and the same branches."""
     for one in lab.emulated_exhibit(shown.name, device="2080ti"):
         assert one.wrong == (), one.config
 
@@ -91,7 +91,7 @@ def test_unknown_names_are_refused():
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    """As on a machine without one."""
+    """As on a machine without a GPU."""
     monkeypatch.setattr(driver, "missing", lambda: "no driver here")
 
 

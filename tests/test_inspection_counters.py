@@ -1,4 +1,4 @@
-"""inspect(): counters by line of the source, pictures of what a line does, two rungs side by side, in a notebook."""
+"""inspect(): counters by source line, pictures, two rungs side by side, and notebooks."""
 
 import html
 import io
@@ -103,7 +103,7 @@ def test_a_line_that_calls_all_is_followed_by_what_it_calls(vectorized):
 
 @pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
 def test_a_figure_is_whole_or_rounded_or_left_out(width, vectorized):
-    """Never cut off: each figure that is shown is one of the table, or that one rounded to three digits."""
+    """No figure is cut off: it is in the table as it is, or rounded to three digits."""
     (part,) = [part for part in parts(vectorized) if part.title.startswith("Counters")]
     head, rows, note = counters.fitted(part.head, part.rows, width)
     assert sum(2 + max(map(len, column)) for column in zip(head, *rows, strict=True)) <= width
@@ -178,7 +178,7 @@ def test_pictures_are_files_that_stand_alone(tmp_path, capsys):
 
 
 def framed_page(found):
-    """The page in the frame that a notebook displays, which is light until the frame has seen what lies behind it."""
+    """The page in the frame that a notebook displays, which is light until it has loaded."""
     frame = found._repr_html_()
     page = html.unescape(re.search(r'srcdoc="([^"]+)"', frame)[1])
     assert '<html lang="en" data-scheme="light">' in page
@@ -222,7 +222,7 @@ def test_an_exhibit_is_looked_at_like_a_rung():
 
 
 def test_the_main_loop_has_a_column_where_there_is_one(smem):
-    """It is a loop that multiplies and adds; of two kernels the loops are compared, or else all of the code."""
+    """It is a loop that multiplies and adds. Two kernels are compared by their loops, or else by all of their code."""
     without = lab.inspect("bank_stride", config={"stride": 32}, device="sm_80")
     heads = [part.head for found in (smem, without) for part in parts(found) if part.title == "Instructions"]
     assert heads == [("kind", "kernel", "main loop"), ("kind", "kernel")]
@@ -276,7 +276,7 @@ def test_the_banks_of_an_exhibit():
 
 
 def test_the_pictures_of_the_documents_are_those_of_the_kernels():
-    """`make docs` draws them anew."""
+    """`make docs` updates them."""
     for name, text in drawn().items():
         assert (Path(__file__).parents[1] / FOLDER / name).read_text() == text, name
         assert ElementTree.fromstring(text).get("viewBox").startswith("-16 -16 896 ")

@@ -1,4 +1,4 @@
-"""The ladder on the emulator as data: what is chosen, what is counted, and what of it is called wrong."""
+"""The ladder on the emulator: its products, counters, roofs, faults, table and page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FEW = ["simt_single_block", "simt_naive", "simt_uncoalesced", "mma_ldmatrix", "g
 
 @pytest.fixture(scope="module")
 def few():
-    """A few rungs at 128, as an A100 runs them."""
+    """A few rungs at 128, compiled for an A100."""
     return lab.emulated_ladder(FEW, [128], device="a100")
 
 
@@ -76,7 +76,7 @@ CHAIN = ["simt_threadtile", "simt_vectorized", "simt_padded", "simt_swizzled", "
 
 @pytest.fixture(scope="module")
 def chain():
-    """Rungs on CUDA cores that do the same multiply-adds, as an H200 runs them."""
+    """Rungs on CUDA cores with the same multiply-adds, compiled for an H200."""
     return lab.emulated_ladder(CHAIN, [128])
 
 

@@ -1,4 +1,4 @@
-"""inspect(): what it says of rungs on named devices, what it refuses, and how it is shown."""
+"""inspect(): facts about rungs on named devices, refusals, and how the result is shown."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What changed between two rungs: sources, facts, refusals, and how it is shown."""
+"""The difference of two rungs: code, facts, refusals, and how it is shown."""
 
 import io
 import re

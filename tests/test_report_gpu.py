@@ -1,4 +1,4 @@
-"""Reports of what ran on a GPU, from records that a GPU made: its own words, units and limits."""
+"""Reports of GPU runs, from records of a GPU: their words, units and limits."""
 
 import re
 from dataclasses import replace
@@ -31,7 +31,7 @@ LADDER = named("ladder")
 
 
 def without_rival(run):
-    """The same as it is where neither PyTorch nor CuPy is installed."""
+    """The same run without PyTorch and CuPy."""
     from gemmery.lab.gpu.session import NO_RIVAL
 
     return replace(
@@ -52,7 +52,7 @@ def shown(run, width=400):  # nothing folds
 
 
 def beyond_rungs(text):
-    """What is said, without what rungs say of themselves."""
+    """The text without the ideas and lessons of rungs."""
     for said in [rung.idea for rung in CUDA] + [m.refused for m in LADDER.measurements if m.refused]:
         text = text.replace(said, "")
     return text
@@ -185,7 +185,7 @@ def test_a_line_of_progress_says_no_rate_where_nothing_is_computed():
 
 
 def test_a_tournament_too_wide_for_its_terminal_is_folded():
-    """Each rung and each time stands once and whole in 80 columns, the labels beside each part of them."""
+    """Each rung and each time is shown once and in full in 80 columns, with labels in each part of the table."""
     one = replace(LADDER.measurements[0], suite="gpu_gemv", case="gemv, k = 128", refused="", note="", versus={})
     times = {f"gemv_warp r={r} smem={smem}": r + smem / 4 for smem in (0, 1) for r in (1, 2, 4, 8, 16)}
     taken = [

@@ -1,4 +1,4 @@
-"""The pictures of a warp: what they show is what an H200 counted, and every label stands where it can be read."""
+"""The pictures of a warp agree with the counters of an H200, and their labels are legible."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def measured(pattern):
 
 
 def swizzled(row, chunk):
-    """Where a chunk of 16 bytes lies in a tile with rows of 128, each row's chunks in an order of its own."""
+    """Where a chunk of 16 bytes lies in a tile with rows of 128, each row's chunks in a different order."""
     return (row * 8 + (chunk ^ row % 8)) * 16
 
 
@@ -102,7 +102,7 @@ def cells(plot, fill):
 
 
 def said(plot, fill):
-    """What the cells of one colour say of themselves."""
+    """The titles of the cells of one colour."""
     return [cell.find(f"{SVG}title").text for cell in cells(plot, fill) if cell.find(f"{SVG}title") is not None]
 
 

@@ -12,7 +12,7 @@ from gemmery.ladder import inspection
 from gemmery.report.inspection import inspection_page, where
 from gemmery.report.side_by_side import comparison_page
 
-# The system's preference says nothing of a notebook: the nearest background that is painted behind the frame does.
+# A notebook need not follow the system's preference, so the frame looks at the nearest painted background behind it.
 FOLLOW = (
     "for (let at = this; at; at = at.parentElement) {"
     " const [red, green, blue, alpha] = getComputedStyle(at).backgroundColor.match(/[\\d.]+/g).map(Number);"

@@ -52,14 +52,16 @@ class EmulatedRung:
     counts: RungCounts = RungCounts()
     kinds: Mapping[str, int] = field(default_factory=dict)  # warps' instructions by kind, the most frequent first
     intensity: float = 0.0  # operations for each byte of global memory
-    unit: str = ""  # what multiplies: a field of device.Rates
+    unit: str = ""  # the unit that multiplies: a field of device.Rates
     blocks: int = 0  # of the launch that multiplies
     tile: tuple[int, int] = (0, 0)  # of C, that one block computes
     compute_seconds: float = 0.0  # operations at the peak of that unit
     memory_seconds: float = 0.0  # bytes at the bandwidth of the device's memory
     shared_seconds: float = 0.0  # wavefronts of shared memory, 1 a clock and multiprocessor
     issue_seconds: float = 0.0  # warp instructions, 4 a clock and multiprocessor
-    expected: Mapping[str, float] = field(default_factory=dict)  # what the rung claims; {} at a product it does not
+    expected: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the claims of the rung; {} for products that they are not about
     findings: tuple[str, ...] = ()
     chosen: Chosen = field(default_factory=Chosen)  # accesses for pictures
     source: Mapping[str, str] = field(default_factory=dict)  # the text of the lines of these accesses

@@ -112,7 +112,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
     if suite != "ladder":
         ran = [m for m in ran if m.kernel == OWN]
     if len({words.types(m) for m in ran}) != 1:
-        return None  # each type has a roof of its own
+        return None  # each type has its own roof
     intensities = [m.flops / m.bytes for m in ran]
     scale = words.reached(ran[0], 1.0)  # a GPU's rates are shown in TFLOP/s
     roofs = {words.place(m): (scale * m.peak_gflops, m.bandwidth_gbs) for m in ran}

@@ -84,7 +84,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     return Plot("ladder", title, caption, svg)
 
 
-COLUMNS = (1.1, 1.2, 1.32)  # right edges of the figures right of the bars, in widths of the axes
+COLUMNS = (1.1, 1.2, 1.32)  # right edges of the columns of figures, in widths of the axes
 HEADROOM = -1.25
 
 

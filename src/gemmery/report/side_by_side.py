@@ -23,8 +23,8 @@ COUNTS = {
     "wavefronts": "wavefronts of shared memory",
     "wavefronts_ideal": "wavefronts for the bytes alone",
     "sectors": "sectors of global memory",
-    "requests": "requests for them",
-    "used": "bytes used of them",
+    "requests": "accesses to global memory",
+    "used": "bytes used of the sectors",
     "divergent_branches": "divergent branches",
     "flops": "flops",
 }
@@ -165,7 +165,7 @@ def _counted(found: Comparison) -> list[Section]:
         each = [(counters.used(run.total), _digits(run.total)) for run in (before, after)]
         means = [
             (name, one, other, "")
-            for name, one, other in zip(("bytes used of a sector", "sectors a request"), *each, strict=True)
+            for name, one, other in zip(("bytes used per sector", "sectors per access"), *each, strict=True)
             if one or other
         ]
         return [

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# name -> (on a light background, on a dark one). The series stay apart for readers who see no red or no green.
+# name -> (on a light background, on a dark one). The series are distinct without red or without green.
 PALETTE = {
     "paper": ("#ffffff", "#15171c"),
     "ink": ("#1b1d22", "#e7e9ee"),
@@ -36,7 +36,7 @@ PALETTE = {
     "s9": ("#006d85", "#5cc8e0"),
     "s10": ("#545a66", "#b4bac6"),
 }
-# Matplotlib writes colours as numbers: each name is drawn in a number of its own, which then becomes the name again.
+# Matplotlib writes colours as numbers: each name is drawn as a unique number, which is replaced by the name afterwards.
 TOKENS = {name: f"#0000{index + 1:02x}" for index, name in enumerate(PALETTE)}
 NAMES = {token: name for name, token in TOKENS.items()}
 INK, MUTED, RIVAL = TOKENS["ink"], TOKENS["muted"], TOKENS["rival"]

@@ -16,7 +16,7 @@ from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, rend
 from gemmery.report.sweeps import AXES, Axis, Lines, lines, marks
 
 HEIGHT = 460
-REASON = 36  # characters in a line of a reason
+REASON = 36  # characters per line of a reason
 
 
 def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str) -> Plot | None:

@@ -24,7 +24,7 @@ READINGS = {
     "sectors": sectors.READING,
     "lanes": divergence.READING,
 }  # by the first word of a figure's name
-EDGE = 16  # around a picture that stands alone
+EDGE = 16  # around a standalone picture
 
 
 def pictures(

@@ -71,7 +71,7 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
         return _every(access, banks.ROWS)
     found, together = served(access), min(LANES, BANK * BANKS // access.width)
     narrow = _every(access, together)
-    # Pairs that agree are served in groups twice as wide; the number of groups tells.
+    # Pairs that agree are served in groups twice as wide; the number of groups shows it.
     return narrow if len(narrow) == found.wavefronts - found.conflicts else _every(access, 2 * together)
 
 

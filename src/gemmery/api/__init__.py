@@ -1,4 +1,4 @@
-"""What a user calls: check, view, dispatch, run. `gemmery.api.explanation` is loaded when it is asked for."""
+"""The public functions on arrays. `gemmery.api.explanation` is imported when it is first used."""
 
 from gemmery.api.products import gemm, gemv, get_num_threads, matmul, set_num_threads
 

@@ -135,9 +135,9 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
 
 def _compute_aside(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
     """Compute the product in scratch memory, then copy it: for a `target` that no kernel can write directly."""
-    beside = arrays.scratch(target.shape, result)
-    _compute(x, y, common, result, beside, terms)
-    arrays.store(beside, target)
+    scratch = arrays.scratch(target.shape, result)
+    _compute(x, y, common, result, scratch, terms)
+    arrays.store(scratch, target)
 
 
 def _compute_any(x: View, y: View, target: View, terms: Terms) -> None:

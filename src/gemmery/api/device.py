@@ -15,7 +15,7 @@ import numpy as np
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
-from gemmery.api.options import ASKED_NOTHING, Asked, check_activation, check_bias, named, scalar
+from gemmery.api.options import NO_OPTIONS, Options, check_activation, check_bias, named, scalar
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
 from gemmery.arrays import View, view
@@ -45,41 +45,41 @@ class Operands(NamedTuple):
     y: View
     bias: View | None
     epilogue: str
-    held: list[object]  # owners of converted memory, alive until the launch
+    owners: list[object]  # owners of converted memory, alive until the launch
 
 
-def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, asked: Asked) -> Any:
+def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
     """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`."""
-    if asked.threads is not None:
+    if options.threads is not None:
         raise ArgumentError(
-            f"threads={shown(asked.threads)} applies to products on the CPU only, and the operands are on a device"
+            f"threads={shown(options.threads)} applies to products on the CPU only, and the operands are on a device"
         )
-    short = asked is ASKED_NOTHING or (name != "matmul" and asked.precision is None and asked.old is out)
+    short = options is NO_OPTIONS or (name != "matmul" and options.precision is None and options.old is out)
     x, y = _located(x), _located(y)
-    target, old = (None if z is None else _located(view(z)) for z in (out, asked.old))
+    target, old = (None if z is None else _located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
-    common, result, asked = _types(x, y, old, asked)
+    common, result, options = _types(x, y, old, options)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
         raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
     if target is not None:
         writable(target, shape, result)
-    operands = _operands(a, b, x, y, common, result, asked)
+    operands = _operands(a, b, x, y, common, result, options)
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
     if target is not None and target.dtype == result and not moved:
-        _compute(a, operands, out, target, old, asked)
+        _compute(a, operands, out, target, old, options)
         arrays.written(out)
         if short:
-            _remember(name, a, b, out, operands, target, asked)
+            _remember(name, a, b, out, operands, target, options)
         return out
     made, fresh = _new(a, shape, result, x)
-    _compute(a, operands, made, fresh, old, asked)
+    _compute(a, operands, made, fresh, old, options)
     if target is not None:
         _copy(made, fresh, out, target)
         arrays.written(out)
         return out
     if short:
-        _remember(name, a, b, None, operands, fresh, asked)
+        _remember(name, a, b, None, operands, fresh, options)
     if isinstance(made, DeviceArray):
         made.finished()
         return a.__array_namespace__().from_dlpack(made) if hasattr(a, "__array_namespace__") else made
@@ -131,17 +131,17 @@ def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, sca
     return Prepared(plan, problem, form, run)
 
 
-def planned(x: View, y: View, asked: Asked) -> Prepared:
+def planned(x: View, y: View, options: Options) -> Prepared:
     """Return what `product` would run for a new result, without running it."""
     x, y = _located(x), _located(y)
     arrays.together(a=x, b=y)
-    common, result, asked = _types(x, y, None, asked)
+    common, result, options = _types(x, y, None, options)
     shape, size = result_shape(x.shape, y.shape), dtypes.get(result).size
-    if asked.activation is not None:
-        check_activation(asked.activation, result)
+    if options.activation is not None:
+        check_activation(options.activation, result)
     step = None
-    if asked.bias is not None:
-        step = 0 if isinstance(asked.bias, _NUMBER) else max(4, size)
+    if options.bias is not None:
+        step = 0 if isinstance(options.bias, _NUMBER) else max(4, size)
     x, y = (
         z
         if z.dtype == common
@@ -149,11 +149,11 @@ def planned(x: View, y: View, asked: Asked) -> Prepared:
         for z in (x, y)
     )
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    epilogue = "+".join(part for part in ("bias" if asked.bias is not None else "", asked.activation or "") if part)
-    return prepare(_bare(x), _bare(y), target, step, epilogue, False, asked.precision or "")
+    epilogue = "+".join(part for part in ("bias" if options.bias is not None else "", options.activation or "") if part)
+    return prepare(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
 
 
-def prepared(operands: Operands, target: View, asked: Asked) -> Prepared:
+def prepared(operands: Operands, target: View, options: Options) -> Prepared:
     """Return what `prepare` makes of these operands."""
     bias = operands.bias
     return prepare(
@@ -162,8 +162,8 @@ def prepared(operands: Operands, target: View, asked: Asked) -> Prepared:
         _bare(target),
         None if bias is None else bias.strides[0],
         operands.epilogue,
-        asked.alpha != 1 or asked.beta != 0,
-        asked.precision or "",
+        options.alpha != 1 or options.beta != 0,
+        options.precision or "",
     )
 
 
@@ -196,7 +196,7 @@ def _located(z: View) -> View:
     return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
 
 
-def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, Asked]:
+def _types(x: View, y: View, old: View | None, options: Options) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked scalars."""
     for z in (x, y, old):
         if z is not None and z.dtype not in SERVED:
@@ -205,97 +205,97 @@ def _types(x: View, y: View, old: View | None, asked: Asked) -> tuple[str, str, 
                 "convert the operand, or move it to the CPU, which multiplies every type"
             )
     common = promoted(x.dtype, y.dtype)
-    result = common if asked.dtype is None else widened(common, named(asked.dtype))
+    result = common if options.dtype is None else widened(common, named(options.dtype))
     if result not in SERVED:
         raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
     if old is not None:
         result = promoted(common, old.dtype)
-    if asked.precision is not None and (asked.precision != "tf32" or (common, result) != ("f32", "f32")):
+    if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
-            f"precision={shown(asked.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
+            f"precision={shown(options.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
             "float32 products"
         )
-    alpha, beta = scalar("alpha", asked.alpha, result), scalar("beta", asked.beta, result)
+    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
         raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
-    return common, result, asked._replace(alpha=alpha, beta=beta)
+    return common, result, options._replace(alpha=alpha, beta=beta)
 
 
-def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, asked: Asked) -> Operands:
+def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Operands:
     """Return A, B and the bias in the element types that a kernel reads."""
-    held: list[object] = []
-    if asked.alpha == 0:  # BLAS then reads neither A nor B
+    owners: list[object] = []
+    if options.alpha == 0:  # BLAS then reads neither A nor B
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
         y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
     if x.dtype != common:
-        held.append(arrays.astype(a, common))
-        x = view(held[-1])
+        owners.append(arrays.astype(a, common))
+        x = view(owners[-1])
     if y.dtype != common:
-        held.append(arrays.astype(b, common))
-        y = view(held[-1])
+        owners.append(arrays.astype(b, common))
+        y = view(owners[-1])
     bias, parts = None, []
-    if asked.bias is not None:
-        bias = _bias(asked.bias, a, x, y, result, held)
+    if options.bias is not None:
+        bias = _bias(options.bias, a, x, y, result, owners)
         parts.append("bias")
-    if asked.activation is not None:
-        check_activation(asked.activation, result)
-        parts.append(asked.activation)
-    return Operands(x, y, bias, "+".join(parts), held)
+    if options.activation is not None:
+        check_activation(options.activation, result)
+        parts.append(options.activation)
+    return Operands(x, y, bias, "+".join(parts), owners)
 
 
-def _bias(given: Any, a: Any, x: View, y: View, result: str, held: list[object]) -> View:
+def _bias(given: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
     """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
     n, wanted = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
     if isinstance(given, _NUMBER):
         one, memory = _scratch(a, dtypes.get(wanted).size, x, x.stream)
-        held.append(one)
+        owners.append(one)
         ordered.put(float(given), wanted, memory.pointer, x.stream, _ordinal(x))
         return memory._replace(shape=(n,), strides=(0,), dtype=wanted)
     found = _located(view(given))
     arrays.together(a=x, bias=found)
     check_bias(found, n, result)
     if found.dtype != wanted:
-        held.append(arrays.astype(given, wanted))
-        found = view(held[-1])
-    held.append(given)
+        owners.append(arrays.astype(given, wanted))
+        found = view(owners[-1])
+    owners.append(given)
     return found._replace(shape=(n,), strides=(0 if found.shape in ((), (1,)) else found.strides[0],))
 
 
-def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, asked: Asked) -> None:
+def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, options: Options) -> None:
     """Write the product to `target`, the view of out, which has the result's element type."""
     if 0 in target.shape:
         return
     stream, ordinal = operands.x.stream, _ordinal(operands.x)
-    ready = prepared(operands, target, asked)
+    ready = prepared(operands, target, options)
     bias = operands.bias
     others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
-    held = operands.held
-    x, y = (_beside(a, z, target, stream, held) for z in operands[:2])
-    beside = None if bias is None else _beside(a, bias, target, stream, held)
+    owners = operands.owners
+    x, y = (_apart(a, z, target, stream, owners) for z in operands[:2])
+    bias_view = None if bias is None else _apart(a, bias, target, stream, owners)
     scratch = 0
     if ready.run.workspace:
         memory, its_view = _scratch(a, ready.run.workspace, x, stream)
-        held.append(memory)
+        owners.append(memory)
         scratch = its_view.pointer
-    if old is not None and asked.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
-        _copy(asked.old, old, out, target)
-    scalars = (asked.alpha.real, asked.beta.real)
-    start = 0 if beside is None else beside.pointer
+    if old is not None and options.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
+        _copy(options.old, old, out, target)
+    scalars = (options.alpha.real, options.beta.real)
+    start = 0 if bias_view is None else bias_view.pointer
     for first, second, third in ready.form.offsets():
         ready.run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
     for other in others:
         ordered.wait(other, stream, ordinal)
 
 
-def _beside(a: Any, source: View, target: View, stream: int, held: list[object]) -> View:
+def _apart(a: Any, source: View, target: View, stream: int, owners: list[object]) -> View:
     """Return `source`, or a copy of the memory that it spans where that overlaps `target`."""
     if not arrays.overlap(source, target):
         return source
     low, high = arrays.reach(source.shape, source.strides, source.dtype)
     memory, copy = _scratch(a, high - low, source, stream)
-    held.append(memory)
+    owners.append(memory)
     ordered.copy(source.pointer + low, copy.pointer, high - low, stream, _ordinal(source))
     return source._replace(pointer=copy.pointer - low)
 
@@ -332,13 +332,13 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     return made, View(made.pointer, (size,), (1,), "u8", x.device, stream)
 
 
-def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, asked: Asked) -> None:
+def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, options: Options) -> None:
     """Store the product in `quick`, for more products of operands like these."""
-    if operands.held or 0 in target.shape or asked.alpha == 0:
+    if operands.owners or 0 in target.shape or options.alpha == 0:
         return
-    if asked.alpha == 1 and asked.beta == 0:
+    if options.alpha == 1 and options.beta == 0:
         name = quick.PLAIN[name]
-    ready = prepared(operands, target, asked)
+    ready = prepared(operands, target, options)
     if ready.form.runs == 1 and operands.x.stream == operands.y.stream == target.stream:
         quick.remember(a, b, out, name, (operands.x, operands.y, target), ready.run)
 

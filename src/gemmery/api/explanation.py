@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gemmery import arrays, display, dtypes
 from gemmery.api import opaque
 from gemmery.api.compute import prepare
-from gemmery.api.options import Asked, epilogue, named, no_precision, thread_count
+from gemmery.api.options import Options, epilogue, named, no_precision, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -111,7 +111,7 @@ def explain(
         return explain(a, b, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
-        return _on_device(x, y, Asked(dtype, bias, activation, threads, precision))
+        return _on_device(x, y, Options(dtype, bias, activation, threads, precision))
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
@@ -136,7 +136,7 @@ def explain(
     return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit))
 
 
-def _on_device(x: View, y: View, asked: Asked) -> Explanation:
+def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import device
     from gemmery.bench.roofline import attainable
@@ -145,7 +145,7 @@ def _on_device(x: View, y: View, asked: Asked) -> Explanation:
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
-    plan, problem, form, _ = device.planned(x, y, asked)
+    plan, problem, form, _ = device.planned(x, y, options)
     tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)

@@ -17,7 +17,7 @@ from gemmery.errors import ArgumentError, DTypeError, ShapeError, shown
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
-class Asked(NamedTuple):
+class Options(NamedTuple):
     """The options of a product, as the caller passed them."""
 
     dtype: Any = None
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     old: Any = None  # the C that beta multiplies
 
 
-ASKED_NOTHING = Asked()
+NO_OPTIONS = Options()
 
 
 def named(dtype: Any) -> str:

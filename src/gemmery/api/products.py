@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import arrays, config
 from gemmery.api import opaque, quick
 from gemmery.api.compute import PLAIN, Terms, product
-from gemmery.api.options import ASKED_NOTHING, Asked, epilogue, named, no_precision, scalar, thread_count
+from gemmery.api.options import NO_OPTIONS, Options, epilogue, named, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -109,8 +109,8 @@ def _matmul(
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import device
 
-        asked = ASKED_NOTHING if plain else Asked(dtype, bias, activation, threads, precision)
-        return device.product("matmul", a, b, x, y, out, asked)
+        options = NO_OPTIONS if plain else Options(dtype, bias, activation, threads, precision)
+        return device.product("matmul", a, b, x, y, out, options)
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, named(dtype))
@@ -258,8 +258,8 @@ def _scaled(
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import device
 
-        asked = Asked(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-        return device.product(name, a, b, x, y, out, asked)
+        options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
+        return device.product(name, a, b, x, y, out, options)
     no_precision(precision)
     common = result = promoted(x.dtype, y.dtype)
     old = None if c is None else view(c)

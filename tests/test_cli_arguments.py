@@ -254,7 +254,7 @@ def test_the_library_takes_the_same_words():
     assert lab.inspect("simt_naive", n=32, device="emulator", counters=False).device.name == "h200"
     ladder = lab.emulated_ladder(["simt_naive"], [16, 16], "float64", "A100")
     assert [(one.dtype, one.size) for one in ladder.rungs] == [("f64", 16)]
-    assert lab.emulated_exhibit("bank_stride", 96, "A100")[0].arch == "sm_80"
+    assert lab.emulated_exhibit("bank_stride", device="A100")[0].arch == "sm_80"
     with pytest.raises(ArgumentError, match="emulated_ladder"):
         lab.ladder(device="emulator")
 

@@ -144,7 +144,7 @@ def _on_gpu(name: str) -> Rung:
 
 def _device(name: str) -> Device:
     if name:
-        return find(asked.looked_at(name))
+        return find(LAPTOP if name.strip().lower() == "emulator" else name)
     return find(LAPTOP if driver.missing() else "cuda")
 
 

@@ -40,6 +40,23 @@ RIGHT = {
         [np.zeros(1, np.float32), np.zeros(150, np.float32), np.ones(150 * 128, np.float32)],
         [150 * 128],
     ),
+    "ticket with a fence before it alone": (
+        """__device__ unsigned ticket;
+        __global__ void f(float* out, float* parts, const float* in) {
+          __shared__ bool last;
+          if (threadIdx.x == 0) {
+            parts[blockIdx.x] = in[blockIdx.x];
+            __threadfence();
+            last = atomicInc(&ticket, gridDim.x) == gridDim.x - 1;
+          }
+          __syncthreads();
+          if (last)
+            for (int i = threadIdx.x; i < gridDim.x; i += 64) atomicAdd(out, parts[i]);
+        }""",
+        (150, 64),
+        [np.zeros(1, np.float32), np.zeros(150, np.float32), np.ones(150, np.float32)],
+        [150],
+    ),
     "ticket that every thread fences": (
         """__device__ unsigned ticket;
         __global__ void f(int* out, int* parts) {

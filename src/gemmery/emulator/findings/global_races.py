@@ -12,7 +12,7 @@ from gemmery.emulator.events import Access
 from gemmery.emulator.findings import words
 from gemmery.emulator.findings.grid import Grid, Layout, stored
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_own
+from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_count, is_own
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.findings.races import Flags, History, Words
 
@@ -80,8 +80,9 @@ class GlobalRaces:
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order blocks: by release and acquire, or relaxed and volatile ones by fences; one after the other."""
         orders, index = self._orders, event.index
-        order = self._machine.kernel.instructions[index].opcode.split(".")
-        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
+        opcode = self._machine.kernel.instructions[index].opcode
+        order = opcode.split(".")
+        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order) or is_count(opcode)
         fences = orders.fences and bool(orders.atomic[index] or orders.volatile[index])
         if not (releases or acquires or fences):
             return

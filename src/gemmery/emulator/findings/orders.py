@@ -13,12 +13,23 @@ from gemmery.emulator.ptx import Kernel
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
+COUNTS = frozenset(("add", "inc", "dec"))
 
 
 def is_atomic(opcode: str) -> bool:
     """An update, or a load or store with a memory order."""
     name, *words = opcode.split(".")
     return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
+
+
+def is_count(opcode: str) -> bool:
+    """Whether it takes a ticket: an atomic that counts and returns the old value.
+
+    PTX asks for a fence after it as well, before what others stored is read. Last blocks that sum up after a ticket and
+    a barrier do without one, NVIDIA's threadFenceReduction sample among them: it is taken to acquire.
+    """
+    name, *words = opcode.split(".")
+    return name == "atom" and not COUNTS.isdisjoint(words)
 
 
 def is_fence(opcode: str) -> bool:

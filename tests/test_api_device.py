@@ -10,7 +10,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import device
-from gemmery.api.options import ASKED_NOTHING, Asked
+from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrays import View, contiguous, memory
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
@@ -111,7 +111,7 @@ def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer
     )
 
 
-def planned(problems, x, y, asked=ASKED_NOTHING):
+def planned(problems, x, y, asked=NO_OPTIONS):
     device.planned(x, y, asked)
     return problems[-1]
 
@@ -153,18 +153,18 @@ def test_the_alignment_is_that_of_the_pointer_and_the_strides(problems, shape, s
 
 def test_options_reach_the_problem(problems):
     x, y = views((8, 8), (8, 8))
-    found = planned(problems, x, y, Asked(bias=2.0, activation="gelu", precision="tf32"))
+    found = planned(problems, x, y, Options(bias=2.0, activation="gelu", precision="tf32"))
     assert (found.epilogue, found.precision, found.scaled) == ("bias+gelu", "tf32", False)
-    wide = planned(problems, *views((8, 8), (8, 8), "f16"), Asked(dtype="float32"))
+    wide = planned(problems, *views((8, 8), (8, 8), "f16"), Options(dtype="float32"))
     assert (wide.dtype, wide.out) == ("f16", "f32")
 
 
 def test_a_shape_is_planned_once(problems):
     x, y = views((8, 8), (8, 8))
     for pointer in (4096, 8192, 65536):
-        device.planned(x._replace(pointer=pointer), y, ASKED_NOTHING)
+        device.planned(x._replace(pointer=pointer), y, NO_OPTIONS)
     assert len(problems) == 1
-    device.planned(x._replace(pointer=4100), y, ASKED_NOTHING)
+    device.planned(x._replace(pointer=4100), y, NO_OPTIONS)
     assert len(problems) == 2
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import gemmery
-from gemmery.cpu import jit, workspace
+from gemmery.cpu import jit, pool, workspace
 from gemmery.cpu.ir import Module, vector
-from gemmery.cpu.target import host
+from gemmery.cpu.target import Target, host
 from gemmery.errors import CompileError
 
 # Lines that, added to gemv.py, double its sums.
@@ -177,3 +177,12 @@ def test_a_system_that_forbids_compiled_code_is_told_how_to_allow_it(monkeypatch
 
 def test_pages_are_made_executable_or_the_error_is_named():
     assert jit._make_executable(1, 4096) == errno.EINVAL  # not the address of a page
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "arm64", "riscv64"])
+def test_the_pool_of_another_machine_is_valid(machine):
+    """Its instructions for pauses and floating-point modes, where LLVM here compiles for x86-64 alone."""
+    text = str(pool.module(Target("generic", frozenset(), machine=machine)))
+    jit._llvm().parse_assembly(text).verify()
+    assert ("@llvm.aarch64.get.fpcr" in text) == (machine != "riscv64")
+    assert "llvm.x86" not in text

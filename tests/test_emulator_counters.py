@@ -215,7 +215,7 @@ def test_a_line_is_found_by_its_text():
     first, *_ = lines
     assert all(lines[str(line)] is lines[line] is counts for line, counts in lines.items())
     for absent in ("k.cu:1", Line("k.cu", 1)):
-        with pytest.raises(KeyError, match=f"k.cu:1: nothing was counted there; the lines there are: {first}, "):
+        with pytest.raises(KeyError, match=f"k.cu:1: nothing was counted there; the lines with counts are: {first}, "):
             lines[absent]
 
 

@@ -81,8 +81,8 @@ def test_a_wait_for_the_other_parity_is_found():
     ("body", "words"),
     [
         (f"if (i == 0) {{ {ARRIVE} }}", "not initialised"),
-        (f"{initialised(32)} {ARRIVE}", "awaits no more arrivals"),
-        (f"{initialised(64)} if (i == 0) {{ {INVAL} {ARRIVE} }}", "not initialised, or no longer"),
+        (f"{initialised(32)} {ARRIVE}", "expects no more arrivals"),
+        (f"{initialised(64)} if (i == 0) {{ {INVAL} {ARRIVE} }}", "not initialised: execute mbarrier.init first"),
         (f"{initialised(0)}", "0 arrivals"),
         (f"barrier += 4; {initialised(1)}", "multiple of 8"),
     ],

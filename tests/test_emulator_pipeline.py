@@ -84,7 +84,7 @@ def test_a_tile_that_is_read_by_another_swizzle_is_found():
     assert not error <= 1
     lines = hopper.pipeline(128, 256, 384, "SWIZZLE").source.splitlines()
     (told,) = run.findings
-    assert "swizzled by 128 bytes, with a descriptor for 64" in told.message
+    assert "with a swizzle of 128 bytes, with a descriptor for 64" in told.message
     assert "multiply(" in lines[told.line.number - 1]
     copy = int(re.search(r"copy at kernel.cu:(\d+)", told.message)[1])
     assert "load" in lines[copy - 1]

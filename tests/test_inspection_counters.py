@@ -135,7 +135,7 @@ def test_a_line_chooses_the_pictures():
     assert {str(one.line) for one in (*found.emulated.chosen.shared, *found.emulated.chosen.global_)} == {
         "simt_smem.cu:18"
     }
-    with pytest.raises(ArgumentError, match=r"simt_smem\.cu:19.*there are: .*simt_smem\.cu:18"):
+    with pytest.raises(ArgumentError, match=r"simt_smem\.cu:19.*lines that have: .*simt_smem\.cu:18"):
         lab.inspect("simt_smem", n=256, device="sm_80", line="simt_smem.cu:19")
 
 

@@ -1,7 +1,7 @@
-"""Counts what a kernel does while it runs: the observer behind `Run.shared`, `Run.global_` and the rest.
+"""The observer that counts what a kernel does: `Run.shared`, `Run.global_` and the others.
 
-An access is counted twice, at the cost of one pass over the events: as the PTX says, and as ptxas would merge it with
-its neighbours (merging.py). The rules of memory are those of banks.py.
+One pass over the events counts each access twice: as it is in the PTX, and as ptxas merges it with its neighbours
+(merging.py). The rules of memory are in banks.py.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from gemmery.emulator.ptx import Instruction, Kernel
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-# The field of Memory, and of Shared, that an access counts in, by its kind. ncu counts what cp.async reads as loads.
+# The field of Memory and of Shared for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
 SHARED = {
     **dict.fromkeys(("ld", "ldmatrix"), "loads"),
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
-PATTERNS = 4096  # of shared memory that are kept: 2 KB each for a block of 256 threads
+PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
-# By instruction, by its space and the field that it counts in: sums in the order of Banked's or Traffic's fields.
+# By instruction, then by space and field: sums in the order of the fields of Banked or Traffic.
 Counted = dict[int, dict[tuple[str, str], list[int]]]
 
 
 class Counters(Observer):
-    """Counts of one kernel's run, over all its chunks; `counts` gives them."""
+    """Counts one kernel's run over all its chunks; `counts` returns the result."""
 
     def __init__(self, kernel: Kernel, merges: Mapping[int, Merge] | None = None) -> None:
         self._kernel = kernel
         self._merges = {} if merges is None else merges
         size = len(kernel.instructions) + 1
-        # Differences: what begins at an instruction, less what has ended there. A range is two additions.
+        # Differences between neighbouring instructions, so that counting a range takes two additions.
         self._warps, self._threads = [0] * size, [0] * size
         self._branches, self._divergent = [0] * size, [0] * size
-        self._written: Counted = {}  # accesses as the PTX says
-        self._wide: Counted = {}  # merged ones, at the instruction that stands for all
+        self._written: Counted = {}  # accesses as they are in the PTX
+        self._wide: Counted = {}  # merged accesses, at the instruction that represents them
         self._patterns: dict[Any, tuple[int, ...]] = {}
-        self._source: Access | None = None  # what the cp.async reads whose write comes next
+        self._source: Access | None = None  # the read of the cp.async whose write is the next event
         self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
         self._latest_served: dict[tuple[int, int], tuple[NDArray[np.int64], Mask, tuple[int, ...]]] = {}
         self._latest_moved: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
@@ -107,7 +107,7 @@ class Counters(Observer):
                 held[place] += value
 
     def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost in shared memory; blocks mostly use the same addresses, and those of a step before, moved on."""
+        """The cost in shared memory; most blocks use the same addresses, or the previous step's plus a constant."""
         if not event.addresses.ndim and event.mask is None:
             one = self._patterns.get((event.kind, event.width))
             if one is None:
@@ -115,7 +115,7 @@ class Counters(Observer):
                 one = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
             return tuple(machine.warps * value for value in one)
         place = event.index, event.width
-        if place in self._latest_served:  # no register is written in place: the arrays are as they were
+        if place in self._latest_served:  # registers are never written in place, so the arrays have not changed
             addresses, mask, served = self._latest_served[place]
             if np.array_equal(addresses, event.addresses) and _same(mask, event.mask):
                 return served
@@ -124,7 +124,7 @@ class Counters(Observer):
         return served
 
     def _written_by_copy(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost of what cp.async writes, which both ends decide; both may move on by whole lines."""
+        """The cost of a cp.async's write, which depends on both ends modulo whole lines."""
         to, mask, source = machine.spread(event.addresses), event.mask, self._source
         away = to - (to[0] & -128)
         if source is None:
@@ -151,7 +151,7 @@ class Counters(Observer):
         if not ((lanes == lanes[0]).all() and (mask is None or (mask == mask[0]).all())):
             return banks.served(*_warps(lanes, mask), event.width, event.kind)
         lanes, mask = lanes[0], None if mask is None else mask[0]
-        # Bank conflicts stay what they are when all addresses move by as much, in steps that keep 16 bytes whole.
+        # Bank conflicts do not change when all addresses move by the same multiple of 16 bytes.
         lanes = lanes - (lanes.min() & -16)
         key = (event.kind, event.width, lanes.tobytes(), None if mask is None else mask.tobytes())
         found = self._patterns.get(key)
@@ -162,7 +162,7 @@ class Counters(Observer):
         return tuple(machine.blocks * value for value in found)
 
     def _moved(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost in global memory; in a loop the addresses are often those of a step before, moved on."""
+        """The cost in global memory; in a loop, addresses are often those of the previous step plus a constant."""
         lanes = machine.spread(event.addresses)
         if not event.addresses.ndim and event.mask is None:
             return machine.warps, machine.warps, machine.warps * event.width
@@ -171,7 +171,7 @@ class Counters(Observer):
         place = event.index, event.width
         if place in self._latest_moved:
             before, phase, its_mask, moved = self._latest_moved[place]
-            alike = phase == first % banks.SECTOR or moved.used == event.width * moved.requests  # one address a warp
+            alike = phase == first % banks.SECTOR or moved.used == event.width * moved.requests  # one address per warp
             if alike and np.array_equal(away, before) and _same(mask, its_mask):
                 return moved
         moved = banks.moved(*_warps(lanes, mask), event.width)
@@ -181,7 +181,7 @@ class Counters(Observer):
     # ---- afterwards ----
 
     def counts(self, merged: bool = True) -> Counts:
-        """All counts, and those of each line and its frames; `merged` as ptxas merges, else as the PTX says."""
+        """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX."""
         warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[Key, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
@@ -192,7 +192,7 @@ class Counters(Observer):
         return of(frames)
 
     def instruction(self, index: int, merged: bool = True) -> Counts:
-        """The counts of one instruction; none, when ptxas merges it into another."""
+        """Return the counts of one instruction, which are empty if ptxas merges it into another."""
         warps, threads = self._executed(merged)
         instruction = self._kernel.instructions[index]
         sums: defaultdict[Key, int] = defaultdict(int)
@@ -201,7 +201,7 @@ class Counters(Observer):
         return of({(instruction.line,): sums})
 
     def _executed(self, merged: bool) -> tuple[list[int], list[int]]:
-        """The warps and the threads that executed each instruction."""
+        """Return the warps and the threads that executed each instruction."""
         warps, threads = list(accumulate(self._warps)), list(accumulate(self._threads))
         if merged:
             for index, branch in predicated(self._kernel).items():
@@ -226,7 +226,7 @@ class Counters(Observer):
             yield ("branches",), self._branches[index]
             yield ("divergent_branches",), self._divergent[index]
         if instruction.opcode.startswith("ld.const"):
-            return  # constants have a cache and a path of their own
+            return  # constants have their own cache
         counted = self._written if merge is None else self._wide
         for (space, way), held in counted.get(index, {}).items():
             names = FIELDS[Banked if space == "shared" else Traffic]
@@ -235,9 +235,9 @@ class Counters(Observer):
 
 
 def _kind(opcode: str) -> tuple[str, int]:
-    """What Run.instructions counts an instruction as that the table of ops does not hold, and as how many of those.
+    """Return the kind in Run.instructions of an instruction outside the table of ops, and the number of them.
 
-    Parameters and constants are not loads: the machine reads them from a cache of their own, mostly as operands.
+    Parameters and constants do not count as loads: the hardware reads them from their own cache, mostly as operands.
 
     >>> [_kind(opcode)[0] for opcode in ("ld.global.v4.f32", "ld.param.u64", "cp.async.cg.shared.global")]
     ['ld', 'ld.param', 'cp.async']
@@ -273,13 +273,13 @@ def _same(one: Mask, other: Mask) -> bool:
 
 
 def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
-    """A bulk copy of `width` bytes by each thread that issues one."""
+    """Count a bulk copy of `width` bytes for each thread that issues one."""
     copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
     return copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
 
 
 def _interleaved(machine: Machine, event: Access) -> tuple[int, ...]:
-    """Local memory: each word of 4 bytes of the 32 lanes lies in 128 bytes in a row, the next word in the next."""
+    """Count local memory, where each 4-byte word of the 32 lanes takes 128 consecutive bytes."""
     lanes, mask = _warps(machine.spread(event.addresses), event.mask)
     places = (lanes >> 2) * (4 * banks.LANES) + 4 * np.arange(banks.LANES)
     words = -(-event.width // 4)

@@ -1,4 +1,4 @@
-"""What is known of the low bits of addresses before a kernel runs: how ptxas tells that an access is aligned."""
+"""Derive the low bits of addresses before a kernel runs, as ptxas does to know whether an access is aligned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Vector
 
-MOST = 10  # bits that are followed: shared memory begins at a multiple of 1024 bytes
+MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
 NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call", "cp")
 
 
 @dataclass(frozen=True)
 class Low:
-    """The lowest `bits` bits of a number are those of `value`."""
+    """A number whose lowest `bits` bits equal those of `value`."""
 
     bits: int
     value: int
@@ -24,19 +24,19 @@ class Low:
 
     @property
     def zeros(self) -> int:
-        """How many of the lowest are known to be zeros."""
+        """The number of lowest bits that are known to be zero."""
         return (self.value & -self.value).bit_length() - 1 if self.value else self.bits
 
     def is_known(self, size: int) -> bool:
-        """True when it is known what remains of the number beyond multiples of a power of two."""
+        """Whether at least one low bit is known."""
         return size <= 1 << self.bits
 
     def moved(self, away: int) -> Low:
-        """That of the number plus `away`."""
+        """Return the same for the number plus `away`."""
         return Low(self.bits, self.value + away)
 
     def either(self, other: Low) -> Low:
-        """What holds for both."""
+        """Return what is known of both."""
         differ = self.value ^ other.value
         same = (differ & -differ).bit_length() - 1 if differ else MOST
         return Low(min(self.bits, other.bits, same), self.value)
@@ -46,7 +46,7 @@ UNKNOWN = Low(0, 0)
 
 
 def low_bits(kernel: Kernel) -> dict[str, Low]:
-    """The low bits of each register and shared variable, whatever way leads to it."""
+    """Return the low bits of each register and shared variable on every path."""
     found = {
         name: Low(MOST, one.offset) if one.space == "shared" and one.size else Low(one.align.bit_length() - 1, 0)
         for name, one in kernel.variables.items()
@@ -59,7 +59,9 @@ def low_bits(kernel: Kernel) -> dict[str, Low]:
             else:
                 found[register.name] = UNKNOWN
     changed = True
-    while changed:  # from too much knowledge down, so that a loop keeps what each of its turns keeps
+    while (
+        changed
+    ):  # start with too many known bits and reduce them, so that a loop keeps those that every iteration keeps
         changed = False
         for name, instruction in carrying:
             before = found.get(name)
@@ -72,7 +74,7 @@ def low_bits(kernel: Kernel) -> dict[str, Low]:
 
 
 def written(instruction: Instruction) -> tuple[Register, ...]:
-    """The registers that an instruction writes."""
+    """Return the registers that an instruction writes."""
     if not instruction.operands or instruction.opcode.partition(".")[0] in NO_RESULT:
         return ()
     first = instruction.operands[0]
@@ -81,13 +83,13 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
 
 
 def _carries(instruction: Instruction) -> bool:
-    """Whether the low bits of a result follow from those of the operands."""
+    """Whether the low bits of a result depend on the low bits of the operands alone."""
     opcode = instruction.opcode
     return opcode.partition(".")[0] in MEANINGS and ".hi" not in opcode and ".f" not in opcode
 
 
 def _result(instruction: Instruction, found: Mapping[str, Low]) -> Low | None:
-    """The low bits of a result; None while nothing is known of an operand that is yet to be reached."""
+    """Return the low bits of a result; None if an operand has not been computed yet."""
     name = instruction.opcode.partition(".")[0]
     meaning, count = MEANINGS[name]
     given = [_low(operand, found) for operand in instruction.operands[1 : 1 + count]]
@@ -123,7 +125,7 @@ def _conjunction(one: Low, other: Low) -> Low:
     return Low(max(min(one.bits, other.bits), one.zeros, other.zeros), one.value & other.value)
 
 
-# Instructions that carry low bits on: how, and from how many operands.
+# Instructions whose low bits depend on those of the operands: the function, and the number of operands.
 MEANINGS: dict[str, tuple[Callable[..., Low], int]] = {
     **dict.fromkeys(("mov", "cvta", "cvt"), (lambda one: one, 1)),
     "add": (_sum, 2),

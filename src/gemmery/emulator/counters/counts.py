@@ -1,4 +1,4 @@
-"""What a run counts: memory, banks, arithmetic, instructions, branches; in all and by source line."""
+"""The counts of a run: memory, banks, arithmetic, instructions, branches; in total and by source line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmery.emulator.ptx import Line
 
 
 class _Sum:
-    """Dataclasses of counts, added field by field."""
+    """A dataclass of counts that is added field by field."""
 
     def __add__(self, other: Self) -> Self:
         names = [one.name for one in fields(self) if one.compare]  # type: ignore[arg-type]
@@ -22,38 +22,38 @@ class _Sum:
 class Traffic(_Sum):
     """Accesses that move sectors of 32 bytes between the L1 cache and the threads."""
 
-    requests: int = 0  # warps' accesses with an active lane; of bulk copies their number
-    sectors: int = 0  # each counted once a request, as the profiler counts those of the L1 cache
-    used: int = 0  # bytes of them that at least one lane of the request asked for
+    requests: int = 0  # accesses by warps with an active lane; for bulk copies their number
+    sectors: int = 0  # each counted once per request, as the profiler does for the L1 cache
+    used: int = 0  # bytes of the sectors that at least one lane accessed
 
     @property
     def bytes(self) -> int:
-        """Bytes moved: all of each sector, whatever is used of it."""
+        """Bytes moved: 32 for each sector."""
         return 32 * self.sectors
 
     @property
     def sectors_a_request(self) -> float:
-        """4 for 32 lanes that take 4 adjacent bytes each, 32 when each takes another sector; 0 without requests."""
+        """Sectors per request: 4 if 32 lanes access 4 adjacent bytes each, at most 32; 0 without requests."""
         return self.sectors / self.requests if self.requests else 0.0
 
     @property
     def used_a_sector(self) -> float:
-        """Bytes used of the 32 of a sector; 0 without sectors."""
+        """Bytes used per sector, of 32; 0 without sectors."""
         return self.used / self.sectors if self.sectors else 0.0
 
 
 @dataclass(frozen=True)
 class Memory(_Sum):
-    """Loads and stores of global (or local) memory; cp.async counts among the loads."""
+    """Loads, stores and atomics of global (or local) memory; cp.async counts as a load."""
 
     loads: Traffic = Traffic()
     stores: Traffic = Traffic()
     atomics: Traffic = Traffic()
-    bulk: Traffic = Traffic()  # what the tensor memory accelerator moves, past the L1 cache
+    bulk: Traffic = Traffic()  # copies by the tensor memory accelerator, which bypass the L1 cache
 
     @property
     def total(self) -> Traffic:
-        """All of it."""
+        """The sum of all kinds."""
         return self.loads + self.stores + self.atomics + self.bulk
 
     @property
@@ -77,15 +77,15 @@ class Memory(_Sum):
 class Banked(_Sum):
     """Accesses to shared memory."""
 
-    requests: int = 0  # warps' accesses with an active lane
+    requests: int = 0  # accesses by warps with an active lane
     wavefronts: int = 0  # passes over the banks
-    wavefronts_ideal: int = 0  # passes for so many bytes: the profiler's memory_l1_wavefronts_shared_ideal
-    bank_conflicts: int = 0  # passes because lanes that are served together want different words of one bank
+    wavefronts_ideal: int = 0  # passes that so many bytes need: the profiler's memory_l1_wavefronts_shared_ideal
+    bank_conflicts: int = 0  # passes because lanes served together access different words of one bank
 
 
 @dataclass(frozen=True)
 class Shared(_Sum):
-    """Loads (ldmatrix too), stores (stmatrix and the writes of cp.async too) and atomics of shared memory."""
+    """Loads (with ldmatrix), stores (with stmatrix and the writes of cp.async) and atomics of shared memory."""
 
     loads: Banked = Banked()
     stores: Banked = Banked()
@@ -93,7 +93,7 @@ class Shared(_Sum):
 
     @property
     def total(self) -> Banked:
-        """All of it."""
+        """The sum of all kinds."""
         return self.loads + self.stores + self.atomics
 
     @property
@@ -114,9 +114,9 @@ class Shared(_Sum):
 
 
 class Lines(dict[Line, "Counts"]):
-    """Counts by source line, in the order of the source; `lines["kernel.cu:9"]` finds a line by its text.
+    """Counts by source line, in the order of the source; `lines["kernel.cu:9"]` finds a line by its name.
 
-    Raises KeyError that lists the lines there are for one that is not among them.
+    For a line without counts it raises KeyError, which lists the lines with counts.
     """
 
     def __getitem__(self, line: Line | str) -> Counts:
@@ -126,36 +126,38 @@ class Lines(dict[Line, "Counts"]):
         for one, counts in self.items():
             if str(one) == line:
                 return counts
-        raise KeyError(f"{line}: nothing was counted there; the lines there are: {', '.join(map(str, self))}")
+        raise KeyError(f"{line}: nothing was counted there; the lines with counts are: {', '.join(map(str, self))}")
 
 
 @dataclass(frozen=True)
 class Counts(_Sum):
-    """What was counted in a launch, or at one line of it."""
+    """The counts of a launch, or of one of its lines."""
 
     shared: Shared = Shared()
     global_: Memory = Memory()
-    local: Memory = Memory()  # spilled registers and arrays of a thread
-    flops: int = 0  # a multiply-add is two
+    local: Memory = Memory()  # spilled registers and arrays of each thread
+    flops: int = 0  # a multiply-add counts as two
     instructions: Counter[str] = field(default_factory=Counter)  # kind -> warps that executed one: smsp__inst_executed
-    thread_instructions: int = 0  # the same by active thread
-    branches: int = 0  # conditional ones, by warp
-    divergent_branches: int = 0  # those at which the threads of the warp part
-    lines: Lines = field(default_factory=Lines, compare=False)  # of the kernel's file, by its lines
-    frames: Mapping[Frames, Counts] = field(default_factory=dict, compare=False)  # by where calls were inlined, too
+    thread_instructions: int = 0  # the same, by active threads
+    branches: int = 0  # conditional branches, by warps
+    divergent_branches: int = 0  # branches at which the threads of the warp diverge
+    lines: Lines = field(default_factory=Lines, compare=False)  # by line of the kernel's file
+    frames: Mapping[Frames, Counts] = field(
+        default_factory=dict, compare=False
+    )  # by line and the lines inlined into it
 
     @property
     def intensity(self) -> float:
-        """Floating-point operations for each byte of global memory moved; infinity when none is."""
+        """Floating-point operations per byte of global memory traffic; infinity without traffic."""
         return self.flops / self.global_.bytes if self.global_.bytes else float("inf")
 
 
-Frames = tuple[Line, ...]  # a line of the kernel's file, what it calls, and so on
+Frames = tuple[Line, ...]  # a line of the kernel's file, then the lines inlined into it
 Key = tuple[str, ...]  # ("flops",), ("instructions", kind), ("shared", "loads", "wavefronts")
 
 
 def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
-    """Sums by name, and by where in the source, as counts; in all, by line and by frames."""
+    """Convert sums by frames and name to counts: in total, by line and by frames."""
     lines: dict[Line, defaultdict[Key, int]] = {}
     everything: defaultdict[Key, int] = defaultdict(int)
     for place, sums in frames.items():

@@ -1,8 +1,8 @@
-"""Which accesses ptxas merges into wider ones: at adjacent addresses, off one base, with nothing between to forbid it.
+"""The accesses that ptxas merges into wider ones: adjacent addresses, the same base, and nothing between in the way.
 
-Found by comparing PTX with the machine code that ptxas made of it. An access of 8 or 16 bytes has to be aligned, so
-ptxas merges where it can tell that: from where shared variables lie and from arithmetic on addresses (alignment.py), or
-from an access as wide off the same base. What ptxas does across basic blocks, unrolling loops, is not modelled.
+The rules come from comparing PTX with the machine code that ptxas makes of it. An access of 8 or 16 bytes must be
+aligned, so ptxas merges only if it knows that: from the offsets of shared variables and arithmetic on addresses
+(alignment.py), or from an equally wide access with the same base. Merging across basic blocks is not modelled.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from gemmery.emulator.counters.alignment import Low, low_bits, written
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
-LEAST = {("ld", 16): 12}  # bytes asked for of a wide access, if not all: three words are loaded as four
-KEPT = (".volatile", ".mmio")  # those that ptxas leaves as written; it merges relaxed, acquire and release
-SMALLEST = {"ld": 4, "st": 2}  # bytes of an access that may be merged
+LEAST = {("ld", 16): 12}  # bytes needed of a wide access: three words are loaded as four
+KEPT = (".volatile", ".mmio")  # ptxas never merges these; it merges relaxed, acquire and release
+SMALLEST = {"ld": 4, "st": 2}  # sizes in bytes of accesses that may be merged
 SPACES = frozenset(("global", "shared", "shared::cta", "local", "const", "param", "param::entry"))
 ENDS = ("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call")
-ORDERS = ("membar", "fence", "cp", "mbarrier")  # no access is moved across
+ORDERS = ("membar", "fence", "cp", "mbarrier")  # ptxas moves no access across these
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Accesses of one thread that become one."""
+    """Accesses of one thread that ptxas merges into one."""
 
-    first: int  # the instruction, of those merged, that is executed first and stands for all
+    first: int  # the first of the merged instructions, which represents them
     members: tuple[int, ...]
-    width: int  # bytes, of all together
-    offset: int  # from the address of the first to the lowest
+    width: int  # bytes of all accesses together
+    offset: int  # from the address of the first to the lowest address
 
 
 @dataclass(frozen=True)
 class _Scalar:
-    """One access that may be merged."""
+    """An access that may be merged."""
 
     index: int
     offset: int  # from its base
     width: int
 
 
-# Where an address starts: a register and how often it was written before, or a variable.
+# The base of an address: a register with the number of earlier writes to it, or a variable.
 Base = tuple[str, int]
-# What accesses have to share: "ld" or "st", space, base, guard, bytes of an element; stores also all their bytes.
+# Accesses must agree in these: "ld" or "st", space, base, guard, bytes of an element; stores also in their size.
 Stream = tuple[str, str, Base, str, int, int]
 
 
 def merged(kernel: Kernel) -> Mapping[int, Merge]:
-    """The merge that each instruction is part of, by its index; those that stay alone are not in it.
+    """Return the merge of each instruction by its index; instructions that are not merged are left out.
 
-    Loads of ld.shared.f32 from [%r1] and [%r1+4] become one of 8 bytes, when %r1 is known to be a multiple of 8.
+    Two ld.shared.f32 from [%r1] and [%r1+4] become one load of 8 bytes if %r1 is known to be a multiple of 8.
     """
     bases = _Bases(kernel)
     found: dict[int, Merge] = {}
@@ -63,7 +63,7 @@ def merged(kernel: Kernel) -> Mapping[int, Merge]:
 
 
 def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_Scalar]]]:
-    """Scalars that nothing keeps apart, stream by stream."""
+    """Yield groups of accesses that may be merged."""
     streams: dict[Stream, list[_Scalar]] = defaultdict(list)
     starts = set(kernel.labels.values())
 
@@ -90,7 +90,7 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_
 
 
 def _space(instruction: Instruction) -> str:
-    """The space of a load or store, "" for what may lie in any."""
+    """Return the space of a load or store; "" for a generic address."""
     return next((word.partition("::")[0] for word in instruction.opcode.split(".") if word in SPACES), "")
 
 
@@ -106,7 +106,7 @@ def _scalar(index: int, instruction: Instruction, bases: _Bases) -> tuple[Base, 
 
 
 def _joined(kind: str, scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
-    """Merge what lies in the same aligned 16 bytes, then what is left in the same 8, then in 4."""
+    """Merge accesses within the same aligned 16 bytes, then the remaining ones within 8, then within 4."""
     free = list(scalars)
     for size in (16, 8, 4):
         if not base.is_known(size):
@@ -124,27 +124,27 @@ def _joined(kind: str, scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
 
 
 class _Bases:
-    """Where each access starts, `before` by instruction: a base that accesses of a basic block share, and bytes."""
+    """Return the base and offset of each access by instruction; accesses of a basic block share bases."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.before: dict[int, tuple[Base, int]] = {}
         self._low = low_bits(kernel)
         self._follow(kernel)
-        self._proven: dict[Base, Low] = {}  # by an access off the same base, which has to be aligned itself
+        self._proven: dict[Base, Low] = {}  # by another access with the same base, which must be aligned
         for index, (base, offset) in self.before.items():
             proven = Low(_width(kernel.instructions[index]).bit_length() - 1, 0).moved(-offset)
             self._proven[base] = max(proven, self._proven.get(base, proven), key=lambda low: low.bits)
 
     def low(self, base: Base) -> Low:
-        """What is known of the base's low bits."""
+        """Return the known low bits of the base."""
         return max(self._low.get(base[0], Low(0, 0)), self._proven.get(base, Low(0, 0)), key=lambda low: low.bits)
 
     def _follow(self, kernel: Kernel) -> None:
-        """Walk the instructions, and keep of each register from which base it is how far away."""
+        """Walk the instructions, and track each register as a base plus an offset."""
         writes = Counter(register.name for one in kernel.instructions for register in written(one))
         starts = set(kernel.labels.values())
         known: dict[str, tuple[Base, int]] = {}
-        passing: set[str] = set()  # registers that may be others in the next basic block
+        passing: set[str] = set()  # registers that may differ in the next basic block
         ended = False
         for index, instruction in enumerate(kernel.instructions):
             name = instruction.opcode.partition(".")[0]
@@ -161,11 +161,13 @@ class _Bases:
             for register in written(instruction):
                 at = self._moved(instruction, known) or ((register.name, index), 0)
                 known[register.name] = at
-                if writes[register.name] > 1 or writes[at[0][0]] > 1:  # written again, perhaps in a loop's next turn
+                if (
+                    writes[register.name] > 1 or writes[at[0][0]] > 1
+                ):  # written again, perhaps in the next iteration of a loop
                     passing.add(register.name)
 
     def _moved(self, instruction: Instruction, known: Mapping[str, tuple[Base, int]]) -> tuple[Base, int] | None:
-        """The base and distance of an instruction's result, when they follow from its operands."""
+        """Return the base and offset of an instruction's result if its operands determine them."""
         name = instruction.opcode.partition(".")[0]
         if instruction.guard is not None or name not in ("mov", "add", "sub", "or"):
             return None
@@ -176,7 +178,7 @@ class _Bases:
             return None
         base, offset = _origin(source, known)
         away = rest[0].bits if rest[0].bits < 1 << 63 else rest[0].bits - (1 << 64)
-        if name == "or":  # an addition where the bits are known to be free
+        if name == "or":  # equals an addition, because these bits are known to be zero
             low = self._low.get(source.name, Low(0, 0))
             return (base, offset + away) if 0 <= away < 1 << low.bits and not low.value & away else None
         return base, offset + (away if name == "add" else -away)
@@ -191,11 +193,11 @@ def _origin(operand: Operand, known: Mapping[str, tuple[Base, int]]) -> tuple[Ba
 
 
 def _element(instruction: Instruction) -> int:
-    """Bytes of an element that a load or store moves."""
+    """Return the bytes of an element of a load or store."""
     return int(NUMPY[instruction.opcode.rpartition(".")[2]][1])
 
 
 def _width(instruction: Instruction) -> int:
-    """Bytes that it moves."""
+    """Return the bytes that a load or store moves."""
     vector = next((one for one in instruction.operands if isinstance(one, Vector)), None)
     return _element(instruction) * (len(vector.elements) if vector else 1)

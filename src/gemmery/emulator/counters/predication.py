@@ -1,8 +1,8 @@
-"""Which short branches ptxas turns into predicates: what they skip is then executed by all warps, by some in vain.
+"""The short branches that ptxas turns into predicates, so that all warps execute the instructions they skip.
 
-Found by reading the machine code of 77 kernels for sm_90a: all 181 loads of global memory behind a branch that skips no
-more than this were under a predicate. Of longer bodies some are and some are not, as of those that store or load shared
-memory: they stay branches.
+The rules come from the machine code of 77 kernels for sm_90a: all 181 loads of global memory after a branch that skips
+at most this many instructions were predicated. Longer bodies, and those that access shared memory, are predicated in
+some cases only; here they remain branches.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 from gemmery.emulator.ptx import Kernel, Label
 
-LONGEST = 6  # instructions that a branch skips, moves left out
+LONGEST = 6  # instructions that a branch skips, without moves
 LOAD = "ld.global"
 PLAIN = (LOAD, "fma", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "cvt", "cvta", "mov")
 
 
 def predicated(kernel: Kernel) -> Mapping[int, int]:
-    """The instructions that become predicated, by index, each with the branch that they stand behind in PTX."""
+    """Return the instructions that become predicated, by index, each with the branch that skips it in PTX."""
     found: dict[int, int] = {}
     labels = set(kernel.labels.values())
     for index, instruction in enumerate(kernel.instructions):
@@ -33,7 +33,7 @@ def predicated(kernel: Kernel) -> Mapping[int, int]:
 
 
 def _name(opcode: str) -> str:
-    """What an instruction does; of a load also where.
+    """Return the name of an instruction; for a load with its space.
 
     >>> [_name(opcode) for opcode in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
     ['ld.global', 'ld.shared', 'add']

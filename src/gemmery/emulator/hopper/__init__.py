@@ -1,1 +1,1 @@
-"""What came with Hopper: mbarriers, bulk copies, products of warpgroups, clusters."""
+"""The features that Hopper introduced: mbarriers, bulk copies, products of warpgroups, clusters."""

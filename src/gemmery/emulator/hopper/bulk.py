@@ -1,8 +1,8 @@
-"""Bulk copies between global and shared memory, of bytes in a row and of boxes of tensors.
+"""Bulk copies between global and shared memory, of contiguous bytes and of boxes of tensors.
 
-PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy". What a load fetches lands when
-a thread waits for its mbarrier, and no more of it than ends the phase; what a store reads is read when its thread waits
-for the group. Both are as late as can be, so that a missing wait shows.
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy". A load lands when a
+thread waits for its mbarrier, and only as much of it as ends the phase; a store reads its data when its thread waits
+for the group. Both are as late as possible, so that a missing wait is found.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from gemmery.errors import EmulationError
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-PIECE = 16  # bytes: what addresses and sizes are multiples of
-TILE_ALIGNMENT = 128  # bytes: of a tensor's box in shared memory
+PIECE = 16  # bytes: the alignment of addresses and sizes
+TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one instruction fetches, a row for each copy: on its way until its mbarrier's phase needs it."""
+    """The loads of one instruction, one row for each copy; under way until the phase of their mbarrier needs them."""
 
     index: int  # of the instruction
-    threads: Indices  # of the block that it lands in: the one of the issuing thread's number
+    threads: Indices  # threads in the destination block with the numbers of the issuing threads
     places: Indices  # (copies, pieces) in the chunk's shared memory
     data: Chunks
     barriers: Indices
     swizzle: int  # bytes
 
     def only(self, some: NDArray[np.bool_]) -> Load:
-        """Those copies of it."""
+        """Return the selected copies."""
         rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
         return Load(self.index, *rest, self.swizzle)
 
 
 @dataclass(frozen=True)
 class Store:
-    """What one instruction writes to global memory, once its thread waits."""
+    """The stores of one instruction to global memory, which happen when its thread waits."""
 
     index: int
     threads: Indices
     places: Indices  # (copies, pieces) in the chunk's shared memory
-    write: Any  # of which copies, and their data
+    write: Any  # the copies in `places`, and their data
     groups: Indices
 
 
@@ -63,7 +63,7 @@ class Bulk:
         self._stores: list[Store] = []
         self._committed = np.zeros(machine.threads, np.int64)
         self._tensors: dict[int, Tensor] = {}
-        # Of pieces of shared memory: the instruction and the swizzle that brought them (0: none), and what they were.
+        # For pieces of shared memory: the instruction and the swizzle that wrote them (0: none), and their contents.
         self._swizzled: tuple[Indices, Chunks] | None = None
 
     @property
@@ -73,16 +73,16 @@ class Bulk:
     # ---- into shared memory ----
 
     def load(self, load: Load) -> None:
-        """Begin; who passes the mbarrier later has seen what the issuing threads did before."""
+        """Start loads; threads that pass the mbarrier later see everything the issuing threads did before."""
         self.tell(load.index, load.threads, load.places, "begins")
         first = np.unique(load.threads, return_index=True)[1]
         offsets = self._machine.mbarriers.offsets(load.barriers[first])
         self._machine.order_by(load.index, load.threads[first], offsets, acquired=False)
         self._loads.append(load)
-        self._machine.waiting.changes += 1  # threads that sleep on its mbarrier may go on now
+        self._machine.waiting.changes += 1  # threads that sleep on the mbarrier may continue now
 
     def hurry(self, barriers: Indices) -> None:
-        """Land what is on its way to these mbarriers, one instruction after the other, until their phase ends."""
+        """Land the loads under way to these mbarriers, one instruction after the other, until their phase ends."""
         mbarriers = self._machine.mbarriers
         before = mbarriers.phases(barriers)
         left = []
@@ -102,7 +102,7 @@ class Bulk:
             self._mark(load)
 
     def _mark(self, load: Load) -> None:
-        """Remember by which swizzle pieces came, and what they were."""
+        """Record the swizzle by which pieces were written, and their contents."""
         if self._swizzled is None:
             self._swizzled = np.zeros(self._shared.size, np.int64), np.empty_like(self._shared)
         marks, brought = self._swizzled
@@ -110,9 +110,9 @@ class Bulk:
         brought[load.places] = load.data
 
     def otherwise(self, places: Indices, swizzles: Indices) -> tuple[NDArray[np.bool_], int, int]:
-        """Pieces that came by another swizzle, which is not none, and that nobody wrote since.
+        """Return the pieces that were written by another swizzle, and not overwritten since.
 
-        With the instruction that brought the first of them, and its swizzle.
+        The result includes the instruction that wrote the first of them, and its swizzle.
         """
         if self._swizzled is None:
             return np.zeros(places.shape, np.bool_), 0, 0
@@ -128,7 +128,7 @@ class Bulk:
     # ---- out of shared memory ----
 
     def store(self, store: Store) -> None:
-        """Begin; it belongs to the group that its thread commits next."""
+        """Start stores; they belong to the group that their threads commit next."""
         self.tell(store.index, store.threads, store.places, "reads")
         self._stores.append(replace(store, groups=self._committed[store.threads]))
 
@@ -137,7 +137,7 @@ class Bulk:
         self._committed[slice(None) if mask is None else mask] += 1
 
     def wait(self, mask: Mask, pending: int) -> None:
-        """End all groups of these threads but the latest `pending`."""
+        """Complete all groups of these threads except the latest `pending` ones."""
         left = []
         for store in self._stores:
             ready = store.groups < self._committed[store.threads] - pending
@@ -151,7 +151,7 @@ class Bulk:
         self._stores = left
 
     def finish(self) -> None:
-        """What no thread waited for ends with the grid."""
+        """Complete the stores for which no thread has waited, at the end of the grid."""
         for store in self._stores:
             self._write(store, np.ones(len(store.threads), bool))
         self._stores = []
@@ -164,7 +164,7 @@ class Bulk:
     # ---- tensor maps ----
 
     def tensor(self, index: int, address: int) -> Tensor:
-        """The map at a generic address, of a parameter or in global memory."""
+        """Return the tensor map at a generic address, in a parameter or in global memory."""
         machine = self._machine
         found = self._tensors.get(address)
         if found is None:
@@ -175,13 +175,13 @@ class Bulk:
             one = machine.memory.nearest(found.address)
             if one is None or not (one.start <= found.address and found.end <= one.stop):
                 raise EmulationError(
-                    f"{machine.kernel.instructions[index].text!r}: its tensor map reaches beyond the array it is of"
+                    f"{machine.kernel.instructions[index].text!r}: its tensor map extends beyond its array"
                 )
             self._tensors[address] = found
         return found
 
     def tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
-        """Tell the observers what a copy does to pieces of shared memory."""
+        """Report to the observers what a copy does to pieces of shared memory."""
         machine = self._machine
         addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]
         for observer in machine.observers:

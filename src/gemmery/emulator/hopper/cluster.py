@@ -1,7 +1,7 @@
-"""Clusters: which blocks belong together, addresses of another block's shared memory, and the cluster's barrier.
+"""Clusters: their blocks, the addresses of another block's shared memory, and the cluster's barrier.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions" (mapa, getctarank, isspacep) and "barrier.cluster". In a chunk
-the blocks of a cluster follow each other in the order of their ranks. A shared::cluster address holds the rank plus one
+the blocks of a cluster are adjacent, in the order of their ranks. A shared::cluster address holds the rank plus one
 above the offset, so that a plain shared address means the block's own memory in both windows.
 """
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 SPACE = "shared::cluster"
 RANK_AT = 24
 OFFSET = (1 << RANK_AT) - 1
-SHUFFLED = 1 << 24  # clusters whose order is drawn: 128 MB of numbers, and a second
+SHUFFLED = 1 << 24  # largest number of clusters in random order: it takes 128 MB and a second
 _BARRIERS: Mapping[str, Kinds] = {
     "barrier.cluster.arrive": {"order": ("release", "relaxed"), "aligned": ("aligned",)},
     "barrier.cluster.wait": {"order": ("acquire",), "aligned": ("aligned",)},
 }
-BARRIER = -1  # the cluster's barrier, as observers are told: no address in shared memory
+BARRIER = -1  # the cluster's barrier in events: not an address in shared memory
 Indices = NDArray[np.int64]
 
 
 def in_order(launch: Launch, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
-    """All blocks of a grid, `step` at a time, those of a cluster together and by rank; `shuffled` orders the clusters.
+    """Yield all blocks of a grid, `step` at a time, each cluster together and by rank; `shuffled` orders the clusters.
 
     >>> from gemmery.emulator.simt import Launch
     >>> [ids.tolist() for ids in in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
 
-    Raises EmulationError for more clusters than an order is drawn of.
+    Raises EmulationError for more clusters than can be put in random order.
     """
     (gx, gy, _), (x, y, z) = launch.grid, launch.cluster
     each = x * y * z
@@ -70,12 +70,12 @@ def size(machine: Machine) -> int:
 
 
 def ranks(machine: Machine) -> Indices:
-    """Each block's place in its cluster."""
+    """Return each block's position in its cluster."""
     return np.arange(machine.blocks) % size(machine)
 
 
 class Peers:
-    """Shared memory of all blocks of a cluster, by shared::cluster addresses."""
+    """The shared memory of all blocks of a cluster, by shared::cluster addresses."""
 
     def __init__(self, machine: Machine) -> None:
         self.size, self.stride, self.cluster = machine.shared_bytes, machine.shared.stride, size(machine)
@@ -83,22 +83,22 @@ class Peers:
         self._own = np.repeat(np.arange(machine.blocks), machine.block_threads)
 
     def outside(self, addresses: Values, mask: Mask, width: int) -> Mask:
-        """Threads that name no block of their cluster or reach beyond its memory; None when there are none."""
+        """Return a mask of the threads whose address is not within a block of their cluster; None if there are none."""
         bad = ((addresses & OFFSET) + width > self.size) | (addresses < 0) | (addresses >> RANK_AT > self.cluster)
         if mask is not None:
             bad = bad & mask
         return np.atleast_1d(bad) if bad.any() else None
 
     def relative(self, addresses: Values) -> Indices:
-        """The same places as bytes from the thread's own block's zero, below it too."""
+        """Return addresses as byte offsets in the part of the thread's own block, which may be negative."""
         away: Indices = (resolved(addresses, self._own, self.cluster) - self._own) * self.stride + (addresses & OFFSET)
         return away
 
     def alike(self, threads: Indices, addresses: Indices) -> tuple[Indices, Indices]:
-        """Also the threads of the same numbers in the other blocks of the cluster.
+        """Add the threads with the same numbers in the other blocks of the cluster.
 
-        What a block sends into another one counts there as done by the thread of the same number, so that each block
-        is followed by itself: that thread then knows what its double knows.
+        A write into another block counts there as one by the thread with the same number, so that each block can be
+        tracked separately.
         """
         if self.cluster == 1:
             return threads, addresses
@@ -115,7 +115,7 @@ class Peers:
 
 
 def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
-    """The block of the chunk that each address means, of threads in the blocks `own`."""
+    """Return the block of each address in the chunk, for threads in the blocks `own`."""
     rank = addresses >> RANK_AT
     if not rank.any():
         return own
@@ -124,7 +124,7 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
 
 
 def map_address(lowering: Lowering, index: int) -> Step:
-    """mapa: the address in the shared memory of the block of a rank."""
+    """mapa: map an address to the shared memory of the block with a rank."""
     instruction = lowering.kernel.instructions[index]
     _, *words, kind = instruction.opcode.split(".")
     if words not in ([], ["shared::cluster"]) or kind not in ("u32", "u64"):
@@ -165,20 +165,20 @@ def rank_of(lowering: Lowering, index: int) -> Step:
 
 
 class Barrier:
-    """barrier.cluster: how often each thread arrived, and how often it waited."""
+    """The state of barrier.cluster: the number of arrivals and waits of each thread."""
 
     def __init__(self, machine: Machine) -> None:
         self._threads = size(machine) * machine.block_threads
         self._arrived, self._waited = np.zeros((2, machine.threads), np.int64)
 
     def arrive(self, machine: Machine, index: int, mask: Mask) -> None:
-        """These threads have come; they do not stop here."""
+        """Count the arrival of these threads, which do not wait here."""
         self._tell(machine, index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
         self._arrived[slice(None) if mask is None else mask] += 1
         machine.waiting.changes += 1
 
     def wait(self, machine: Machine, index: int, mask: Mask) -> None:
-        """These threads go on where all of their cluster that have not ended came as often."""
+        """Return which of these threads may continue: all running threads of their cluster have arrived as often."""
         alive = np.ones(machine.threads, bool) if machine.places is None else machine.places < machine.program.stop
         come = np.where(alive, self._arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
         passes = np.repeat(come, self._threads) > self._waited

@@ -1,4 +1,4 @@
-"""Operands of wgmma: which bytes of shared memory, or of registers, a matrix descriptor and a fragment name.
+"""Operands of wgmma: the bytes of shared memory or registers that a matrix descriptor or a fragment selects.
 
 PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions: Matrix Descriptor Format".
 """
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROWS = 64  # of a warpgroup's product
-PIECE = 16  # bytes that a swizzle moves together
+PIECE = 16  # bytes that a swizzle moves as a unit
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a descriptor says of an operand, but for the start address."""
+    """The fields of a descriptor, without the start address."""
 
     rows: int  # m or n
-    by_rows: bool  # M- or N-major: the rows are contiguous
+    by_rows: bool  # M- or N-major: the matrix is contiguous along its rows
     leading: int  # bytes
     stride: int
     base: int
@@ -35,9 +35,9 @@ _MODES = (0, 128, 64, 32)
 
 @lru_cache(maxsize=256)
 def _pieces(layout: Layout, start: int) -> Indices:
-    """Where the pieces of 16 bytes lie, from the multiple of 1024 before the start: (rows, 2), or (rows / 8, k)."""
+    """Offsets of the 16-byte pieces from the multiple of 1024 before the start: (rows, 2), or (rows / 8, k)."""
     one = layout
-    pitch = one.swizzle or PIECE  # from a row to the next, or along k
+    pitch = one.swizzle or PIECE  # between rows, or along k
     if not one.by_rows:
         row, piece = np.arange(one.rows)[:, None], np.arange(2)
         across = piece * (one.leading if not one.swizzle else PIECE)
@@ -55,7 +55,7 @@ def _pieces(layout: Layout, start: int) -> Indices:
 
 @dataclass(frozen=True)
 class Side:
-    """An operand of all warpgroups that execute an instruction together."""
+    """An operand, for all warpgroups that execute an instruction together."""
 
     type: str
     rows: int
@@ -64,18 +64,18 @@ class Side:
     registers: tuple[Array, ...] = ()  # of A: four, each (warpgroups, 128)
 
     def only(self, some: NDArray[np.bool_]) -> Side:
-        """Those warpgroups of it."""
+        """Return the selected warpgroups."""
         chosen = None if self.descriptors is None else self.descriptors[some]
         return replace(self, descriptors=chosen, registers=tuple(one[some] for one in self.registers))
 
     def swizzles(self) -> Indices:
-        """Of each warpgroup's matrix, in bytes."""
+        """Start address of each warpgroup's matrix, in bytes."""
         assert self.descriptors is not None
         found: Indices = np.array(_MODES)[self.descriptors >> 62 & 3]
         return found
 
     def pieces(self) -> Indices:
-        """Offsets in shared memory of the pieces of 16 bytes: (warpgroups, ...)."""
+        """Return the offsets in shared memory of the 16-byte pieces: (warpgroups, ...)."""
         assert self.descriptors is not None
         every = []
         for descriptor in np.unique(self.descriptors & ~0x3FFF).tolist():
@@ -102,7 +102,7 @@ class Side:
         return found
 
     def words(self, shared: Array, pieces: Indices | None) -> Array:
-        """Its bytes by rows as words: (warpgroups, rows, 8)."""
+        """Return its bytes by rows, as words: (warpgroups, rows, 8)."""
         if pieces is None:
             return _from_registers(self.registers)
         found = shared.take(pieces)
@@ -114,6 +114,6 @@ class Side:
 
 
 def _from_registers(registers: tuple[Array, ...]) -> Array:
-    """A of four registers: lane / 4 is the row, the second one 8 rows below, the third 16 bytes on."""
+    """Return A from four registers: lane / 4 is the row, the second is 8 rows below, the third 16 bytes further."""
     held = np.stack(registers).reshape(2, 2, -1, 4, 8, 4)  # bytes, rows, warpgroup, warp, row, word
     return np.ascontiguousarray(held.transpose(2, 3, 1, 4, 0, 5)).reshape(-1, ROWS, 8)

@@ -1,8 +1,8 @@
-"""mbarriers: objects in shared memory that count arrivals and bytes on their way, and end a phase when none is left.
+"""mbarriers: objects in shared memory that count expected arrivals and bytes; a phase ends when both reach zero.
 
-PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier". Their state is kept beside the memory:
-one number a granule of 8 bytes of each block, so that the barriers at one address of all blocks are one vector.
-test_wait waits as try_wait does: who is told "not yet" sleeps until some phase ends, and polls no more than that.
+PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier". Their state is kept apart
+from memory: one number for each granule of 8 bytes of each block, so that barriers at one address of all blocks form a
+vector. test_wait waits like try_wait: a thread whose test fails sleeps until some phase ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 SIZE = 8  # bytes of an mbarrier
-MOST = (1 << 20) - 1  # arrivals, and bytes, that one can expect
-PENDING_AT = 32  # a state that arrive returns: the phase below, the arrivals that were pending above
+MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
+PENDING_AT = 32  # the state that arrive returns: the phase in the low bits, the pending arrivals above
 Indices = NDArray[np.int64]
 Said = Mapping[str, str]  # modifiers by their kind
 
 
 class Mbarriers:
-    """All mbarriers of a chunk, by `place`: the granule of 8 bytes in the chunk's shared memory."""
+    """All mbarriers of a chunk, by `place`: the index of an 8-byte granule in the chunk's shared memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -43,20 +43,20 @@ class Mbarriers:
     # ---- which barrier ----
 
     def places(self, index: int, threads: Indices, addresses: Indices, fresh: bool = False) -> tuple[Indices, Indices]:
-        """The threads whose address names an mbarrier, and its place; the others are told to the observers."""
+        """Return the threads with the address of an mbarrier, and its place; report the others to the observers."""
         machine = self._machine
         blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
         offsets = addresses & cluster.OFFSET
         bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared_bytes) | (blocks < 0)
         bad |= blocks >= machine.blocks
         if bad.any():
-            what = "names an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
+            what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
             machine.misuse(index, threads[bad], what)
         places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
         if not fresh:
             dead = ~self._live[places] & ~bad
             if dead.any():
-                what = "uses an mbarrier that is not initialised, or no longer: mbarrier.init it before"
+                what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
                 machine.misuse(index, threads[dead], what)
             bad |= dead
         return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
@@ -74,43 +74,45 @@ class Mbarriers:
         self._live[places] = False
 
     def expect(self, places: Indices, count: Any) -> None:
-        """So many bytes more will come in this phase."""
+        """Expect more bytes in this phase."""
         np.add.at(self._bytes, places, count)
 
     def came(self, places: Indices, count: Any) -> None:
-        """So many bytes have come."""
+        """Complete bytes."""
         np.subtract.at(self._bytes, places, count)
         self._turn(places)
 
     def drop(self, places: Indices, count: Any) -> None:
-        """From the next phase on so many arrivals fewer are awaited."""
+        """Reduce the expected arrivals from the next phase on."""
         np.subtract.at(self._expected, places, count)
 
     def more(self, places: Indices) -> None:
-        """One arrival more is awaited in this phase."""
+        """Expect one more arrival in this phase."""
         np.add.at(self._pending, places, 1)
 
     def arrive(self, index: int, threads: Indices, places: Indices, count: Any) -> Indices:
-        """Arrivals; returns the state before them."""
+        """Count arrivals; returns the state before them."""
         before = self._phase[places] | self._pending[places] << PENDING_AT
         np.subtract.at(self._pending, places, count)
         over = self._pending[places] < 0
         if over.any():
-            what = "arrives at a phase that awaits no more arrivals: initialise the mbarrier for all that come, or wait"
+            what = (
+                "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
+            )
             self._machine.misuse(index, threads[over], what)
         self._turn(places)
         return before
 
     def offsets(self, places: Indices) -> Indices:
-        """Their addresses in their blocks' shared memory."""
+        """Return the addresses in the blocks' shared memory."""
         return places % self._stride * SIZE
 
     def phases(self, places: Indices) -> Indices:
-        """How many phases have ended."""
+        """Return the number of phases that have ended."""
         return self._phase[places]
 
     def _turn(self, places: Indices) -> None:
-        """End the phases for which nothing is left to come; what came too often counts for those that follow."""
+        """End the phases that expect nothing more; excess arrivals count for the following phases."""
         done = (self._pending[places] <= 0) & (self._bytes[places] == 0)
         if not done.any():
             return
@@ -124,9 +126,9 @@ class Mbarriers:
     # ---- who waits ----
 
     def failed(self, places: Indices, wanted: Indices) -> NDArray[np.bool_]:
-        """Which waits for a phase, by its parity or by a state, are not over; what is on its way to those lands.
+        """Land the loads under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
-        No more lands than ends the phase. Of a state, too, the parity alone counts, as it does on an H200.
+        Only as much lands as ends the phase. For a state, too, only the parity matters, as on an H200.
         """
         waits: NDArray[np.bool_] = self._phase[places] & 1 == wanted & 1
         if waits.any():
@@ -136,7 +138,7 @@ class Mbarriers:
 
 
 def _distinct(places: Indices, count: int) -> Indices:
-    """Each place once, in order."""
+    """Return each place once, in order."""
     if len(places) < 64:
         return np.unique(places)
     flags = np.zeros(count, bool)
@@ -157,7 +159,7 @@ def handler(lowering: Lowering, index: int) -> Step:
 
 
 def address(lowering: Lowering, operand: Any, instruction: Instruction, said: Said) -> Read:
-    """The address of an mbarrier as an offset in shared memory, also of a generic address."""
+    """Return the address of an mbarrier, which may be generic, as an offset in shared memory."""
     if not isinstance(operand, Memory):
         raise refused(instruction)
     read = lowering.address(operand, instruction)
@@ -165,12 +167,12 @@ def address(lowering: Lowering, operand: Any, instruction: Instruction, said: Sa
 
 
 def chosen(machine: Machine, mask: Mask) -> Indices:
-    """The threads of a mask."""
+    """Return the indices of the threads in a mask."""
     return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
 
 
 def of(value: Any, threads: Indices) -> NDArray[np.int64]:
-    """A value of each of these threads."""
+    """Return the value of each of these threads."""
     if not value.ndim:
         return np.full(threads.shape, value).astype(np.int64)
     found: NDArray[np.int64] = value[threads].astype(np.int64)
@@ -289,7 +291,7 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, sai
 
 
 def copies_arrive(lowering: Lowering, index: int) -> Step:
-    """cp.async.mbarrier.arrive: an arrival when all that the thread copies has landed; here that is at once."""
+    """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
     instruction = lowering.kernel.instructions[index]
     said = modifiers.mbarrier(instruction.opcode)
     if said is None:
@@ -318,7 +320,7 @@ _OPERANDS = {
     "mbarrier.arrive_drop.expect_tx": (2, 3),
     "mbarrier.test_wait": (3,),
     "mbarrier.test_wait.parity": (3,),
-    "mbarrier.try_wait": (3, 4),  # the last one: how long to sleep
+    "mbarrier.try_wait": (3, 4),  # the last operand is a time limit
     "mbarrier.try_wait.parity": (3, 4),
     "mbarrier.expect_tx": (2,),
     "mbarrier.complete_tx": (2,),

@@ -1,7 +1,7 @@
-"""Products of warpgroups under way: their sums appear in registers when they are waited for.
+"""Products of warpgroups under way: their sums reach the registers when a thread waits for them.
 
 PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Elements and products are exact, sums are of f32, as in
-ops/mma.py; the instructions of one wait are one product with a longer k.
+ops/mma.py; the instructions before one wait form one product with a larger k.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 THREADS = 128  # of a warpgroup
-DEPTH = 32  # bytes of k of one instruction
-EXACT = 256  # products of bytes whose sum f32 still holds: 256 * 255 * 255 < 2**24
+DEPTH = 32  # bytes along k in one instruction
+EXACT = 256  # products of bytes whose sum is exact in f32: 256 * 255 * 255 < 2**24
 
 _SPELLED = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)(\.satfinite)?")
 _SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
@@ -37,7 +37,7 @@ _SUMS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What an instruction multiplies."""
+    """The shape and types of a product."""
 
     n: int
     sums: str
@@ -47,17 +47,17 @@ class Shape:
 
     @property
     def registers(self) -> int:
-        """Of each thread, for the sums."""
+        """Registers of each thread for the sums."""
         return self.n // (4 if self.sums == "f16" else 2)
 
     @property
     def flops(self) -> int:
-        """Of one of the four warps."""
+        """Floating-point operations of one of the four warps."""
         return 2 * 16 * self.n * DEPTH // _SIZES[self.a]
 
 
 def shape(opcode: str) -> Shape | None:
-    """The shape and the types of a wgmma.mma_async; None where there is no such instruction.
+    """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
     >>> shape("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16").registers
     64
@@ -74,7 +74,7 @@ def shape(opcode: str) -> Shape | None:
 
 @dataclass(frozen=True)
 class Product:
-    """One wgmma.mma_async of the warpgroups that executed it together."""
+    """One wgmma.mma_async, for the warpgroups that executed it together."""
 
     index: int
     shape: Shape
@@ -82,12 +82,12 @@ class Product:
     groups: Indices  # warpgroups, by their first thread
     a: Side
     b: Side
-    adds: NDArray[np.bool_]  # of each warpgroup: whether it adds to what the registers hold
+    adds: NDArray[np.bool_]  # for each warpgroup: whether it adds to the registers
     sign: int
-    batch: Indices  # which commit of each warpgroup it belongs to
+    batch: Indices  # the commit group, for each warpgroup
 
     def only(self, some: NDArray[np.bool_]) -> Product:
-        """Those warpgroups of it."""
+        """Return the selected warpgroups."""
         parts = (self.groups[some], self.a.only(some), self.b.only(some), self.adds[some], self.batch[some])
         return replace(self, groups=parts[0], a=parts[1], b=parts[2], adds=parts[3], batch=parts[4])
 
@@ -100,18 +100,20 @@ class Products:
         self._under_way: list[Product] = []
         self._committed = np.zeros(machine.threads, np.int64)  # of a warpgroup, at its first thread
         self._fenced = np.zeros(machine.threads, bool)
-        self._readers = np.zeros(-(-machine.shared.data.size // PIECE), np.int32)  # products under way, of each piece
-        self._left: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # what the last wait put into registers
+        self._readers = np.zeros(
+            -(-machine.shared.data.size // PIECE), np.int32
+        )  # number of products under way that read each piece
+        self._left: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # the registers after the last wait
 
     def fence(self, groups: Indices) -> None:
         """wgmma.fence."""
         self._fenced[groups] = True
 
     def fenced(self, product: Product) -> None:
-        """Tell of registers that others may have written since the last fence."""
+        """Report registers that were written since the last fence."""
         bad = ~self._fenced[product.groups]
         if bad.any() and (self._changed(product) | ~self._known(product))[bad].any():
-            what = "multiplies without a wgmma.fence after its registers were written: put one before the first product"
+            what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
             self._machine.misuse(product.index, product.groups[bad], what)
             self._fenced[product.groups] = True
 
@@ -135,14 +137,14 @@ class Products:
         return changed & product.adds
 
     def add(self, product: Product) -> None:
-        """Begin; it belongs to the group that its warpgroup commits next."""
+        """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             np.add.at(self._readers, places, 1)
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
-        """Which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""
+        """Return which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""
         if not self._under_way:
             return None
         read = self._readers[places // PIECE] > 0
@@ -154,7 +156,7 @@ class Products:
         return first, next(found)
 
     def _reads(self, product: Product) -> list[Indices]:
-        """The pieces of the chunk's shared memory that a product reads, for each operand there."""
+        """Return the pieces of the chunk's shared memory that a product reads, for each operand in shared memory."""
         machine = self._machine
         base = (product.groups // machine.block_threads * machine.shared.stride)[:, None, None]
         offsets = [side.pieces() for side in (product.a, product.b) if side.descriptors is not None]
@@ -165,7 +167,7 @@ class Products:
         self._committed[groups] += 1
 
     def wait(self, index: int, groups: Indices, pending: int) -> None:
-        """wgmma.wait_group: all but the latest groups are in their registers."""
+        """wgmma.wait_group: all groups except the latest ones reach their registers."""
         ready, left = [], []
         waits = np.zeros(self._machine.threads, bool)
         waits[groups] = True
@@ -190,7 +192,7 @@ class Products:
         self._fenced[groups] = False
 
     def _finish(self, run: list[Product]) -> None:
-        """One product of several instructions that add to the same registers."""
+        """Compute several instructions that add to the same registers as one product."""
         machine, first = self._machine, run[0]
         base = (first.groups // machine.block_threads * machine.shared.stride)[:, None, None]
         shared = machine.shared.view("c16", 1)
@@ -211,13 +213,13 @@ class Products:
         self._write(first, sums)
 
     def _read(self, product: Product, offsets: Indices, base: Indices) -> Indices:
-        """Tell what is read, and give it as pieces of the chunk's shared memory; what is outside reads as the first."""
+        """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
         machine = self._machine
         bad = offsets + PIECE > machine.shared_bytes
         if bad.any():
             threads = product.groups[bad.any(axis=(1, 2))]
             far = int(offsets.max()) + PIECE
-            what = f"multiplies a matrix that ends at byte {far} of shared memory: a block has {machine.shared_bytes}"
+            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared_bytes}"
             machine.misuse(product.index, threads, what)
             offsets = np.where(bad, 0, offsets)
         for observer in machine.observers:
@@ -226,22 +228,23 @@ class Products:
         return places
 
     def _compare(self, product: Product, side: Side, places: Indices) -> None:
-        """Tell of a tile that was swizzled otherwise on its way in. One that came as it was may be so in memory."""
+        """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
         machine, swizzles = self._machine, side.swizzles()
         bad, index, swizzle = machine.bulk.otherwise(places, swizzles[:, None, None])
         if bad.any():
             some = bad.any(axis=(1, 2))
             what = (
-                f"multiplies a tile that came swizzled by {swizzle} bytes, with a descriptor for {swizzles[some][0]}: "
-                f"give it and the tensor map of the copy at {machine.kernel.instructions[index].line} the same"
+                f"multiplies a tile that was copied with a swizzle of {swizzle} bytes, with a descriptor for "
+                f"{swizzles[some][0]}: "
+                f"use the same for it and the tensor map of the copy at {machine.kernel.instructions[index].line}"
             )
             machine.misuse(product.index, product.groups[some], what)
 
     def _write(self, product: Product, sums: Array) -> None:
-        """Add to the registers of all threads of the warpgroups."""
+        """Add sums to the registers of all threads of the warpgroups."""
         machine, lanes = self._machine, lanes_of(product.groups)
         n = product.shape.n
-        # Of D (warpgroup, warp, half, row, j, lane, pair) a lane's registers are j, half, pair.
+        # In D (warpgroup, warp, half, row, j, lane, pair) the registers of a lane are indexed by j, half, pair.
         parts = sums.reshape(-1, 4, 2, 8, n // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)
         parts = parts.reshape(n // 2, -1, THREADS)
         held = [machine.registers[slot] for slot in product.slots]
@@ -255,10 +258,10 @@ class Products:
 
 
 def _multiplied(a: Array, b: Array) -> Array:
-    """A (warpgroups, 64, k) by the transpose of B (warpgroups, n, k), in so many rows at once as BLAS does alone.
+    """Multiply A (warpgroups, 64, k) by the transpose of B (warpgroups, n, k), in parts that keep BLAS on one thread.
 
-    OpenBLAS starts threads for products above 2**18 multiply-adds; beside other work they made 8 products of
-    64 x 128 x 64 take 200 ms, not 2.
+    OpenBLAS starts threads for products above 2**18 multiply-adds; next to other work they made 8 products of
+    64 x 128 x 64 take 200 ms instead of 2.
     """
     (_, n, k), rows = b.shape, ROWS
     while rows > 1 and rows * n * k > 1 << 18:
@@ -267,7 +270,7 @@ def _multiplied(a: Array, b: Array) -> Array:
 
 
 def _joins(first: Product, other: Product, count: int) -> bool:
-    """Does a product add to what another leaves, so that both are one."""
+    """Whether a product adds to the result of another, so that both can be computed as one."""
     return (
         other.slots == first.slots
         and other.shape == first.shape
@@ -302,5 +305,5 @@ _ADDED: dict[str, Callable[[Product, Array, Array, Array], Array]] = {"f32": _f3
 
 
 def lanes_of(groups: Indices) -> Indices:
-    """The threads of each warpgroup: (warpgroups, 128)."""
+    """Return the threads of each warpgroup: (warpgroups, 128)."""
     return groups[:, None] + np.arange(THREADS)

@@ -21,10 +21,10 @@ from gemmery.errors import ArgumentError, EmulationError, LayoutError
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box
 MOST_DIMENSIONS, LONGEST_BOX = 5, 256
-SWIZZLES = (0, 32, 64, 128)  # bytes of a row within which 16-byte pieces are exchanged
+SWIZZLES = (0, 32, 64, 128)  # bytes of a row in which 16-byte pieces are exchanged
 _MAGIC = b"gemmery tensor\0\0"
 _FORMAT = struct.Struct("<16sQBBBx5I5H5B3x4Q")
-BFLOAT16 = "bfloat16"  # of ml_dtypes; elsewhere its bits
+BFLOAT16 = "bfloat16"  # the type of ml_dtypes; elsewhere its bits
 _TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 TYPES = (*_TYPES, BFLOAT16)
 Indices = NDArray[np.int64]
@@ -33,7 +33,7 @@ Chunks = NDArray[Any]  # 16 bytes an element
 
 @dataclass(frozen=True)
 class TensorMap:
-    """An array with the box that one copy moves: make it with `tensor_map`, pass it to `emulate` as an argument."""
+    """An array with the box that one copy moves, for the arguments of `emulate`; made by `tensor_map`."""
 
     array: NDArray[Any]
     box: tuple[int, ...]
@@ -41,7 +41,7 @@ class TensorMap:
     steps: tuple[int, ...]
 
     def encoded(self, address: int) -> bytes:
-        """The 128 bytes, for an array that lies at an address."""
+        """Return the 128 bytes of the map, for an array at an address."""
         array, missing = self.array, MOST_DIMENSIONS - self.array.ndim
         extents = (*array.shape[::-1], *(1,) * missing)
         box, steps = ((*given[::-1], *(1,) * missing) for given in (self.box, self.steps))
@@ -104,7 +104,7 @@ def _whole(name: str, given: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A map as the accelerator reads it, dimensions from the innermost."""
+    """A decoded map; dimensions are ordered from the innermost."""
 
     address: int
     type: str  # one of TYPES
@@ -116,7 +116,7 @@ class Tensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of an element as NumPy keeps it: bfloat16 as its bits."""
+        """The NumPy type of an element; for bfloat16 that of its bits."""
         return np.dtype("uint16" if self.type == BFLOAT16 else self.type)
 
     @property
@@ -126,21 +126,21 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a box, what lies outside the array included."""
+        """Bytes of a box, including elements outside the array."""
         sides = -(-self.box[1:] // self.steps[1:])
         return self.row * int(sides.prod())
 
     @property
     def end(self) -> int:
-        """The address behind its last element."""
+        """The address after its last element."""
         size = self.dtype.itemsize
         return self.address + int(((self.extents - 1) * self.strides).sum()) + size if self.extents.all() else 0
 
     def pieces(self, coordinates: Indices) -> tuple[Indices, NDArray[np.bool_] | None, int]:
-        """Addresses of the boxes at `coordinates` (boxes, dimensions), in pieces of so many bytes: (boxes, pieces).
+        """Return the addresses (boxes, pieces) of the boxes at `coordinates` (boxes, dimensions), and a piece's bytes.
 
         Along the innermost dimension a box begins at a multiple of 16 bytes.
-        The mask says which lie inside the array; None where all do.
+        The mask selects the pieces inside the array; None if all are.
         """
         size = self.dtype.itemsize
         inner = coordinates[:, 0] * size
@@ -161,7 +161,7 @@ class Tensor:
         return offsets + self.address, inside, width
 
     def fetch(self, memory: Global, coordinates: Indices) -> tuple[Chunks, int]:
-        """The boxes, zeros outside the array, as (boxes, pieces of 16 bytes); and the bytes read."""
+        """Return the boxes as (boxes, pieces of 16 bytes), with zeros outside the array, and the bytes read."""
         addresses, inside, width = self.pieces(coordinates)
         view = memory.view(_PIECES[width], 1)
         if inside is None:
@@ -172,7 +172,7 @@ class Tensor:
         return found.view("c16"), int(np.count_nonzero(inside)) * width
 
     def put(self, memory: Global, coordinates: Indices, boxes: Chunks, adds: bool) -> int:
-        """Write the boxes, or add them; what is outside the array is left. Returns the bytes written."""
+        """Write or add the boxes inside the array; returns the bytes written."""
         addresses, inside, width = self.pieces(coordinates)
         if adds:
             addresses, inside, width = self._by_element(addresses, inside, width)
@@ -207,7 +207,7 @@ def decoded(data: bytes) -> Tensor:
     magic, address, rank, kind, swizzle, *rest = _FORMAT.unpack_from(data)
     if magic != _MAGIC:
         raise EmulationError(
-            "a tensor map that the emulator has not made: a driver's map is opaque; pass gemmery.tensor_map(array, box)"
+            "this tensor map was not made by gemmery, and a driver's map is opaque: pass gemmery.tensor_map(array, box)"
         )
     extents, box, steps, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 10 + rank], rest[15 : 14 + rank]
     itemsize = 2 if TYPES[kind] == BFLOAT16 else np.dtype(TYPES[kind]).itemsize
@@ -216,7 +216,7 @@ def decoded(data: bytes) -> Tensor:
 
 
 def swizzled(addresses: Indices, swizzle: int) -> Indices:
-    """Where a byte of shared memory comes to lie: bits 4 to 6 of its address by those from 7 on.
+    """Return the swizzled address of a byte of shared memory: bits 4 to 6 are combined with those from 7 on by XOR.
 
     >>> [int(swizzled(np.int64(place), 128)) for place in (0, 128, 1024, 144)]
     [0, 144, 1024, 128]

@@ -1,4 +1,4 @@
-"""Instructions that copy in bulk: cp.async.bulk, of bytes in a row and of boxes of tensors, and cp.reduce.async.bulk.
+"""Instructions for bulk copies of contiguous bytes and of boxes of tensors: cp.async.bulk, cp.reduce.async.bulk.
 
 PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tensor copy".
 """
@@ -25,7 +25,7 @@ from gemmery.errors import EmulationError
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-TILE_ALIGNMENT = 128  # bytes: of a tensor's box in shared memory
+TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 _TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"
 _TILE = r"(?(1)(?:\.tile)?)"  # of tensors alone
 _COMPLETE = r"\.mbarrier::complete_tx::bytes"
@@ -39,7 +39,7 @@ _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TIL
 
 
 def handler(lowering: Lowering, index: int) -> Step:
-    """cp.async.bulk and cp.reduce.async.bulk, of tensors and not, their groups and waits."""
+    """cp.async.bulk and cp.reduce.async.bulk, with or without tensors, and their groups and waits."""
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
     if opcode == "cp.async.bulk.commit_group":
@@ -82,7 +82,7 @@ class _Ends:
         if not isinstance(shared, Memory) or not isinstance(outside, Memory):
             raise refused(instruction)
         self.tensor = tensor
-        self.sends = sends  # out of the block's own shared memory into another's
+        self.sends = sends  # from the block's own shared memory to another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
         self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
@@ -90,7 +90,7 @@ class _Ends:
         self.barrier = lowering.address(operands[-1], instruction) if loads else None
 
     def boxes(self, machine: Machine, index: int, threads: Indices) -> list[tuple[Indices, _Boxes | _Row]]:
-        """The threads by what they copy: by tensor map, or by number of bytes; each with the end outside."""
+        """Group the threads by tensor map, or by number of bytes; each group has its end outside shared memory."""
         held = machine.registers
         addresses = of(self.outside(held), threads)
         groups = addresses if self.tensor else of(self.bytes(held), threads) if self.bytes else addresses
@@ -112,7 +112,7 @@ class _Ends:
 
 @dataclass(frozen=True)
 class _Boxes:
-    """Boxes of a tensor in global memory, one a copy."""
+    """Boxes of a tensor in global memory, one for each copy."""
 
     index: int
     threads: Indices
@@ -143,7 +143,7 @@ class _Boxes:
 
 @dataclass(frozen=True)
 class _Row:
-    """Bytes in a row in global memory, one row a copy."""
+    """Contiguous bytes in global memory, one row for each copy."""
 
     index: int
     threads: Indices
@@ -163,7 +163,7 @@ class _Row:
         machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, kept.threads)]
 
     def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
-        """Copies that stay within an array."""
+        """Return the copies that stay within an array."""
         bad = self.addresses % PIECE != 0
         bad |= np.array([_beyond(machine, int(one), self.bytes) for one in self.addresses])
         if bad.any():
@@ -175,7 +175,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Own(_Row):
-    """Bytes in a row in the block's own shared memory."""
+    """Contiguous bytes in the block's own shared memory."""
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         good = _inside(machine, self.index, self.addresses, self.threads, self)
@@ -192,7 +192,7 @@ def _beyond(machine: Machine, address: int, width: int) -> bool:
 
 
 def _count(machine: Machine, index: int, threads: Indices, address: int, moved: int) -> None:
-    """Tell what is moved in all: so many bytes by each thread, and by the last one the rest."""
+    """Report the bytes moved: the same number by each thread, and the remainder by the last one."""
     if not len(threads):
         return
     each = moved // len(threads)
@@ -215,7 +215,7 @@ def _fault(
 
 
 def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> NDArray[np.bool_]:
-    """Which copies keep to shared memory's bounds and alignment; the others are told."""
+    """Return the copies within shared memory and aligned; report the others."""
     offsets = addresses & cluster.OFFSET
     alignment = TILE_ALIGNMENT if isinstance(end, _Boxes) else PIECE
     bad = offsets + end.bytes > machine.shared_bytes
@@ -229,7 +229,7 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
         starts = end.coordinates[:, 0] * end.tensor.dtype.itemsize
         skew = starts % PIECE != 0
         if skew.any():
-            what = f"names a box that begins {starts[skew][0]} bytes along the innermost dimension: no multiple of 16"
+            what = f"copies a box that begins {starts[skew][0]} bytes along the innermost dimension: no multiple of 16"
             machine.misuse(index, threads[skew], f"{what}, an illegal instruction on an H200")
             crooked |= skew
     if end.bytes % PIECE:
@@ -240,14 +240,14 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
 
 
 def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> Indices:
-    """Where in the chunk's shared memory the pieces of 16 bytes of each copy lie: (copies, pieces)."""
+    """Return the indices of the 16-byte pieces of each copy in the chunk's shared memory: (copies, pieces)."""
     offsets = (addresses & cluster.OFFSET)[:, None] + np.arange(0, end.bytes, PIECE)
     found: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
     return found
 
 
 def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Global to shared memory, of one block or of several of the cluster."""
+    """Copy from global to shared memory, of one block or of several of the cluster."""
     assert ends.barrier is not None
     barrier = ends.barrier
 
@@ -277,7 +277,7 @@ def _begin(
 ) -> None:
     """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
 
-    The mbarrier lies at the same offset in the block that the copy lands in.
+    The mbarrier is at the same offset in the destination block.
     """
     size, each = cluster.size(machine), machine.block_threads
     if wanted is None:
@@ -297,7 +297,7 @@ def _begin(
 
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
-    """Shared to global memory, at the latest when the thread waits for its group."""
+    """Copy from shared to global memory, at the latest when the thread waits for its group."""
     adds = instruction.opcode.startswith("cp.reduce")
 
     def step(machine: Machine, mask: Mask) -> None:

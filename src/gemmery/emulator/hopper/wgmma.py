@@ -1,4 +1,4 @@
-"""Instructions of a warpgroup, which is four warps of a block that follow each other: wgmma and setmaxnreg.
+"""Instructions of a warpgroup, which is four consecutive warps of a block: wgmma and setmaxnreg.
 
 PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellaneous Instructions: setmaxnreg".
 """
@@ -79,7 +79,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: S
 
 
 def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
-    """The instruction that uses a register of the sums before any wait, as far as they follow without a branch."""
+    """Return the first instruction before a wait or branch that uses a register of the sums."""
     kernel = lowering.kernel
     labels = frozenset(kernel.labels.values())
     for place in range(index + 1, len(kernel.instructions)):
@@ -96,7 +96,7 @@ def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
 def _constants(
     instruction: Instruction, shape: Shape, given: list[int | None], in_registers: bool
 ) -> tuple[int, tuple[bool, bool]]:
-    """The sign of the product, and which operands are contiguous along their rows."""
+    """Return the sign of the product, and which operands are contiguous along their rows."""
     signed = 2 if shape.sums != "s32" else 0
     turning = (1 if in_registers else 2) if shape.a in ("f16", "bf16") else 0
     if len(given) != signed + turning:
@@ -113,7 +113,7 @@ def _constants(
 
 
 def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
-    """The first threads of the warpgroups that execute an instruction."""
+    """Return the first threads of the warpgroups that execute an instruction."""
     each, own = machine.block_threads, machine.launch.block_threads
     whole = each // THREADS
     starts = (np.arange(machine.blocks)[:, None] * each + np.arange(whole) * THREADS).ravel()
@@ -122,16 +122,16 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
     if int(complete.sum()) * THREADS != int(np.count_nonzero(active)) or own % 32:
         apart = active.copy()
         apart[lanes_of(starts[complete])] = False
-        what = "executes an instruction of a warpgroup without the rest of it: all 128 threads take part"
+        what = "executes a warpgroup's instruction without the rest of the warpgroup: all 128 threads must take part"
         machine.misuse(index, np.flatnonzero(apart), what)
     return starts[complete]
 
 
 def registers_of(lowering: Lowering, index: int) -> Step:
-    """setmaxnreg: a thread's registers are not counted here; a number that the hardware refuses is refused."""
+    """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
     instruction = lowering.kernel.instructions[index]
     count = instruction.operands[0]
     known = instruction.opcode in ("setmaxnreg.inc.sync.aligned.u32", "setmaxnreg.dec.sync.aligned.u32")
     if not known or not isinstance(count, Immediate) or count.bits % 8 or not 24 <= count.bits <= 256:
-        raise refused(instruction, "a number of registers that is no multiple of 8 from 24 to 256:")
+        raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
     return lambda machine, mask: None

@@ -1,4 +1,4 @@
-"""What pictures are made of: the first access of each instruction, and the ways of a warp, as plain data."""
+"""The data for pictures: the first access of each instruction, and the path of a warp after a branch."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 WARP = 32
-MOST = 64  # stretches that are kept after a branch
+MOST = 64  # largest number of stretches kept after a branch
 Lanes = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
 class WarpAccess:
-    """One memory instruction of one warp: where each of its lanes reads or writes `width` bytes."""
+    """One memory instruction of one warp: the address at which each lane reads or writes `width` bytes."""
 
     line: Line  # in the kernel's file
-    inner: Line  # where the code itself stands
+    inner: Line  # of the code itself
     opcode: str  # "ld.shared.v4.f32"
     space: str  # "shared", "global"
     kind: str  # as in events.Access
     width: int
-    addresses: tuple[int | None, ...]  # one a lane, None where it takes no part; of shared memory from the block's zero
+    addresses: tuple[int | None, ...]  # one per lane, None if inactive; for shared memory offsets in the block's part
     warp: int = 0  # of its block
     frames: tuple[Line, ...] = ()  # the calls that were inlined, `line` first and `inner` last
 
     @property
     def piece(self) -> int:
-        """Bytes at each address: ldmatrix is given rows of 16."""
+        """Bytes at each address: 16 for ldmatrix, which takes the addresses of rows."""
         return 16 if self.kind in ("ldmatrix", "stmatrix") else self.width
 
     @property
     def addressing(self) -> int:
-        """How many lanes, from the first, give an address: ldmatrix takes 8 for each matrix."""
+        """The number of lanes, from the first, that give an address: for ldmatrix 8 for each matrix."""
         return 2 * self.width if self.kind in ("ldmatrix", "stmatrix") else len(self.addresses)
 
 
 @dataclass(frozen=True)
 class TileLayout:
-    """A tile in shared memory: what each place holds, who stores there and who reads.
+    """A tile in shared memory: its contents, and one warp's access that stores it and one that loads it.
 
-    `held` gives for an offset in bytes, from the start of shared memory, the row and the column of the operand's
-    element that begins there. `store` and `load` are one warp's each.
+    `held` maps a byte offset in shared memory to the row and the column of the operand's element that begins there.
     """
 
     operand: str  # "A"
@@ -64,48 +63,48 @@ class TileLayout:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Instructions that a warp executes one after the other with the same lanes active."""
+    """Consecutive instructions that a warp executes with the same active lanes."""
 
     first: Line
     last: Line  # of the same file
     instructions: int
-    lanes: Lanes  # which are active
-    busiest: Line | None = None  # where most of the instructions stand
+    lanes: Lanes  # the active lanes
+    busiest: Line | None = None  # the line with most of the instructions
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """A branch at which the lanes of a warp part, and what the warp executes around it."""
+    """A branch at which the lanes of a warp diverge, and what the warp executes around it."""
 
     line: Line  # of the branch
-    taken: Lanes  # the lanes that branch
-    active: Lanes  # those that execute the branch
+    taken: Lanes  # the lanes that take the branch
+    active: Lanes  # the lanes that execute the branch
     stretches: tuple[Stretch, ...]
     warp: int = 0  # of its block
-    frames: tuple[Line, ...] = ()  # of the branch, as of an access
+    frames: tuple[Line, ...] = ()  # of the branch, as in WarpAccess
 
 
 class Trace(Observer):
-    """Keeps of the first block what pictures show, and looks away once each instruction was seen.
+    """Records the first block for pictures, each instruction once.
 
-    Launches one after the other are counted from 0. `accesses` has all warps of the first time that each instruction
-    reaches memory, by launch, instruction and space; `divergences` what a warp does from the first time that it parts
-    at each branch until its lanes meet again; `sources` the global address of what lies at an offset in shared memory.
+    Launches are numbered from 0. `accesses` holds all warps of the first access of each instruction, by launch,
+    instruction and space; `divergences` the path of a warp from its first divergence at each branch until its lanes
+    meet again; `sources` maps an offset in shared memory to the global address that its contents came from.
     """
 
     def __init__(self) -> None:
         self.accesses: dict[tuple[int, int, str], tuple[WarpAccess, ...]] = {}
         self.divergences: dict[tuple[int, int], Divergence] = {}
         self.sources: dict[tuple[int, int], int] = {}
-        self.arrays: dict[str, range] = {}  # where arrays lie in global memory
+        self.arrays: dict[str, range] = {}  # addresses of arrays in global memory
         self._launch = -1
         self._kernel: Kernel | None = None
         self._watching = False
         self._origins: dict[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
-        self._fetched: dict[int, _Block] = {}  # the latest of them
+        self._fetched: dict[int, _Block] = {}  # the latest access of each
         self._places: dict[int, int] = {}
-        self._before = 0, 0  # the instructions that were executed last
+        self._before = 0, 0  # the latest instructions
         self._open: list[_Walk] = []
 
     def start(self, machine: Machine) -> None:
@@ -133,7 +132,7 @@ class Trace(Observer):
             self._fetched[event.index] = block
 
     def _stored(self, event: Access, block: _Block) -> None:
-        """Remember what a store puts into shared memory, where a load from global memory gave it."""
+        """Record the global addresses of the values that a store puts into shared memory."""
         pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
         size = event.width // max(1, len(pieces))
         for place, (load, offset) in enumerate(pieces):
@@ -191,7 +190,7 @@ class Trace(Observer):
 
 
 class _Block:
-    """Addresses of the first block, one a thread, and which of its threads are active."""
+    """The addresses of the first block, one per thread, and its active threads."""
 
     def __init__(self, machine: Machine, event: Access) -> None:
         threads = machine.block_threads
@@ -200,7 +199,7 @@ class _Block:
         self.active = np.ones(threads, bool) if event.mask is None else event.mask[:threads].copy()
 
     def warps(self, instruction: Instruction) -> tuple[WarpAccess, ...]:
-        """The accesses of the warps that have an active lane."""
+        """Return the accesses of the warps with an active lane."""
         rows = zip(self.addresses.reshape(-1, WARP).tolist(), self.active.reshape(-1, WARP).tolist(), strict=True)
         event = self.event
         return tuple(
@@ -222,7 +221,7 @@ class _Block:
 
 @dataclass
 class _Walk:
-    """What one warp executes since it parted at a branch."""
+    """The path of one warp since it diverged at a branch."""
 
     branch: tuple[int, int]
     warp: int
@@ -230,7 +229,7 @@ class _Walk:
     lines: list[Counter[Line]] = field(default_factory=list)  # of each stretch
 
     def add(self, machine: Machine, start: int, stop: int, lanes: Lanes) -> None:
-        """Append a stretch, or make the last one longer where the same lanes go on in the same file."""
+        """Append a stretch, or extend the last one if the same lanes continue in the same file."""
         stretch = _stretch(machine, start, stop, lanes)
         lines = Counter(one.line for one in machine.kernel.instructions[start:stop])
         last = self.stretches[-1] if self.stretches else None
@@ -259,10 +258,10 @@ def _stretch(machine: Machine, first: int, last: int, lanes: Lanes) -> Stretch:
 
 
 def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Of each store to shared memory the loads from global memory whose values it stores.
+    """Return for each store to shared memory the loads from global memory whose values it stores.
 
-    For each register that is stored: the load's index, and how many bytes on in what it loads the value lies. Values
-    are followed through moves and conversions; a store of anything else is left out.
+    For each stored register these are the index of the load, and the offset of the value in the loaded bytes. Values
+    are traced through moves and conversions; stores of other values are left out.
     """
     writers: dict[str, list[int]] = {}
     for index, one in enumerate(instructions):
@@ -280,10 +279,10 @@ def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int,
 def _origin(
     instructions: tuple[Instruction, ...], writers: Mapping[str, list[int]], register: str
 ) -> tuple[int, int] | None:
-    """The load that a register's value comes from; zeros of elements outside have no load, and do not matter."""
+    """Return the load that a register's value comes from; zeros for elements outside the operand are ignored."""
     seen, ahead = set(), [(register, 0)]
     while ahead:
-        name, offset = ahead.pop(0)  # of registers packed into one the lowest stands first
+        name, offset = ahead.pop(0)  # of registers packed into one, the lowest comes first
         for index in writers.get(name, ()):
             one = instructions[index]
             targets = _registers(one.operands[0])
@@ -298,7 +297,7 @@ def _origin(
 
 
 def _reaches(opcode: str, space: str) -> bool:
-    """Whether a load or store names a space, or none and may reach any."""
+    """Whether a load or store accesses a space, by name or by a generic address."""
     named = [word.partition("::")[0] for word in opcode.split(".")[1:]]
     return space in named or not any(one in ("shared", "global", "local", "param", "const") for one in named)
 

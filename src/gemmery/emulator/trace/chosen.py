@@ -1,4 +1,4 @@
-"""Which accesses and branches of a trace are worth a picture: the costliest, or those of a line."""
+"""Choose the accesses and branches of a trace for pictures: the costliest, or those of a line."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.errors import ArgumentError
 
 LOADS = ("ld", "ldmatrix")
-MOST_OF_LINE = 6  # pictures of a kind
+MOST_OF_LINE = 6  # pictures of each kind
 
 
-Steps = Mapping[str, tuple[int, int]]  # of an array in global memory: bytes from row to row, and column to column
+Steps = Mapping[str, tuple[int, int]]  # strides of arrays in global memory, in bytes: between rows, and between columns
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is shown of a run."""
+    """The accesses, tiles and branches that are shown."""
 
     shared: tuple[WarpAccess, ...] = ()
     tiles: tuple[TileLayout, ...] = ()
     global_: tuple[WarpAccess, ...] = ()
     divergences: tuple[Divergence, ...] = ()
-    untraced: tuple[str, ...] = ()  # operands that no tile is known of, though shared memory is written and read
+    untraced: tuple[str, ...] = ()  # operands without a known tile, although shared memory is written and read
 
 
 def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
-    """The loads and stores with the most bank conflicts and the most sectors in vain, the tiles, the branch at which
-    lanes idle most.
+    """Choose the loads and stores with the most bank conflicts and the most wasted sectors, the tiles, and the branch
+    with the most idle lanes.
 
-    `steps` names the operands, whose tiles are shown. With `line`, "simt_smem.cu:18", all that this line does to
-    memory, also where it is inlined.
+    `steps` names the operands whose tiles are shown. `line`, such as "simt_smem.cu:18", selects all accesses and
+    branches of this line, also where it is inlined.
 
-    Raises ArgumentError for a line without an access or a divergent branch; the message lists those that have one.
+    Raises ArgumentError for a line without an access or a divergent branch; the message lists the lines with one.
     """
     shared = [_worst(warps, _conflicts) for (_, _, space), warps in trace.accesses.items() if space == "shared"]
     global_ = [_worst(warps, _in_vain) for (_, _, space), warps in trace.accesses.items() if space == "global"]
@@ -59,27 +59,27 @@ def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
         tuple(one for one in parted if _is_at(one, line)),
     )
     if found == Chosen():
-        raise ArgumentError(f"line {line!r}: no access to memory and no divergent branch; {_known(trace, line)}")
+        raise ArgumentError(f"line {line!r}: it has no memory access and no divergent branch; {_known(trace, line)}")
     return found
 
 
 def _known(trace: Trace, line: str) -> str:
-    """The lines of the file asked for that there is something to show of, or else the kernels' own."""
+    """List the lines of the same file that can be shown, or else those of the kernels' files."""
     found: tuple[WarpAccess | Divergence, ...]
     found = (*(warps[0] for warps in trace.accesses.values()), *trace.divergences.values())
     file = line.rpartition(":")[0]
     within = {place for one in found for place in _frames(one) if place.file == file}
     places = sorted(within or {one.line for one in found}, key=lambda place: (place.file, place.number))
-    return f"there are: {', '.join(map(str, places))}" if places else "there are none"
+    return f"lines that have: {', '.join(map(str, places))}" if places else "no line has"
 
 
 def served(access: WarpAccess) -> banks.Served:
-    """What an access costs shared memory."""
+    """Return the cost of an access to shared memory."""
     return banks.served(*_arrays(access), access.width, access.kind)
 
 
 def moved(access: WarpAccess) -> banks.Moved:
-    """What an access costs global memory."""
+    """Return the cost of an access to global memory."""
     return banks.moved(*_arrays(access), access.width)
 
 
@@ -112,12 +112,12 @@ def _frames(one: WarpAccess | Divergence) -> Frames:
 
 
 def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]]) -> WarpAccess:
-    """The costliest warp, the first of equals; warps whose lanes lie alike to each other are looked at once."""
+    """Return the costliest warp, the first of equals; warps with the same pattern are examined once."""
     return max({_pattern(one): one for one in reversed(warps)}.values(), key=lambda one: (cost(one), -one.warp))
 
 
 def _pattern(access: WarpAccess) -> tuple[int | None, ...]:
-    """How the lanes lie to each other and to the banks."""
+    """Return the addresses of the lanes relative to each other and to the banks."""
     start = min(address for address in access.addresses if address is not None) // 128 * 128
     return tuple(None if address is None else address - start for address in access.addresses)
 
@@ -125,7 +125,7 @@ def _pattern(access: WarpAccess) -> tuple[int | None, ...]:
 def _of_each(
     accesses: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], loads: int
 ) -> tuple[WarpAccess, ...]:
-    """The costliest loads, and the costliest store."""
+    """Return the costliest loads and the costliest store."""
     reading, writing = (lambda one: one.kind in LOADS), (lambda one: one.kind not in LOADS)
     return (*_costliest(filter(reading, accesses), cost, loads), *_costliest(filter(writing, accesses), cost, 1))
 
@@ -133,7 +133,7 @@ def _of_each(
 def _costliest(
     accesses: Iterable[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], most: int
 ) -> tuple[WarpAccess, ...]:
-    """The costliest accesses; of those that look alike the first."""
+    """Return the costliest accesses; of those with the same pattern the first."""
     found: dict[object, WarpAccess] = {}
     for one in sorted(accesses, key=cost, reverse=True):
         found.setdefault((_frames(one), one.opcode, _pattern(one)), one)
@@ -141,7 +141,7 @@ def _costliest(
 
 
 def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
-    """The tile of each operand in each launch: its first store, and the first load of what was stored there."""
+    """Return the tile of each operand in each launch, with its first store and the first load from it."""
     found = []
     for launch in sorted({launch for launch, _ in trace.sources}):
         shared = [
@@ -165,13 +165,13 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
 
 
 def _untraced(shared: Sequence[WarpAccess], tiles: Sequence[TileLayout], steps: Steps) -> tuple[str, ...]:
-    """The operands without a tile, where none is known of any though shared memory is written and read."""
+    """Return the operands if none has a known tile, although shared memory is written and read."""
     kinds = {one.kind in LOADS for one in shared}
     return tuple(steps) if len(kinds) == 2 and not tiles else ()
 
 
 def element(away: int, down: int, across: int) -> tuple[int, int]:
-    """The row and the column of the element that lies `away` bytes from the first.
+    """Return the row and the column of the element `away` bytes after the first.
 
     >>> element(256 + 8, down=256, across=4)
     (1, 2)

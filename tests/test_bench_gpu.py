@@ -237,5 +237,5 @@ def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch
     put(0)
     assert [x.__cuda_array_interface__["shape"] for x in seen[0]] == [(2, 2)] * 3
     Resident.work = Work(2, 2, 2, "bf16", "bf16")
-    with pytest.raises(RefusedError, match="PyTorch alone"):
+    with pytest.raises(RefusedError, match="only through PyTorch"):
         peers.own(Resident, lambda a, b, out: None)

@@ -1,8 +1,8 @@
-"""How much of the machine other processes use while something is measured here.
+"""The load of other processes during a measurement.
 
-A core that somebody else uses for a third of the time makes a kernel look slow in some rounds and not in others. The
-load average of `uptime` says that too late (it is a mean over a minute) and counts the measurement itself, so this
-file reads what the kernel accounts to each core and takes away what this process and its rivals used.
+A core that another process uses for a third of the time makes a kernel look slow in some rounds and not in others. The
+load average of `uptime` reacts too late (it is a mean over a minute) and includes the measurement itself, so this file
+reads the time that the system accounts to each core and subtracts the time of this process and its rivals.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-LIMIT = 0.3  # cores that others may use before figures are in doubt
+LIMIT = 0.3  # cores that others may use before figures are unreliable
 SHORTEST = 0.25  # seconds between two readings: the kernel accounts in ticks of 10 ms
 _STAT = "/proc/stat"
 _BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, and steal: taken by other virtual machines
 
 
 def limit(cores: int) -> float:
-    """The load above which figures are in doubt: LIMIT, or a fiftieth of the cores where there are many.
+    """Return the load above which figures are unreliable: LIMIT, or a fiftieth of the cores if there are many.
 
     >>> limit(2), limit(128)
     (0.3, 2.56)
@@ -45,7 +45,7 @@ def nobody() -> tuple[int, ...]:
 class Meter:
     """Reads how many cores other processes used since the last reading.
 
-    `children` gives the numbers of processes whose time is ours, too. On a system without /proc/stat the load is 0.
+    `children` returns the numbers of processes whose time belongs to the measurement. Without /proc/stat the load is 0.
     """
 
     def __init__(self, children: Callable[[], Iterable[int]] = nobody) -> None:
@@ -73,7 +73,7 @@ def others(first: Reading, last: Reading) -> float:
 
 
 def watch(seconds: float = SHORTEST) -> float:
-    """Cores that other processes use now, watched for so long."""
+    """Return the cores that other processes use, measured over a short time."""
     meter = Meter()
     time.sleep(seconds)
     return meter.load()
@@ -101,7 +101,7 @@ def _of(process: int) -> float:
     """Seconds of processor time of a process; 0 when it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()  # what stands before is its name, which may hold spaces
+            fields = file.read().rpartition(")")[2].split()  # before it is the name, which may contain spaces
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
-"""A rival in a process of its own: both ends of the pipe between.
+"""A rival in its own process: both ends of the pipe to it.
 
-One JSON object a line: {"prepare": {work}} -> {"note": ...} or {"refused": ...}; {"sample": [inner, warm]} ->
-{"ns": ...}. The worker times its own loop, so the pipe stands outside the clock. It ends when its input does,
-hence with the process that started it, however that ends.
+One JSON object per line: {"prepare": {work}} -> {"note": ...} or {"refused": ...}; {"sample": [inner, warm]} ->
+{"ns": ...}. The worker times its own loop, so the pipe is not timed. It ends when its input does, and
+therefore with the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError, RefusedError
 
-_ROOT = str(Path(__file__).parents[2])  # where `gemmery` is imported from, installed or not
+_ROOT = str(Path(__file__).parents[2])  # the folder from which `gemmery` is imported, installed or not
 
 
 class PeerProcess:
-    """A rival library running elsewhere; a context manager that ends its process.
+    """A rival library in another process; a context manager that ends the process.
 
     >>> with PeerProcess(peers.find("numpy"), threads=1) as rival:
     ...     rival.prepare(Work(64, 64, 64, "f32", "f32"))
@@ -35,7 +35,7 @@ class PeerProcess:
     ''
     True
 
-    Raises RefusedError when the library is not installed or the CPU cannot run it.
+    Raises RefusedError if the library is not installed or the CPU cannot run it.
     """
 
     def __init__(self, peer: peers.Peer, threads: int) -> None:
@@ -61,9 +61,9 @@ class PeerProcess:
             raise
 
     def prepare(self, work: Work) -> str:
-        """Make the operands of `work` there, unless they are; returns what differs from what was asked, "" for nothing.
+        """Make the operands of `work` there, unless they exist; return how the product differs from `work`, or "".
 
-        Raises RefusedError for a product that the library does not serve.
+        Raises RefusedError for a product that the library does not support.
         """
         if work != self._work:
             self._work = None
@@ -74,7 +74,7 @@ class PeerProcess:
         return self._note
 
     def sample(self, inner: int, warm: int) -> int:
-        """Nanoseconds that `inner` calls took there, after `warm` untimed ones."""
+        """Return the nanoseconds of `inner` calls there, after `warm` untimed ones."""
         return int(self._ask({"sample": [inner, warm]})["ns"])
 
     @property
@@ -84,11 +84,11 @@ class PeerProcess:
 
     @property
     def contestant(self) -> Contestant:
-        """The rival as `timing.compare` wants it."""
+        """Return the rival as a contestant of `timing.compare`."""
         return Contestant(self.name, self.sample)
 
     def close(self) -> None:
-        """End the process: by the end of its input, by a kill when it is still computing a second later."""
+        """End the process: by closing its input, or by a kill if it still runs a second later."""
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
         try:
@@ -107,7 +107,7 @@ class PeerProcess:
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         stdin = cast(IO[bytes], self._process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is reported by the reply that does not come
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is reported when its reply is missing
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
         return self._reply()
@@ -125,7 +125,7 @@ class PeerProcess:
 
 
 def serve(name: str, threads: int) -> None:
-    """The worker's main loop. A library that prints does so to stderr: the pipe is for replies alone."""
+    """The worker's main loop. Libraries print to stderr: the pipe is only for replies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -1,7 +1,7 @@
 """The rival libraries as callables; the only importer of PyTorch.
 
-Each runs in a process of its own (`peer_worker`), in an environment from which every variable that steers a BLAS has
-been removed: `OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.
+Each runs in its own process (`peer_worker`), in an environment without the variables that influence a BLAS:
+`OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_N
 
 @dataclass(frozen=True)
 class Prepared:
-    """A product ready to be sampled; `note` says what differs from what was asked."""
+    """A product ready to be sampled; `note` says how it differs from the request."""
 
     sample: Sample
     note: str = ""
@@ -59,14 +59,14 @@ class Peer:
     name: str
     about: str
     missing: Callable[[], str]  # "" or why it cannot run here
-    prepare: Callable[[Work], Prepared]  # raises RefusedError for a product it does not serve
-    runs: Callable[[], str]  # what it says it runs, asked in its own process
+    prepare: Callable[[Work], Prepared]  # raises RefusedError for a product it does not support
+    runs: Callable[[], str]  # its kernels, as reported in its own process
     settings: Mapping[str, str] = field(default_factory=dict)
-    threads: Callable[[int], None] = lambda _: None  # for a library that no variable tells
+    threads: Callable[[int], None] = lambda _: None  # for a library without such a variable
 
 
 def blas(path: str = "") -> str:
-    """The BLAS loaded in this process whose file name holds `path`, and the kernels it chose.
+    """Return the BLAS loaded in this process whose file name contains `path`, and the kernels it chose.
 
     >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
@@ -91,7 +91,7 @@ def steering() -> dict[str, str]:
 
 
 def find(name: str) -> Peer:
-    """The rival called `name`; ArgumentError with the known ones otherwise."""
+    """Return the rival called `name`; raise ArgumentError with the known names if there is none."""
     for peer in PEERS:
         if peer.name == name:
             return peer
@@ -99,7 +99,7 @@ def find(name: str) -> Peer:
 
 
 def environment(peer: Peer, threads: int) -> dict[str, str]:
-    """The environment of a rival's process: no steering variables but its own settings and the thread count."""
+    """Return the environment of a rival's process: of such variables only its own settings and the thread count."""
     return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **peer.settings})
 
 
@@ -142,7 +142,7 @@ def _prepare_numpy(work: Work) -> Prepared:
 
 
 def _as_tensor(array: Any) -> Any:
-    """A tensor on the array's memory, bfloat16 through its bits."""
+    """Return a tensor on the array's memory, bfloat16 through its bits."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -186,7 +186,7 @@ def _set_torch_threads(threads: int) -> None:
 
 @functools.cache
 def _mkl_file() -> str:
-    """MKL's single library in this environment's lib folder, where its wheel puts it."""
+    """Return MKL's single library in this environment's lib folder, where its wheel puts it."""
     return next((str(path) for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))), "")
 
 

@@ -1,8 +1,8 @@
 """One measurement, the machine it was taken on, and JSON lines of them.
 
 A file holds two kinds of lines: `{"run": ..., "machine": {...}}` once a run, then
-`{"run": ..., "measurement": {...}}` for each measurement as it is taken. Every line is written by one system call,
-so a run that is killed keeps all it had; a line torn by a crash is skipped, and the next append starts a fresh one.
+`{"run": ..., "measurement": {...}}` for each measurement. Every line is written by one system call, so a run that is
+killed keeps what it has measured; a line torn by a crash is skipped, and the next append starts a new line.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from gemmery.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a figure of a GPU depends on; the defaults are those of a run without one."""
+    """The GPU of a run; the defaults mean that there is none."""
 
     name: str = ""  # "NVIDIA H200"
     capability: int = 0  # 90 for sm_90
     sms: int = 0
     l2: int = 0  # bytes
     clock_mhz: int = 0  # the highest of its multiprocessors
-    power_w: float = 0.0  # the limit in force; 0 when unknown
+    power_w: float = 0.0  # the current limit; 0 if unknown
     driver: str = ""
-    cuda: str = ""  # the version that the driver speaks
+    cuda: str = ""  # the version supported by the driver
     nvrtc: str = ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a figure depends on besides the code."""
+    """The machine of a run, with all versions that figures depend on."""
 
     name: str  # short, file-name safe, e.g. "amd-zen4-avx512-2c"
     cpu: str
@@ -54,14 +54,14 @@ class Machine:
     python: str
     numpy: str
     llvmlite: str
-    blas: str  # what the rival NumPy runs
+    blas: str  # the library and kernels of the rival NumPy
     gemmery: str
     gpu: Gpu = Gpu()
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One kernel or rival on one problem. Times are seconds a call."""
+    """One kernel or rival on one problem. Times are seconds per call."""
 
     suite: str  # "ladder", "square_f32", "sweep_block", ...
     kernel: str  # rung or rival: "packed", "numpy", "torch", "gm.matmul"
@@ -78,7 +78,7 @@ class Measurement:
     samples: int
     flops: int
     bytes: int
-    case: str = ""  # what else sets it apart in its suite: "allocating", "a transposed", "cold", ...
+    case: str = ""  # what distinguishes it in its suite: "allocating", "a transposed", "cold", ...
     config: dict[str, int] = field(default_factory=dict)
     peak_gflops: float = 0.0  # measured in the same run, for the same dtype and threads
     bandwidth_gbs: float = 0.0
@@ -88,15 +88,15 @@ class Measurement:
     checked: bool = False
     refused: str = ""  # why it did not run; then the times are 0
     note: str = ""
-    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    precision: str = ""  # "tf32" if f32 operands may be rounded to 10 bits of fraction
     unit: str = ""  # whose peak `peak_gflops` is, on a GPU: "CUDA cores", "mma.sync"
     copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # of a GPU's multiprocessors while it was timed, the median; 0 when unknown
-    load: float = 0.0  # cores that other processes used meanwhile; 0 also where it was not measured
+    load: float = 0.0  # cores that other processes used at the same time; 0 also if not measured
 
     @property
     def gflops(self) -> float:
-        """10**9 operations a second at the median."""
+        """10**9 operations per second at the median."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
 
@@ -126,13 +126,13 @@ class Run:
 
 
 def now() -> str:
-    """The moment as `Run.started` wants it."""
+    """Return the current time in the format of `Run.started`."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 @functools.cache
 def machine() -> Machine:
-    """The fingerprint of this machine.
+    """Return the fingerprint of this machine.
 
     >>> machine().name  # doctest: +SKIP
     'amd-zen4-avx512-2c'
@@ -157,7 +157,7 @@ def machine() -> Machine:
 
 
 def _blas() -> str:
-    """What the rival NumPy runs: variables of this environment that choose other kernels are not passed on to it."""
+    """Return the kernels of the rival NumPy, whose process does not inherit variables that choose other kernels."""
     from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
     from gemmery.bench.peer_worker import PeerProcess
 
@@ -168,9 +168,9 @@ def _blas() -> str:
 
 
 def gpu_machine(ordinal: int = 0) -> Machine:
-    """The fingerprint of this machine for what runs on its GPU, whose name it has: "nvidia-h200".
+    """Return the fingerprint of this machine for runs on its GPU, and named after it: "nvidia-h200".
 
-    Raises DeviceError for a device that is not there.
+    Raises DeviceError if there is no such device.
     """
     from gemmery.bench.gpu import state  # loads the CUDA bindings
 
@@ -183,7 +183,7 @@ def _file_safe(name: str) -> str:
 
 
 def version(package: str) -> str:
-    """The installed version of a package, "" when there is none."""
+    """Return the installed version of a package, "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -191,14 +191,14 @@ def version(package: str) -> str:
 
 
 def path(folder: Path, name: str) -> Path:
-    """The file of records of the machine called `name`."""
+    """Return the file of records of the machine called `name`."""
     return folder / f"{name}.jsonl"
 
 
 def append(file: Path, run: Run) -> None:
-    """Add the measurements of `run` to a file, and its machine when the file has not seen this run.
+    """Add the measurements of `run` to a file, and its machine if the run is new there.
 
-    Raises ValueError when a figure is NaN or infinite: no such figure is ever stored.
+    Raises ValueError if a figure is NaN or infinite: such figures are never stored.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"run": run.started, "measurement": _set(m)}, allow_nan=False) for m in run.measurements]
@@ -215,9 +215,9 @@ def append(file: Path, run: Run) -> None:
 
 
 def read(file: Path) -> tuple[Run, ...]:
-    """The runs of a file in the order in which they began; torn lines and runs without a machine are skipped.
+    """Return the runs of a file in the order of their start; torn lines and runs without a machine are skipped.
 
-    Raises ArgumentError for a file that cannot be read, or a whole line that is no record.
+    Raises ArgumentError for an unreadable file, or a complete line that is not a record.
     """
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -243,7 +243,7 @@ def read(file: Path) -> tuple[Run, ...]:
 
 
 def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
-    """The newest measurement of each kernel on each problem over several runs, in the order first seen."""
+    """Return the newest measurement of each kernel on each problem over several runs, in the order first seen."""
     found: dict[tuple[object, ...], Measurement] = {}
     for run in sorted(runs, key=lambda run: run.started):
         for m in run.measurements:
@@ -254,7 +254,7 @@ def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
 
 
 def _set(measurement: Measurement) -> dict[str, Any]:
-    """Fields that differ from their defaults: most are empty most of the time."""
+    """Return the fields that differ from their defaults: most are usually empty."""
     kept = {}
     for f in fields(measurement):
         value = getattr(measurement, f.name)
@@ -268,7 +268,7 @@ _PYTHON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (
 
 
 def _build(kind: type[Any], row: dict[str, Any]) -> Any:
-    """A record of `kind`; keys of a later version are left out."""
+    """Build a record of `kind`; keys of later versions are ignored."""
     if not isinstance(row, dict):
         raise TypeError(f"{row!r} is no {kind.__name__.lower()}")
     known = {f.name for f in fields(kind)}

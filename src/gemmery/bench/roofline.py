@@ -1,4 +1,4 @@
-"""The two limits of a machine, measured: the peak of its multiply-adds and the bandwidth of its memory.
+"""Measured limits of a machine: the peak of its multiply-adds and the bandwidth of its memory.
 
 Reference: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
 """
@@ -25,12 +25,12 @@ SAMPLES = 20
 ALONE_SECONDS = 0.003  # shorter than a time slice: on a busy machine some samples still run undisturbed
 TOGETHER_SECONDS = 0.02  # starting the threads takes 0.05 ms
 _UNIT = {"f16": "f32", "c64": "f32", "c128": "f64", "u16": "i16", "u32": "i32", "u64": "i64", "u8": "i8"}
-_SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: above any L3 that can be spared
+_SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: more than any L3
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """10**9 bytes a second from memory: read alone, and copied (bytes read plus bytes written)."""
+    """10**9 bytes per second of memory: read, and copied (bytes read plus bytes written)."""
 
     read: float
     copy: float
@@ -38,14 +38,14 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a problem can reach on a machine, and which limit says so."""
+    """The attainable performance of a problem on a machine, and which limit determines it."""
 
     gflops: float
     by: str  # "compute" or "memory"
 
 
 def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache: int = 0) -> Bound:
-    """The roofline of a problem: its peak, or its operations a byte times the bandwidth when that is less.
+    """Return the roofline of a problem: its peak, or its operations per byte times the bandwidth if that is less.
 
     A problem whose operands fit into `cache` bytes does not wait for memory.
 
@@ -59,9 +59,9 @@ def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache
 
 
 def unit(dtype: str, target: Target | None = None) -> str:
-    """The element type whose multiply-adds set the peak of `dtype`: f32 for f16, which is widened.
+    """Return the element type whose multiply-adds determine the peak of `dtype`: f32 for f16, which is widened.
 
-    bf16 and i8 have dot products of their own on a CPU that has the instructions, else they are widened too.
+    bf16 and i8 use dot product instructions on CPUs that have them, and are widened otherwise.
     """
     target = target or host()
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
@@ -71,9 +71,9 @@ def unit(dtype: str, target: Target | None = None) -> str:
 
 
 def peak(dtype: str, threads: int = 1) -> float:
-    """10**9 operations a second of the multiply-add that serves `dtype`, on `threads` cores; registers only.
+    """Return 10**9 operations per second of the multiply-adds for `dtype`, on registers of `threads` cores.
 
-    The best of several samples: a limit is what was reached at least once.
+    It is the best of several samples: a limit is what was reached at least once.
 
     Raises ArgumentError for threads below 1.
     """
@@ -91,7 +91,7 @@ def peak(dtype: str, threads: int = 1) -> float:
 
 
 def bandwidth(threads: int = 1) -> Bandwidth:
-    """Memory bandwidth of `threads` cores together, over an array of four times the last-level cache.
+    """Return the memory bandwidth of `threads` cores together, over an array of four times the last-level cache.
 
     Raises ArgumentError for threads below 1.
     """
@@ -119,17 +119,17 @@ def bandwidth(threads: int = 1) -> Bandwidth:
 
 
 def _accumulators(target: Target) -> int:
-    """Independent sums that hide the latency of a multiply-add, within the register file."""
+    """Return how many independent sums hide the latency of a multiply-add and fit in the register file."""
     return 24 if target.isa == "avx512" or target.machine in ("aarch64", "arm64") else 12
 
 
 def _operations(target: Target, name: str) -> int:
-    """Multiplications and additions of one instruction."""
+    """Return the multiplications and additions of one instruction."""
     return 2 * target.vector_bytes // dtypes.get(name).size
 
 
 def _peak_module(target: Target, name: str) -> Module:
-    """A loop of independent multiply-adds on registers; each sum starts apart, or LLVM would keep one for all."""
+    """A loop of independent multiply-adds on registers; sums start at different values, or LLVM would merge them."""
     module = Module(target)
     with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
         sums = {"bf16": "float", "i8": "i32"}.get(name, dtypes.get(name).llvm)
@@ -157,7 +157,7 @@ def _multiply_add(f: Function, name: str, total: Value, x: Value, y: Value) -> V
 
 
 def _stream_module(target: Target, name: str, copy: bool) -> Module:
-    """Walk `n` bytes eight vectors a step: add them up into `to`, or store them there."""
+    """Read `n` bytes, eight vectors per step, and add them up into `to`, or store them there."""
     module = Module(target)
     with module.function(name, ("i64", "n"), ("ptr", "from"), ("ptr", "to")) as f:
         width = target.vector_bytes
@@ -177,15 +177,16 @@ def _stream_module(target: Target, name: str, copy: bool) -> Module:
 
 
 def _function(name: str, generate: Callable[[], Module], *parameters: type) -> Callable[..., None]:
-    """A compiled function that releases the interpreter while it runs."""
+    """Return a compiled function that releases the GIL while it runs."""
     address = jit.load(host(), name, generate)[name]
     call: Callable[..., None] = ctypes.CFUNCTYPE(None, *parameters)(address)
     return call
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:
-    """`size` bytes on a cache line, every page touched. 0x3f in every byte is 0.75 as f32 and bf16 and 0.0005 as f64:
-    sums neither overflow nor meet subnormal numbers, which slow a multiply and an add threefold.
+    """Return `size` bytes aligned to a cache line, with every page touched and every byte 0x3f.
+
+    That is 0.75 in f32 and bf16 and 0.0005 in f64: sums do not overflow or become subnormal, which is 3 times slower.
     """
     whole = np.full(size + 64, 0x3F, np.uint8)
     start = -whole.ctypes.data % 64
@@ -193,7 +194,7 @@ def _aligned(size: int) -> NDArray[np.uint8]:
 
 
 def _best(run: Callable[[int, int], None], threads: int, samples: int = SAMPLES) -> float:
-    """Steps a second of `run(thread, steps)` on each of `threads` threads at once, the best of the samples."""
+    """Return the steps per second of `run(thread, steps)` on `threads` threads at once, the best of the samples."""
     with ThreadPoolExecutor(threads) as pool:
 
         def seconds(steps: int) -> float:

@@ -17,18 +17,18 @@ from gemmery.errors import ArgumentError, DTypeError
 SUITES = Path(__file__).parent / "suites"
 KINDS = ("product", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
-ON_A_GPU = ("call", "compile")  # kinds that the CPU has not
-ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU has not
-ALONE = ("emulator", "compile")  # kinds that no rival takes part in
+ON_A_GPU = ("call", "compile")  # kinds that the CPU does not have
+ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU does not have
+ALONE = ("emulator", "compile")  # kinds without rivals
 PRECISIONS = ("", "tf32")
-LARGEST = 1 << 40  # elements of a matrix: more than any memory holds, and NumPy still counts their bytes
+LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of products. `threads` has several entries when each product is timed with each number of threads."""
+    """A list of products. Each product is timed with each number in `threads`."""
 
     name: str
     about: str
@@ -36,7 +36,7 @@ class Suite:
     works: tuple[Work, ...]
     threads: tuple[int, ...]
     rivals: tuple[str, ...]  # () for all that are installed
-    rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: what runs it
+    rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: the rungs that run it
     device: str = "cpu"  # or "cuda"
 
 
@@ -55,7 +55,7 @@ def find(name: str) -> Path:
     >>> find("small").name, find("mine/own.toml").name
     ('small.toml', 'own.toml')
 
-    Raises ArgumentError for a name that is not known.
+    Raises ArgumentError for an unknown name.
     """
     if name.endswith(".toml"):
         return Path(name)
@@ -69,7 +69,7 @@ def find(name: str) -> Path:
 
 
 class Rival(Protocol):
-    """A rival as far as suites know it: its name, and why it cannot run here."""
+    """The part of a rival that suites use: its name, and why it cannot run here."""
 
     @property
     def name(self) -> str: ...
@@ -81,7 +81,7 @@ def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> 
     """The rivals of a suite, and why each installed one is left out: `wanted` replace those that the suite names."""
     chosen = tuple(wanted) or found.rivals or tuple(peer.name for peer in known)
     left_out: dict[str, str] = {}
-    if found.kind == "first_call":  # times a script of NumPy's
+    if found.kind == "first_call":  # times a NumPy script
         left_out = dict.fromkeys((name for name in chosen if name != "numpy"), "only NumPy's first product is timed")
         chosen = tuple(name for name in chosen if name == "numpy")
     reason = f"not among the rivals asked for: {', '.join(wanted)}" if wanted else f"suite {found.name} leaves it out"
@@ -90,7 +90,7 @@ def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> 
 
 
 def load(path: Path) -> Suite:
-    """The suite in a TOML file.
+    """Return the suite in a TOML file.
 
     Raises ArgumentError that names the file and the key for anything that differs from benchmarks/README.md.
     """
@@ -132,7 +132,7 @@ def load(path: Path) -> Suite:
 
 
 def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]:
-    """The rungs that products name instead of gemmery's own choice, by the name of the product."""
+    """Return the rungs that products name instead of gemmery's choice, by the name of the product."""
     found: dict[str, tuple[str, ...]] = {}
     for index, row in enumerate(rows):
         here = f"{where}: product {index + 1}"
@@ -140,17 +140,17 @@ def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]
             continue
         name = row.get("name")
         if not name or name in found:
-            raise ArgumentError(f"{here}: name = {name!r}: products of rungs need a name each")
+            raise ArgumentError(f"{here}: name = {name!r}: a product with rungs needs its own name")
         if row.get("vector") or "call" in row:
-            raise ArgumentError(f"{here}: rungs: they take matrices and write into one, so no vector and no call")
+            raise ArgumentError(f"{here}: rungs: they write matrices into an existing array; leave out vector and call")
         found[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
         if not found[name] or len(set(found[name])) < len(found[name]):
-            raise ArgumentError(f"{here}: rungs: give at least one, as in 'packed kc=256', and none twice")
+            raise ArgumentError(f"{here}: rungs: name at least one, as in 'packed kc=256', and none twice")
     return found
 
 
 def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
-    """Every combination of a [[product]] table's lists, shapes outermost."""
+    """Yield every combination of the lists of a [[product]] table, with shapes as the outer loop."""
     _only(row, _PRODUCT, where)
     shapes = _shapes(row, where)
     types = [_dtype(name, f"{where}: dtype") for name in _list(row.get("dtype", ["f32"]), f"{where}: dtype")]
@@ -161,7 +161,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     name = _text(row.get("name", ""), f"{where}: name")
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     if precision and types != ["f32"]:
-        raise ArgumentError(f"{where}: precision = {precision!r}: it is of products of f32 alone")
+        raise ArgumentError(f"{where}: precision = {precision!r}: it applies only to dtype f32")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
@@ -175,7 +175,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
-    """`square = [n, ...]` or `shapes = [[m, n, k], ...]`, one of the two."""
+    """Return the shapes of `square = [n, ...]` or `shapes = [[m, n, k], ...]`."""
     if ("square" in row) == ("shapes" in row):
         raise ArgumentError(f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...]")
     if "square" in row:

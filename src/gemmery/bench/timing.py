@@ -17,7 +17,7 @@ from itertools import repeat
 from gemmery.errors import ArgumentError
 
 SAMPLE_NS = 5_000_000  # a sample repeats a call until it lasts this long: the clock's steps and calls are < 0.1 us
-LONG_CALL_NS = 50_000_000  # a call this long needs no untimed one before it: its first milliseconds do not count
+LONG_CALL_NS = 50_000_000  # a call this long needs no untimed call before it: its first milliseconds hardly count
 MAX_INNER = 1 << 20
 MIN_ROUNDS, MAX_ROUNDS = 3, 60  # fewer than three ratios have no quartiles
 IDLE_SECONDS = 0.25  # idle workers of a threaded BLAS spin for up to 200 ms before they sleep
@@ -28,7 +28,7 @@ Sample = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something that can run its product any number of times and say how long that took."""
+    """Runs its product any number of times and returns the time it took."""
 
     name: str
     sample: Sample
@@ -36,7 +36,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call over all samples of one contestant."""
+    """Seconds per call over all samples of one contestant."""
 
     seconds: float  # median
     best: float
@@ -46,7 +46,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of a rival divided by the time of the first contestant: above 1 the first is faster."""
+    """Time of a rival divided by the time of the first contestant: above 1 if the first is faster."""
 
     median: float
     spread: float  # half the interquartile range over the rounds
@@ -60,24 +60,24 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found: a timing for every contestant, a ratio for all but the first."""
+    """The result of `compare`: a timing for every contestant, and a ratio for all except the first."""
 
     timings: dict[str, Timing]
     versus: dict[str, Ratio]
     taken: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)  # seconds, by round
 
     def ratios(self, name: str) -> dict[str, Ratio]:
-        """The ratios of every other contestant to the one called `name`."""
+        """Return the ratios of all other contestants to the one called `name`."""
         return {rival: _ratio(self.taken[name], rounds) for rival, rounds in self.taken.items() if rival != name}
 
 
 def is_tie(ratio: float, spread: float) -> bool:
-    """True when `ratio` differs from 1 by no more than `spread`."""
+    """Return True if `ratio` differs from 1 by at most `spread`."""
     return not abs(ratio - 1.0) > spread
 
 
 def _quietly(loop: Callable[[int], int]) -> Sample:
-    """`loop` with the garbage collector off, after its untimed calls."""
+    """Run `loop` with the garbage collector off, after its untimed calls."""
 
     def sample(inner: int, warm: int) -> int:
         collecting = gc.isenabled()
@@ -94,7 +94,7 @@ def _quietly(loop: Callable[[int], int]) -> Sample:
 
 
 def calls(function: Callable[[], object]) -> Sample:
-    """A sampler of `function()`, for work long enough that one more Python call does not show."""
+    """Return a sampler of `function()`, for work long enough that another Python call does not matter."""
 
     def loop(inner: int) -> int:
         start = time.perf_counter_ns()
@@ -106,10 +106,10 @@ def calls(function: Callable[[], object]) -> Sample:
 
 
 def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
-    """A sampler of `function(a, b, out=c)`, or of `function(a, b)` when `c` is None, the call itself included.
+    """Return a sampler of `function(a, b, out=c)`, or of `function(a, b)` if `c` is None, including the call itself.
 
-    The call stands in the loop as a user would write it: a closure around it costs 20 ns, and a whole product of
-    4x4 matrices 130.
+    The call is in the loop as a user would write it: a closure around it costs 20 ns, a whole product of 4x4 matrices
+    130.
     """
 
     def into(inner: int) -> int:
@@ -134,7 +134,7 @@ class _Plan:
     inner: int
     warm: int
     rounds: int
-    first: float | None  # seconds of the calibrating call, kept when no other can be afforded
+    first: float | None  # seconds of the calibrating call, used if there is no time for another
 
 
 def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
@@ -155,14 +155,14 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
 
 
 def _takes_part(index: int, turns: int, rounds: int) -> bool:
-    """True in `turns` of `rounds` rounds, evenly spread, the first among them."""
+    """Return True for `turns` of `rounds` rounds, evenly spread, including the first."""
     return index == 0 or index * turns // rounds != (index - 1) * turns // rounds
 
 
 def _rounds(
     contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Callable[[float], None]
 ) -> dict[str, dict[int, float]]:
-    """Seconds a call, by contestant and round."""
+    """Return seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
     taken: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
     for index in range(rounds):
@@ -181,7 +181,7 @@ def _rounds(
 
 
 def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
-    """Pairwise ratios over the rounds in which both ran."""
+    """Return pairwise ratios over the rounds in which both ran."""
     ratios = [rival[index] / first[index] for index in rival if index in first]
     median = statistics.median(ratios)
     if len(ratios) < 3:
@@ -204,8 +204,8 @@ def compare(
     """Time the contestants in turn for about `seconds`, and the rivals of the first against it.
 
     Every round runs each contestant once, the order rotated by one from round to round. The first takes part in
-    every round; a slow rival in fewer of them, evenly spread, once at least. `rest` seconds pass before every
-    turn: IDLE_SECONDS when more than one thread is used.
+    every round, a slow rival in fewer rounds, evenly spread, but at least once. `rest` seconds pass before every
+    turn: IDLE_SECONDS if more than one thread is used.
 
     >>> a, b = Contestant("a", lambda inner, warm: 1000 * inner), Contestant("b", lambda inner, warm: 2000 * inner)
     >>> compare([a, b], seconds=0.1).versus["b"].median
@@ -227,7 +227,7 @@ def compare(
 
 
 def tally(taken: Mapping[str, Mapping[int, float]]) -> Comparison:
-    """The statistics of seconds a call, by contestant and round; ratios are to the first contestant.
+    """Return the statistics of seconds per call, by contestant and round; ratios are to the first contestant.
 
     >>> tally({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 4.0}}).versus["b"].median
     2.0

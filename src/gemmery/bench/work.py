@@ -1,4 +1,4 @@
-"""A product to be timed: its problem, how its operands lie in memory, and how it is called."""
+"""A product to time: its problem, the layouts of its operands, and how it is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Work:
     """C[m, n] = A[m, k] @ B[k, n], `batch` times, as a user would call it.
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
-    column of a larger one). `call` "out" writes into an array that is there, "new" makes one. With `vector` B and C
+    column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector` B and C
     are 1-D. The same Work gives the same operands in every process.
     """
 
@@ -36,19 +36,19 @@ class Work:
     call: str = "out"
     vector: bool = False
     seed: int = 0
-    name: str = ""  # of the comparison that it belongs to
-    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    name: str = ""  # of the comparison to which it belongs
+    precision: str = ""  # "tf32" if f32 operands may be rounded to 10 bits of fraction
 
     @property
     def problem(self) -> Problem:
-        """The same as dispatch sees it."""
+        """The problem as dispatch sees it."""
         known = {"row": "row", "col": "col", "strided": "any"}
         a, b = known[self.a_layout], known[self.b_layout]
         return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
 
     @property
     def case(self) -> str:
-        """What sets it apart from the plain product of its shape, in words: "a transposed, allocating"."""
+        """How it differs from the plain product of its shape, in words: "a transposed, allocating"."""
         words = {"col": "transposed", "strided": "strided"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
         return ", ".join(filter(None, [self.name, *parts, "allocating" if self.call == "new" else ""]))
@@ -64,9 +64,9 @@ class Work:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of an element type; bfloat16 is ml_dtypes'.
+    """Return NumPy's dtype of an element type; bfloat16 is that of ml_dtypes.
 
-    Raises ArgumentError when ml_dtypes is needed and not installed.
+    Raises ArgumentError if ml_dtypes is needed and not installed.
     """
     import numpy as np
 
@@ -75,15 +75,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError:
-        raise ArgumentError("dtype bf16: NumPy has no bfloat16 of its own; pip install ml_dtypes") from None
+        raise ArgumentError("dtype bf16: NumPy has no bfloat16; pip install ml_dtypes") from None
     found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return found
 
 
 def operands(work: Work) -> tuple[Any, Any, Any]:
-    """A, B and C of a Work as NumPy arrays: standard normal floats, integers over their whole range; C is zero.
+    """Return A, B and C of a Work as NumPy arrays: standard normal floats, integers over their whole range; C is zero.
 
-    C is None when the call makes its own.
+    C is None if the call allocates it.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The operands of a product in a GPU's memory, so many times over that no call finds its own in the L2 cache."""
+"""Operands of a product in a GPU's memory, in so many copies that no call finds its own in the L2 cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 
 L2_TIMES = 3  # sets of operands together fill this many L2 caches
-MOST_SETS = 1024  # a set below 180 KB stays in an L2 of 60 MB: a graph of more calls would be slow to make
+MOST_SETS = 1024  # a set below 180 KB stays in an L2 of 60 MB: capturing more calls in a graph would be slow
 ALIGNMENT = 256  # bytes between operands, as the driver's own allocations are aligned
 
 
@@ -31,7 +31,7 @@ class Operands:
 
 
 class Resident:
-    """A Work on a device: `sets` of equal operands in memory of their own, and `host`, what they were copied from.
+    """A Work on a device: `sets` of equal operands in separate memory, and `host`, the arrays they were copied from.
 
     >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
     >>> len(resident.sets)  # doctest: +SKIP
@@ -39,7 +39,7 @@ class Resident:
 
     (3 MiB each, against three times an L2 of 60 MiB.)
 
-    Raises RefusedError when the device has no room for them.
+    Raises RefusedError if they do not fit in the device's memory.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
@@ -67,18 +67,18 @@ class Resident:
 
     @property
     def problem(self) -> Problem:
-        """What a rung is built for."""
+        """The problem that a rung is built for."""
         views = (self.sets[0].a, self.sets[0].b, self.sets[0].c)
         a, b, c = (alignment(view) for view in views)
         return replace(self.work.problem, device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
     @property
     def bytes(self) -> int:
-        """Bytes of the sets together."""
+        """The bytes of all sets."""
         return self._memory.size
 
     def poison(self) -> None:
-        """Fill the C of the first set with NaN: every bit set is one in each floating type."""
+        """Fill the C of the first set with NaN: all bits set is NaN in every floating type."""
         c = self.sets[0].c
         size = self.host[2].nbytes
         self._memory.fill(0xFF, c.pointer - self._memory.pointer, size)
@@ -98,7 +98,7 @@ class Resident:
 
 
 def alignment(view: View, most: int = 16) -> int:
-    """Bytes that the pointer and every stride but the unit one are multiples of, a power of two up to `most`."""
+    """Return the alignment in bytes of the pointer and all strides except the unit one, a power of two up to `most`."""
     size = dtypes.get(view.dtype).size
     steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and abs(step) != size]
     return min(_power_of_two(value, most) for value in (view.pointer, *steps))
@@ -113,12 +113,12 @@ def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The whole of the memory that `x` is a view of."""
+    """Return all of the memory that `x` is a view of."""
     return x if x.base is None else x.base
 
 
 class Shared:
-    """A View as `__cuda_array_interface__`, which every library for GPUs reads; bfloat16, which it lacks, as int16."""
+    """A View as `__cuda_array_interface__`, which every GPU library reads; bfloat16, which it lacks, as int16."""
 
     def __init__(self, view: View) -> None:
         self.view = view

@@ -1,8 +1,8 @@
-"""The vendor's library on a GPU, as PyTorch and CuPy call it; the only importer of either beside `bench.peers`.
+"""The vendor's library on a GPU, through PyTorch and CuPy; only this file and `bench.peers` import them.
 
-It runs in this process, on the stream that the rungs run on: they share the device's clocks, and nothing is timed but
-what the device does. Products of float32 are true ones unless `precision` allows TF32, and halves are summed in
-float32: where a library may do otherwise, that is switched off.
+It runs in this process, on the same stream as the rungs: they share the device's clocks, and only the device's work is
+timed. float32 is multiplied as float32 unless `precision` allows TF32, and half precision is summed in float32:
+library settings that allow less are switched off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gemmery.bench.record import version
 from gemmery.bench.timing import Sample, products
 from gemmery.errors import ArgumentError, RefusedError
 
-TRIES = 5  # samples by which the quicker of two ways is chosen
+TRIES = 5  # samples to choose the faster of two calls
 TRIED_CALLS = 500
 
 
@@ -31,10 +31,10 @@ class Placed:
 
     put: Put
     note: str
-    captured: bool = True  # in a graph; else the host's own time shows in short calls
+    captured: bool = True  # in a graph; otherwise short calls include the host's time
 
     def sample(self, resident: Resident, look: Callable[[], None] = lambda: None) -> Sample:
-        """A sampler of it; `look` is called while the device works."""
+        """Return a sampler; `look` is called while the device works."""
         return replays(self.put, resident.stream, len(resident.sets), look, self.captured)
 
 
@@ -46,12 +46,12 @@ class Peer:
     about: str
     missing: Callable[[], str]  # "" or why it cannot run here
     place: Callable[[Resident], Placed]  # raises RefusedError for a product it does not serve
-    calls: Callable[[Resident], Sample]  # what a call costs the host; raises RefusedError, too
+    calls: Callable[[Resident], Sample]  # the host's time for a call; also raises RefusedError
     runs: Callable[[], str]  # what it is, with versions
 
 
 def find(name: str) -> Peer:
-    """The rival called `name`; ArgumentError with the known ones otherwise."""
+    """Return the rival called `name`; raise ArgumentError with the known names if there is none."""
     for peer in PEERS:
         if peer.name == name:
             return peer
@@ -97,25 +97,25 @@ Sets = Sequence[tuple[Any, ...]]
 
 
 def own(resident: Resident, function: Callable[..., object]) -> Put:
-    """Puts `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
+    """Return a function that puts `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
     stream, sets = _callers(resident)
     return functools.partial(_put, stream, sets, function)
 
 
 def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
-    """A sampler of what the call `function(a, b, out=c)` costs before it returns."""
+    """Return a sampler of the time that the call `function(a, b, out=c)` takes before it returns."""
     stream, sets = _callers(resident)
     return _host(stream, function, sets[0], resident)
 
 
 def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
-    """The operands as PyTorch's tensors and its stream in force, or where it is not installed as what has a
-    `__cuda_array_interface__`, which names its stream itself.
+    """Return the operands as PyTorch tensors and its current stream; without PyTorch, as objects with
+    `__cuda_array_interface__`, which names the stream itself.
     """
     if not _without_torch():
         return _on_torch(resident), _tensors(resident)
     if "bf16" in (resident.work.dtype, resident.work.out):
-        raise RefusedError("bf16: __cuda_array_interface__ has no name for it, so it is timed through PyTorch alone")
+        raise RefusedError("bf16: __cuda_array_interface__ cannot describe it, so it is timed only through PyTorch")
     flat = resident.work.batch == 1
     views = [(one.a, one.b, one.c) for one in resident.sets]
     return nullcontext(), [tuple(Shared(_matrix(x) if flat else x) for x in one) for one in views]
@@ -154,19 +154,19 @@ def _on_torch(resident: Resident) -> AbstractContextManager[Any]:
 
 
 def _tensors(resident: Resident) -> Sets:
-    """The operands as tensors; of one product as matrices."""
+    """Return the operands as tensors; for a single product as matrices."""
     flat = resident.work.batch == 1
     made = [tuple(_tensor(Shared(x), x.device) for x in (one.a, one.b, one.c)) for one in resident.sets]
     return [tuple(x[0] for x in one) for one in made] if flat else made
 
 
 def _torch_function(resident: Resident) -> Callable[..., object]:
-    """torch.mm or torch.bmm, with the settings that the types ask for."""
+    """torch.mm or torch.bmm, with the settings for these types."""
     import torch
 
     work = resident.work
     if work.out != work.dtype:
-        raise RefusedError(f"PyTorch writes no {work.out} from {work.dtype} into memory that is there")
+        raise RefusedError(f"PyTorch cannot write a {work.out} product of {work.dtype} to out=")
     settings = torch.backends.cuda.matmul
     settings.allow_tf32 = work.precision == "tf32"
     settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
@@ -174,7 +174,7 @@ def _torch_function(resident: Resident) -> Callable[..., object]:
 
 
 def _place_torch(resident: Resident) -> Placed:
-    """torch.mm; of a vector also torch.mv, and then the quicker; bmm of a batch."""
+    """torch.mm; for a vector the faster of torch.mm and torch.mv; for a batch torch.bmm."""
     import torch
 
     work, function = resident.work, _torch_function(resident)
@@ -222,7 +222,7 @@ def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
 
     work, ordinal = resident.work, resident.stream.ordinal
     if work.dtype == "bf16" or work.out != work.dtype or work.precision:
-        raise RefusedError("CuPy multiplies f32, f64 and f16 here, each into its own type, and no TF32")
+        raise RefusedError("CuPy multiplies only f32, f64 and f16 here, each into its own type, and without TF32")
 
     def arrays(one: Operands) -> tuple[Any, ...]:
         made = (cupy.asarray(Shared(x)) for x in (one.a, one.b, one.c))

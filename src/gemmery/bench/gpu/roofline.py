@@ -1,4 +1,4 @@
-"""The limits of a device, measured: the peak of each of its arithmetic units, and the bandwidth of its memory."""
+"""Measured limits of a device: the peak of each arithmetic unit, and the bandwidth of its memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gemmery.errors import ArgumentError
 
 CUDA_CORES, TENSOR_CORES = "CUDA cores", "mma.sync"
 SAMPLES = 10
-BLOCKS, THREADS = 4, 256  # blocks of a multiprocessor: with eight warps a scheduler no latency shows
+BLOCKS, THREADS = 4, 256  # blocks per multiprocessor: eight warps per scheduler hide all latency
 STEPS = 20_000  # some milliseconds
-CHAINS = 16  # sums of a thread on CUDA cores
-PRODUCTS = 16  # sums of a warp on tensor cores
-READ = 1 << 30  # bytes: far more than any L2 holds
+CHAINS = 16  # sums per thread on CUDA cores
+PRODUCTS = 16  # sums per warp on tensor cores
+READ = 1 << 30  # bytes: far more than any L2
 DEPTH = 4
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What multiplies and adds: `operations` of one thread in one step of its kernel."""
+    """An arithmetic unit; its kernel does `operations` per thread and step."""
 
     source: str
     kernel: str
@@ -48,9 +48,9 @@ UNITS = {
 
 
 def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
-    """The element type and the unit whose peak bounds products of `dtype` ("tf32" too), on tensor cores or not.
+    """Return the element type and the unit whose peak limits products of `dtype` (or "tf32"), on tensor cores or not.
 
-    float16 and bfloat16 are widened to float32 on CUDA cores; float32 that must stay so has no tensor cores.
+    float16 and bfloat16 are widened to float32 on CUDA cores; plain float32 has no tensor cores.
 
     >>> unit("f16", tensor=False, capability=90)
     ('f32', 'CUDA cores')
@@ -62,9 +62,9 @@ def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
 
 
 def peak(dtype: str, of: str, stream: Stream) -> float:
-    """10**9 operations a second of a unit of UNITS, registers only; the best of several samples.
+    """Return the peak of a unit of UNITS in 10**9 operations a second, on registers; the best of several samples.
 
-    Raises ArgumentError for a unit that is not known.
+    Raises ArgumentError for an unknown unit.
     """
     if (dtype, of) not in UNITS:
         known = ", ".join(f"{name} on {one}" for name, one in UNITS)
@@ -79,7 +79,7 @@ def peak(dtype: str, of: str, stream: Stream) -> float:
 
 
 def bandwidth(stream: Stream) -> Bandwidth:
-    """Bandwidth of the device's memory: an array read, and copied (bytes read plus bytes written)."""
+    """Return the bandwidth of the device's memory for reading and for copying an array (bytes read plus written)."""
     source, target = Memory(READ, stream.ordinal), Memory(READ, stream.ordinal)
     source.fill(0x3F)
     driver.synchronize(stream.ordinal)
@@ -95,7 +95,7 @@ def bandwidth(stream: Stream) -> Bandwidth:
 
 
 def _best(function: Any, blocks: int, stream: Stream, arguments: tuple[Any, ...]) -> float:
-    """Seconds of one launch, the best of the samples."""
+    """Return the seconds of one launch, the best of the samples."""
     held = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
 
     def put(_: int) -> None:

@@ -1,4 +1,4 @@
-"""What the driver's management library says of a device: its driver, power limit and clocks.
+"""Driver version, power limit and clocks of a device, from the driver's management library.
 
 Reference: NVIDIA, NVML API. The library comes with the driver; without it the figures are 0.
 """
@@ -16,7 +16,7 @@ _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
 class Monitor:
-    """Reads a device's clock while it works; `missing` says why it cannot, "" when it can."""
+    """Reads a device's clock while it works; `missing` says why it cannot, or is ""."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._device = ctypes.c_void_p()
@@ -29,25 +29,25 @@ class Monitor:
             self.missing = f"NVML does not find {named.decode()} (status {status})" if status else ""
 
     def look(self) -> None:
-        """Note the clock of this moment."""
+        """Record the current clock."""
         clock = self._number("nvmlDeviceGetClockInfo", _SM_CLOCK)
         if clock:
             self._seen.append(clock)
 
     def seen(self) -> int:
-        """The median of the clocks noted since the last time it was asked for, in MHz; 0 when there is none."""
+        """Return the median of the clocks recorded since the last call, in MHz; 0 if there are none."""
         found = round(statistics.median(self._seen)) if self._seen else 0
         self._seen.clear()
         return found
 
     @property
     def most_clock(self) -> int:
-        """The highest clock of the multiprocessors, MHz."""
+        """The highest clock of the multiprocessors, in MHz."""
         return self._number("nvmlDeviceGetMaxClockInfo", _SM_CLOCK)
 
     @property
     def power_limit(self) -> float:
-        """Watts that the device may take at present."""
+        """The current power limit in watts."""
         return self._number("nvmlDeviceGetEnforcedPowerLimit") / 1e3
 
     def _number(self, name: str, *options: int) -> int:
@@ -68,7 +68,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def driver_version() -> str:
-    """The driver's own version, "580.95.05"; "" when NVML is missing."""
+    """Return the driver's version, "580.95.05"; "" if NVML is missing."""
     library, text = _library(), ctypes.create_string_buffer(96)
     if library is None or library.nvmlSystemGetDriverVersion(text, len(text)):
         return ""
@@ -76,12 +76,12 @@ def driver_version() -> str:
 
 
 def describe(ordinal: int = 0) -> Gpu:
-    """The fingerprint of a device.
+    """Return the fingerprint of a device.
 
     >>> describe().name  # doctest: +SKIP
     'NVIDIA H200'
 
-    Raises DeviceError for a device that is not there.
+    Raises DeviceError if there is no such device.
     """
     found, monitor = driver.device(ordinal), Monitor(ordinal)
     return Gpu(

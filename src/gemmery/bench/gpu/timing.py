@@ -1,7 +1,7 @@
 """The timing protocol on a GPU: short calls are captured in a graph and replayed between two events.
 
 A sampler made here goes into `gemmery.bench.timing.compare` like any other: contestants take turns, and ratios are
-taken pair by pair. What stands between the events is the device's own work: no launch waits for Python.
+taken pair by pair. Between the events there is only work of the device: no launch waits for Python.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Event, Graph, Stream
 
 WARM_CALLS = 4
-QUEUED_NS = 200_000  # a call this long hides the launch of the next, which takes the host 10 us, and needs no graph
-GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two launches of it
-MOST_CALLS = 1024  # calls in a graph
+QUEUED_NS = 200_000  # a call this long hides the next launch, which takes the host 10 us, and needs no graph
+GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two of its launches
+MOST_CALLS = 1024  # calls per graph
 
 Put = Callable[[int], None]
 """Puts one product on the stream; its argument says which of the sets of operands it takes."""
@@ -26,19 +26,19 @@ Put = Callable[[int], None]
 def replays(
     put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None, captured: bool = True
 ) -> Sample:
-    """A sampler of the product that `put` puts on `stream`, its operands taken in turn from `sets` sets.
+    """Return a sampler of the product that `put` puts on `stream`, with operands from `sets` sets in turn.
 
-    `look` is called while the device works. A `put` that cannot be `captured` in a graph is put on the stream call by
-    call: a short one then takes as long as the host needs for it.
+    `look` is called while the device works. A `put` that cannot be `captured` in a graph is launched call by call: a
+    short one then takes as long as the host needs for it.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # doctest: +SKIP
     2150000
 
-    Raises what `put` raises, and DeviceError when a kernel fails.
+    Raises the errors of `put`, and DeviceError if a kernel fails.
     """
     queued = _Queued(put, stream, sets, look)
-    queued.sample(1, 0)  # loads the kernel, and lets a library choose its own
+    queued.sample(1, 0)  # loads the kernel, and lets a library choose one
     if queued.sample(1, 0) > timing.LONG_CALL_NS or not captured:
         return queued.sample
     each = queued.sample(WARM_CALLS, 1) / WARM_CALLS
@@ -47,14 +47,14 @@ def replays(
     calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
     replayed = _Replayed(put, stream, sets, calls, look)
     shorter = GRAPH_NS / max(replayed.sample(calls, 1), 1)
-    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # by its graph a call takes less than by its launch
+    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # a call in a graph takes less time than a launch
         calls = sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets)
         replayed = _Replayed(put, stream, sets, calls, look)
     return replayed.sample
 
 
 class _Queued:
-    """Calls put on the stream one by one."""
+    """Launch calls one by one."""
 
     def __init__(self, put: Put, stream: Stream, sets: int, look: Callable[[], None]) -> None:
         self._put, self._stream, self._sets, self._look = put, stream, sets, look
@@ -62,7 +62,7 @@ class _Queued:
         self._next = 0
 
     def sample(self, inner: int, warm: int) -> int:
-        """Nanoseconds of `inner` calls; those that warm up still run while the first of them is launched."""
+        """Return the nanoseconds of `inner` calls; warm-up calls still run while the first of them is launched."""
         self._several(warm)
         self._start.record(self._stream.handle)
         self._several(inner)
@@ -77,7 +77,7 @@ class _Queued:
 
 
 class _Replayed:
-    """A graph of `calls` calls, a multiple of the sets: one that begins again finds its operands gone from L2."""
+    """A graph of `calls` calls, a multiple of the sets, so that a repeated graph does not find its operands in L2."""
 
     def __init__(self, put: Put, stream: Stream, sets: int, calls: int, look: Callable[[], None]) -> None:
         self._stream, self._calls, self._look = stream, calls, look
@@ -88,7 +88,7 @@ class _Replayed:
                 put(index % sets)
 
     def sample(self, inner: int, warm: int) -> int:
-        """Nanoseconds of `inner` calls, by as many whole graphs as that is, one at least."""
+        """Return the nanoseconds of `inner` calls, measured on whole graphs, at least one."""
         launches = max(1, round(inner / self._calls))
         with driver.on(self._stream.ordinal):
             if warm:

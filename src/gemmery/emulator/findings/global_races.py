@@ -58,9 +58,7 @@ class GlobalRaces:
         addresses = self._machine.spread(event.addresses)
         addresses = addresses if event.mask is None else addresses[threads]
         atomic = bool(self._atomic[event.index])
-        if event.kind in UPDATES:
-            self._grid.updates(event.index, addresses, threads, event.width, atomic)
-        elif event.kind == "st":
+        if event.kind in UPDATES or event.kind == "st":
             self._grid.writes(event.index, addresses, threads, event.width, atomic)
         else:
             self._grid.reads(event.index, addresses, threads, event.width, atomic)

@@ -41,15 +41,28 @@ class Layout:
 
     @property
     def thread_at(self) -> int:
+        """The first bit of the thread."""
         return self.instruction + 1
 
     @property
     def block_at(self) -> int:
+        """The first bit of the block."""
         return self.thread_at + self.thread
 
     @property
     def clock_at(self) -> int:
+        """The first bit of the clock."""
         return self.block_at + self.block
+
+    @property
+    def someone(self) -> int:
+        """The bits that say which thread of which block."""
+        return (1 << self.clock_at) - (1 << self.thread_at)
+
+    @property
+    def same_block(self) -> int:
+        """The bits that say which block."""
+        return (1 << self.clock_at) - (1 << self.block_at)
 
     @property
     def most(self) -> int:
@@ -73,6 +86,44 @@ class Layout:
 Report = Callable[[int, Words, Words, Words, bool], None]
 
 
+class Two:
+    """Two of the threads that accessed each place, of two blocks if two did: whoever comes next differs from one."""
+
+    def __init__(self, size: int, layout: Layout) -> None:
+        self.last, self.other = np.zeros((2, size), np.int64)
+        self._layout = layout
+
+    def keep(self, places: Words, stamps: Words) -> None:
+        """These threads access these places now."""
+        atomic, before = self._layout.atomic, self.last[places]
+        if stamps.size and stamps[0] & atomic:  # a plain read stays, since it races with more than an atomic one
+            some = (before == 0) | (before & atomic != 0)
+            places, stamps, before = places[some], stamps[some], before[some]
+        self.last[places] = stamps
+        last = self.last[places]
+        self._replace(places, before, last)
+        lost = stamps != last  # threads that access what a later one accesses as well
+        if lost.any():
+            self._replace(places[lost], stamps[lost], last[lost])
+
+    def _replace(self, places: Words, candidates: Words, last: Words) -> None:
+        layout = self._layout
+        differs = ((candidates ^ last) & layout.someone != 0) & (candidates != 0)
+        if not differs.any():
+            return
+        places, candidates, last = places[differs], candidates[differs], last[differs]
+        kept = self.other[places]
+        plain = (kept != 0) & (kept & layout.atomic == 0) & (candidates & layout.atomic != 0)
+        apart = (candidates ^ last) & layout.same_block != 0
+        free = (kept == 0) | ((kept ^ last) & layout.same_block == 0)
+        for chosen in (free & ~plain, apart & ~plain):  # so that those of another block stay
+            self.other[places[chosen]] = candidates[chosen]
+
+    def halve(self) -> None:
+        """Cut each place in two."""
+        self.last, self.other = np.repeat(self.last, 2), np.repeat(self.other, 2)
+
+
 class Grid:
     """What the blocks of a launch did to global memory of `size` bytes."""
 
@@ -81,10 +132,9 @@ class Grid:
         self._size = size
         self._shift = 4  # granules begin as the widest access and are cut when a narrower one comes
         self._written: Words = np.zeros(-(-size // 16), np.int64)
-        self._read: Words | None = None  # until something is read
-        self._read_too: Words | None = None
-        self._someone = (1 << layout.clock_at) - (1 << layout.thread_at)  # the bits of a stamp that say who
-        self._block = (1 << layout.clock_at) - (1 << layout.block_at)
+        self._reads: Two | None = None  # until something is read
+        self._updates: Two | None = None  # the same for atomics, which are no plain writes
+        self._someone, self._block = layout.someone, layout.same_block
         self._before = 1  # the number of the chunk's first block
         self._blocks = 0
 
@@ -121,35 +171,30 @@ class Grid:
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads of the chunk load `width` bytes each."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
-        if not self._full:
-            self._check(index, places, threads, stamps, self._written[places])
-            self._keep(places, stamps)
+        if self._full:
+            return
+        self._check(index, places, threads, stamps, self._written[places])
+        if not atomic:
+            self._check_two(index, places, threads, stamps, self._updates)
+        self._reads = self._kept(self._reads, places, stamps)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update what they also read."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
-        if not self._full:
-            self._write(index, places, threads, stamps, atomic)
-
-    def _write(self, index: int, places: Words, threads: Words, stamps: Words, atomic: bool) -> None:
+        if self._full:
+            return
         self._check(index, places, threads, stamps, self._written[places])
-        if self._read is not None and self._read_too is not None:
-            self._check(index, places, threads, stamps, self._read[places])
-            self._check(index, places, threads, stamps, self._read_too[places])
+        self._check_two(index, places, threads, stamps, self._reads)
+        if atomic:
+            self._updates = self._kept(self._updates, places, stamps)
+            return
+        self._check_two(index, places, threads, stamps, self._updates)
         self._written[places] = stamps
-        if not atomic:
-            last = self._written[places]
-            lost = np.flatnonzero(last != stamps)
-            lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
-            if lost.size:
-                self._tell(index, lost, places, threads, last, together=True)
-
-    def updates(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
-        """Threads update, one after the other; two of them are kept as readers for those that write later."""
-        places, threads, stamps = self._places(index, addresses, threads, width, atomic)
-        if not self._full:
-            self._write(index, places, threads, stamps, atomic)
-            self._keep(places, stamps)
+        last = self._written[places]
+        lost = np.flatnonzero(last != stamps)
+        lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
+        if lost.size:
+            self._tell(index, lost, places, threads, last, together=True)
 
     def _places(
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
@@ -169,8 +214,19 @@ class Grid:
             self._written = np.zeros(2 * len(self._written), np.int64)
         else:
             self._written = np.repeat(self._written, 2)
-        if self._read is not None and self._read_too is not None:
-            self._read, self._read_too = np.repeat(self._read, 2), np.repeat(self._read_too, 2)
+        for two in (self._reads, self._updates):
+            if two is not None:
+                two.halve()
+
+    def _kept(self, two: Two | None, places: Words, stamps: Words) -> Two:
+        two = two or Two(len(self._written), self.layout)
+        two.keep(places, stamps)
+        return two
+
+    def _check_two(self, index: int, places: Words, threads: Words, stamps: Words, two: Two | None) -> None:
+        if two is not None:
+            self._check(index, places, threads, stamps, two.last[places])
+            self._check(index, places, threads, stamps, two.other[places])
 
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
         """Tell of those earlier accesses that another thread made and nothing orders before these."""
@@ -198,30 +254,6 @@ class Grid:
             numbers = layout.blocks(then[some])
             unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
         return unordered
-
-    def _keep(self, places: Words, stamps: Words) -> None:
-        """Keep two readers of each place: of two blocks if two blocks read it, else of two threads."""
-        if self._read is None or self._read_too is None:
-            self._read, self._read_too = np.zeros((2, len(self._written)), np.int64)
-        before = self._read[places]
-        self._read[places] = stamps
-        last = self._read[places]
-        self._replace(places, before, last)
-        lost = stamps != last  # threads that read what a later one reads as well
-        if lost.any():
-            self._replace(places[lost], stamps[lost], last[lost])
-
-    def _replace(self, places: Words, candidates: Words, last: Words) -> None:
-        assert self._read_too is not None
-        differs = ((candidates ^ last) & self._someone != 0) & (candidates != 0)
-        if not differs.any():
-            return
-        places, candidates, last = places[differs], candidates[differs], last[differs]
-        apart = (candidates ^ last) & self._block != 0
-        kept = self._read_too[places]
-        free = (kept == 0) | ((kept ^ last) & self._block == 0)
-        for chosen in (free, apart):  # so that those of another block stay
-            self._read_too[places[chosen]] = candidates[chosen]
 
     def _tell(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
         self._report(index, threads[some], places[some] << self._shift, others[some], together)

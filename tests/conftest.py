@@ -45,6 +45,8 @@ def own_environment() -> Iterator[None]:
         os.unsetenv(name)  # readline sets them when it is imported, where os.environ does not show them
     before = dict(os.environ)
     yield
-    if os.environ != before:
-        os.environ.clear()
-        os.environ.update(before)
+    for name in {name for name, _ in os.environ.items() ^ before.items()} - {"PYTEST_CURRENT_TEST"}:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]

@@ -268,11 +268,12 @@ def test_workers_sleep_when_idle_and_end_with_the_process():
 import os, sys, time
 import test_concurrency as t
 t.check("f32", (300, 301, 302), threads=2)
-time.sleep(1)
-own = str(os.getpid())
-for task in os.listdir("/proc/self/task"):
-    state = open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()[0]
-    assert task == own or state == "S", f"thread {task} is in state {state}"
+others = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
+end = time.monotonic() + 60
+while others:
+    assert time.monotonic() < end, f"threads {others} run"
+    states = {task: open(f"/proc/self/task/{task}/stat").read().rpartition(")")[2].split()[0] for task in others}
+    others = {task for task in others if states[task] != "S"}
 print("asleep", flush=True)
 time.sleep(60)
 """

@@ -7,13 +7,17 @@ from html.parser import HTMLParser
 
 import pytest
 
+import records
 from gemmery import lab, notebook
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.emulated import EmulatedLadder
+from gemmery.ladder.exhibits import find
 from gemmery.ladder.inspection import Comparison
 from gemmery.report.diff import difference_page
 from gemmery.report.emulated import emulated_page
+from gemmery.report.exhibit_page import emulated_exhibit_page
 from gemmery.report.inspection import inspection_page
+from gemmery.report.page import page
 from gemmery.report.side_by_side import comparison_page
 
 pytest.importorskip("cuda.bindings")
@@ -57,6 +61,24 @@ def hostile(found):
 @pytest.fixture(scope="module")
 def inspected():
     return [hostile(lab.inspect(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
+
+
+def test_markup_in_records_is_shown_as_text():
+    run = records.ladder()
+    bad = tuple(replace(m, note=BAD, refused=m.refused and BAD) for m in run.measurements)
+    rungs = tuple(replace(rung, idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)
+    machine = replace(run.machine, cpu=BAD, blas=BAD, os=BAD)
+    shown = replace(find("bank_stride"), idea=BAD, lesson=BAD)
+    one = lab.emulated_exhibit("divergence_split", 64)[0]
+    pages = {
+        "ladder": page(replace(run, machine=machine, measurements=bad), rungs),
+        "exhibit": emulated_exhibit_page(shown, BAD, [replace(one, arch=BAD, findings=(BAD,))]),
+    }
+    for name, text in pages.items():
+        tags = Tags(text)
+        assert not tags.found & {"script", "img"}, name
+        assert tags.handlers == [], name
+        assert "alert(" in text, name
 
 
 def test_markup_in_a_kernel_is_shown_as_text(inspected):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.api import explanation
 from gemmery.errors import DTypeError
 
 
@@ -139,7 +140,8 @@ def test_bools_of_pytorch():
     assert gm.matmul(torch.tensor(a), torch.ones(6, 2)).dtype == torch.float32
 
 
-def test_explain_says_how_bools_are_multiplied():
+def test_explain_says_how_bools_are_multiplied(monkeypatch):
+    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0))
     text = str(gm.explain(bools(8, 8), bools(8, 8)))
     assert "a is converted from bool to uint8" in text
     assert "the result is bool" in text

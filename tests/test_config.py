@@ -3,11 +3,13 @@
 import os
 import pwd
 import sys
+import types
 
 import platformdirs
 import pytest
 
 from gemmery import cache, config
+from gemmery.cuda import include, nvrtc
 from gemmery.errors import ArgumentError
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are POSIX's")
@@ -150,3 +152,23 @@ def test_a_folder_that_is_exchanged_after_it_was_checked_is_not_read(tmp_path, m
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
     assert not cache.write(str(tmp_path / "file" / "folder"), "key", b"payload")
+
+
+@posix
+def test_headers_are_written_only_where_nobody_else_can_change_them(monkeypatch, tmp_path):
+    class Bindings:
+        NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS = 0
+        nvrtcResult = types.SimpleNamespace(NVRTC_SUCCESS=0)
+        nvrtcInstallBundledHeaders = staticmethod(lambda folder, flags: (0,))
+
+    monkeypatch.setattr(nvrtc, "bindings", Bindings)
+    monkeypatch.setattr(nvrtc, "version", lambda: "99.9")
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "headers-99.9"
+    assert include._bundled()[0] == str(folder)
+    folder.chmod(0o777)
+    assert include._bundled() == ()
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", "/dev/null")
+    assert include._bundled() == ()
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", "~nobody-of-that-name")
+    assert include._bundled() == ()

@@ -31,6 +31,15 @@ def digest(*parts: bytes) -> bytes:
     return made.digest()
 
 
+def private(folder: str) -> bool:
+    """Return True if the folder belongs to this user and nobody else can write into it."""
+    try:
+        with _opened(folder):
+            return True
+    except OSError:
+        return False
+
+
 def read(folder: str | None, key: str) -> bytes | None:
     """Return the bytes stored under `key`, or None if there are none, they are damaged, or others could write them.
 

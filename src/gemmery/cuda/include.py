@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gemmery import config
+from gemmery import cache, config
 from gemmery.cuda import nvrtc
 
 # What the C++ library's headers are to device code: NVRTC has the functions of these built in, ...
@@ -39,13 +40,13 @@ def _bundled() -> tuple[str, ...]:
     install = getattr(bindings, "nvrtcInstallBundledHeaders", None)
     if install is None:
         return ()
-    cache = config.cache_dir()
-    if cache is None:
+    compiled = config.cache_dir()
+    if compiled is None:
         return ()
-    folder = os.path.join(cache, f"headers-{nvrtc.version()}")
-    try:
+    folder = os.path.join(compiled, f"headers-{nvrtc.version()}")
+    with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    except OSError:
+    if not cache.private(folder):  # others could change what kernels include
         return ()
     try:
         status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)

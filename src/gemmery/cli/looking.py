@@ -65,9 +65,9 @@ def _diff(old: str, new: str, html: Path | None) -> int:
     registers, occupancy, counts, loop, step ...), loads and once (the
     roofline), and emulated: lines (line, code, depth, counters; those of
     depth 0 add up to total), kinds, chosen (what pictures show, lane by
-    lane). To compare two kernels, take `step`, which counts one pass of the
-    loop that loads from global memory, per multiply-add. Fields may be
-    added; none changes its name or meaning.""",
+    lane). To compare two kernels, divide the counts of `step`, one pass of
+    the loop that loads from global memory, by its `multiply_adds`. Fields
+    may be added; none changes its name or meaning.""",
 )
 def inspect(
     rung: Annotated[str, Argument(metavar="RUNG", help="A GPU rung, or an exhibit.", show_default=False)],

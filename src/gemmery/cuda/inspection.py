@@ -34,6 +34,7 @@ class Kernel:
     loop: dict[str, int]  # those of its main loop
     step: dict[str, int]  # those of one pass of the loop that loads from global memory; {} where it is not known
     passes: int  # of the main loop in such a step
+    multiply_adds: int  # of a warp, in such a step; 0 where it is not known
     ptx_counts: dict[str, int]
     ptx: str
     sass: str
@@ -126,6 +127,7 @@ def _kernel(geometry: Geometry, device: Device, config: Mapping[str, int]) -> Ke
         loop=sass.counts(sass.main_loop(code)),
         step=step,
         passes=passes,
+        multiply_adds=sass.multiply_adds(step),
         ptx_counts=sass.ptx_counts(made.ptx),
         ptx=made.ptx,
         sass=text,

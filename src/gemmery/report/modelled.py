@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from textwrap import fill
 
 from gemmery.emulator import access, atomics, barriers, lower, specials
 from gemmery.emulator.ops import TABLE
 
+WIDTH = 120  # of the document's lines
 TYPE = re.compile(r"pred|([busf]|bf|tf)(\d+)(x2)?|e\dm\d(x2)?")
 
 
@@ -38,14 +40,19 @@ def machine() -> str:
     changes = "; ".join(f"`{name}` of {', '.join(types)}" for name, types in kinds.items())
     control = _spans(sorted(name for name in lower.ENDS if not name.startswith("bar")))
     return "\n".join(
-        [
+        _wrapped(line)
+        for line in (
             f"- Data, matrices and order: {_spans(name for name in access.HANDLERS if name != 'call')}.",
             f"- Control: {control}; `call` of functions that the text defines, put in its place, and of `printf`.",
             f"- `atom` and `red`: {changes}.",
             f"- Barriers of a block and of a warp: {_spans(sorted(_barriers()))}.",
             f"- Special registers: {_spans(specials.names())}.",
-        ]
+        )
     )
+
+
+def _wrapped(item: str) -> str:
+    return fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def _barriers() -> set[str]:

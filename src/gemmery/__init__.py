@@ -12,8 +12,6 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers take it for True; importing `typing` for it would take 2 ms
 if TYPE_CHECKING:
-    from typing import Any
-
     from gemmery.api import gemm as gemm
     from gemmery.api import gemv as gemv
     from gemmery.api import get_num_threads as get_num_threads
@@ -38,51 +36,46 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PRODUCTS = ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads")
-_EXPLANATION = ("Explanation", "explain")
-_LOOKS = ("inspect",)
-_EMULATION = ("emulate",)
-_TENSORS = ("tensor_map",)
-_ERRORS = (
-    "ArgumentError",
-    "CheckError",
-    "CompileError",
-    "DTypeError",
-    "DeviceError",
-    "EmulationError",
-    "GemmeryError",
-    "InstallError",
-    "LayoutError",
-    "RefusedError",
-    "ShapeError",
-)
-_HOME = {
-    **dict.fromkeys(_PRODUCTS, "gemmery.api"),
-    **dict.fromkeys(_EXPLANATION, "gemmery.api.explanation"),
-    **dict.fromkeys(_LOOKS, "gemmery.notebook"),
-    **dict.fromkeys(_EMULATION, "gemmery.lab.kernel"),
-    **dict.fromkeys(_TENSORS, "gemmery.emulator.hopper.tensormap"),
-    **dict.fromkeys(_ERRORS, "gemmery.errors"),
+_HOMES = {
+    "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
+    "gemmery.api.explanation": ("Explanation", "explain"),
+    "gemmery.emulator.hopper.tensormap": ("tensor_map",),
+    "gemmery.errors": (
+        "ArgumentError",
+        "CheckError",
+        "CompileError",
+        "DTypeError",
+        "DeviceError",
+        "EmulationError",
+        "GemmeryError",
+        "InstallError",
+        "LayoutError",
+        "RefusedError",
+        "ShapeError",
+    ),
+    "gemmery.lab.kernel": ("emulate",),
+    "gemmery.notebook": ("inspect",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-# ruff does not see that these are strings.
-__all__ = [*_PRODUCTS, *_EXPLANATION, *_LOOKS, *_EMULATION, *_TENSORS, *_ERRORS]  # noqa: PLE0604
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, loaded when it is first used: importing gemmery loads neither NumPy nor LLVM."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gemmery' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(home), name)
-    except ModuleNotFoundError as error:
-        from gemmery.errors import not_installed
-
-        raise not_installed(error, f"gemmery.{name}") from error
-    globals()[name] = value
-    return value
+__all__ = sorted(_HOME)  # noqa: PLE0605 - a list of strings, which ruff does not see
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # type checkers would take any name for one of gemmery's
+
+    def __getattr__(name):
+        """Load a public name when it is first used: importing gemmery loads neither NumPy nor LLVM."""
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'gemmery' has no attribute {name!r}")
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            from gemmery.errors import not_installed
+
+            raise not_installed(error, f"gemmery.{name}") from error
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return [*__all__, "__version__"]

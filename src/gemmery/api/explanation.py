@@ -1,11 +1,10 @@
 """The explanation of a product: its rung, the reason for it, and its limits on this machine."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gemmery import arrays, display, dtypes
 from gemmery.api import opaque
@@ -90,9 +89,9 @@ def explain(
     *,
     dtype: Any = None,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: Literal["tf32"] | None = None,
 ) -> Explanation:
     """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
@@ -154,7 +153,12 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
 
 
 def _explanation(
-    plan: Plan, problem: Problem, runs: int, copies: tuple[str, ...], threads: int, limits: tuple[float, float, Bound]
+    plan: "Plan",
+    problem: Problem,
+    runs: int,
+    copies: tuple[str, ...],
+    threads: int,
+    limits: tuple[float, float, "Bound"],
 ) -> Explanation:
     peak, bandwidth, limit = limits
     return Explanation(

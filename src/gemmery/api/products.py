@@ -1,11 +1,10 @@
 """matmul, gemm and gemv: arguments are checked and handed to the CPU or to a device."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gemmery import arrays, config
 from gemmery.api import opaque, quick
@@ -18,6 +17,26 @@ from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, ShapeError, shown
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from gemmery.api.types import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
+
+if TYPE_CHECKING:  # a block of overloads alone is one with the function behind it
+
+    @overload
+    def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...
+    @overload
+    def matmul(a: Plain, b: Foreign, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Foreign, b: Foreign | Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> Foreign: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Out, **options: Unpack[MatmulOptions]) -> Out: ...
+    @overload
+    def matmul(a: Any, b: Any, /, out: Any = None, **options: Unpack[MatmulOptions]) -> Any: ...
+
 
 @opaque.opaque
 def matmul(
@@ -28,9 +47,9 @@ def matmul(
     *,
     dtype: Any = None,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: Literal["tf32"] | None = None,
 ) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -92,9 +111,9 @@ def _matmul(
     *,
     dtype: Any = None,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: Literal["tf32"] | None = None,
 ) -> Any:
     """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
@@ -138,6 +157,33 @@ _entry: Callable[..., Any] = _matmul
 _SIGNATURE = "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)"
 
 
+if TYPE_CHECKING:
+
+    @overload
+    def gemm(
+        alpha: complex, a: Plain, b: Plain, beta: complex = 0.0, c: Plain | None = None, **options: Unpack[GemmOptions]
+    ) -> NDArray[Any]: ...
+    @overload
+    def gemm(
+        alpha: complex, a: Foreign, b: Foreign, beta: complex = 0.0, c: Any = None, **options: Unpack[GemmOptions]
+    ) -> Foreign: ...
+    @overload
+    def gemm(
+        alpha: complex, a: Any, b: Any, beta: complex = 0.0, c: Any = None, *, out: Out, **options: Unpack[GemmOptions]
+    ) -> Out: ...
+    @overload
+    def gemm(
+        alpha: complex,
+        a: Any,
+        b: Any,
+        beta: complex = 0.0,
+        c: Any = None,
+        *,
+        out: Any = None,
+        **options: Unpack[GemmOptions],
+    ) -> Any: ...
+
+
 @opaque.opaque
 def gemm(
     alpha: complex,
@@ -148,7 +194,7 @@ def gemm(
     *,
     out: Any = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: Literal["tf32"] | None = None,
 ) -> Any:
     """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
@@ -179,6 +225,18 @@ def gemm(
     return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
 
 
+if TYPE_CHECKING:
+
+    @overload
+    def gemv(a: Plain, x: Plain, y: Plain | None = None, **options: Unpack[GemvOptions]) -> NDArray[Any]: ...
+    @overload
+    def gemv(a: Foreign, x: Foreign, y: Any = None, **options: Unpack[GemvOptions]) -> Foreign: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Out, **options: Unpack[GemvOptions]) -> Out: ...
+    @overload
+    def gemv(a: Any, x: Any, y: Any = None, *, out: Any = None, **options: Unpack[GemvOptions]) -> Any: ...
+
+
 @opaque.opaque
 def gemv(
     a: Any,
@@ -189,7 +247,7 @@ def gemv(
     beta: complex = 0.0,
     out: Any = None,
     threads: int | None = None,
-    precision: str | None = None,
+    precision: Literal["tf32"] | None = None,
 ) -> Any:
     """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 

@@ -1,0 +1,71 @@
+"""Types of the arguments and results of products, for type checkers alone: nothing here is loaded at run time."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Activation: TypeAlias = Literal["relu", "gelu", "silu"]
+Precision: TypeAlias = Literal["tf32"]
+DTypeName: TypeAlias = Literal[
+    "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+    "f64", "f32", "f16", "bf16", "c64", "c128", "i16", "i32", "i64", "u16", "u32", "u64",
+]  # fmt: skip
+
+
+class TorchDType(Protocol):
+    """An element type of PyTorch, such as torch.float32."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """True for torch.float32 and its like."""
+
+
+DType: TypeAlias = DTypeName | np.dtype[Any] | type[Any] | TorchDType
+
+
+class Tensor(Protocol):
+    """A tensor of PyTorch: results have the type of the operands."""
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+
+
+class HasNamespace(Protocol):
+    """An array of a library that knows the array API and DLPack, such as CuPy's and JAX's."""
+
+    def __array_namespace__(self, *, api_version: Any = None) -> Any:
+        """Return the library's functions."""
+
+    def __dlpack__(self, *args: Any, **options: Any) -> Any:
+        """Return a DLPack capsule."""
+
+
+Plain: TypeAlias = NDArray[Any] | list[Any] | tuple[Any, ...]  # operands whose product is a NumPy array
+Foreign = TypeVar("Foreign", bound=Tensor | HasNamespace)
+Out = TypeVar("Out")
+
+
+class GemmOptions(TypedDict, total=False):
+    """Options of gemm."""
+
+    threads: int | None
+    precision: Precision | None
+
+
+class MatmulOptions(GemmOptions, total=False):
+    """Options of matmul."""
+
+    dtype: DType | None
+    bias: Any
+    activation: Activation | None
+
+
+class GemvOptions(GemmOptions, total=False):
+    """Options of gemv."""
+
+    alpha: complex
+    beta: complex

@@ -39,8 +39,11 @@ def test_a_kernel_by_its_name(name, value):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nowhere", 'identifier "nowhere" is undefined(.|\n)*kernels of this source: fill, plain, over; an instance'),
-        ("fill", "cannot determine which instance(.|\n)*named with its arguments"),
+        (
+            "nowhere",
+            'identifier "nowhere" is undefined(.|\n)*kernels of this source: fill, plain, over; name an instance',
+        ),
+        ("fill", "cannot determine which instance(.|\n)*name an instance of a template with its arguments"),
         ("over", "overloaded(.|\n)*by its symbol"),
     ],
 )
@@ -151,7 +154,7 @@ def test_a_source_that_cannot_be_read_is_refused(tmp_path):
     for path, words in (
         (Path("/nonexistent.cu"), "source='/nonexistent.cu' cannot be read .No such file or directory."),
         (tmp_path, "cannot be read .Is a directory."),
-        (tmp_path / "bytes.cu", "is no text in UTF-8"),
+        (tmp_path / "bytes.cu", "is not text in UTF-8"),
     ):
         with pytest.raises(gm.ArgumentError, match=words):
             gm.emulate(path, "f", 1, 1, [X])

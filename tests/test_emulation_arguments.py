@@ -111,7 +111,7 @@ ARGUMENTS = {
     "an array for a list": (
         X,
         gm.ArgumentError,
-        r"args is of type ndarray: a list of the kernel's arguments, \[x, y\]",
+        r"args is of type ndarray: pass a list of the kernel's arguments, such as \[x, y\]",
     ),
     "a number for an array": ([1.5, 1], gm.ArgumentError, "argument 0 is 1.5 of type float, .*pointer.*an array"),
     "an array for a number": ([X, X], gm.ArgumentError, "argument 1 is an array of float32.*4 bytes.*numpy.uint32"),
@@ -191,22 +191,37 @@ DYNAMIC = "__global__ void f(float* x) { extern __shared__ float s[]; s[threadId
 FIXED = "__global__ void __cluster_dims__(2, 1, 1) f(float* x) { x[0] = 1; }"
 PLAIN = "__global__ void f(float* x) { x[0] = 1; }"
 LAUNCHES = {
-    "no blocks": (PLAIN, (0, 1), {}, "grid=0: a whole number >= 1, or a tuple of up to three"),
-    "half a block": (PLAIN, (1.5, 1), {}, "grid=1.5: a whole number"),
-    "words": (PLAIN, (1, "64"), {}, "block='64': a whole number"),
+    "no blocks": (PLAIN, (0, 1), {}, "grid=0: pass a whole number >= 1, or a tuple of up to three"),
+    "half a block": (PLAIN, (1.5, 1), {}, "grid=1.5: pass a whole number"),
+    "words": (PLAIN, (1, "64"), {}, "block='64': pass a whole number"),
     "four sides": (PLAIN, ((1, 1, 1, 1), 1), {}, r"grid=\(1, 1, 1, 1\).*up to three"),
-    "a tall grid": (PLAIN, ((1, 65536), 1), {}, r"grid=\(1, 65536, 1\): no more than \(2147483647, 65535, 65535\)"),
-    "a deep block": (PLAIN, (1, (1, 1, 65)), {}, r"block=\(1, 1, 65\): no more than \(1024, 1024, 64\)"),
-    "many threads": (PLAIN, (1, (64, 32)), {}, r"2048 threads; a block has at most 1024"),
-    "launch bounds": (BOUNDED, (1, 65), {}, "65 threads, and it was compiled for at most 64.*__launch_bounds__"),
-    "static shared": (LARGE, (1, 32), {}, "declares 52000 bytes of shared memory, and 49152 is the most.*extern"),
-    "dynamic shared": (DYNAMIC, (1, 32), {"shared": 232449}, "block of sm_90 has at most 232448"),
-    "of that device": (DYNAMIC, (1, 32), {"shared": 65537, "arch": "sm_75"}, "sm_75 has at most 65536.*arch"),
+    "a tall grid": (
+        PLAIN,
+        ((1, 65536), 1),
+        {},
+        r"grid=\(1, 65536, 1\): it exceeds \(2147483647, 65535, 65535\); use a grid-stride loop",
+    ),
+    "a deep block": (PLAIN, (1, (1, 1, 65)), {}, r"block=\(1, 1, 65\): it exceeds \(1024, 1024, 64\)"),
+    "many threads": (PLAIN, (1, (64, 32)), {}, r"2048 threads, but a block has at most 1024"),
+    "launch bounds": (
+        BOUNDED,
+        (1, 65),
+        {},
+        "65 threads, but the kernel was compiled for at most 64.*__launch_bounds__",
+    ),
+    "static shared": (
+        LARGE,
+        (1, 32),
+        {},
+        "declares 52000 bytes of shared memory, but at most 49152 can be static.*extern",
+    ),
+    "dynamic shared": (DYNAMIC, (1, 32), {"shared": 232449}, "block has at most 232448 on sm_90"),
+    "of that device": (DYNAMIC, (1, 32), {"shared": 65537, "arch": "sm_75"}, "block has at most 65536 on sm_75.*arch"),
     "negative shared": (DYNAMIC, (1, 32), {"shared": -1}, r"shared=-1: .* >= 0"),
     "clusters before Hopper": (PLAIN, (4, 1), {"cluster": 2, "arch": "sm_80"}, "sm_80 has no clusters.*sm_90"),
-    "a large cluster": (PLAIN, (32, 1), {"cluster": 32}, "32 blocks; a cluster has at most 16"),
+    "a large cluster": (PLAIN, (32, 1), {"cluster": 32}, "32 blocks, but a cluster has at most 16"),
     "an odd grid": (PLAIN, (3, 1), {"cluster": 2}, r"each side of grid=\(3, 1, 1\) must be a multiple"),
-    "its own cluster": (FIXED, (4, 1), {"cluster": 4}, r"compiled for clusters of \(2, 1, 1\) alone"),
+    "its own cluster": (FIXED, (4, 1), {"cluster": 4}, r"the kernel was compiled for clusters of \(2, 1, 1\)"),
     "its own cluster, odd": (FIXED, (3, 1), {}, "must be a multiple of the cluster's"),
     "no architecture": (
         PLAIN,
@@ -216,16 +231,21 @@ LAUNCHES = {
     ),
     "a misspelt card": (PLAIN, (1, 1), {"arch": "rtx3009"}, "arch='rtx3009': .* did you mean 'rtx3090'"),
     "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
-    "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: a whole number >= 0, or None"),
+    "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: pass a whole number >= 0, or None"),
     "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu': .* or a pathlib.Path of its file"),
     "bytes": (b"__global__ void f() {}", (1, 1), {}, "source=b'__global.* the text of a kernel"),
-    "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': a tuple of options"),
-    "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): a tuple of options"),
+    "a string of options": (PLAIN, (1, 1), {"options": "-DN=4"}, "options='-DN=4': pass a tuple of strings"),
+    "a number among options": (PLAIN, (1, 1), {"options": (4,)}, r"options=\(4,\): pass a tuple of strings"),
     "a number for an architecture": (PLAIN, (1, 1), {"arch": 90}, "arch=90: .*such as 'sm_80'"),
     "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
-    "no steps": (PLAIN, (1, 1), {"max_steps": 0}, "max_steps=0: it must be a whole number >= 1"),
-    "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: a whole number >= 0"),
-    "a list of variables": (PLAIN, (1, 1), {"variables": [1]}, "variables is of type list: arrays by the names"),
+    "no steps": (PLAIN, (1, 1), {"max_steps": 0}, "max_steps=0: pass a whole number >= 1"),
+    "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: pass a whole number >= 0"),
+    "a list of variables": (
+        PLAIN,
+        (1, 1),
+        {"variables": [1]},
+        "variables is of type list: pass a dictionary of arrays",
+    ),
 }
 
 
@@ -255,11 +275,13 @@ def test_launches_at_the_limits():
 
 def test_blocks_of_a_required_size():
     text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry f(.param .u64 x) .reqntid 8, 2 { ret; }"
-    with pytest.raises(gm.ArgumentError, match=r"block=\(16, 1, 1\): it was compiled for blocks of \(8, 2, 1\) alone"):
+    with pytest.raises(
+        gm.ArgumentError, match=r"block=\(16, 1, 1\): the kernel was compiled for blocks of \(8, 2, 1\)"
+    ):
         gm.emulate(text, "f", 1, 16, [None])
     assert gm.emulate(text, "f", 1, (8, 2), [None]).findings == ()
     with pytest.raises(
-        gm.ArgumentError, match="this PTX is for sm_80, which older devices cannot run; pass arch='sm_80'"
+        gm.ArgumentError, match="this PTX is for sm_80, and older devices cannot run it; pass arch='sm_80'"
     ):
         gm.emulate(text, "f", 1, (8, 2), [None], arch="sm_75")
     with pytest.raises(gm.ArgumentError, match="PTX is not compiled"):

@@ -1,11 +1,11 @@
-"""What the accesses of warps cost a GPU's memory: sectors of global memory, wavefronts of shared memory.
+"""The cost of the memory accesses of warps: sectors of global memory, wavefronts of shared memory.
 
-The rules are those that Nsight Compute's counters follow on an H200, each found by measuring warps one at a time:
+The rules reproduce the counters of Nsight Compute on an H200, and were found by measuring single warps:
 `tests/data/memory_patterns_h200.jsonl` holds patterns with their counters. Shared memory has 32 banks of 4 bytes; a
-wavefront takes from each bank one word, for as many lanes as want it.
+wavefront reads one word from each bank, for all lanes that access it.
 
-All functions take `addresses` in bytes, integers (warps, 32), each a multiple of `width`, the bytes a lane moves; and
-`active`, booleans of that shape, or None for all lanes. What they return is the sum over the warps.
+All functions take `addresses` in bytes, integers (warps, 32), each a multiple of `width`, the bytes per lane; and
+`active`, booleans of that shape, or None for all lanes. They return the sum over the warps.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Active = NDArray[np.bool_] | None
 
 
 class Moved(NamedTuple):
-    """What accesses to global memory cost."""
+    """The cost of accesses to global memory."""
 
     requests: int  # warps with an active lane
     sectors: int
-    used: int  # bytes that at least one lane asked for
+    used: int  # bytes that at least one lane accessed
 
 
 class Served(NamedTuple):
-    """What accesses to shared memory cost."""
+    """The cost of accesses to shared memory."""
 
     requests: int  # warps with an active lane
     wavefronts: int
-    ideal: int  # wavefronts that so many bytes need: what the profiler calls memory_l1_wavefronts_shared_ideal
-    conflicts: int  # wavefronts beyond one for each group of lanes that are served together
+    ideal: int  # wavefronts that so many bytes need: the profiler's memory_l1_wavefronts_shared_ideal
+    conflicts: int  # wavefronts beyond one for each group of lanes served together
 
 
 def moved(addresses: Integers, active: Active, width: int) -> Moved:
-    """Requests, sectors and bytes used by accesses to global memory.
+    """Return the requests, sectors and used bytes of accesses to global memory.
 
     >>> moved(4 * np.arange(32).reshape(1, 32), None, 4)
     Moved(requests=1, sectors=4, used=128)
@@ -55,19 +55,19 @@ def moved(addresses: Integers, active: Active, width: int) -> Moved:
 
 
 def served(addresses: Integers, active: Active, width: int, kind: str) -> Served:
-    """Requests, wavefronts and bank conflicts of accesses to shared memory.
+    """Return the requests, wavefronts and bank conflicts of accesses to shared memory.
 
     `kind` is "ld", "st", "atom", "red", "cp.async" (its writes), "ldmatrix" or "stmatrix". The last two move one, two
     or four matrices: `width` is 4, 8 or 16 bytes a lane, and the first 8, 16 or 32 lanes give the rows' addresses.
-    A matrix whose rows are all inactive is left out, so that a width of 16 with 8 active lanes is one matrix, too.
+    A matrix without active rows costs nothing, so that a width of 16 with 8 active lanes also means one matrix.
 
-    >>> served(8 * np.arange(32).reshape(1, 32), None, 4, "ld")  # every second bank, each asked for two words
+    >>> served(8 * np.arange(32).reshape(1, 32), None, 4, "ld")  # every second bank, two words in each
     Served(requests=1, wavefronts=2, ideal=1, conflicts=1)
     """
     addresses, active = _working(addresses, active)
     if kind in ("ldmatrix", "stmatrix"):
         return _matrices(addresses, active, width // BANK)
-    if kind in ("atom", "red"):  # one lane after the other, also where they want the same word
+    if kind in ("atom", "red"):  # one lane after the other, even for the same word
         plain = _together(addresses, active, width, LANES * BANK // max(width, BANK))
         wavefronts = _crowd(addresses, active, max(width, BANK))
         total = int(wavefronts.sum())
@@ -85,10 +85,10 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
 
 
 def copied(addresses: Integers, sources: Integers, active: Active, fetched: Active, width: int, bypass: bool) -> Served:
-    """Wavefronts of what cp.async writes: they depend on both ends, the `sources` in global memory too.
+    """Return the wavefronts of the writes of cp.async, which depend on both ends, also the `sources` in global memory.
 
-    `fetched` are the active lanes that read; the others write zeros. `bypass` is .cg, past the L1 cache. Conflicts are
-    those of a store to the same addresses.
+    `fetched` are the active lanes that read; the others write zeros. `bypass` is .cg, which bypasses the L1 cache.
+    Conflicts are those of a store to the same addresses.
 
     >>> rows = np.arange(32).reshape(1, 32)
     >>> copied(16 * rows, 16 * rows, None, None, 16, bypass=True).wavefronts
@@ -106,13 +106,13 @@ def copied(addresses: Integers, sources: Integers, active: Active, fetched: Acti
     near, far = _crowd(addresses, active, width), _crowd(sources, fetched, width)
     wavefronts = np.maximum(near, far)
     both = (near > 1) & (far > 1)
-    if both.any():  # else whom a lane meets at one end it does not meet at the other
+    if both.any():  # else two lanes never conflict at both ends
         wavefronts[both] = _met(_places(addresses, active, width)[both], _places(sources, fetched, width)[both])
     return plain._replace(wavefronts=int(wavefronts.sum()))
 
 
 def _met(ours: Integers, theirs: Integers) -> Integers:
-    """For each group of lanes the most that one of them meets at either of its two places, itself among them."""
+    """Return for each group the largest number of lanes that share one of two places with a lane, itself included."""
     lanes = ours.shape[1]
     met = np.ones(ours.shape, np.uint8)
     ours, theirs = (np.tile(places.astype(np.uint8), 2) for places in (ours, theirs))
@@ -124,17 +124,19 @@ def _met(ours: Integers, theirs: Integers) -> Integers:
 
 
 def _transfers(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_]) -> int:
-    """How often .cg writes shared memory: sectors, or halves of them, from one line to one row of all banks.
+    """Return the number of writes of .cg: sectors, or halves of them, from one line to one row of all banks.
 
-    Together go those of which the same halves are wanted, and whose place in the line differs alike from that in the
-    row in its two lowest bits, counted in halves.
+    Sectors are written together if the same halves are needed, and the two lowest bits of their place in the line and
+    in the row, counted in halves, differ in the same way.
     """
     to, source, idle = addresses >> 4, sources >> 4, -1 - np.arange(LANES)
-    fetched = fetched & (_before(np.where(fetched, to, idle)) == 0)  # where two write one place, the first lane does
+    fetched = fetched & (
+        _before(np.where(fetched, to, idle)) == 0
+    )  # of two lanes that write one place, only the first does
     line, row, ways = source >> 3, to >> 3, (to ^ source) & 3
     readers = np.where(fetched, (source << 12) + (row << 1) + (ways & 1), idle)
-    turn = _before(readers[:, ::-1])[:, ::-1]  # where two read one place, the last lane comes first
-    key = (((line << 11) + row << 2) + ways << 5) + turn  # of 2^47 bytes of memory there are 2^40 lines
+    turn = _before(readers[:, ::-1])[:, ::-1]  # of two lanes that read one place, the last comes first
+    key = (((line << 11) + row << 2) + ways << 5) + turn  # 2^47 bytes of memory have 2^40 lines
     halves = np.sort(np.where(fetched, (key << 4) + ((source & 4) << 1) + (to & 7), idle << 4), axis=1)
     whole = np.zeros(halves.shape, np.bool_)
     whole[:, 1:] = halves[:, 1:] ^ halves[:, :-1] == 1
@@ -143,7 +145,7 @@ def _transfers(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_
 
 
 def _before(values: Integers) -> Integers:
-    """For each lane of a row how many before it have its value."""
+    """Return for each lane of a row the number of lanes before it with the same value."""
     found = np.zeros(values.shape, np.int64)
     ordered = np.sort(values, axis=1)
     again = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
@@ -156,14 +158,14 @@ def _before(values: Integers) -> Integers:
 
 
 def _places(addresses: Integers, active: Active, width: int) -> Integers:
-    """For each 128 bytes' worth of lanes the place of each in a row of 128 bytes; idle lanes have one of their own."""
+    """Return the place of each lane in a row of 128 bytes, in groups of 128 bytes; idle lanes get unique places."""
     lanes = LANES * BANK // width
     places = (addresses // width % lanes).reshape(-1, lanes)
     return places if active is None else np.where(active.reshape(-1, lanes), places, lanes + np.arange(lanes))
 
 
 def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
-    """For each 128 bytes' worth of lanes the most that want one place of a row, equal addresses each for itself."""
+    """Return for each group of 128 bytes the most lanes at one place of a row, counting equal addresses separately."""
     places = _places(addresses, None, width)
     rows = places + places.shape[1] * np.arange(len(places))[:, None]
     wanted = rows if active is None else rows[active.reshape(rows.shape)]
@@ -172,7 +174,7 @@ def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
 
 
 def _together(addresses: Integers, active: Active, width: int, lanes: int) -> Served:
-    """The cost where so many neighbouring lanes are served together."""
+    """Return the cost if groups of `lanes` adjacent lanes are served together."""
     element = max(width, BANK)
     wavefronts = _wavefronts(_elements(addresses, element), active, lanes, LANES * BANK // element)
     asking = LANES if active is None else active.sum(axis=1)
@@ -182,7 +184,7 @@ def _together(addresses: Integers, active: Active, width: int, lanes: int) -> Se
 
 
 def _matrices(addresses: Integers, active: Active, matrices: int) -> Served:
-    """The cost of ldmatrix and stmatrix: the rows of each matrix are served together."""
+    """Return the cost of ldmatrix and stmatrix: the rows of each matrix are served together."""
     lanes = ROWS * matrices
     rows = _elements(addresses[:, :lanes], 2 * ROWS)
     wavefronts = _wavefronts(rows, None if active is None else active[:, :lanes], ROWS, ROWS)
@@ -191,12 +193,12 @@ def _matrices(addresses: Integers, active: Active, matrices: int) -> Served:
 
 
 def _elements(addresses: Integers, size: int) -> NDArray[np.int32]:
-    """Which element of so many bytes, a power of two, lies at each address; in 4 bytes, which sort quicker than 8."""
+    """Return the index of the element at each address, as 4 bytes, which sort faster than 8; `size` is a power of 2."""
     return (addresses >> (size.bit_length() - 1)).astype(np.int32)
 
 
 def _working(addresses: Integers, active: Active) -> tuple[Integers, Active]:
-    """The warps with an active lane; no mask where all lanes of those are."""
+    """Return the warps with an active lane; the mask is None if all their lanes are active."""
     if active is None or active.all():
         return addresses, None
     some = active.any(axis=1)
@@ -205,7 +207,7 @@ def _working(addresses: Integers, active: Active) -> tuple[Integers, Active]:
 
 
 def _are_paired(addresses: Integers, active: Active) -> NDArray[np.bool_]:
-    """Warps in which every lane n agrees with lane n ^ 1, or every one with n ^ 2; an idle lane agrees with all."""
+    """Return the warps in which all lanes n and n ^ 1, or all n and n ^ 2, agree; an idle lane agrees with any."""
     found = np.zeros(len(addresses), np.bool_)
     for apart in (1, 2):
         first, second = _partners(addresses, apart)
@@ -223,7 +225,7 @@ def _partners(lanes: NDArray[Any], apart: int) -> tuple[NDArray[Any], NDArray[An
 
 
 def _wavefronts(elements: Integers, active: Active, lanes: int, places: int) -> Integers:
-    """Wavefronts (warps, groups): the most different elements at one of the `places` of a row of all banks."""
+    """Return wavefronts (warps, groups): the most different elements at one of the `places` of a row of all banks."""
     shape = len(elements), elements.shape[1] // lanes
     groups = elements.reshape(-1, lanes)
     if active is not None:
@@ -239,7 +241,7 @@ def _wavefronts(elements: Integers, active: Active, lanes: int, places: int) -> 
 
 def _most_at_a_place(groups: Integers, places: int) -> Integers:
     above = groups >> (places.bit_length() - 1)
-    keys = np.sort(((groups & (places - 1)) << 24) | above, axis=1)  # of 2^31 bytes there are 2^24 rows of banks
+    keys = np.sort(((groups & (places - 1)) << 24) | above, axis=1)  # 2^31 bytes have 2^24 rows of banks
     rows = np.arange(0, len(groups) * places, places, dtype=np.int32)[:, None]
     place = rows + (keys >> 24)
     new = np.ones(keys.shape, np.bool_)
@@ -250,14 +252,14 @@ def _most_at_a_place(groups: Integers, places: int) -> Integers:
 
 
 def _largest(values: Integers, active: NDArray[np.bool_]) -> Integers:
-    """The largest of the active lanes of each row, as a column: what idle lanes may hold without being noticed."""
+    """Return the largest value of the active lanes of each row, as a column: idle lanes with it change nothing."""
     largest: Integers = values.max(axis=1, where=active, initial=0, keepdims=True)
     return largest
 
 
 def _distinct(values: Integers) -> int:
-    """How many different values the rows hold, each row for itself."""
-    flat = values.ravel()  # one pass over everything is quicker than many short ones
+    """Return the number of different values in each row, summed over the rows."""
+    flat = values.ravel()  # one pass over everything is faster than many short ones
     if np.count_nonzero(flat[1:] < flat[:-1]) != np.count_nonzero(values[1:, 0] < values[:-1, -1]):
         flat = np.sort(values, axis=1).ravel()
     changes = flat[1:] != flat[:-1]

@@ -1,4 +1,4 @@
-"""Where the CUDA toolkit's headers are, for sources that include <cuda_fp16.h>, <mma.h>, <cuda/barrier> ..."""
+"""Find the CUDA toolkit's headers, for sources that include <cuda_fp16.h>, <mma.h>, <cuda/barrier> and others."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from gemmery import cache, config
 from gemmery.cuda import nvrtc
 
-# What the C++ library's headers are to device code: NVRTC has the functions of these built in, ...
+# Headers of the C++ library in device code: NVRTC has the functions of these built in, ...
 _BUILT_IN = ("cassert", "cmath", "cstdio", "cstdlib", "cuda_runtime.h", "device_launch_parameters.h")
 _BUILT_IN_C = ("assert.h", "math.h", "stdio.h", "stdlib.h")
-_OF_CCCL = ("array", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")  # ... and CCCL brings these.
+_OF_CCCL = ("array", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")  # ... and CCCL has these.
 STANDARD = {
     **dict.fromkeys((*_BUILT_IN, *_BUILT_IN_C), ""),
     **{name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n" for name in _OF_CCCL},
     "stdint.h": "#include <cuda/std/cstdint>\n",
     "stddef.h": "#include <cuda/std/cstddef>\n",
 }
-TOOLKIT = Path("/usr/local/cuda/include")  # where the toolkit's installers for Linux link the version in use
+TOOLKIT = Path("/usr/local/cuda/include")  # the link of the toolkit's installers for Linux
 
 
 @lru_cache
 def folders() -> tuple[str, ...]:
-    """Folders to be searched: NVRTC's own headers (13.3 and newer), else a toolkit's or its wheels'; () without any.
+    """Return the folders to search: NVRTC's own headers (13.3 and newer), else a toolkit's or its wheels'.
 
     >>> [name for name in ("cuda_fp16.h", "mma.h") if not any(Path(one, name).exists() for one in folders())]
     []
@@ -35,7 +35,7 @@ def folders() -> tuple[str, ...]:
 
 
 def _bundled() -> tuple[str, ...]:
-    """The headers that NVRTC carries, written out once into the folder of compiled kernels."""
+    """Write NVRTC's own headers to the cache folder, once; returns their folders."""
     bindings: Any = nvrtc.bindings()
     install = getattr(bindings, "nvrtcInstallBundledHeaders", None)
     if install is None:
@@ -50,13 +50,13 @@ def _bundled() -> tuple[str, ...]:
         return ()
     try:
         status, *_ = install(folder.encode(), bindings.NVRTC_INSTALL_HEADERS_SKIP_IF_EXISTS)
-    except RuntimeError:  # the bindings know the function, an older NVRTC does not have it
+    except RuntimeError:  # the bindings have the function, but an older NVRTC does not
         return ()
     return (folder, os.path.join(folder, "cccl")) if status == bindings.nvrtcResult.NVRTC_SUCCESS else ()
 
 
 def _installed() -> tuple[str, ...]:
-    """The headers of a toolkit, or of the wheels nvidia-cuda-runtime and nvidia-cuda-cccl."""
+    """Find the headers of a toolkit, or of the wheels nvidia-cuda-runtime and nvidia-cuda-cccl."""
     found = [TOOLKIT, TOOLKIT / "cccl"]
     try:
         from cuda.pathfinder import find_nvidia_header_directory as find

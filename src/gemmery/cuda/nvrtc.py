@@ -1,4 +1,4 @@
-"""CUDA C++ to machine code, with the compiler's report on it; needs no GPU.
+"""Compile CUDA C++ to machine code, and read the compiler's report; needs no GPU.
 
 NVIDIA, NVRTC documentation: name expressions give the symbol of a template's instance.
 """
@@ -18,18 +18,20 @@ from typing import Any
 from gemmery import cache, config
 from gemmery.errors import CompileError, DeviceError, missing
 
-# Where there is a driver, NVRTC has a cache of its own, which gives back no log: the report would be all zeros.
+# With a driver, NVRTC uses its own cache, which returns no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
-WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions are an instruction each
-_PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, but no instance of a template
+WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions each wrap one instruction
+_PLAIN = re.compile(
+    r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*"
+)  # a function's name or a symbol, but not an instance of a template
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What ptxas says of a kernel."""
+    """The figures that ptxas reports for a kernel."""
 
-    registers: int  # a thread
+    registers: int  # per thread
     shared: int  # bytes of static shared memory
     stack: int  # bytes of local memory
     spill_stores: int  # bytes
@@ -38,7 +40,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Code:
-    """One kernel, compiled."""
+    """A compiled kernel."""
 
     entry: str  # its symbol
     arch: str
@@ -47,7 +49,7 @@ class Code:
 
 
 def code(source: str, kernel: str, arch: str) -> Code:
-    """The instance `kernel` of a template in kernels/`source` as machine code, from the cache when it is there.
+    """Return the instance `kernel` of a template in kernels/`source` as machine code, from the cache if possible.
 
     >>> code("simt_naive.cu", "simt_naive<float, float, 0>", "sm_80").report.spill_stores
     0
@@ -66,7 +68,7 @@ def code(source: str, kernel: str, arch: str) -> Code:
 
 @dataclass(frozen=True)
 class Program:
-    """What NVRTC makes of a source."""
+    """The output of NVRTC for a source."""
 
     entry: str
     ptx: str
@@ -83,8 +85,8 @@ def compiled(
     *,
     alone: bool = False,
 ) -> Program:
-    """Compile without the cache; `arch` is "sm_90a" for machine code and PTX. `texts` take the place of files in
-    kernels/ or stand beside them, by file name; a source that stands `alone` does not see kernels/.
+    """Compile without the cache; `arch` is "sm_90a" for machine code and PTX. `texts` replaces files in kernels/ or
+    adds to them, by file name; with `alone` the source does not see kernels/.
 
     `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf"); "" compiles all functions.
     """
@@ -129,7 +131,7 @@ class Ptx:
 def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = None) -> Ptx:
     """Compile the instance `kernel` of a template to PTX, or read it from the cache; ptxas does not run.
 
-    `texts` replace files in kernels/ or are added to them, by file name: `source` may be among them.
+    `texts` replaces files in kernels/ or adds to them, by file name: `source` may be among them.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     given = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
@@ -168,7 +170,7 @@ def ptx_alone(
 
 
 def symbol_of(kernel: str, ptx: str) -> str:
-    """Return the symbol of a function's kernel in a PTX text; "" when it is not there, or is one of several.
+    """Return the symbol of a kernel in a PTX text by its name; "" if there is none or more than one.
 
     >>> symbol_of("inner::add", ".visible .entry _ZN5inner3addEPfi(")
     '_ZN5inner3addEPfi'
@@ -180,7 +182,7 @@ def symbol_of(kernel: str, ptx: str) -> str:
 
 
 def _stays(text: str, options: tuple[str, ...]) -> bool:
-    """Whether a source includes no files but the compiler's own, which change with its version alone."""
+    """Whether a source includes only the compiler's own headers, which change only with its version."""
     folders = [one.partition("=")[2] or one[2:] for one in options if one.startswith(("-I", "--include-path="))]
     if any(one in ("-I", "--include-path") or one.startswith(("-include", "--pre-include")) for one in options):
         return False
@@ -192,7 +194,7 @@ def _stays(text: str, options: tuple[str, ...]) -> bool:
 
 
 def _kept(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
-    """PTX from the cache, by all that it depends on besides the compiler; made when it is not there."""
+    """Return PTX from the cache, or make it; `parts` is all that it depends on, except the compiler's version."""
     key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in (version(), *parts))).hex()}"
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
@@ -205,7 +207,7 @@ def _kept(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = Tru
 
 
 def report(log: str, entry: str) -> Report:
-    """The figures of one kernel in what ptxas writes with -v."""
+    """Return the figures of one kernel from the output of ptxas -v."""
     part = log.partition(f"'{entry}'")[2].partition("Compiling entry")[0]
 
     def figure(pattern: str) -> int:
@@ -242,7 +244,7 @@ def version() -> str:
 
 @lru_cache
 def _shared() -> bytes:
-    """All that every kernel's code depends on."""
+    """A digest of the headers, on which every kernel's code depends."""
     return cache.digest(*(part.encode() for item in sorted(headers().items()) for part in item))
 
 
@@ -265,14 +267,14 @@ def _unpack(stored: bytes) -> Code:
 
 @lru_cache
 def bindings() -> Any:
-    """NVIDIA's bindings of NVRTC; raises DeviceError when they or the library are not installed."""
+    """Return NVIDIA's bindings of NVRTC; raises DeviceError if they or the library are not installed."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise DeviceError(missing("cuda", "CUDA kernels need NVRTC")) from error
     try:
         nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # the bindings are there, the library is not
+    except RuntimeError as error:  # the bindings are installed, but not the library
         raise DeviceError(missing("cuda", f"NVRTC is not found ({error})")) from error
     return nvrtc
 
@@ -291,7 +293,7 @@ def _checked_all(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _bytes(program: Any, size: Any, get: Any, whole: bool = False) -> bytes:
-    """One of NVRTC's outputs; text ends at its first zero byte."""
+    """Return one of NVRTC's outputs; text ends at its first zero byte."""
     data = bytes(_checked(size(program)))
     _checked(get(program, data))
     return data if whole else data.rstrip(b"\0")

@@ -1,4 +1,4 @@
-"""The rungs of the ladder on the emulator: run on NumPy arrays, and counted."""
+"""Run the rungs of the ladder on the emulator, on NumPy arrays, and count what they do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Operands:
-    """The arrays of a product: A (batch, m, k), B (batch, k, n), C (batch, m, n), of any strides, and a bias."""
+    """The arrays of a product: A (batch, m, k), B (batch, k, n), C (batch, m, n) with any strides, and a bias."""
 
     a: Array
     b: Array
@@ -53,7 +53,7 @@ def problem_of(
     scaled: bool = False,
     precision: str = "",
 ) -> Problem:
-    """The product of these operands as a rung sees it: shapes, layouts, and how they are aligned."""
+    """Return the product of these operands as a rung sees it: shapes, layouts and alignments."""
     (batch, m, n), k = operands.c.shape, operands.a.shape[2]
     (a, a_bytes), (b, b_bytes), (c, c_bytes) = (_lies(array) for array in (operands.a, operands.b, operands.c))
     aligned = a_bytes, b_bytes, c_bytes
@@ -61,7 +61,7 @@ def problem_of(
 
 
 def _lies(array: Array) -> tuple[str, int]:
-    """The layout of a batch of matrices, and how its address and strides are aligned."""
+    """Return the layout of a batch of matrices, and the alignment of its address and strides."""
     (_, rows, columns), (step, row, column), size = array.shape, array.strides, array.itemsize
     walked = zip((step, row, column), array.shape, strict=True)
     steps = tuple(step for step, length in walked if length > 1 and step != size)
@@ -82,10 +82,10 @@ def run_rung(
     texts: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
 ) -> tuple[Run, ...]:
-    """The launches of a rung for a product, on NumPy arrays, which are as the kernels left them. bf16 is its bits.
+    """Run the launches of a rung for a product on NumPy arrays, in place. bf16 is passed as its bits.
 
-    `problem.device` names the device whose limits count, `arch` (its own unless said) what is compiled for;
-    `texts` take the place of the kernels' files. Raises RefusedError where the rung or the device refuses.
+    `problem.device` names the device whose limits apply; the kernels are compiled for `arch`, by default that of the
+    device; `texts` replaces the kernels' files. Raises RefusedError if the rung or the device refuses the product.
     """
     flipped = problem.c_layout == "col"
     turned = problem.transposed() if flipped else problem
@@ -136,10 +136,10 @@ def run_rung(
 
 
 def _geometry(rung: Rung, problem: Problem, turned: Problem, config: Mapping[str, int]) -> Geometry:
-    """How a rung is launched for a product, which is `turned` where C lies by columns."""
+    """Return the launch of a rung for a product; `turned` is the transposed product if C is stored by columns."""
     reason = too_large(problem) or rung.refuses(problem)
     if reason or rung.geometry is None:
-        raise RefusedError(reason or f"rung {rung.name} has no launch: it runs on the CPU")
+        raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
     geometry = rung.geometry(turned, {**rung.default, **config})
     reason = refusal(geometry, find(problem.device))
     if reason:
@@ -149,29 +149,29 @@ def _geometry(rung: Rung, problem: Problem, turned: Problem, config: Mapping[str
 
 @lru_cache(maxsize=64)
 def parsed(text: str, wrappers: frozenset[str]) -> Module:
-    """The kernels of a PTX text, which is read once."""
+    """Return the kernels of a PTX text; each text is read once."""
     return parse(text, wrappers)
 
 
 @lru_cache(maxsize=64)
 def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> Program:
-    """A kernel of a PTX text, ready for any launch; `wrappers` as `parse` takes them, or those of the rungs."""
+    """Return a kernel of a PTX text, ready for any launch; `wrappers` are those of `parse`, by default the rungs'."""
     return lowered(parsed(text, wrappers).kernels[kernel], faster())
 
 
 def prepared_anew(text: str, kernel: str) -> Program:
-    """A kernel of a rung's PTX text, read and lowered again."""
+    """Read and lower a kernel of a rung's PTX text without the cache."""
     return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
 
 
 def faster() -> Mapping[Function, Function]:
-    """Compiled functions for those of `emulator.exact`, where the CPU has the instruction."""
+    """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
     pairs: tuple[tuple[Function, Function | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
     return {slow: quick for slow, quick in pairs if quick is not None}
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:
-    """The memory that an array of any strides lies in, as bytes, and where in it its first element is."""
+    """Return the memory of an array with any strides as bytes, and the offset of its first element."""
     if not array.size:
         return np.zeros(0, np.uint8), 0
     reach = [(length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)]

@@ -1,4 +1,4 @@
-"""emulate(): any CUDA C++ or PTX kernel, run on the CPU and counted."""
+"""emulate(): run any CUDA C++ or PTX kernel on the CPU, and count what it does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulation import parsed, prepared
 
 Sides = int | Sequence[int]
-NONE: frozenset[str] = frozenset()  # no file of a user's is left out of lines
-SOURCE = "kernel.cu"  # what a source that is given as text is called in findings and lines
-BLOCK = (1024, 1024, 64)  # threads along each side, on every device
-CLUSTER = 16  # blocks; more than 8 have to be opted into
+NONE: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
+SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
+BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
+CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
 
 def emulate(
@@ -46,15 +46,16 @@ def emulate(
     seed: int | None = None,
     max_steps: int = MOST,
 ) -> Run:
-    """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does; no GPU is needed.
+    """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
-    `source` is CUDA C++ (compiled for `arch`) or PTX, as text or as the path of a file; `kernel` a function's name, an
-    instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are numbers or tuples of up to three;
-    `shared` is bytes of dynamic shared memory, `options` the compiler's ("-DN=4",). Of `args` an array is passed as its
-    address, a NumPy scalar as itself, None as a null pointer, bytes as a struct; `variables` are arrays for __device__
-    and __constant__ variables by name. `merge` counts neighbouring accesses as ptxas merges them; `check` looks for
-    faults; `seed` shuffles the order of blocks and of warps, so that what depends on it shows. A kernel that does not
-    end within `max_steps` basic blocks (counted over the thread blocks that run together) is an error.
+    `source` is CUDA C++, compiled for `arch` ("sm_90", "RTX3090"), or PTX, as text or as the path of a file. `kernel`
+    is the name of a function, an instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are
+    numbers or tuples of up to three; `shared` is bytes of dynamic shared memory; `options` the compiler's ("-DN=4",).
+    In `args`, arrays are passed as their addresses, NumPy scalars by value, None as a null pointer, and bytes as a
+    struct. `variables` sets __device__ and __constant__ variables to arrays, by name. `merge` counts adjacent accesses
+    as ptxas merges them; `check` looks for faults; `seed` shuffles the order of blocks and warps, to show results that
+    depend on it. A kernel that does not end within `max_steps` basic blocks (counted over the thread blocks that run
+    together) is an error.
 
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
@@ -63,8 +64,8 @@ def emulate(
     >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
     ([0.0, 2.0, 4.0], 8, 64, ())
 
-    Raises EmulationError for what is not modelled, CompileError, LayoutError, and ArgumentError for what a driver would
-    refuse; arrays are then as they were.
+    Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, and ArgumentError for
+    launches that a driver would refuse. The arrays are then unchanged.
     """
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
@@ -86,21 +87,21 @@ def emulate(
 
 
 def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
-    """What is not of its type among the arguments; "" when all are."""
+    """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
-        return f"kernel={kernel!r}: the name of a kernel, as text"
+        return f"kernel={kernel!r}: pass the name of a kernel as a string"
     if not isinstance(args, list | tuple):
-        return f"args is of type {type(args).__name__}: a list of the kernel's arguments, [x, y]"
+        return f"args is of type {type(args).__name__}: pass a list of the kernel's arguments, such as [x, y]"
     if not isinstance(shared, int | np.integer) or shared < 0:
-        return f"shared={shared!r}: bytes of shared memory are a whole number >= 0"
+        return f"shared={shared!r}: pass the bytes of shared memory, a whole number >= 0"
     if not isinstance(options, list | tuple) or not all(isinstance(one, str) for one in options):
-        return f"options={options!r}: a tuple of options, one string each, such as ('-DN=4',)"
+        return f"options={options!r}: pass a tuple of strings, one for each option, such as ('-DN=4',)"
     if not isinstance(variables, Mapping | None):
-        return f"variables is of type {type(variables).__name__}: arrays by the names of variables, {{'table': x}}"
+        return f"variables is of type {type(variables).__name__}: pass a dictionary of arrays, such as {{'table': x}}"
     if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
-        return f"seed={seed!r}: a whole number >= 0, or None for the order of numbers"
+        return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
     if not isinstance(max_steps, int | np.integer) or max_steps < 1:
-        return f"max_steps={max_steps!r}: it must be a whole number >= 1"
+        return f"max_steps={max_steps!r}: pass a whole number >= 1"
     return ""
 
 
@@ -114,12 +115,14 @@ def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...
         raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
     if re.search(r"^\s*\.version\s", text, re.MULTILINE):
         if options and not isinstance(source, Path):
-            raise ArgumentError(f"options={options}: PTX is not compiled; pass the CUDA C++ that it was made of")
+            raise ArgumentError(
+                f"options={options}: PTX is not compiled, so it takes no options; pass the CUDA C++ source instead"
+            )
         module = parsed(text, NONE)
         target = re.match(r"sm_(\d+)", module.target)
         if target and int(target[1]) > capability:
             raise ArgumentError(
-                f"arch={arch!r}: this PTX is for {module.target}, which older devices cannot run; "
+                f"arch={arch!r}: this PTX is for {module.target}, and older devices cannot run it; "
                 f"pass arch={module.target!r}"
             )
         return prepared(text, _only(list(module.kernels), kernel), NONE)
@@ -135,7 +138,7 @@ def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...
 
 
 def _read(path: Path) -> str:
-    """The text of a file; raises ArgumentError when it cannot be read."""
+    """Read a text file; raises ArgumentError if that fails."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -143,21 +146,21 @@ def _read(path: Path) -> str:
             f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
         ) from None
     except UnicodeDecodeError:
-        raise ArgumentError(f"source={str(path)!r} is no text in UTF-8: pass a file of CUDA C++ or PTX") from None
+        raise ArgumentError(f"source={str(path)!r} is not text in UTF-8: pass a file of CUDA C++ or PTX") from None
 
 
 def _names(text: str) -> str:
-    """What to call a kernel by, when the compiler does not find it."""
+    """Describe how to name a kernel that the compiler does not find."""
     pattern = r"__global__(?:\s|__launch_bounds__\s*\([^)]*\)|\w)*?\b(\w+)\s*\("
     found = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
     return (
-        f"kernels of this source: {', '.join(found) or 'none (a kernel is a function that is __global__)'}; "
-        "an instance of a template is named with its arguments (add<4>), one of several overloads by its symbol"
+        f"kernels of this source: {', '.join(found) or 'none (a kernel is a __global__ function)'}; "
+        "name an instance of a template with its arguments (add<4>), and one of several overloads by its symbol"
     )
 
 
 def _only(names: list[str], kernel: str) -> str:
-    """The kernel meant: by its name, by a part of its symbol, or the only one."""
+    """Find a kernel by its name or by a part of its symbol."""
     found = [name for name in names if name == kernel] or [name for name in names if kernel in name]
     if len(found) != 1:
         raise ArgumentError(f"kernel {kernel!r}: this PTX has {', '.join(names)}; name one of them")
@@ -167,7 +170,7 @@ def _only(names: list[str], kernel: str) -> str:
 def _architecture(arch: Any) -> str:
     try:
         return architecture(arch)
-    except (AttributeError, DeviceError) as error:  # not a text, or no architecture
+    except (AttributeError, DeviceError) as error:  # not a string, or an unknown name
         reason = f"; {error}" if isinstance(error, DeviceError) else ""
         raise ArgumentError(
             f"arch={arch!r}: pass an architecture from sm_{min(LIMITS)} on, such as 'sm_80' or 'sm_90a', or a card, "
@@ -182,18 +185,18 @@ def _dims(name: str, given: Sides) -> Dims:
     except (TypeError, ValueError, OverflowError):
         whole = []
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
-        raise ArgumentError(f"{name}={given!r}: a whole number >= 1, or a tuple of up to three")
+        raise ArgumentError(f"{name}={given!r}: pass a whole number >= 1, or a tuple of up to three")
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
 
 
 def _own_cluster(kernel: Kernel) -> Dims:
-    """The cluster that a kernel was compiled for."""
+    """Return the cluster size that a kernel was compiled for."""
     return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
 
 
 def _refusal(kernel: Kernel, launch: Launch, capability: int) -> str:
-    """Why a driver would refuse a launch; "" when it would not."""
+    """Return why a driver would refuse a launch; "" if it would not."""
     return (
         _refused_threads(kernel, launch)
         or _refused_memory(kernel, launch, capability)
@@ -204,31 +207,31 @@ def _refusal(kernel: Kernel, launch: Launch, capability: int) -> str:
 def _refused_threads(kernel: Kernel, launch: Launch) -> str:
     for name, sides, most in (("grid", launch.grid, GRID), ("block", launch.block, BLOCK)):
         if any(side > limit for side, limit in zip(sides, most, strict=True)):
-            return f"{name}={sides}: no more than {most} are allowed; a loop over the rest, or other sides, avoid it"
+            return f"{name}={sides}: it exceeds {most}; use a grid-stride loop or another shape"
     threads = launch.block_threads
     if threads > BLOCK[0]:
-        return f"block={launch.block}: {threads} threads; a block has at most {BLOCK[0]}"
+        return f"block={launch.block}: {threads} threads, but a block has at most {BLOCK[0]}"
     least = _sides(kernel.limits.get("maxntid", launch.block))
     if threads > least[0] * least[1] * least[2]:
         return (
-            f"block={launch.block}: {threads} threads, and it was compiled for at most "
-            f"{least[0] * least[1] * least[2]}; launch fewer, or raise its __launch_bounds__"
+            f"block={launch.block}: {threads} threads, but the kernel was compiled for at most "
+            f"{least[0] * least[1] * least[2]}: launch fewer, or raise its __launch_bounds__"
         )
     needed = _sides(kernel.limits.get("reqntid", launch.block))
-    return "" if needed == launch.block else f"block={launch.block}: it was compiled for blocks of {needed} alone"
+    return "" if needed == launch.block else f"block={launch.block}: the kernel was compiled for blocks of {needed}"
 
 
 def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
     limits = LIMITS[max(row for row in LIMITS if row <= capability)]
     if kernel.shared > STATIC_SHARED:
         return (
-            f"it declares {kernel.shared} bytes of shared memory, and {STATIC_SHARED} is the most; declare it "
-            "`extern __shared__` and pass shared="
+            f"it declares {kernel.shared} bytes of shared memory, but at most {STATIC_SHARED} can be static: "
+            "declare it `extern __shared__` and pass shared="
         )
     if kernel.shared + launch.shared > limits.shared:
         return (
-            f"shared={launch.shared} and {kernel.shared} bytes declared: a block of sm_{capability} has at most "
-            f"{limits.shared}; use less, or pass the arch of a device that has more"
+            f"shared={launch.shared} and {kernel.shared} declared bytes: a block has at most {limits.shared} on "
+            f"sm_{capability}; use less, or pass the arch= of a device with more"
         )
     return ""
 
@@ -236,16 +239,16 @@ def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
 def _refused_cluster(kernel: Kernel, launch: Launch, capability: int) -> str:
     sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
     if needed and _sides(needed) != sides:
-        return f"cluster={sides}: it was compiled for clusters of {_sides(needed)} alone"
+        return f"cluster={sides}: the kernel was compiled for clusters of {_sides(needed)}"
     blocks = sides[0] * sides[1] * sides[2]
     if blocks == 1:
         return ""
     if capability < 90:
         return f"cluster={sides}: sm_{capability} has no clusters; pass arch='sm_90' or a newer one"
     if blocks > CLUSTER:
-        return f"cluster={sides}: {blocks} blocks; a cluster has at most {CLUSTER}"
+        return f"cluster={sides}: {blocks} blocks, but a cluster has at most {CLUSTER}"
     if any(whole % side for whole, side in zip(launch.grid, sides, strict=True)):
-        return f"cluster={sides}: each side of grid={launch.grid} must be a multiple of the cluster's"
+        return f"cluster={sides}: each side of grid={launch.grid} must be a multiple of the cluster's side"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a running command tells whoever shows its progress."""
+"""Progress events of a running command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gemmery.bench.record import Measurement, Run
 class Event:
     """One step of a command.
 
-    `what` names what begins ("packed, 1024x1024x1024 f32"). When a step has ended, `measurement` is its result and
+    `what` names the step ("packed, 1024x1024x1024 f32"). When a step has ended, `measurement` is its result and
     `run` all results so far. `done` of `total` steps have ended, including this one.
     """
 
@@ -27,4 +27,4 @@ OnEvent = Callable[[Event], None]
 
 
 def ignore(_: Event) -> None:
-    """The listener of a caller who wants the records alone."""
+    """A listener that ignores events, for callers who need only the records."""

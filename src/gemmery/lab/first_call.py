@@ -1,4 +1,4 @@
-"""The first product of a new process, beyond NumPy's import: with kernels cached on disk, and without."""
+"""The first product of a new process after importing NumPy: with and without kernels cached on disk."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 def first_call(
     session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
-    """Records of a first product: cold cache, warm cache and, when it is among the rivals, NumPy's own.
+    """Return records of a first product: cold cache, warm cache and, if it is among the rivals, NumPy.
 
-    Each time is that of a new process: `import gemmery` and one product. The rounds are fewer when `seconds` is
-    less than they take.
+    Each time is that of a new process: `import gemmery` and one product. If `seconds` is short there are fewer rounds.
     """
     limits = session.limits(work.dtype, threads)
     taken: dict[str, dict[int, float]] = {WARM: {}, COLD: {}}
@@ -71,9 +70,9 @@ def first_call(
 
 
 def run(product: str, work: Work, threads: int, cache: str) -> float:
-    """Seconds of `product` in a new process whose cache folder is `cache`.
+    """Return the seconds of `product` in a new process with the cache folder `cache`.
 
-    Raises GemmeryError with the process's last line when it fails.
+    Raises GemmeryError with the last line of the process if it fails.
     """
     script = _SCRIPT.format(
         sources=_SOURCES, m=work.m, n=work.n, k=work.k, dtype=dtypes.get(work.dtype).numpy, product=product

@@ -1,4 +1,4 @@
-"""doctor(): what this machine offers, what distorts it, and what to do."""
+"""doctor(): check this machine, what distorts measurements on it, and what to do."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gemmery.lab.gpu.level import build
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 
-_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")  # what some kernels use where it is
+_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")  # used by some kernels if present
 _PROBE = "doctor"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `advice` says what to do or what to expect, "" when there is nothing to say."""
+    """The result of one check; `advice` says what to do or what to expect, or is ""."""
 
     name: str  # "cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder", "torch", ...
     value: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 def doctor() -> tuple[Finding, ...]:
-    """Look at the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
+    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
 
     >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
     ['environment']
@@ -52,7 +52,7 @@ def doctor() -> tuple[Finding, ...]:
 
 
 def _look(name: str, examine: Callable[[], Finding]) -> Finding:
-    """One finding; whatever fails while it is looked at is itself what was found."""
+    """Return one finding; an exception during the check is itself the finding."""
     try:
         return replace(examine(), name=name)
     except Exception as error:
@@ -147,7 +147,7 @@ def _python() -> Finding:
 
 
 def _package(name: str, missing: str) -> Callable[[], Finding]:
-    """A package that may be absent; `missing` says what is then not there."""
+    """Check a package that may be absent; `missing` says what is then unavailable."""
 
     def examine() -> Finding:
         version = record.version(name)
@@ -157,7 +157,7 @@ def _package(name: str, missing: str) -> Callable[[], Finding]:
 
 
 def _product() -> Finding:
-    """One small product, compiled or loaded, run and checked: what can fail here is said by its error."""
+    """Compile or load, run and check one small product; its error says what failed."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
     worst = results.error(gemmery.matmul(a, a), a, a, float)
     if not worst <= 1:
@@ -166,7 +166,7 @@ def _product() -> Finding:
 
 
 def _cuda() -> Finding:
-    """What compiles kernels for a GPU: that needs none."""
+    """Check the compiler of GPU kernels, which needs no GPU."""
     try:
         compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
     except GemmeryError as error:
@@ -180,7 +180,7 @@ def _nvdisasm() -> Finding:
 
 
 def _gpus() -> dict[str, Callable[[], Finding]]:
-    """What is looked at of each device, or one line that says what is missing."""
+    """Check each device, or return one line that says what is missing."""
     missing = driver.missing()
     if missing:
         return {"gpu": lambda: Finding("", "none", True, missing)}
@@ -206,7 +206,7 @@ def _device(ordinal: int) -> Finding:
 
 
 def _product_on(ordinal: int) -> Finding:
-    """One small product on a device, compiled or loaded, run and checked."""
+    """Compile or load, run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = build(rung, rung.default, resident)
@@ -217,7 +217,7 @@ def _product_on(ordinal: int) -> Finding:
 
 
 def _cublas() -> Finding:
-    """The libraries that can stand beside the rungs on a GPU."""
+    """Check the libraries with which rungs are compared on a GPU."""
     reasons = [peer.missing() for peer in gpu_peers.PEERS]
     there = [peer.runs() for peer, reason in zip(gpu_peers.PEERS, reasons, strict=True) if not reason]
     if there:

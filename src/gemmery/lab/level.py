@@ -19,16 +19,16 @@ from gemmery.lab import results
 from gemmery.lab.session import CpuSession
 from gemmery.ladder.rung import Kernel, Rung
 
-PILOT = 128  # the side whose time predicts that of a rung at its first size
-BATCHED = 16  # the side of the products that show a rung for batches
-MEANT = {"direct": (64, 64, 64), "streamed": (8, 2048, 2048)}  # rungs that lose on large squares
+PILOT = 128  # the side that predicts the time of a rung at its first size
+BATCHED = 16  # the side of the products for batch rungs
+MEANT = {"direct": (64, 64, 64), "streamed": (8, 2048, 2048)}  # rungs that are slow on large squares
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
-THREADED_SHARE = 4.0  # and when rest takes a quarter of a second of each turn
+THREADED_SHARE = 4.0  # and if each turn includes a quarter of a second of rest
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A rung built for a problem, on operands of its own."""
+    """A rung built for a problem, with its operands."""
 
     kernel: Kernel
     a: View
@@ -37,12 +37,12 @@ class Ready:
     threads: int
 
     def run(self) -> None:
-        """One product."""
+        """Run one product."""
         self.kernel(self.a, self.b, self.c, threads=self.threads)
 
 
 class Level:
-    """The rungs at one size: they share operands, NumPy's processes, and what was measured so far."""
+    """The rungs at one size, with common operands, NumPy processes and earlier measurements."""
 
     def __init__(
         self, session: CpuSession, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
@@ -57,9 +57,9 @@ class Level:
         self._runs: dict[int, str] = {}
 
     def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
-        """One rung: refused, predicted too slow, or checked and timed beside NumPy and its parent.
+        """Run one rung: refused, predicted too slow, or checked and timed in turn with NumPy and its parent.
 
-        `before` is what it took for a smaller product.
+        `before` is its measurement on a smaller product.
         """
         threads = self.threads if is_threaded(rung) else 1
         full = {**rung.default, **config}
@@ -77,7 +77,7 @@ class Level:
         return replace(done, error=error, checked=True)
 
     def rivals(self) -> list[Measurement]:
-        """NumPy's own records at this size, one for each number of threads it was given."""
+        """Return NumPy's records at this size, one for each number of threads."""
         made = []
         for threads, found in self._numpy.items():
             plain = results.blank(self.suite, "numpy", self.work, threads, note=self._runs[threads])
@@ -85,7 +85,7 @@ class Level:
         return made
 
     def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
-        """A reason not to run when one call would take longer than the limit, by the rate at a smaller size."""
+        """Return a reason not to run if, by the rate at a smaller size, one call would exceed the limit."""
         flops = self.work.problem.flops
         if before is not None:
             predicted = before.seconds * flops / before.flops
@@ -97,14 +97,14 @@ class Level:
         return results.too_slow(predicted, self.seconds)
 
     def _error(self, rung: Rung, ready: Ready) -> float:
-        """Error over bound of one product into memory full of NaN (of ones, for integers): none may shine through."""
+        """Return the error over bound of one product into memory filled with NaN (ones for integers)."""
         a, b, c = self._operands
         c.fill(np.nan if dtypes.get(self.work.out).kind in "fc" else 1)
         ready.run()
         return results.error(c, a, b, rung.bound, rung.normwise)
 
     def _compare(self, rung: Rung, ready: Ready) -> Comparison:
-        """Time the rung, NumPy, and the rung's parent where that is quick enough to take turns."""
+        """Time the rung, NumPy, and the rung's parent if that is fast enough to take turns."""
         threads = ready.threads
         numpy = self.session.rival("numpy", threads)
         numpy.prepare(self.work)
@@ -120,9 +120,9 @@ class Level:
         return found
 
     def _parent(self, rung: Rung) -> Ready | None:
-        """The rung's parent, ready to take turns: None when it is too slow for that, or does not run this product.
+        """Return the rung's parent, ready to take turns; None if it is too slow, or does not run this product.
 
-        On a product of its own shape a rung meets a parent that was measured on squares: it is built here.
+        For a product of the rung's own shape the parent was measured on squares, so it is built here.
         """
         row = self._ladder.get(rung.parent or "")
         if row is None or refusal(row, self.work):
@@ -135,7 +135,7 @@ class Level:
         return self._ready[row.name] if self._times[row.name] < SHARE / 10 else None
 
     def _with_parent(self, rung: Rung, found: Comparison) -> dict[str, Ratio]:
-        """The ratios of a comparison, that to a slow parent from the medians: as little as one pair would say."""
+        """Return the ratios of a comparison; that to a slow parent is of medians, which is as good as a single pair."""
         parent = rung.parent or ""
         if parent in found.versus or parent not in self._times:
             return found.versus
@@ -144,7 +144,7 @@ class Level:
 
 
 def refusal(rung: Rung, work: Work) -> str:
-    """Why the rung does not run this product, "" when it does."""
+    """Return why the rung does not run this product, "" if it does."""
     if work.dtype not in rung.dtypes:
         return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
     return rung.refuses(work.problem)
@@ -158,7 +158,7 @@ def prepare(rung: Rung, config: Mapping[str, int], given: tuple[Any, Any, Any], 
 
 
 def once(ready: Ready) -> float:
-    """Seconds of one product; the first, which compiles, does not count."""
+    """Return the seconds of one product, after a first one that compiles."""
     ready.run()
     start = time.perf_counter()
     ready.run()
@@ -166,13 +166,13 @@ def once(ready: Ready) -> float:
 
 
 def square(n: int, dtype: str) -> Work:
-    """The product of two squares of side n."""
+    """Return the product of two squares of side n."""
     return Work(n, n, n, dtype, dtype)
 
 
 def suited(rung: Rung, n: int, dtype: str) -> Work:
-    """The product that shows a rung at size n: two squares; else a row and a square, for a rung that takes vectors;
-    else as many small products as fill squares of side n, for one that takes batches.
+    """Return the product for a rung at size n: two squares; a row and a square for a rung that takes vectors; or as
+    many small products as fill squares of side n for one that takes batches.
     """
     many = Work(BATCHED, BATCHED, BATCHED, dtype, dtype, batch=max(1, n // BATCHED) ** 2)
     for work in (square(n, dtype), Work(1, n, n, dtype, dtype), many):
@@ -182,11 +182,11 @@ def suited(rung: Rung, n: int, dtype: str) -> Work:
 
 
 def meant(rung: Rung, dtype: str) -> Work | None:
-    """The product that a rung is meant for, where that is no large square; None for the others."""
+    """Return the product that a rung is made for, if that is not a large square; otherwise None."""
     shape = MEANT.get(rung.name)
     return Work(*shape, dtype, dtype, name="meant for it") if shape else None
 
 
 def is_threaded(rung: Rung) -> bool:
-    """True for a rung that runs on more than one core."""
+    """Return True for a rung that runs on more than one core."""
     return rung.name.endswith("_threaded")

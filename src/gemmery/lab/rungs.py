@@ -1,4 +1,4 @@
-"""ladder(): every rung at a few sizes, checked, and timed beside NumPy, on a GPU beside cuBLAS."""
+"""ladder(): every rung at a few sizes, checked, and timed in turn with NumPy, on a GPU with cuBLAS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmery.ladder.rung import Rung
 Shape = Callable[[Rung, int, Work, str], Work]
 SIZES = (512, 1024, 2048)
 GPU_SIZES = (1024, 2048, 4096)
-EMULATED_SIZES = (256,)  # two of the largest tiles a side: all rungs take some seconds
+EMULATED_SIZES = (256,)  # two of the largest tiles per side: all rungs together take some seconds
 
 
 def ladder(
@@ -28,19 +28,19 @@ def ladder(
     device: str = "cpu",
     store: Path | None = None,
 ) -> Run:
-    """Climb the ladder: each rung on square matrices, checked against the reference and timed beside NumPy.
+    """Run the ladder: each rung on square matrices, checked against the reference and timed in turn with NumPy.
 
-    `rungs` are names, () for every one. `sizes` () takes SIZES, or GPU_SIZES. `threads` is what the threaded rungs
-    may use, 0 for every core; the others run on one. `seconds` is how long one call of a rung may take: a slower
-    one is not run but recorded with the reason in `refused`. `versus` of a measurement holds "numpy" and the rung's
+    `rungs` are names, () for all. `sizes` () means SIZES, or GPU_SIZES. `threads` is the number of threads for
+    threaded rungs, 0 for all cores; the others use one. `seconds` is the limit for one call of a rung: a slower rung
+    is not run, but recorded with the reason in `refused`. `versus` of a measurement holds "numpy" and the rung's
     parent. A rung outside its error bound has `error` > 1.
 
-    With `device` "cuda" or "cuda:N" it is the GPU's ladder, beside cuBLAS; "tf32" is a dtype there. Rungs that
-    are not written for the dtype are left out unless they are named. `store` is as in `bench`.
+    With `device` "cuda" or "cuda:N" it is the GPU ladder, compared with cuBLAS; "tf32" is a dtype there. Rungs that do
+    not support the dtype are left out unless they are named. `store` is as in `bench`.
 
     >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown rung, dtype or device, or a size below 1, DeviceError for no such device.
+    Raises ArgumentError for an unknown rung, dtype or device, or a size below 1, DeviceError for an unknown device.
     """
     gpu = asked.ordinal(device)
     kind = "cpu" if gpu is None else "cuda"
@@ -54,7 +54,7 @@ def ladder(
 
 
 def element(dtype: str) -> Work:
-    """A product of one element of a type, which on a GPU may be "tf32": f32 of which 10 bits of fraction are kept."""
+    """Return a product of one element of a type, which on a GPU may be "tf32": f32 with 10 bits of fraction."""
     name = "f32" if dtype == asked.TF32 else dtype
     return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
 
@@ -70,7 +70,7 @@ def climb_on_gpu(
     shape: Shape | None = None,
     store: Path | None = None,
 ) -> Run:
-    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, two squares unless given."""
+    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, by default two squares."""
     from gemmery.lab.gpu.climb import climb as gpu_climb  # loads NVIDIA's bindings
     from gemmery.lab.gpu.level import suited as gpu_suited
 
@@ -80,7 +80,7 @@ def climb_on_gpu(
 
 
 def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
-    """How many measurements a ladder or a sweep takes and about how long, for the user at its start."""
+    """Return how many measurements a ladder or a sweep takes and about how long, to show at its start."""
     lengths = sizes or {"cpu": SIZES, "cuda": GPU_SIZES, "emulator": EMULATED_SIZES}[kind]
     each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
     if each is None:  # one core emulates some 10**8 operations a second, and a kernel is compiled first
@@ -89,7 +89,7 @@ def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
 
 
 def estimate(measurements: int, each: float) -> str:
-    """Measurements in words with the time they take, `each` so many seconds.
+    """Return the number of measurements and their time in words, at `each` seconds per measurement.
 
     >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
     ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
@@ -109,7 +109,7 @@ def climb(
     on_event: OnEvent,
     store: Path | None = None,
 ) -> Run:
-    """Each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
+    """Run each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
     from gemmery.lab.level import (  # so that wrong arguments are found before it is loaded
         Level,
         is_threaded,

@@ -1,4 +1,4 @@
-"""One run of a command: its records and its progress; on the CPU the rivals it started and the limits it measured."""
+"""One run of a command: its records and progress; on the CPU also its rivals and measured limits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gemmery.lab.event import Event, OnEvent
 
 
 class Session:
-    """The records of one run, on `machine`; a context manager, for what some runs start.
+    """The records of one run on `machine`; a context manager, because some runs start processes.
 
     `store` is a folder: each measurement is appended to its machine's file at once, so that an interrupted run
-    keeps what it has.
+    keeps its records.
     """
 
     def __init__(self, total: int, on_event: OnEvent, machine: Machine, store: Path | None = None) -> None:
@@ -32,23 +32,23 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was started that must end."""
+        """End processes; here there are none."""
 
     @property
     def run(self) -> Run:
-        """What has been recorded so far."""
+        """The run so far."""
         return Run(self._machine, self._started, tuple(self._records))
 
     def children(self) -> tuple[int, ...]:
-        """The numbers of the processes that it started, whose load is its own."""
+        """Return the numbers of the processes that it started, whose load belongs to it."""
         return ()
 
     def begin(self, what: str) -> None:
-        """Tell the listener what runs now."""
+        """Tell the listener which step starts."""
         self._on_event(Event(what, self._done, self._total))
 
     def end(self, *measurements: Measurement) -> None:
-        """A step is over: record its results."""
+        """End a step and record its results."""
         self._done += 1
         self.add(*measurements)
 
@@ -81,9 +81,9 @@ class CpuSession(Session):
         return tuple(process.pid for process in self._processes.values())
 
     def rival(self, name: str, threads: int) -> PeerProcess:
-        """The rival's process with that many threads, started when it is first asked for.
+        """Return the rival's process with that many threads, started on first use.
 
-        Raises RefusedError when it cannot run here, or runs the same kernels as NumPy does anyway.
+        Raises RefusedError if it cannot run here, or runs the same kernels as NumPy.
         """
         key = name, threads
         if key in self._refusals:
@@ -104,7 +104,7 @@ class CpuSession(Session):
         return process
 
     def limits(self, dtype: str, threads: int) -> tuple[float, float]:
-        """(peak in GFLOP/s, read bandwidth in GB/s) on `threads` cores, measured when first asked for."""
+        """Return (peak in GFLOP/s, read bandwidth in GB/s) on `threads` cores, measured on first use."""
         unit = roofline.unit(dtype)
         if (unit, threads) not in self._peaks:
             self.begin(f"peak of {unit}, {threads} thread{'s' * (threads != 1)}")

@@ -54,7 +54,7 @@ def bench(
     >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
 
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
-    wrong key, and for suites of several devices, DeviceError for a device that is not there.
+    wrong key, and for suites of several devices, DeviceError if there is no such device.
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
@@ -94,12 +94,12 @@ def bench(
 
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
-    """How many measurements suites take and about how long, for the user at their start."""
+    """Return how many measurements suites take and about how long, to show at their start."""
     return estimate(sum(len(one.works) * (1 if threads else len(one.threads)) for one in suites), seconds)
 
 
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
-    """Run every product of a suite with that many threads; a rival that does not take part is recorded once."""
+    """Run every product of a suite with that many threads; a rival that cannot run is recorded once."""
     if found.kind == "emulator":
         for work in found.works:
             session.begin(f"{found.name}: {work}")
@@ -126,14 +126,14 @@ def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[
 
 
 def results_folder() -> Path:
-    """The folder of records in the user's data folder."""
+    """Return the folder of records in the user's data folder."""
     return Path(config.data_dir()) / "results"
 
 
 def contest(
     session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
-    """Records of gemmery and of each rival on one product, checked once and timed in turn."""
+    """Return records of gemmery and of each rival on one product, checked once and timed in turn."""
     limits = session.limits(work.dtype, threads)
     plain = results.blank(name, OURS, work, threads)
     try:
@@ -162,14 +162,14 @@ def contest(
 
 
 def _product(function: Callable[..., object], work: Work) -> Callable[..., object]:
-    """The call a user would write: `dtype=` only when the result is wider."""
+    """Return the call as a user would write it, with `dtype=` only if the result is wider."""
     if work.out == work.dtype:
         return function
     return functools.partial(function, dtype=dtypes.get(work.out).numpy)
 
 
 def _checked(work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[float, str]:
-    """(error over bound, the rung that runs it) of one product."""
+    """Return (error over bound, the rung that runs it) for one product."""
     a, b, out = given
     rung = dispatch.plan(work.problem).rung
     function = _product(gemmery.matmul, work)

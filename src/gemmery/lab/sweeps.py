@@ -1,4 +1,4 @@
-"""sweep(): one quantity varied, everything else held: the experiments behind the ladder's curves."""
+"""sweep(): vary one quantity and keep the others fixed, as in the ladder's curves."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GEMV_CONFIGS: tuple[tuple[str, Mapping[str, int]], ...] = (
 
 @dataclass(frozen=True)
 class Experiment:
-    """One quantity that is varied: a key of the rungs' config, or a side of the product."""
+    """A quantity to vary: a key of the rungs' config, or a side of the product."""
 
     name: str
-    about: str  # in a line, for the command's help
+    about: str  # one line, for the command's help
     rungs: tuple[str, ...]
-    sizes: tuple[int, ...]  # sides of the products; one where a key is varied
-    key: str = ""  # of the config; "" where a side is varied
-    values: tuple[int, ...] = ()  # of the key, some of them beyond what a device can run
+    sizes: tuple[int, ...]  # sides of the products; one if a key is varied
+    key: str = ""  # of the config; "" if a side is varied
+    values: tuple[int, ...] = ()  # values of the key, including some that a device cannot run
     devices: tuple[str, ...] = ("cuda",)
 
 
@@ -70,7 +70,7 @@ ALL = (
 )
 EXPERIMENTS = tuple(one.name for one in ALL)
 AT_ONE_SIZE = tuple(one.name for one in ALL if one.key)
-GEMV_K, GEMV_N = 128, 4096  # what `gemv` and `gemv_k` hold
+GEMV_K, GEMV_N = 128, 4096  # the fixed sides of `gemv` and `gemv_k`
 
 
 def sweep(
@@ -84,25 +84,25 @@ def sweep(
     device: str = "",
     store: Path | None = None,
 ) -> Run:
-    """Measure a curve of EXPERIMENTS beside NumPy, on a GPU beside cuBLAS.
+    """Measure a curve of EXPERIMENTS, in turn with NumPy, on a GPU with cuBLAS.
 
-    "size" is time against n for chosen rungs, on the CPU unless `device` says "cuda". "block" varies the block of
+    "size" is time against n for chosen rungs, on the CPU unless `device` is "cuda". "block" varies the block of
     `simd_blocked` on the CPU; "threads" (a block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the
-    pipelined rungs) vary that key on a GPU, at one size, also beyond what the device can run: such a record has its
-    reason in `refused`. "gemv" and "gemv_k" run every variant of the rungs for y = W x, of N or K = `sizes`.
-    `rungs` and `sizes` () take the experiment's own; `seconds` is the limit of one call, as in `ladder`. What is
-    varied stands in `Measurement.config`; the `suite` is "sweep_" and the experiment's name. `store` is as in `bench`.
+    pipelined rungs) vary that key on a GPU, at one size, including values that the device refuses: their records have
+    the reason in `refused`. "gemv" and "gemv_k" run every variant of the rungs for y = W x, of N or K = `sizes`.
+    `rungs` and `sizes` () mean the experiment's own; `seconds` is the limit of one call, as in `ladder`. The varied
+    value is in `Measurement.config`; the `suite` is "sweep_" and the experiment's name. `store` is as in `bench`.
 
     >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError for no such device.
+    Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
     """
     plan = planned(experiment, rungs, sizes, dtype, threads, seconds, device)
     suite = f"sweep_{experiment}"
     if plan.gpu is None:
         return climb(suite, plan.chosen, plan.sizes, plan.dtype, threads, seconds, on_event, store)
     chosen = plan.chosen
-    if not rungs:  # those that serve the type
+    if not rungs:  # those that support the type
         chosen = [(rung, config) for rung, config in chosen if _serves(rung, element(plan.dtype), plan.device)]
     shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment)
     return climb_on_gpu(suite, chosen, plan.sizes, plan.dtype, plan.gpu, seconds, on_event, shape, store)
@@ -116,7 +116,7 @@ class Plan:
     sizes: tuple[int, ...]
     dtype: str
     device: str
-    gpu: int | None  # its number, None on the CPU
+    gpu: int | None  # its number, None for the CPU
 
 
 def planned(
@@ -128,7 +128,7 @@ def planned(
     seconds: float,
     device: str,
 ) -> Plan:
-    """Check the arguments of `sweep`. Raises ArgumentError as it does."""
+    """Check the arguments of `sweep`. Raises its ArgumentErrors."""
     one = _named(experiment)
     where = device or one.devices[0]
     if where.lower() == "emulator":
@@ -160,7 +160,7 @@ def _named(experiment: str) -> Experiment:
 
 
 def _chosen(one: Experiment, names: Sequence[str], kind: str, n: int) -> list[Chosen]:
-    """Rungs with the configs that the experiment gives them."""
+    """Return rungs with their configs in the experiment."""
     variants = dict.fromkeys(name for name, _ in GEMV_CONFIGS)
     found = asked.rungs(names or one.rungs or tuple(variants), kind)
     if one.key:
@@ -176,7 +176,7 @@ def _chosen(one: Experiment, names: Sequence[str], kind: str, n: int) -> list[Ch
 
 
 def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
-    """The rung, whose config must have the key that is varied."""
+    """Return the rung, whose config must have the varied key."""
     if key not in rung.space:
         having = ", ".join(other.name for other in ladder if key in other.space)
         raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
@@ -184,7 +184,7 @@ def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
 
 
 def sides(rung: Rung, n: int) -> tuple[int, ...]:
-    """The block sides worth trying at size n: those of the rung's space up to the first that holds the whole matrix."""
+    """Return the block sides to try at size n: those of the rung's space up to the first that covers the matrix."""
     smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
     whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
     return smaller + whole
@@ -200,5 +200,5 @@ def _serves(rung: Rung, like: Work, device: str) -> bool:
 
 
 def _vector(rung: Rung, side: int, like: Work, device: str, n: int = 0, k: int = 0) -> Work:
-    """x W' with W of n x k row by row, one of them `side`: columns of B are contiguous."""
+    """Return x W' with a row-major W of n x k, one of them `side`: columns of B are contiguous."""
     return replace(like, m=1, n=n or side, k=k or side, batch=1, a_layout="row", b_layout="col")

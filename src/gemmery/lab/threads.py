@@ -1,4 +1,4 @@
-"""A number of threads in force while something is timed or checked."""
+"""Set the number of threads while something is timed or checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmery.cpu import threads as cpu_threads
 
 
 def on(threads: int, sample: Sample) -> Sample:
-    """The same sampler with that many threads in force."""
+    """Return the sampler, run with that many threads."""
 
     def sampled(inner: int, warm: int) -> int:
         with in_force(threads):
@@ -21,7 +21,7 @@ def on(threads: int, sample: Sample) -> Sample:
 
 @contextmanager
 def in_force(threads: int) -> Iterator[None]:
-    """What `gemmery.set_num_threads` does, for the length of a block."""
+    """Do what `gemmery.set_num_threads` does, for the duration of a block."""
     before = cpu_threads.get()
     cpu_threads.set_(threads)
     try:

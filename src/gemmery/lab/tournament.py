@@ -1,4 +1,4 @@
-"""Rungs against each other on products of a suite: each named with the config it is to have."""
+"""Rungs against each other on products of a suite, each named with its config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRODUCT = "gm.matmul"
 
 @dataclass(frozen=True)
 class Entrant:
-    """What a suite names: a rung and its config, or (`rung` None) the product with options of its own."""
+    """An entrant named by a suite: a rung and its config, or (`rung` None) the product with options."""
 
     label: str
     rung: Rung | None
@@ -37,9 +37,9 @@ class Entrant:
 
 
 def entrant(label: str, ladder: tuple[Rung, ...] = CPU) -> Entrant:
-    """The rung of a ladder that a suite calls "packed kc=256", or the product as in "gm.matmul threads=1".
+    """Return the rung of a ladder that a suite names as "packed kc=256", or the product as in "gm.matmul threads=1".
 
-    Raises ArgumentError for an unknown rung, a key that it does not vary, or a value that is no whole number.
+    Raises ArgumentError for an unknown rung, a key that it does not have, or a value that is not an integer.
     """
     name, *words = label.split()
     rung = None if name == PRODUCT else find(ladder, name)
@@ -62,9 +62,9 @@ def tournament(
     rivals: Sequence[PeerProcess],
     seconds: float,
 ) -> list[Measurement]:
-    """Records of the named rungs and of each rival on one product: all take turns, each is checked first.
+    """Return records of the named rungs and of each rival on one product: all take turns, each is checked first.
 
-    `versus` of a record holds its ratio to every other.
+    `versus` of a record holds its ratio to all others.
     """
     limits = session.limits(work.dtype, threads)
     given = operands(work)
@@ -95,12 +95,12 @@ def tournament(
 
 
 def _ready(one: Entrant, work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[timing.Sample, float]:
-    """A sampler of one entrant, and its error over its bound on the operands that it will be timed with.
+    """Return a sampler of one entrant, and its error over bound on the operands used for timing.
 
-    Raises RefusedError with the rung's reason when it does not take this product.
+    Raises RefusedError with the rung's reason if it does not take this product.
     """
     a, b, c = given
-    c.fill(np.nan if dtypes.get(work.out).kind in "fc" else 1)  # none may shine through
+    c.fill(np.nan if dtypes.get(work.out).kind in "fc" else 1)  # none may remain
     if one.rung is None:
         product = functools.partial(gemmery.matmul, threads=one.config["threads"]) if one.config else gemmery.matmul
         with in_force(threads):

@@ -1,1 +1,1 @@
-"""The commands' measurements on a GPU, beside the vendor's library."""
+"""The commands' measurements on a GPU, compared with the vendor's library."""

@@ -1,4 +1,4 @@
-"""The workload R = A (A + B), A and R changing places without a copy, again and again on a device, beside cuBLAS."""
+"""The workload R = A (A + B) on a device, repeated with A and R swapped, compared with cuBLAS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gemmery.lab.results import WRONG
 from gemmery.ladder.rung import Rung
 
 SUITE, OURS, RIVAL = "chain", "gm.matmul", "cublas"
-SHARE = 1 / 128  # of the sum's variance is A's: then a step changes the size of R by no more than that
+SHARE = 1 / 128  # share of the sum's variance due to A: a step changes the size of R by at most that
 
 
 def chain(
@@ -41,14 +41,14 @@ def chain(
     store: Path | None = None,
     on_event: OnEvent = ignore,
 ) -> Run:
-    """Time `repeats` steps of R = A (A + B) on squares of each size, A and R changing places after each.
+    """Time `repeats` steps of R = A (A + B) on squares of each size, swapping A and R after each.
 
-    A record's time is that of one step, a sum and a product. All data stay on the device; a chain begins with the
-    same A each time. `seconds` is spent on each size by all who run it; `store` is as in `bench`.
+    A record's time is that of one step, a sum and a product. All data stay on the device; every chain starts with
+    the same A. `seconds` is the time for each size, shared by all contestants; `store` is as in `bench`.
 
     >>> run = chain([2048], repeats=10)  # doctest: +SKIP
 
-    Raises ArgumentError for a size or a number of steps below 1 and for the CPU, DeviceError when there is no GPU.
+    Raises ArgumentError for a size or a number of steps below 1 and for the CPU, DeviceError if there is no GPU.
     """
     gpu = asked.ordinal(device)
     if gpu is None:
@@ -87,10 +87,10 @@ def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> 
 
 
 class Operands:
-    """A, B, A + B and R on a device, and the A that a chain begins with.
+    """A, B, A + B and R on a device, and the A with which a chain starts.
 
-    Of normal numbers R would grow by the power of two in each step; with A small and B's variance just below 1 / n it
-    keeps its size.
+    With standard normal numbers R would grow in each step; with a small A and a variance of B just below 1 / n it keeps
+    its size.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
@@ -116,17 +116,17 @@ class Operands:
         return View(place, self.a.shape, self.a.strides, dtype, device, self.stream.handle, True, self._memory)
 
     def read(self, array: np.ndarray[Any, Any], index: int) -> None:
-        """Copy one of the views back."""
+        """Copy one of the views to the host."""
         self._memory.read(array, index * self._size)
 
     def begin(self) -> None:
-        """Put A as it was on the stream."""
+        """Restore A on the stream."""
         with driver.on(self.stream.ordinal):
             first = self._memory.pointer + 4 * self._size
             driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self.stream.handle))
 
     def error(self, put: Put, bound: Callable[[int], float]) -> float:
-        """Error over bound of the first step; WRONG unless the sum is exact to the bit."""
+        """Return the error over bound of the first step; WRONG unless the sum is exact to the bit."""
         self._memory.fill(0xFF, 2 * self._size, 2 * self._size)
         driver.synchronize(self.stream.ordinal)
         self.begin()
@@ -141,8 +141,8 @@ class Operands:
 
 
 def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
-    """gemmery's sum and product as steps of the chain, and the rung that multiplies."""
-    aligned = alignment(operands.views[0])  # the four lie alike
+    """Return gemmery's sum and product as steps of the chain, and the rung that multiplies."""
+    aligned = alignment(operands.views[0])  # all four have the same layout
     plan = dispatch.plan(replace(work.problem, device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
     sums = simt.addition(a, b, total), simt.addition(r, b, total)
@@ -156,7 +156,7 @@ def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
 
 
 def replayed(operands: Operands, put: Put, repeats: int) -> Sample:
-    """A sampler of chains of `repeats` steps, each from the same A on; a call is one step."""
+    """Return a sampler of chains of `repeats` steps, each starting with the same A; a call is one step."""
     stream, graph = operands.stream, Graph(operands.stream)
     start, end = Event(stream.ordinal), Event(stream.ordinal)
     for step in range(2):  # loads the kernels

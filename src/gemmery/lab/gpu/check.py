@@ -1,4 +1,4 @@
-"""Whether a product on the device is right: every element written, and a sample of them within the bound."""
+"""Check of a product on the device: every element is written, and a sample of them is within the bound."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gemmery.bench.gpu.operands import Resident
 from gemmery.lab.results import WRONG
 
 Array = NDArray[Any]
-SAMPLED = {"float64": 5e7}  # operations of the reference: for f64 it has extended precision, and does 0.3 GFLOP/s
-SAMPLED_WIDE = 2e8  # and by NumPy's own product for what is narrower
+SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 has extended precision and runs at 0.3 GFLOP/s
+SAMPLED_WIDE = 2e8  # and for narrower types is NumPy's product
 TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24
 
 
 def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], float]) -> float:
-    """The largest |C - reference| over its bound after `run`, which computes the first set of operands.
+    """Return the largest |C - reference| over its bound after `run`, which computes the first set of operands.
 
-    C is full of NaN before. An element outside its bound gives more than 1, an unwritten one WRONG.
+    C is filled with NaN first. An element outside its bound gives more than 1, an unwritten one WRONG.
     """
     resident.poison()
     run()
@@ -32,10 +32,10 @@ def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], fl
 
 
 def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precision: str = "") -> float:
-    """The largest error of C = A B, matrices of a batch each, over its bound.
+    """Return the largest error of C = A B, batches of matrices, over its bound.
 
-    All of C must have been written, over NaN whose bits are all ones; some of its rows and columns, the first and the
-    last among them, are compared with the reference.
+    All of C must have been written over NaN with all bits set; some of its rows and columns, including the first and
+    the last, are compared with the reference.
     """
     bits = c.view(f"u{c.dtype.itemsize}")
     if (bits == np.iinfo(bits.dtype).max).any():
@@ -52,7 +52,7 @@ def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precis
 
 
 def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[Array, ...]:
-    """Indices of matrices, rows and columns whose product takes at most about `most` operations.
+    """Return indices of matrices, rows and columns whose product takes at most about `most` operations.
 
     >>> [len(some) for some in sample((1, 4096, 4096), 4096, 2e8)]
     [1, 156, 156]

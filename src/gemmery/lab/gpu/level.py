@@ -1,4 +1,4 @@
-"""The rungs at one size on a device: built, checked and timed on the same operands beside cuBLAS."""
+"""The rungs at one size on a device: built, checked and timed in turn with cuBLAS on the same operands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gemmery.lab.gpu import check
 from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.ladder.rung import Rung
 
-PILOT = 512  # the side whose time predicts that of a rung at its first size: it fills a device
-SMALL = 16  # a side that every rung for matrices takes
+PILOT = 512  # the side that predicts the time of a rung at its first size: it fills a device
+SMALL = 16  # a side that all rungs for matrices take
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
-SLOW_PARENT = 0.05  # seconds of a call from which a parent takes no turn of its own
+SLOW_PARENT = 0.05  # seconds of a call above which a parent does not take turns
 
 
 class GpuLevel:
-    """The rungs on one product: they share operands, the rival, and what was measured so far."""
+    """The rungs on one product, with common operands, rival and earlier measurements."""
 
     def __init__(self, session: GpuSession, suite: str, work: Work, seconds: float, ladder: Sequence[Rung]) -> None:
         self.session, self.suite, self.work, self.seconds = session, suite, work, seconds
@@ -37,9 +37,9 @@ class GpuLevel:
         self._place_rival()
 
     def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
-        """One rung: refused, predicted too slow, or checked and timed beside cuBLAS and its parent.
+        """Run one rung: refused, predicted too slow, or checked and timed in turn with cuBLAS and its parent.
 
-        `before` is what it took for a smaller product.
+        `before` is its measurement on a smaller product.
         """
         full = {**rung.default, **config}
         plain = self.session.blank(self.suite, rung.name, self.work, config=full)
@@ -63,7 +63,7 @@ class GpuLevel:
         return replace(done, error=error, checked=True)
 
     def rivals(self) -> list[Measurement]:
-        """cuBLAS's own record at this size, or why there is none."""
+        """Return cuBLAS's record at this size, or the reason why there is none."""
         return list(self._rivals.values())
 
     def _place_rival(self) -> None:
@@ -82,7 +82,7 @@ class GpuLevel:
             return
 
     def _keep_rival(self, rung: str, timings: Mapping[str, Timing], clock: int) -> None:
-        """The rival's own times, of its turns with the quickest rung: both draw as much power, so clocks are alike."""
+        """Return the rival's times from its turns with the fastest rung: at similar power, clocks are similar."""
         name = self._rival.name if self._rival else ""
         if name not in timings:
             return
@@ -90,7 +90,7 @@ class GpuLevel:
             self._rivals[name] = self.session.timed(self._rivals[name], timings[name], self.work, clock=clock)
 
     def _others(self, rung: Rung) -> list[Contestant]:
-        """The rival, and the parent unless it is too slow to take turns."""
+        """Return the rival, and the parent unless it is too slow to take turns."""
         parent = rung.parent or ""
         self._meet(parent)
         quick = parent in self._samples and self._times[parent] < SLOW_PARENT
@@ -100,7 +100,7 @@ class GpuLevel:
         ]
 
     def _meet(self, parent: str) -> None:
-        """On a product that is not square, a rung may meet a parent that was measured on squares: it is built here."""
+        """Return the parent, built here if the product is not square and the parent was measured only on squares."""
         rung = self._ladder.get(parent)
         if rung is None or parent in self._samples or self.work.m == self.work.n:
             return
@@ -112,7 +112,7 @@ class GpuLevel:
         self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
 
     def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
-        """A reason not to run when one call would take longer than the limit, by the rate at a smaller size."""
+        """Return a reason not to run if, by the rate at a smaller size, one call would exceed the limit."""
         flops, small = self.work.problem.flops, suited(rung, PILOT, self.work, self.session.device)
         if flops <= small.problem.flops:
             return ""
@@ -125,7 +125,7 @@ class GpuLevel:
         return results.too_slow(predicted, self.seconds)
 
     def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
-        """The ratios of a comparison, that to a slow parent from the medians: as little as one pair would say."""
+        """Return the ratios of a comparison; that to a slow parent is of medians, which is as good as a single pair."""
         parent = rung.parent or ""
         if parent in versus or parent not in self._times:
             return versus
@@ -134,9 +134,9 @@ class GpuLevel:
 
 
 def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
-    """The rung on the operands of `resident`.
+    """Return the rung on the operands of `resident`.
 
-    Raises RefusedError with its reason when it does not take them, or the device cannot run it.
+    Raises RefusedError with the reason if it does not take them, or the device cannot run it.
     """
     problem = resident.problem
     if problem.dtype not in rung.dtypes:
@@ -154,7 +154,7 @@ def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
 
 
 def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
-    """The product that shows a rung at size n: two squares, or x W' for a rung that refuses even small squares."""
+    """Return the product for a rung at size n: two squares, or x W' for a rung that refuses even small squares."""
     square, small = (replace(like, m=side, n=side, k=side) for side in (n, SMALL))
     vector = replace(square, m=1, b_layout="col")
     refuses_squares = rung.refuses(replace(small.problem, device=device))

@@ -24,13 +24,13 @@ from gemmery.lab import results
 from gemmery.lab.event import OnEvent
 from gemmery.lab.session import Session
 
-ON_CUDA_CORES = ("simt_", "gemv_")  # how rungs begin that leave the tensor cores alone
+ON_CUDA_CORES = ("simt_", "gemv_")  # name prefixes of rungs that do not use tensor cores
 NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel could reach: GFLOP/s of the unit it runs on, GB/s of memory."""
+    """The limits of a kernel: GFLOP/s of its unit, GB/s of memory."""
 
     peak: float
     bandwidth: Bandwidth
@@ -39,7 +39,7 @@ class Limits:
 class GpuSession(Session):
     """State of one run on a device.
 
-    Raises DeviceError when there is none, in one line that says what is missing.
+    Raises DeviceError if there is none, in one line that says what is missing.
     """
 
     def __init__(self, total: int, on_event: OnEvent, device: int, store: Path | None = None) -> None:
@@ -54,37 +54,37 @@ class GpuSession(Session):
 
     @property
     def device(self) -> str:
-        """Its name in a View or a Problem."""
+        """The name of the device in a View or a Problem."""
         return f"cuda:{self.stream.ordinal}"
 
     def sampler(self, put: Put, sets: int) -> Sample:
-        """A sampler of `put`, the clocks noted while it runs."""
+        """Return a sampler of `put` that records clocks while it runs."""
         return replays(put, self.stream, sets, self.monitor.look)
 
     def resident(self, work: Work) -> Resident:
-        """The operands of `work` on the device."""
+        """Return the operands of `work` on the device."""
         return Resident(work, self.stream)
 
     def rival(self, placed: Placed, resident: Resident) -> Sample:
-        """A sampler of a rival's product, the clocks noted while it runs."""
+        """Return a sampler of a rival's product that records clocks while it runs."""
         return placed.sample(resident, self.monitor.look)
 
     def peers(self, wanted: Sequence[str] = ()) -> tuple[Peer, ...]:
-        """The rivals of these names that are installed; () is every one."""
+        """Return the installed rivals with these names; () means all."""
         chosen = [peers.find(name) for name in wanted] or peers.PEERS
         return tuple(peer for peer in chosen if not peer.missing())
 
     def unit(self, kernel: str, work: Work) -> tuple[str, str]:
-        """The element type and the unit whose peak bounds a kernel."""
+        """Return the element type and the unit whose peak limits a kernel."""
         tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
         return roofline.unit(work.precision or work.dtype, tensor, capability)
 
     def blank(self, suite: str, kernel: str, work: Work, **known: Any) -> Measurement:
-        """A record of a kernel without times: what a refusal is stored as."""
+        """Return a record of a kernel without times, as for a refusal."""
         return results.blank(suite, kernel, work, 0, unit=self.unit(kernel, work)[1], **known)
 
     def kernel_limits(self, kernel: str, work: Work) -> Limits:
-        """The roof over a kernel, measured when it is first asked for."""
+        """Return the limits of a kernel, measured on first use."""
         dtype, unit = self.unit(kernel, work)
         if (dtype, unit) not in self._unit_peaks:
             self.begin(f"peak of {dtype} on {unit}")
@@ -97,7 +97,7 @@ class GpuSession(Session):
     def timed(
         self, plain: Measurement, found: Timing, work: Work, versus: Mapping[str, Ratio] | None = None, clock: int = 0
     ) -> Measurement:
-        """The record with its times, its ratios to others, the limits of its kernel and the clock it ran at."""
+        """Return the record with times, ratios to others, the limits of its kernel, and the clock."""
         limits = self.kernel_limits(plain.kernel, work)
         made = results.timed(plain, found, (limits.peak, limits.bandwidth.read), versus)
         return replace(made, copy_gbs=limits.bandwidth.copy, clock_mhz=clock)

@@ -1,4 +1,4 @@
-"""Suites on a GPU: the product beside cuBLAS, rungs against each other, and what a call and a compilation cost."""
+"""Suites on a GPU: the product against cuBLAS, rungs against each other, and the time of a call and of compiling."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from gemmery.lab.gpu.session import GpuSession
 from gemmery.lab.tournament import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
 
-HOST = f"{PRODUCT}, host"  # what the call costs before it returns, whatever the device does then
+HOST = f"{PRODUCT}, host"  # the time of the call before it returns, without the device's work
 COMPILED = ("cold", "on disk", "in memory")
-COMPILATIONS = 5  # of each kind, by whose median they are known
+COMPILATIONS = 5  # samples of each kind, of which the median is recorded
 
 
 def bench(
@@ -47,7 +47,7 @@ def bench(
 ) -> Run:
     """Run suites on a device; `named` rivals and `labels` of rungs are looked up first, `wanted` rivals take part.
 
-    Raises ArgumentError for a rival or a rung that is not known, DeviceError when there is no such device.
+    Raises ArgumentError for an unknown rival or rung, DeviceError if there is no such device.
     """
     for name in named:
         peers.find(name)
@@ -87,9 +87,9 @@ def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds:
 def contest(
     session: GpuSession, name: str, work: Work, labels: Sequence[str], rivals: Sequence[Peer], seconds: float
 ) -> list[Measurement]:
-    """Records of the product or of the named rungs, and of each rival: all take turns, each of ours is checked first.
+    """Return records of the product or the named rungs, and of each rival: all take turns, after ours are checked.
 
-    `versus` of a record holds its ratio to every other.
+    `versus` of a record holds its ratio to all others.
     """
     resident = session.resident(work)
     rows: dict[str, Measurement] = {}
@@ -126,14 +126,14 @@ def contest(
 
 
 def _product(resident: Resident) -> tuple[Callable[[int], None], Callable[[int], float], str]:
-    """`gemmery.matmul` on the operands, its error bound and the rung that it runs."""
+    """Return `gemmery.matmul` on the operands, its error bound and the rung that it runs."""
     precision = resident.work.precision or None
     rung = dispatch.choice(resident.problem).rung
     return peers.own(resident, functools.partial(gemmery.matmul, precision=precision)), rung.bound, rung.name
 
 
 def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
-    """What a call costs the caller, the device's work not waited for: the product, and each rival.
+    """Measure the time of a call without waiting for the device: the product, and each rival.
 
     The product must be so small that the device keeps up.
     """
@@ -156,7 +156,7 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
 
 
 def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[str]) -> list[Measurement]:
-    """Seconds until a rung's kernel can be launched: compiled, read from the cache on disk, and found in memory."""
+    """Return the seconds until a rung's kernel can be launched: compiled, read from the disk cache, found in memory."""
     resident = session.resident(work)
     rows = []
     for label in labels:
@@ -181,7 +181,7 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
 
 
 def _ways(geometry: Geometry, ordinal: int) -> tuple[Callable[[], object], ...]:
-    """A kernel made ready in each of the ways of COMPILED."""
+    """Prepare a kernel in each of the ways of COMPILED."""
     arch = driver.device(ordinal).arch
     return (
         lambda: _load(nvrtc.compiled(geometry.source, geometry.kernel, arch), ordinal),
@@ -191,7 +191,7 @@ def _ways(geometry: Geometry, ordinal: int) -> tuple[Callable[[], object], ...]:
 
 
 def _load(made: Program | Code, ordinal: int) -> None:
-    """Load machine code as `driver.function` does, and give it back."""
+    """Load machine code as `driver.function` does, and unload it."""
     api = driver.api()
     with driver.on(ordinal):
         module = driver.check(api.cuModuleLoadData(made.cubin))

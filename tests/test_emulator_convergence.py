@@ -194,7 +194,7 @@ def test_a_message_names_the_lanes_and_the_way_out():
     assert "reads lane 20, which the block lacks" in told("v = __shfl_sync(~0u, v, 20);", 20)
     assert "and lane 2 with mask 0xc" in told("if (t < 4) v = __shfl_sync(t < 2 ? 0xf : 0xc, v, t);")
     waits = told("if (t < 3) __syncwarp(0xf); __syncthreads();")
-    assert "waits at __syncwarp() with mask 0xf for lane 3, which never come" in waits
+    assert "waits at __syncwarp() with mask 0xf for lane 3, which never arrive" in waits
 
 
 def test_a_matrix_that_part_of_a_warp_multiplies_is_found():

@@ -146,7 +146,7 @@ def test_a_message_says_who_where_and_what_to_do():
     """Thread, block, address in the array, both lines, and the way out."""
     assert message("missing_barrier") == (
         f"{SOURCE}:9: race: thread 0 of block 0 reads byte 508 of shared memory (tile, byte 508), which "
-        f"thread 127 writes at {SOURCE}:5; no barrier between: put __syncthreads() there"
+        f"thread 127 writes at {SOURCE}:5; no barrier in between: put __syncthreads() there"
     )
     assert message("off_by_one_global") == (
         f"{SOURCE}:9: out of bounds: thread 72 of block 1 writes 4 bytes at address 0x1320, ending 4 bytes "

@@ -1,7 +1,7 @@
-"""atom and red: threads that change one place take turns, in the order of their numbers.
+"""atom and red: threads that update one address take turns, in the order of their numbers.
 
-PTX ISA 9.0, "Parallel Synchronization and Communication Instructions": atom, red. On a device the order is open, so
-that a sum of floats may differ in its last bits.
+PTX ISA 9.0, "Parallel Synchronization and Communication Instructions": atom, red. A device does not fix the order,
+so a sum of floats may differ in its last bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _plain(function: Callable[[Array, Array], Array]) -> Change:
 
 
 def _changes() -> dict[tuple[str, str], Change]:
-    """What each operation makes of a type's values; those of half precision keep subnormals."""
+    """The function of each operation and type; half precision keeps subnormals."""
     table: dict[tuple[str, str], Change] = {}
     for kind in ("u32", "s32", "u64", "f32", "f64"):
         table["add", kind] = _plain(np.add)
@@ -62,7 +62,7 @@ def _changes() -> dict[tuple[str, str], Change]:
 
 
 CHANGES = _changes()
-# Of operations that NumPy can do all along an array: a place's first value and its threads' operands -> all its values.
+# Operations that NumPy can accumulate: the first value of an address and its operands -> all its values in turn.
 RUNNING: dict[str, Callable[[Array], Array]] = {
     "add": lambda values: np.add.accumulate(values, dtype=values.dtype),  # 32 bits stay 32
     "min": np.minimum.accumulate,
@@ -75,7 +75,7 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 
 
 def lower(lowering: Lowering, index: int) -> Step:
-    """An atom or red as a step."""
+    """The step of an atom or red."""
     instruction = lowering.kernel.instructions[index]
     said = modifiers.atomic(instruction.opcode)
     change = CHANGES.get((said["operation"], said["type"])) if said else None
@@ -124,7 +124,7 @@ def _changed(
     running: Callable[[Array], Array] | None,
     given: list[Array],
 ) -> Array:
-    """Change each thread's place in turn; returns what each found there."""
+    """Update each thread's address in turn; return the old values."""
     view = memory.view(kind, 1)
     index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
     found = np.zeros(len(index), view.dtype)
@@ -133,7 +133,7 @@ def _changed(
     order = np.argsort(places, kind="stable")
     first = np.flatnonzero(np.diff(places[order], prepend=-1))
     lengths = np.diff(first, append=len(order))
-    if running is not None and len(first) < lengths.max(initial=0):  # few places: all turns of each at once
+    if running is not None and len(first) < lengths.max(initial=0):  # few addresses: all turns of each at once
         for some in np.split(threads[order], first[1:]):
             place = index[some[0]]
             values = running(np.concatenate([view[place : place + 1], given[0][some]]))

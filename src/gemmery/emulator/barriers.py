@@ -1,7 +1,7 @@
-"""Threads that wait: at barriers of the block and of the warp, and for an mbarrier's phase.
+"""Threads that wait: at barriers of a block or a warp, for an mbarrier's phase, or for other lanes of their warp.
 
-PTX ISA 9.0, "bar", "barrier", "bar.warp.sync". A barrier is looked at when no thread can move: by then everyone who
-will come has come. A thread that ended is not waited for.
+PTX ISA 9.0, "bar", "barrier", "bar.warp.sync". A barrier is checked when no thread can run: by then every thread
+that will arrive has arrived. Barriers do not wait for threads that have ended.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
     from gemmery.emulator.lower import Block, Reduction
     from gemmery.emulator.simt import Machine
 
-# A plain "bar" is aligned as it is, and cannot say so.
+# "bar" is always aligned and has no modifier for it.
 _FORMS = [(name, how) for name in ("bar", "bar.cta", "barrier", "barrier.cta") for how in ("", ".aligned")]
 _NAMES = [f"{name}.{{}}{how}" for name, how in _FORMS if name.startswith("barrier") or not how]
 ARRIVE = frozenset(name.format("arrive") for name in _NAMES)
 WARP_SYNC = "bar.warp.sync"
 SYNC = frozenset((WARP_SYNC, *(name.format("sync") for name in _NAMES)))
-# bar.red: what a block's predicates make, and the type of the result that every thread gets.
+# bar.red: how a block's predicates are combined, and the type of the result that every thread gets.
 REDUCTIONS = {
     f"{name.format(f'red.{way}')}.{kind}": (way, kind)
     for way, kind in (("popc", "u32"), ("and", "pred"), ("or", "pred"))
     for name in _NAMES
 }
-WHOLE_WARP = -1  # the barrier's number that observers are told for bar.warp.sync
+WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
 
 
 class Waiting:
-    """Who waits where."""
+    """The threads that wait, and where."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.asleep = False  # does any thread wait for an mbarrier
-        self.changes = 0  # of mbarriers: who sleeps is woken by the next
+        self.asleep = False  # whether any thread sleeps, for an mbarrier or for lanes of its warp
+        self.changes = 0  # changes of mbarriers; each one wakes the sleeping threads
         self._seen = 0
-        self._alive = -1  # threads that had not ended when the sleeping ones were last woken to look again
+        self._alive = -1  # threads that had not ended when sleeping threads were last woken for that reason
         self._sleeping = np.zeros(0, bool)
         self._parked = np.zeros(0, bool)
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
         self._number = np.zeros(0, np.int32)
-        self._woken = 0, b""  # the changes, and where all threads were, when those that gather were last woken
-        self._forced = False  # the next basic block does not wait for lanes that do not come
-        self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads of each block that arrived and went on
+        self._woken = 0, b""  # `changes` and all places when threads that wait for lanes were last woken
+        self._forced = False  # whether the next basic block runs without the missing lanes
+        self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads per block that arrived without waiting
 
     def ready(self, places: NDArray[np.int32]) -> Mask:
-        """Threads that can move; None when there are none."""
+        """The threads that can run; None if there are none."""
         if self.asleep and self.changes != self._seen:
             self._sleeping[:] = False
             self.asleep = False
@@ -65,7 +65,7 @@ class Waiting:
         return ready if ready.any() else None
 
     def gather(self, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Put threads to sleep that wait for lanes which are not here yet; returns those that go on."""
+        """Put threads to sleep whose lanes have not all arrived; return those that go on."""
         if self._forced:
             self._forced = False
             return mask
@@ -76,10 +76,10 @@ class Waiting:
         return mask & ~waits
 
     def sleep(self, mask: Mask) -> Mask:
-        """Put the threads whose wait failed to sleep where they are; returns those that go on."""
+        """Put the threads whose wait failed to sleep; return those that go on."""
         machine = self.machine
         failed = np.broadcast_to(machine.failed, (machine.threads,))
-        machine.failed = np.False_  # a wait under a guard that no thread takes leaves nothing
+        machine.failed = np.False_  # a guarded wait that no thread executes leaves no result
         if mask is not None:
             failed = failed & mask
         if not failed.any():
@@ -128,7 +128,7 @@ class Waiting:
         self._number[chosen] = number[chosen] if number.ndim else number
 
     def resolve(self, places: NDArray[np.int32]) -> bool:
-        """Nobody can move: complete barriers. False when all threads have ended, or will wait for ever."""
+        """Complete barriers when no thread can run; False if all threads have ended or wait forever."""
         machine = self.machine
         alive = places < machine.program.stop
         if not alive.any():
@@ -139,7 +139,7 @@ class Waiting:
                 moved |= self._complete(int(number), alive)
         if moved:
             return True
-        if self.asleep and np.count_nonzero(alive) != self._alive:  # who ended is not waited for
+        if self.asleep and np.count_nonzero(alive) != self._alive:  # a thread that ended may have been waited for
             self._alive = int(np.count_nonzero(alive))
             self.changes += 1
             return True
@@ -149,7 +149,7 @@ class Waiting:
         if self._parked.any():
             stuck += [(index, self._parked & (self._at == index)) for index in np.unique(self._at[self._parked])]
             kinds = {machine.kernel.instructions[index].opcode for index, _ in stuck}
-            if WARP_SYNC in kinds:  # who waits at the block's barrier waits for those
+            if WARP_SYNC in kinds:  # the threads at the block's barrier wait for these
                 stuck = [one for one in stuck if machine.kernel.instructions[one[0]].opcode == WARP_SYNC]
         if self.asleep:
             blocks = machine.program.blocks
@@ -162,7 +162,7 @@ class Waiting:
         return False
 
     def _gathered(self, places: NDArray[np.int32]) -> bool:
-        """Wake threads that wait for lanes of their warp: those may have come since, or else never will."""
+        """Wake threads that wait for lanes; if nothing has changed since the last time, they go on without them."""
         gathers = np.array([one.gathering is not None for one in self.machine.program.blocks])
         waiting = self._sleeping & gathers[np.minimum(places, len(gathers) - 1)]
         if not waiting.any():
@@ -174,19 +174,19 @@ class Waiting:
         return True
 
     def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
-        """Let go the blocks (the warps) whose threads have all come."""
+        """Release the blocks (the warps) whose threads have all arrived."""
         here = self._parked & (self._number == number)
         if number != WHOLE_WARP:
             return self._let_go(number, here, alive)
         moved = False
         members = self.members(here)
-        for named in np.unique(members[here]):  # parts of a warp may wait each for its own
+        for named in np.unique(members[here]):  # parts of a warp may wait separately
             lanes = named >> (np.arange(self.machine.threads) % 32).astype(np.uint32) & 1 == 1
             moved |= self._let_go(number, here & (members == named), alive & lanes)
         return moved
 
     def members(self, here: NDArray[np.bool_]) -> NDArray[np.uint32]:
-        """The lanes that threads name which wait at bar.warp.sync."""
+        """The member masks of the threads that wait at bar.warp.sync."""
         machine = self.machine
         members = np.zeros(machine.threads, np.uint32)
         for index in np.unique(self._at[here]):
@@ -195,7 +195,7 @@ class Waiting:
         return members
 
     def _let_go(self, number: int, here: NDArray[np.bool_], awaited: NDArray[np.bool_]) -> bool:
-        """Let go of those who are here the blocks (the warps) of which all come that are awaited."""
+        """Release the waiting threads of blocks (of warps) in which all awaited threads have arrived."""
         machine = self.machine
         group = 32 if number == WHOLE_WARP else machine.block_threads
         shape = (-1, group)
@@ -220,7 +220,7 @@ class Waiting:
         return True
 
     def _reduce(self, reduction: Reduction, leave: Mask) -> None:
-        """Give the threads that leave bar.red what the predicates of their block make."""
+        """Write the combined predicates of their block for the threads that leave bar.red."""
         machine = self.machine
         given = machine.spread(reduction.read(machine.registers))
         here = np.ones(machine.threads, bool) if leave is None else leave
@@ -234,12 +234,12 @@ class Waiting:
         first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
         apart = leave & (self._at != np.repeat(first, group))
         for observer in machine.observers:
-            if apart.any() and number != WHOLE_WARP:  # lanes may meet from different places
+            if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
                 observer.diverged(machine, int(self._at[apart][0]), apart)
             observer.barrier(machine, index, number, leave)
 
     def _pass(self, end: Instruction, mask: Mask, index: int) -> None:
-        """bar.arrive: counted, and gone."""
+        """bar.arrive: count the threads, which do not wait."""
         machine = self.machine
         numbers = self._numbers(end, 0, mask)
         every = np.ones(machine.threads, bool) if mask is None else mask
@@ -251,7 +251,7 @@ class Waiting:
                 observer.barrier(machine, index, number, counts)
 
     def _numbers(self, instruction: Instruction, place: int, mask: Mask) -> Any:
-        """Barriers' numbers: one for all threads of the mask, or of each its own."""
+        """Barrier numbers: one for all threads of the mask, or one per thread."""
         if place >= len(instruction.operands):
             return np.int32(0)
         values = self._values(instruction, place).astype(np.int32)
@@ -259,7 +259,7 @@ class Waiting:
         return some[0] if some.ndim and (some == some[0]).all() else values
 
     def _operand(self, instruction: Instruction, place: int, default: int, mask: Mask) -> int:
-        """A barrier's number or its count of threads."""
+        """A barrier's number or its thread count."""
         if place >= len(instruction.operands):
             return default
         values = self._values(instruction, place)
@@ -274,7 +274,7 @@ class Waiting:
 
 
 def operands(opcode: str) -> tuple[int, ...]:
-    """How many operands a barrier may have; none for what is no barrier."""
+    """The numbers of operands that a barrier may have; none if the opcode is not a barrier."""
     if opcode in REDUCTIONS:
         return 3, 4
     if opcode in ARRIVE:
@@ -283,11 +283,11 @@ def operands(opcode: str) -> tuple[int, ...]:
 
 
 def _first(instruction: Instruction) -> int:
-    """The place of the barrier's number among the operands."""
+    """The position of the barrier's number among the operands."""
     return 1 if instruction.opcode in REDUCTIONS else 0
 
 
 def _counts(instruction: Instruction) -> bool:
-    """Whether the threads that a barrier waits for are counted."""
+    """Whether a barrier has an explicit thread count."""
     reduces = instruction.opcode in REDUCTIONS
     return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode != WARP_SYNC

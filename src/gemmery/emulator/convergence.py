@@ -1,4 +1,4 @@
-"""Which lanes an instruction of a warp or a warpgroup waits for, and what is wrong with those that execute it.
+"""Convergence: the lanes that an instruction of a warp or warpgroup waits for, and masks that do not fit.
 
 PTX ISA 9.0, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync": a lane waits for those that its mask
 names, as long as they have not ended. They have to execute the same instruction with the same mask, and the lane itself
@@ -45,20 +45,20 @@ WAY_OUT = (
 
 @dataclass(frozen=True)
 class Gathering:
-    """Whom a basic block waits for before it is executed."""
+    """The lanes that a basic block waits for before it runs."""
 
-    threads: int  # 32 of a warp, or 128 of a warpgroup
-    members: Read | None  # the lanes that each thread names; None: all
+    threads: int  # 32 for a warp, 128 for a warpgroup
+    members: Read | None  # the lanes that each thread names; None for all
 
 
 def names_lanes(instruction: Instruction) -> bool:
-    """Whether a mask in a register names the lanes of an instruction, which then begins a basic block."""
+    """Whether an instruction has its member mask in a register; it then starts a basic block."""
     masked = _MASKED.match(instruction.opcode) is not None
     return masked and not isinstance(instruction.operands[-1], Immediate)
 
 
 def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
-    """Whom the instructions first ... last - 1 wait for; None for nobody."""
+    """The lanes that instructions first ... last - 1 wait for; None for no waiting."""
     inside = lowering.kernel.instructions[first:last]
     if any(one.opcode.startswith("wgmma.") for one in inside):
         return Gathering(128, None)
@@ -70,7 +70,7 @@ def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
 
 
 def _whole(instruction: Instruction) -> bool:
-    """Whether all lanes of a warp execute an instruction."""
+    """Whether an instruction requires all lanes of a warp."""
     if instruction.opcode.startswith(_WHOLE):
         return True
     mask = instruction.operands[-1] if instruction.operands else None
@@ -79,7 +79,7 @@ def _whole(instruction: Instruction) -> bool:
 
 
 def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Threads of the mask that wait for others, which have not ended and are not there."""
+    """Threads of the mask that wait for others, which have neither arrived nor ended."""
     assert machine.places is not None
     missing = (machine.places < machine.program.stop) & ~mask
     if not missing.any():
@@ -95,7 +95,7 @@ def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> N
 
 
 def checked(lowering: Lowering, index: int, step: Step) -> Step:
-    """The step of a warp's instruction, which tells the observers of lanes that do not fit together."""
+    """The step of a warp instruction, with a report of masks that do not fit."""
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
     if opcode.startswith(_WHOLE):
@@ -119,7 +119,7 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
 
 
 def _complete(index: int, step: Step) -> Step:
-    """The step of an instruction of all lanes."""
+    """The step of an instruction that requires all lanes."""
 
     def run(machine: Machine, mask: Mask) -> None:
         if mask is not None and machine.observers:
@@ -139,13 +139,13 @@ def _complete(index: int, step: Step) -> Step:
 
 
 def _others(machine: Machine, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Lanes that the block has and that are not there: (warps, 32)."""
+    """Existing lanes that do not execute the instruction: (warps, 32)."""
     exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
     return exists.reshape(-1, 32) & ~there
 
 
 class _Lanes:
-    """The lanes that execute an instruction together, each with its mask: (warps, 32)."""
+    """The lanes that execute an instruction together, with their masks: (warps, 32)."""
 
     def __init__(self, machine: Machine, index: int, mask: Mask, named: Any, elects: bool) -> None:
         self._machine, self._index, self._elects = machine, index, elects
@@ -159,12 +159,12 @@ class _Lanes:
         return True
 
     def _at(self, bad: NDArray[np.bool_]) -> tuple[int, int, str]:
-        """The warp, the lane and the beginning of what is told of the first of these lanes."""
+        """The warp and lane of the first of these lanes, and the start of its message."""
         warp, lane = divmod(int(bad.reshape(-1).argmax()), 32)
         return warp, lane, f"executes {self._name} with mask {int(self._named[warp, lane]):#x}"
 
     def own(self) -> bool:
-        """Tell of lanes that their own mask leaves out."""
+        """Report lanes that are not in their own mask."""
         bad = self._there & (self._named >> LANES.astype("u4") & 1 == 0)
         if not bad.any():
             return False
@@ -173,7 +173,7 @@ class _Lanes:
         return self._tell(bad, f"{what}, or keep it from the call")
 
     def missing(self) -> bool:
-        """Tell of lanes that name others which do not execute it; lanes that the block does not have are let be."""
+        """Report lanes whose mask names existing lanes that do not execute the instruction."""
         machine = self._machine
         others = _others(machine, self._there)
         if self._elects and machine.places is not None:
@@ -186,7 +186,7 @@ class _Lanes:
         return self._tell(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
 
     def differing(self) -> bool:
-        """Tell of lanes that name others which execute it with another mask."""
+        """Report lanes whose mask names lanes with another mask."""
         if (self._named == self._named[:, :1]).all():
             return False
         names = self._named[:, :, None] >> LANES.astype("u4") & 1 == 1
@@ -200,7 +200,7 @@ class _Lanes:
         return self._tell(bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same")
 
     def reading(self, b: Any, c: Any) -> bool:
-        """Tell of lanes that read from one which does not take part."""
+        """Report lanes that read from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
         source = sources(opcode, *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
@@ -218,7 +218,7 @@ class _Lanes:
 
 
 def check_barrier(machine: Machine, index: int, mask: Mask, named: Any) -> None:
-    """Tell of lanes that come to __syncwarp() with a mask that leaves them out."""
+    """Report lanes that execute __syncwarp() with a mask that leaves them out."""
     if named.ndim == 0 and named == FULL:
         return
     lanes = np.arange(machine.threads, dtype="u4") % 32
@@ -232,7 +232,7 @@ def check_barrier(machine: Machine, index: int, mask: Mask, named: Any) -> None:
 
 
 def tell(machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
-    """Tell the observers of lanes that do not fit together."""
+    """Report masks that do not fit."""
     for observer in machine.observers:
         observer.mismatched(machine, index, threads, message)
 
@@ -243,7 +243,7 @@ def _bits(lanes: NDArray[np.bool_]) -> NDArray[np.uint32]:
 
 
 def ranges(lanes: NDArray[np.bool_]) -> str:
-    """Lanes in words.
+    """Lane numbers as text.
 
     >>> ranges(np.array([True, False, True, True, True]))
     'lanes 0, 2-4'

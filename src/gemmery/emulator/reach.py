@@ -1,4 +1,4 @@
-"""What threads do to memory: loads, stores and copies of checked addresses, in the space that they name or lie in."""
+"""Memory accesses of threads: loads, stores and copies of checked addresses, in any state space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "l
 def load(
     machine: Machine, index: int, space: str, addresses: Values, mask: Mask, kind: str, count: int, width: int
 ) -> list[Any]:
-    """`count` values a thread; threads that fault get zeros."""
+    """Load `count` values per thread; threads that fault get zeros."""
     if space == "":
         return _load_generic(machine, index, addresses, mask, kind, count, width)
     if space == "param":
@@ -35,7 +35,7 @@ def load(
 
 
 def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask, what: str) -> NDArray[np.uint32]:
-    """16 bytes a thread, as rows of four words."""
+    """Load 16 bytes per thread, as rows of four words."""
     if space == "":
         ((space, addresses, mask),) = _spaces(machine, addresses, mask)
     addresses, mask, faulty = checked(machine, index, space, what, addresses, mask, 16)
@@ -55,7 +55,7 @@ def store(
     width: int,
     what: str = "st",
 ) -> None:
-    """Write a value, or the elements of a vector, of each thread of the mask."""
+    """Store a value, or the elements of a vector, for each thread of the mask."""
     if space == "":
         for name, part, some in _spaces(machine, addresses, mask):
             store(machine, index, name, part, some, values, kind, width, what)
@@ -66,7 +66,7 @@ def store(
 
 
 def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
-    """Begin a cp.async: the bytes that are `taken` (None: all), then zeros."""
+    """Start a cp.async of the first `taken` bytes (None: all), filled up with zeros."""
     reading = mask
     if taken is not None:
         some = np.broadcast_to(taken > 0, (machine.threads,))
@@ -101,7 +101,7 @@ def checked(
     width: int,
     values: list[Any] | None = None,
 ) -> tuple[Values, Mask, Mask]:
-    """Addresses that may be followed, of the threads that are left, and those that faulted; observers are told."""
+    """Check addresses and report the access; return safe addresses, the mask that is left, and the faulty threads."""
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
     if space == cluster.SPACE and not (addresses >> cluster.RANK_AT).any():
@@ -127,7 +127,7 @@ def checked(
 
 
 def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-    """Addresses by the space they lie in: the one that is named, or of generic ones ("") each."""
+    """Addresses by state space: the named one, or those that generic addresses ("") fall in."""
     return _spaces(machine, addresses, mask) if space == "" else [(space, addresses, mask)]
 
 
@@ -144,7 +144,7 @@ def _fault(
 
 
 def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-    """Generic addresses, by the space they lie in."""
+    """Generic addresses by state space."""
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
     low, high = int(addresses.min()), int(addresses.max())

@@ -1,8 +1,8 @@
-"""The machine: all threads of a chunk of blocks in lock step, those with the lowest instruction first.
+"""The machine: runs all threads of a chunk of blocks in lock step, those at the lowest instruction first.
 
-A register is a NumPy scalar while all threads of the chunk agree, else an array of one value a thread. Threads lie in
-the order of their blocks, each block filled up to whole warps. Where they part, those at the lowest basic block go
-first, which brings them together again where their ways meet; barriers hold threads until nobody else can move.
+A register is a NumPy scalar while all threads of the chunk agree, else an array with one value per thread. Threads are
+numbered through the blocks, each block padded to whole warps. Where threads diverge, those at the lowest basic block
+run first, so they converge where their paths join; barriers hold threads until no other thread can run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Dims = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Launch:
-    """What a kernel is launched with."""
+    """The configuration of a launch."""
 
     grid: Dims
     block: Dims
@@ -50,7 +50,7 @@ class Launch:
 
 
 class Machine:
-    """One chunk of blocks; `run` takes it to its end."""
+    """One chunk of blocks; `run` executes it to its end."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class Machine:
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
-        # The basic block of each thread; None while all are at `at`, which else is where the latest step was.
+        # The basic block of each thread; None while all are at `at`, otherwise the block of the latest step.
         self.at = 0
         self.places: NDArray[np.int32] | None = None
         self.waiting = barriers.Waiting(self)
-        self.failed: Any = False  # of a wait: which threads have to wait on
+        self.failed: Any = False  # the threads whose latest wait failed
         self.order: NDArray[np.int64] | None = None
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
         if idle.any():
@@ -95,16 +95,16 @@ class Machine:
             self.part()
 
     def _shuffled(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """The turn of each thread: warp by warp, or four together where the kernel has products of warpgroups."""
+        """The turn of each thread: warp by warp, or by warpgroups if the kernel uses wgmma."""
         grouped = any(one.opcode.startswith("wgmma") for one in self.kernel.instructions)
         each, warps = 4 if grouped else 1, self.block_threads // WARP
         turns = generator.permutation(self.blocks * -(-warps // each)).reshape(self.blocks, -1)
         return np.repeat(np.repeat(turns, each, axis=1)[:, :warps], WARP)
 
-    # ---- the course of threads ----
+    # ---- control flow ----
 
     def run(self) -> None:
-        """Take every thread to its end."""
+        """Run every thread to its end."""
         for observer in self.observers:
             observer.start(self)
         endless = spinning.Spinning(self._max_steps)
@@ -115,13 +115,13 @@ class Machine:
             observer.finish(self)
 
     def part(self) -> NDArray[np.int32]:
-        """The threads' places, as an array from now on."""
+        """The places of all threads, as an array from now on."""
         if self.places is None:
             self.places = np.full(self.threads, self.at, np.int32)
         return self.places
 
     def _step(self) -> bool:
-        """One basic block of the threads whose turn it is; False when all have ended."""
+        """Execute one basic block of the threads whose turn it is; False when all have ended."""
         if self.places is None:
             if self.at == self.program.stop:
                 return False
@@ -134,7 +134,7 @@ class Machine:
             rank = np.where(ready, self.order, self.warps)
             ready = rank == rank.min()
         at = int(np.where(ready, self.places, self.program.stop).min())
-        mask = (self.places == at) & ready  # a thread that waits at a barrier is already where it will go on
+        mask = (self.places == at) & ready  # the place of a thread that waits at a barrier is already the next one
         if mask.all():
             self.places, mask = None, None
         self.at = at
@@ -206,14 +206,14 @@ class Machine:
         self.places = places if mask is None else np.where(mask, places, self.part())
 
     def _trap(self, block: Block, mask: Mask) -> None:
-        """Threads stop the launch; here they alone end, and the observers are told."""
+        """Threads trap: a device stops the launch; here they end, and the observers are told."""
         taken = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
         threads = np.flatnonzero(taken if mask is None else taken & mask)
         if threads.size:
             what = "fails an assert()" if "__assertfail" in self.kernel.instructions[block.last - 1].text else "traps"
             self.misuse(block.last - 1, threads, f"{what}: on a device the launch ends here with an error")
 
-    # ---- what works beside the threads ----
+    # ---- asynchronous units ----
 
     @cached_property
     def mbarriers(self) -> mbarrier.Mbarriers:
@@ -222,12 +222,12 @@ class Machine:
 
     @cached_property
     def bulk(self) -> bulk.Bulk:
-        """The bulk copies under way."""
+        """The bulk copies in flight."""
         return bulk.Bulk(self)
 
     @cached_property
     def products(self) -> products.Products:
-        """The products of warpgroups under way."""
+        """The warpgroup products in flight."""
         return products.Products(self)
 
     @cached_property
@@ -241,14 +241,14 @@ class Machine:
         return cluster.Barrier(self)
 
     def order_by(self, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool) -> None:
-        """Tell the observers that threads arrived at mbarriers, or passed; a cluster's threads of one number as one."""
+        """Report that threads arrived at mbarriers or passed; equal threads of a cluster's blocks count as one."""
         if acquired:
             threads, addresses = self.peers.alike(threads, addresses)
         for observer in self.observers if len(threads) else ():
             observer.ordered(self, index, threads, addresses, acquired)
 
     def misuse(self, index: int, threads: NDArray[np.int64], message: str) -> None:
-        """Tell the observers of threads that break a rule."""
+        """Report threads that break a rule."""
         for observer in self.observers:
             observer.misused(self, index, threads, message)
 
@@ -258,14 +258,14 @@ class Machine:
     checked, placed = reach.checked, reach.placed
 
     def spread(self, value: Values) -> NDArray[Any]:
-        """A value as an array of one a thread."""
+        """A value as an array with one element per thread."""
         return value if value.ndim else np.broadcast_to(value, (self.threads,))
 
     def space(self, space: str) -> Global | Own:
-        """The memory of a space."""
+        """The memory of a state space."""
         return {"shared": self.shared, cluster.SPACE: self.shared, "local": self.local}.get(space, self.memory)
 
     def emit(self, event: Access) -> None:
-        """Tell the observers of an access."""
+        """Report an access."""
         for observer in self.observers:
             observer.access(self, event)

@@ -1,4 +1,4 @@
-"""What is wrong with a kernel, found while it runs: each with its line, its thread and the way out."""
+"""Faults of a kernel, found while it runs: each with its line, its thread and a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault at one line, or between two, of the first thread that was seen to commit it.
+    """One fault at one line, or between two lines, with the first thread that committed it.
 
     `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
     "deadlock", "warp mask" or "misuse".
@@ -42,26 +42,26 @@ class Finding:
     message: str
     block: Place
     thread: Place
-    other: Line | None = None  # of a race: the access it races with; of a copy: where it began
-    count: int = 1  # how often, over all threads and blocks
-    inner: Line | None = None  # where that is done, when `line` is the one that it was inlined into
+    other: Line | None = None  # of a race: the access it races with; of a copy: where it starts
+    count: int = 1  # occurrences over all threads and blocks
+    inner: Line | None = None  # the inlined line, when `line` is the one that it was inlined into
 
     def __str__(self) -> str:
         return f"{words.lines(self.line, self.inner)}: {self.kind}: {self.message}"
 
 
 class Findings(Observer):
-    """Collects the findings of a run, one for each kind and lines: `found`, in the order of lines."""
+    """Collects the findings of a run in `found`, one for each kind and pair of lines."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both places in words
+        self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both lines
         self._machine: Any = None
-        self._event: Any = None  # the access that is looked at
+        self._event: Any = None  # the access being checked
         self._orders: Orders | None = None
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """All findings so far, by kind and lines."""
+        """All findings so far, sorted by line and kind."""
         return tuple(sorted(self._found.values(), key=lambda one: (one.line.file, one.line.number, one.kind)))
 
     def start(self, machine: Machine) -> None:
@@ -72,7 +72,7 @@ class Findings(Observer):
         self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
         self._global.start(machine, self._history)
         self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
-        self._alike = machine.blocks  # blocks for which the one that is followed stands
+        self._alike = machine.blocks  # the blocks that the one that is followed stands for
 
     def access(self, machine: Machine, event: Access) -> None:
         self._event = event
@@ -95,7 +95,7 @@ class Findings(Observer):
         self._hand_over(event, threads, addresses)
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
-        """Atomics order what is around them: by release and acquire, or relaxed and volatile ones by fences."""
+        """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
         assert self._orders is not None
         index, order = event.index, self._machine.kernel.instructions[event.index].opcode.split(".")
         releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
@@ -112,7 +112,7 @@ class Findings(Observer):
                 self._history.publish(warps, key, at_fence=not releases)
 
     def _overwrite(self, index: int, threads: Words, addresses: Words) -> None:
-        """Tell of a write to what a product of a warpgroup may still read."""
+        """Report a write to memory that a product of a warpgroup may still read."""
         machine = self._machine
         blocks = threads // machine.block_threads
         if (read := machine.products.reader(blocks * machine.shared.stride + addresses)) is None:
@@ -120,7 +120,7 @@ class Findings(Observer):
         (first, other), thread = read, int(threads[read[0]])
         what = (
             f"{words.thread(machine, thread)} writes {words.address(machine, 'shared', int(addresses[first]))}, which "
-            f"the wgmma at {self._line(other)} may still read: wgmma.wait_group before"
+            f"the wgmma at {self._line(other)} may still read: wait with wgmma.wait_group first"
         )
         self._add("race", index, thread, 1, what, other)
 
@@ -137,7 +137,7 @@ class Findings(Observer):
         elif machine.kernel.instructions[index].opcode in ARRIVE:
             self._history.release(warps, barrier)
         else:
-            self._history.acquire(warps, barrier)  # from those that arrived there and went on
+            self._history.acquire(warps, barrier)  # from threads that arrived and did not wait
             self._history.meets(warps)
 
     def ordered(
@@ -145,7 +145,7 @@ class Findings(Observer):
     ) -> None:
         threads, addresses = self._followed(threads, addresses)
         self._event = None
-        inside = addresses >= 0  # the barrier of a cluster lies nowhere
+        inside = addresses >= 0  # the barrier of a cluster has no address
         if inside.any():
             self._history.updates(index, addresses[inside], threads[inside], 8)
         for address in np.unique(addresses).tolist():
@@ -227,8 +227,8 @@ class Findings(Observer):
         waiting = int(mask.reshape(machine.blocks, -1)[block].sum())
         what = (
             f"{words.thread(machine, thread)} waits here, with {waiting} of the block's "
-            f"{machine.launch.block_threads} threads, and the others wait at another barrier or do not come: "
-            "let all threads of the block reach the same one"
+            f"{machine.launch.block_threads} threads, and the others wait at another barrier or never arrive: "
+            "let all threads of the block reach the same barrier"
         )
         self._add("divergent barrier", index, thread, int(mask.sum()), what)
 
@@ -243,10 +243,10 @@ class Findings(Observer):
             return
         thread = int(np.flatnonzero(mask)[0])
         way_out = (
-            "let all threads of the cluster arrive as often"
+            "let all threads of the cluster arrive equally often"
             if clustered
-            else "check how many arrivals the barrier was initialised for, that each of them is made, the bytes that "
-            "are expected, and the parity that is waited for"
+            else "check the number of arrivals that the barrier was initialised for, that all of them are made, the "
+            "expected bytes, and the parity that is waited for"
         )
         waits = "waits for an arrival or a copy that no remaining thread can make"
         what = f"{words.thread(machine, thread)} {waits}: {way_out}"
@@ -260,12 +260,12 @@ class Findings(Observer):
         missing = ranges((members[thread] >> np.arange(32, dtype=np.uint32) & 1 == 1) & ~waiting)
         what = (
             f"{words.thread(machine, thread)} waits at __syncwarp() with mask {int(members[thread]):#x} for {missing}, "
-            f"which never come: {WAY_OUT}"
+            f"which never arrive: {WAY_OUT}"
         )
         self._add("warp mask", index, thread, int(mask.sum()), what)
 
     def _warps(self, mask: Mask) -> Flags:
-        """The warps of a mask, of the blocks that are followed."""
+        """The warps of a mask, for the blocks that are followed."""
         if mask is not None and self._alike > 1:
             rows = mask.reshape(self._alike, -1)
             if (rows == rows[0]).all():
@@ -279,13 +279,13 @@ class Findings(Observer):
         return warps
 
     def _warps_of(self, threads: Words) -> Flags:
-        """The warps of these threads, which count through the blocks that are followed."""
+        """The warps of these threads, numbered through the blocks that are followed."""
         warps: Flags = np.zeros((self._history.blocks, self._machine.block_threads // 32), np.bool_)
         warps.reshape(-1)[threads // 32] = True
         return warps
 
     def _taking_part(self, addresses: Any, mask: Mask) -> tuple[Words, Words]:
-        """Threads that access and their addresses: of the one block that is followed, as long as all do the same."""
+        """The active threads and their addresses; those of the followed block alone while all blocks do the same."""
         each = self._machine.block_threads
         if self._alike > 1:
             places = addresses.reshape(-1, each) if addresses.ndim else addresses
@@ -304,7 +304,7 @@ class Findings(Observer):
         return threads, addresses if mask is None else addresses[mask]
 
     def _followed(self, threads: Words, addresses: Words) -> tuple[Words, Words]:
-        """The same where threads are given by number, each once for each instruction, or not in one block's stead."""
+        """The same for threads listed by number; each is listed once while one block stands for all."""
         if self._alike > 1:
             taken = np.zeros(self._machine.threads, bool)
             spread = np.zeros(self._machine.threads, np.int64)
@@ -320,7 +320,7 @@ class Findings(Observer):
             self._alike = 1
 
     def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
-        """From the history: of each instruction that conflicts with this one the first thread is told."""
+        """Report the first conflict with each other instruction that the history found."""
         if kind in ("race", "clash"):
             racing = ~self._atomic(index, threads, others)
             if self._event is not None and self._event.kind == "st":
@@ -331,9 +331,7 @@ class Findings(Observer):
         for other in np.unique(instructions).tolist():
             these = instructions == other
             apart = these & (threads % self._machine.block_threads >> 5 != (others & THREAD) >> 5)
-            first = int(
-                (apart if kind == "race" and apart.any() else these).argmax()
-            )  # of two warps, if there are such
+            first = int((apart if kind == "race" and apart.any() else these).argmax())  # of two warps if there are any
             thread, address, stamp = int(threads[first]), int(addresses[first]), int(others[first])
             place = f"{words.thread(self._machine, thread)} reads {words.address(self._machine, 'shared', address)}"
             count = int(these.sum()) * self._alike
@@ -341,15 +339,15 @@ class Findings(Observer):
                 what = f"{place}, which no thread has written: write it first, or do not read it"
                 self._add(kind, index, thread, count, what)
             elif kind == "not landed":
-                way_out = "its group before (cp.async.wait_group with a smaller number)"
+                way_out = "its group first (cp.async.wait_group with a smaller number)"
                 if words.in_bulk(self._machine, other):
-                    way_out = "its mbarrier before, and expect all bytes that are copied"
+                    way_out = "its mbarrier first, which has to expect all bytes of the copy"
                 what = f"{place}, which the cp.async at {self._line(other)} may still be writing: wait for {way_out}"
                 self._add(kind, index, thread, count, what, other)
             elif kind == "unfenced":
                 what = (
-                    f"{place} through the async proxy, which was written at {self._line(other)}, and nobody who had "
-                    "seen that executed fence.proxy.async: put it behind the store, before the barrier"
+                    f"{place} through the async proxy, which was written at {self._line(other)} without a "
+                    "fence.proxy.async since: put one after the store, before the barrier"
                 )
                 self._add("misuse", index, thread, count, what, other)
             else:
@@ -357,13 +355,13 @@ class Findings(Observer):
                 self._add("race", index, thread, count, what, other)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
-        """Pairs of accesses of one block that do not race for being atomic."""
+        """Pairs of accesses of one block that do not race because both are atomic."""
         assert self._orders is not None
         one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
         return self._orders.pairs(index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp))
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
-        """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
+        """Stores of the value that the other thread stored: the order does not matter."""
         machine, size = self._machine, self._history.granule
         own = stored(self._event, machine, threads, addresses, size)
         blocks = threads // machine.block_threads

@@ -1,4 +1,4 @@
-"""Races in global memory, within a block and between blocks: what the history of the grid finds, as findings."""
+"""Races in global memory, within a block and between blocks, reported as findings."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gemmery.emulator.findings.races import Flags, History, Words
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
-# A race: the instruction, the thread of the chunk, how often, in words, the other instruction.
+# A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
 Add = Callable[[int, int, int, str, int], None]
 
 
 class GlobalRaces:
-    """Follows the accesses of a launch to global memory that it also writes."""
+    """Follows the accesses of a launch to the arrays that it also writes."""
 
     def __init__(self, machine: Machine, orders: Orders, add: Add) -> None:
         self.reach: Reach = reach(machine.kernel, machine.memory, machine.launch.parameters)
         self._orders, self._add = orders, add
-        # Nothing but an atomic on both sides is let pass at once where there are others that are not for all.
+        # Pairs of atomics pass unchecked only if the kernel has neither volatile accesses nor atomics of block scope.
         simple = not (orders.volatile.any() or orders.own.any())
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
         layout = Layout.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
         self._grid = Grid(machine.memory.data.size, layout, self._conflict)
         self._handover = Handover()
-        self._ids: list[NDArray[np.int64]] = []  # the blocks of each chunk so far
+        self._ids: list[NDArray[np.int64]] = []  # the block numbers of each chunk so far
 
     def start(self, machine: Machine, history: History) -> None:
-        """A chunk of blocks begins."""
+        """Start a chunk of blocks."""
         self._machine, self._history = machine, history
         x, y, z = machine.launch.cluster
         self._grid.start(machine.blocks, machine.block_threads, history, self._handover, x * y * z)
@@ -46,7 +46,7 @@ class GlobalRaces:
         self._ids.append(machine.block_ids)
         self._threads = np.arange(machine.threads)
         warps = machine.block_threads // 32
-        # What each warp could vouch for at its last fence: of any kind, and of one that is for other blocks too.
+        # The clocks that each warp covered at its last fence: of any scope, and of a scope beyond its block.
         self._own_fence, self._fence = np.zeros((2, machine.blocks, warps, warps), np.int64)
 
     def access(self, event: Access) -> None:
@@ -66,7 +66,7 @@ class GlobalRaces:
             self._hand_over(event, threads, addresses)
 
     def fenced(self, index: int, warps: Flags) -> None:
-        """Warps (blocks, warps) execute a fence, or those of one block that stands for all."""
+        """Warps (blocks, warps) execute a fence; one block may stand for all."""
         if not self._orders.hands_over:
             return
         own = is_own(self._machine.kernel.instructions[index].opcode)
@@ -76,7 +76,7 @@ class GlobalRaces:
         self._handover.fence(blocks.tolist(), own)
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
-        """Atomics order blocks: by release and acquire, or relaxed and volatile ones by fences; one after the other."""
+        """Atomics synchronize threads in turn: by release and acquire, or with fences if relaxed or volatile."""
         orders, index = self._orders, event.index
         opcode = self._machine.kernel.instructions[index].opcode
         order = opcode.split(".")
@@ -98,13 +98,13 @@ class GlobalRaces:
                     self._handover.acquire(key, block, by_fence=not acquires)
                 if releases or event.kind != "ld":
                     vouched = every[block, warp]
-                    if not releases:  # what warps did before fences that this one has seen
+                    if not releases:  # covers the accesses before fences that this warp has seen
                         before = fenced[block]
                         vouched = np.where((before.diagonal() <= vouched)[:, None], before, 0).max(axis=0)
                     self._handover.release(key, block, number, vouched)
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
-        """From the grid: of each instruction that conflicts with this one the first thread is told."""
+        """Report the first conflict with each other instruction that the grid found."""
         machine, layout = self._machine, self._grid.layout
         then = layout.instructions(others)
         second, number = layout.threads(others), layout.blocks(others) - self._grid.first
@@ -112,7 +112,7 @@ class GlobalRaces:
         one_block = block == number
         one_warp = one_block & (own >> 5 == second >> 5)
         racing = ~self._orders.pairs(index, then, one_warp, one_block)
-        if self._handover.knows_any:  # an update that the block has followed up by one of its own
+        if self._handover.knows_any:  # an update that the block has observed by an atomic
             for at in np.flatnonzero(racing & self._orders.atomic[then] & ~one_block):
                 number_there = int(number[at]) + self._grid.first
                 racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
@@ -128,7 +128,7 @@ class GlobalRaces:
             self._add(index, int(threads[first]), int(these.sum()), what, other)
 
     def _same(self, threads: Words, addresses: Words, number: Words, second: Words, together: bool) -> Flags:
-        """Stores that leave what another thread stored as it is: whichever comes last, nothing changes."""
+        """Stores of the value that the other thread stored: the order does not matter."""
         machine, size = self._machine, self._grid.granule
         own = stored(self._event, machine, threads, addresses, size)
         if together:

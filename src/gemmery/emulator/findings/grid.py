@@ -1,8 +1,8 @@
-"""Which accesses to global memory nothing orders: between the threads of a block, and between blocks.
+"""Races in global memory: accesses that nothing orders, by threads of one block or of different blocks.
 
-Each granule of global memory remembers its last write and two readers, of different blocks where there are such. Within
-a block the clocks of its warps decide, those of races.py. Between blocks only atomics order anything, with a fence on
-both sides or with release and acquire: handover.py keeps what a block knows of others by them.
+Each granule of global memory remembers its last plain write, two readers, and two threads that updated it atomically,
+of different blocks if possible. Within a block the clocks of its warps decide, as in races.py. Between blocks only
+atomics order accesses, with fences on both sides or with release and acquire; handover.py tracks those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gemmery.emulator.findings.races import Flags, History, Words
 
 @dataclass(frozen=True)
 class Layout:
-    """How a stamp is put together, from bit 0: the instruction, an atomic, the thread in its block, the block, a clock.
+    """The fields of a stamp, from bit 0: the instruction, the atomic flag, the thread in its block, the block, a clock.
 
     Blocks are numbered from 1 in the order in which they run.
     """
@@ -31,12 +31,12 @@ class Layout:
 
     @classmethod
     def of(cls, instructions: int, threads: int, blocks: int) -> Layout:
-        """The narrowest for a launch."""
+        """The narrowest layout for a launch."""
         return cls(instructions.bit_length(), (threads - 1).bit_length(), blocks.bit_length())
 
     @property
     def atomic(self) -> int:
-        """The bit of an atomic."""
+        """The bit that marks an atomic."""
         return 1 << self.instruction
 
     @property
@@ -82,12 +82,12 @@ class Layout:
         return stamps >> self.block_at & (1 << self.block) - 1
 
 
-# The instruction, its threads, the byte addresses, the stamps of the other accesses, whether they were made together.
+# The instruction, its threads, the byte addresses, the stamps of the other accesses, and whether both are one event.
 Report = Callable[[int, Words, Words, Words, bool], None]
 
 
 class Two:
-    """Two of the threads that accessed each place, of two blocks if two did: whoever comes next differs from one."""
+    """Two threads that accessed each place, of two blocks if possible: any other thread differs from at least one."""
 
     def __init__(self, size: int, layout: Layout) -> None:
         self.last, self.other = np.zeros((2, size), np.int64)
@@ -96,13 +96,13 @@ class Two:
     def keep(self, places: Words, stamps: Words) -> None:
         """These threads access these places now."""
         atomic, before = self._layout.atomic, self.last[places]
-        if stamps.size and stamps[0] & atomic:  # a plain read stays, since it races with more than an atomic one
+        if stamps.size and stamps[0] & atomic:  # a plain read stays, because it races with more
             some = (before == 0) | (before & atomic != 0)
             places, stamps, before = places[some], stamps[some], before[some]
         self.last[places] = stamps
         last = self.last[places]
         self._replace(places, before, last)
-        lost = stamps != last  # threads that access what a later one accesses as well
+        lost = stamps != last  # threads whose place a later one accesses too
         if lost.any():
             self._replace(places[lost], stamps[lost], last[lost])
 
@@ -116,31 +116,31 @@ class Two:
         plain = (kept != 0) & (kept & layout.atomic == 0) & (candidates & layout.atomic != 0)
         apart = (candidates ^ last) & layout.same_block != 0
         free = (kept == 0) | ((kept ^ last) & layout.same_block == 0)
-        for chosen in (free & ~plain, apart & ~plain):  # so that those of another block stay
+        for chosen in (free & ~plain, apart & ~plain):  # threads of another block take precedence
             self.other[places[chosen]] = candidates[chosen]
 
     def halve(self) -> None:
-        """Cut each place in two."""
+        """Split each place in two."""
         self.last, self.other = np.repeat(self.last, 2), np.repeat(self.other, 2)
 
 
 class Grid:
-    """What the blocks of a launch did to global memory of `size` bytes."""
+    """The accesses of a launch to global memory of `size` bytes."""
 
     def __init__(self, size: int, layout: Layout, report: Report) -> None:
         self.layout, self._report = layout, report
         self._size = size
-        self._shift = 4  # granules begin as the widest access and are cut when a narrower one comes
+        self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._written: Words = np.zeros(-(-size // 16), np.int64)
-        self._reads: Two | None = None  # until something is read
-        self._updates: Two | None = None  # the same for atomics, which are no plain writes
+        self._reads: Two | None = None  # None until something is read
+        self._updates: Two | None = None  # the same for atomic updates
         self._someone, self._block = layout.someone, layout.same_block
         self._before = 1  # the number of the chunk's first block
         self._blocks = 0
 
     @property
     def granule(self) -> int:
-        """Bytes that are told apart."""
+        """Bytes of a granule."""
         return 1 << self._shift
 
     @property
@@ -149,14 +149,14 @@ class Grid:
         return self._before
 
     def start(self, blocks: int, threads: int, history: History, handover: Handover, cluster: int) -> None:
-        """A chunk begins: so many blocks, of so many threads each in whole warps; a block may be in a cluster."""
+        """Start a chunk of `blocks` blocks of `threads` threads in whole warps, with `cluster` blocks per cluster."""
         self._before += self._blocks
         self._blocks, self._threads, self._cluster = blocks, threads, cluster
         self._history, self._handover = history, handover
         self._ticks = -1
 
     def _own(self) -> Words:
-        """The stamp of each thread of the chunk, without an instruction."""
+        """The stamp of each thread of the chunk, without the instruction."""
         if self._ticks != self._history.ticks:
             self._ticks = self._history.ticks
             clocks = np.broadcast_to(self._history.clock, (self._blocks, self._threads // 32))
@@ -179,7 +179,7 @@ class Grid:
         self._reads = self._kept(self._reads, places, stamps)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
-        """Threads store, or update what they also read."""
+        """Threads store, or update atomically."""
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
@@ -210,7 +210,7 @@ class Grid:
 
     def _halve(self) -> None:
         self._shift -= 1
-        if not self._written.any():  # pages of zeros stay untouched
+        if not self._written.any():  # keeps the pages untouched
             self._written = np.zeros(2 * len(self._written), np.int64)
         else:
             self._written = np.repeat(self._written, 2)
@@ -229,7 +229,7 @@ class Grid:
             self._check(index, places, threads, stamps, two.other[places])
 
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
-        """Tell of those earlier accesses that another thread made and nothing orders before these."""
+        """Report earlier accesses of other threads that nothing orders before these."""
         differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.layout.atomic == 0)
         if not differs.any():
             return
@@ -246,7 +246,7 @@ class Grid:
         seen = self._history.seen
         rows = own_block if len(seen) > 1 else 0
         unordered: Flags = ~inside | (clock > seen[rows, own_warp, np.where(inside, other, 0)])
-        if self._cluster > 1:  # blocks of one cluster order each other by its barriers
+        if self._cluster > 1:  # within a cluster its barriers may order blocks
             mate = (layout.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
             unordered &= inside | ~mate
         if self._handover.knows_any and unordered.any():
@@ -260,7 +260,7 @@ class Grid:
 
 
 def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int) -> NDArray[np.uint8]:
-    """What these threads of the chunk store at these addresses: `size` bytes each."""
+    """The `size` bytes that each of these threads of the chunk stores at its address."""
     rows = np.ascontiguousarray(np.stack([machine.spread(value)[threads] for value in event.values], axis=1))
     from_start = addresses - machine.spread(event.addresses)[threads]
     columns = from_start[:, None] + np.arange(size)

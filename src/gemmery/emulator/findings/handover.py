@@ -1,8 +1,9 @@
-"""What blocks know of each other: by atomics in global memory, between release and acquire or between fences.
+"""Synchronization between threads by atomics in global memory, with release and acquire or with fences.
 
-Each address keeps logs of releases, for all blocks and for the threads of one: the block, and up to which clock it
-vouches for each of its warps. A block that acquires knows the log up to that entry, and what those that wrote it knew.
-This is kept for whole blocks: where one thread of a block has acquired, the others are taken to know it too.
+Each address has a log of releases for all blocks, and one for the threads of each block. An entry holds the releasing
+block and the clock of each of its warps up to which the release covers their accesses. A block that acquires knows the
+log up to that point, and what the releasing blocks knew. Knowledge is kept per block: what one thread acquires counts
+as known to its whole block.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.findings.races import Flags, Words
 
-Key = tuple[int, int]  # an address, and the number of the block that it is for: -1 for all
-Known = dict[Key, int]  # key -> entries of its log
+Key = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
+Known = dict[Key, int]  # key -> known entries of its log
 
 
 @dataclass
 class Log:
-    """The releases to one address."""
+    """The releases to one key."""
 
     length: int = 0
     entries: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = field(default_factory=dict)  # of each block
-    known: Known = field(default_factory=dict)  # what those that released knew
+    known: Known = field(default_factory=dict)  # what the releasing blocks knew
 
     def add(self, block: int, clocks: NDArray[np.int64]) -> None:
-        """A release."""
+        """Append a release."""
         places, vouched = self.entries.setdefault(block, ([], []))
         if vouched and (clocks <= vouched[-1]).all():
             return
@@ -38,36 +39,36 @@ class Log:
         self.length += 1
 
     def vouches(self, length: int, block: int, warp: int, clock: int) -> bool:
-        """Do the first entries say that a warp of a block had come so far."""
+        """Whether the first `length` entries cover a warp of a block up to a clock."""
         places, vouched = self.entries.get(block, ([], []))
         count = bisect_left(places, length)
         return count > 0 and bool(vouched[count - 1][warp] >= clock)
 
 
 class Handover:
-    """The logs of a launch, and what the blocks of the chunk know of them."""
+    """The logs of a launch, and how much of them each block of the chunk knows."""
 
     def __init__(self) -> None:
         self._logs: dict[Key, Log] = {}
-        self._knows: dict[int, Known] = {}  # of each block of the chunk, from 0
-        self._heard: dict[int, Known] = {}  # by relaxed atomics: known after the next fence
+        self._knows: dict[int, Known] = {}  # by block of the chunk, from 0
+        self._heard: dict[int, Known] = {}  # received by relaxed atomics, known after the next fence
 
     @property
     def any(self) -> bool:
-        """Has anything been released."""
+        """Whether anything has been released."""
         return bool(self._logs)
 
     @property
     def knows_any(self) -> bool:
-        """Has any block of the chunk acquired."""
+        """Whether any block of the chunk has acquired."""
         return bool(self._knows)
 
     def start(self) -> None:
-        """A chunk begins."""
+        """Start a chunk of blocks."""
         self._knows, self._heard = {}, {}
 
     def acquire(self, key: Key, block: int, by_fence: bool) -> None:
-        """A block reads a place atomically; it knows at once, or after its next fence."""
+        """A block reads atomically: it knows the log now, or after its next fence."""
         log = self._logs.get(key)
         if log is None:
             return
@@ -76,13 +77,13 @@ class Handover:
         known[key] = log.length
 
     def fence(self, blocks: Sequence[int], own: bool) -> None:
-        """Blocks execute a fence, which is for their `own` threads alone, or for all."""
+        """Blocks execute a fence, for all threads or only for their `own`."""
         for block in blocks if self._heard else ():
             if heard := self._heard.get(block):
                 _join(self._knows.setdefault(block, {}), {key: heard[key] for key in heard if not own or key[1] >= 0})
 
     def release(self, key: Key, block: int, number: int, clocks: NDArray[np.int64]) -> None:
-        """A block, of this number in the launch, writes a place atomically and vouches for its warps."""
+        """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""
         if not clocks.any():
             return
         log = self._logs.setdefault(key, Log())
@@ -90,15 +91,15 @@ class Handover:
         _join(log.known, self._knows.get(block, {}))
 
     def observed(self, block: int, address: int, number: int) -> bool:
-        """Has a block acquired a release of another block, by number, to the very place of an address."""
-        for start in {address, address & ~3, address & ~7}:  # of a granule that is narrower than the atomic
+        """Whether a block has acquired a release of another block, by number, to this address itself."""
+        for start in {address, address & ~3, address & ~7}:  # a granule may be narrower than the atomic
             log, length = self._logs.get((start, -1)), self._knows.get(block, {}).get((start, -1), 0)
             if log is not None and log.vouches(length, number, 0, 0):
                 return True
         return False
 
     def known(self, blocks: Words, numbers: Words, warps: Words, clocks: Words, each: int) -> Flags:
-        """Which clocks of warps of blocks, by number, the blocks of the chunk know; `each` warps are in a block."""
+        """Whether blocks of the chunk know clocks of warps of numbered blocks; `each` is the warps of a block."""
         queries = np.stack([blocks, numbers * each + warps, clocks])
         unique, back = np.unique(queries, axis=1, return_inverse=True)
         answers = [

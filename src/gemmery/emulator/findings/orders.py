@@ -1,4 +1,4 @@
-"""Which instructions order memory: atomics, fences, and for whom."""
+"""Which instructions order memory, and for which threads: atomics and fences."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def is_count(opcode: str) -> bool:
 
 
 def is_fence(opcode: str) -> bool:
-    """Whether it orders threads, and not the units beside them alone."""
+    """Whether it is a fence between threads, and not only for asynchronous units."""
     name, *words = opcode.split(".")
     return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)
 
 
 def is_own(opcode: str) -> bool:
-    """Whether it orders the threads of one block alone."""
+    """Whether its scope is one block."""
     return "cta" in opcode.split(".")
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What the instructions of a kernel do, by their numbers."""
+    """Properties of a kernel's instructions, by number."""
 
     atomic: Flags
     volatile: Flags
-    own: Flags  # atomic for the threads of one block alone
-    stores: Flags  # plain or not, of values that are known
-    fences: bool  # does the kernel have a fence
-    hands_over: bool  # can a thread learn from another one by global memory
+    own: Flags  # atomic with the scope of one block
+    stores: Flags  # stores whose values are known
+    fences: bool  # whether the kernel has a fence
+    hands_over: bool  # whether threads may synchronize by global memory
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
-        """Pairs of accesses that do not race for being atomic, both of them; of volatile ones those of two warps.
+        """Pairs of accesses that do not race because both are atomic, or volatile and of different warps.
 
-        PTX takes volatile accesses for relaxed ones. But lanes of a warp that are volatile to each other wait for
-        nobody: they rely on running in lock step. What is atomic for a block is not so for another one.
+        PTX treats volatile accesses as relaxed. But volatile accesses of lanes of one warp rely on lock step. An atomic
+        with the scope of a block is not atomic for other blocks.
         """
         either = (self.atomic | self.volatile)[others] & (self.atomic[index] | self.volatile[index])
         found: Flags = either & ~(self.volatile[others] & self.volatile[index] & one_warp)
@@ -67,7 +67,7 @@ class Orders:
 
 
 def orders(kernel: Kernel) -> Orders:
-    """What the instructions of a kernel order."""
+    """The orders of a kernel."""
     opcodes = [one.opcode for one in kernel.instructions]
     retried = pointers.retried(kernel)
     atomic = np.array([is_atomic(one) or index in retried for index, one in enumerate(opcodes)], np.bool_)

@@ -1,7 +1,8 @@
-"""Which arrays an instruction may reach, as far as the registers of its address tell.
+"""The arrays that an instruction may access, as far as the registers of its address tell.
 
-An address is a parameter or the address of a variable plus offsets, so 64-bit registers are followed from their
-definitions, whatever the order. What is loaded from memory, and what is put together from halves, may point anywhere.
+An address is a parameter or the address of a variable plus offsets, so 64-bit registers are traced to their
+definitions, in any order of instructions. A pointer that is loaded from memory or assembled from halves may point
+anywhere.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _UPDATES = {
     "or": "atomicOr()",
     "xor": "atomicXor()",
 }
-_FAR = 64  # instructions between a load and the store that depends on it
+_FAR = 64  # registers between a store and the load that it depends on
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Which instructions touch global memory that the kernel also writes, and the arrays each may reach."""
+    """The instructions that access arrays which the kernel also writes, and the arrays that each may access."""
 
-    followed: tuple[bool, ...]  # of each instruction
-    arrays: tuple[frozenset[str] | None, ...]  # names of allocations; None: any. Only of instructions with an address
-    nulls: frozenset[int]  # instructions whose address comes from a null pointer alone
+    followed: tuple[bool, ...]  # by instruction
+    arrays: tuple[frozenset[str] | None, ...]  # names of allocations; None for any
+    nulls: frozenset[int]  # instructions whose address comes from a null pointer
 
 
 def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
-    """What the instructions of a launch may reach."""
+    """The reach of a launch's instructions."""
     origins = _origins(kernel)
     arrays: list[frozenset[str] | None] = []
     nulls: set[int] = set()
@@ -71,7 +72,7 @@ def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
 
 
 def reached(instruction: Instruction) -> Memory | None:
-    """The operand in global memory of a load, store, copy or atomic; None where there is none."""
+    """The operand of a load, store, copy or atomic that may be in global memory; None if there is none."""
     name, *words = instruction.opcode.split(".")
     if name not in ("ld", "ldu", "st", "atom", "red", "cp", "wmma"):
         return None
@@ -89,7 +90,7 @@ def _writes(opcode: str) -> bool:
 
 
 def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes) -> tuple[frozenset[str] | None, bool]:
-    """The allocations that origins name, and whether they are a null pointer alone; None for any."""
+    """The allocations that origins name, None for any; and whether the only origin is a null pointer."""
     found, null, own = set(), False, False
     for one in origins:
         if isinstance(one, tuple) and one[0] == "pointer":
@@ -113,7 +114,7 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
 
 
 def _origins(kernel: Kernel) -> dict[str, Origins]:
-    """Where the value of each 64-bit register may come from."""
+    """The origins of each 64-bit register."""
     offsets = {one.name: one.offset for one in kernel.parameters}
     wide = [one for one in kernel.instructions if _makes_wide(one)]
     found: dict[str, Origins] = {}
@@ -133,14 +134,14 @@ def _origins(kernel: Kernel) -> dict[str, Origins]:
 
 
 def _next(made: Origins, place: int) -> Origins:
-    """The same for a later element of a vector: of a parameter, 8 bytes on for each."""
+    """The origins of a later element of a vector: parameters advance by 8 bytes per element."""
     if not place:
         return made
     return frozenset((one[0], one[1] + 8 * place) if isinstance(one, tuple) else one for one in made)
 
 
 def _made(one: Instruction, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
-    """What a 64-bit result comes from."""
+    """The origins of a 64-bit result."""
     name, *words = one.opcode.split(".")
     if name == "ld" and "param" in words:
         return _parameter(one.operands[1], found, offsets)
@@ -183,11 +184,11 @@ def _names(target: Operand) -> Iterable[str]:
     return [one.name for one in elements if isinstance(one, Register)]
 
 
-# ---- reads that are a part of something ----
+# ---- reads of an update ----
 
 
 def retried(kernel: Kernel) -> frozenset[int]:
-    """Loads of a place that an atom.cas of the same size updates: a stale value costs another turn, and no more."""
+    """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
     if not any(".cas." in one.opcode for one in kernel.instructions):
         return frozenset()
     makers = _makers(kernel)
@@ -204,7 +205,10 @@ def retried(kernel: Kernel) -> frozenset[int]:
 
 
 def update(kernel: Kernel, index: int, other: int) -> str:
-    """The atomic that a race between the load and the store of x += 1 wants: "atomicAdd()"; "" for any other race."""
+    """The atomic to use instead if two instructions are the load and the store of one update; "" if they are not.
+
+    For `x += 1` it is "atomicAdd()".
+    """
     if kernel.instructions[index].line != kernel.instructions[other].line:
         return ""
     makers = _makers(kernel)
@@ -223,7 +227,7 @@ def _makers(kernel: Kernel) -> Makers:
 
 
 def _place(operand: Operand, makers: Makers) -> Operand:
-    """An address by the register or symbol that it was copied from, so that equal ones are found equal."""
+    """An address by the register or symbol that it was copied from, so equal addresses compare equal."""
     while isinstance(operand, Memory) and isinstance(operand.base, Register):
         made = makers.get(operand.base.name, [])
         if len(made) != 1 or made[0].opcode.partition(".")[0] not in ("mov", "cvta"):
@@ -236,7 +240,7 @@ def _place(operand: Operand, makers: Makers) -> Operand:
 
 
 def _update(kernel: Kernel, index: int, makers: Makers) -> str:
-    """The atomic that could do what a load, or a store, and another instruction of the same place do."""
+    """The atomic that replaces a load, or a store, and its counterpart at the same address; "" if there is none."""
     one = kernel.instructions[index]
     if one.opcode.startswith("ld"):
         place = _place(one.operands[1], makers)
@@ -252,7 +256,7 @@ def _update(kernel: Kernel, index: int, makers: Makers) -> str:
 
 
 def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
-    """The operation of an instruction; "" of one that only moves or converts, or adds to another product."""
+    """The operation of an instruction; "" for moves, "product" if a multiply-add multiplies the loaded value."""
     name = one.opcode.partition(".")[0]
     if name in ("mov", "cvt", "cvta"):
         return ""
@@ -264,7 +268,7 @@ def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
 
 
 def _depends(value: Register, place: Operand, makers: Makers) -> str:
-    """How a value is made of what was loaded from a place."""
+    """The atomic that computes a value from the one loaded from an address; "" if it does not depend on it."""
     met: set[str] = set()
     waiting, last = [value.name], ""
     while waiting and len(met) < _FAR:

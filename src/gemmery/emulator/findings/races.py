@@ -1,11 +1,11 @@
-"""Which accesses to shared memory no barrier orders.
+"""Races in shared memory: accesses that no barrier orders.
 
-Each granule of shared memory remembers its last write and two last readers, each as a clock of the warp, a thread and
-an instruction in one integer; a vector of clocks for each warp says what of the others it has seen. That is FastTrack
-(Flanagan and Freund, PLDI 2009) with a warp in the place of a thread. Lanes of one warp are ordered by __syncwarp and
-by barriers, not by running in lock step: PTX promises no more since sm_70.
+Each granule of shared memory remembers its last write and its last two readers, each as the clock of the warp, the
+thread and the instruction in one integer. Each warp has a vector of the other warps' clocks that it has seen. This is
+FastTrack (Flanagan and Freund, PLDI 2009) with warps instead of threads. __syncwarp() and barriers order the lanes of
+a warp; lock step does not, which PTX has not guaranteed since sm_70.
 
-While all blocks of a chunk do the same, one of them is followed for all.
+While all blocks of a chunk do the same, one of them stands for all.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ Flags = NDArray[np.bool_]
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
 
-# What is found: kind ("clash" is a race of threads that execute one instruction together), the instruction, its
+# A conflict: its kind ("clash" is a race of threads that execute one instruction together), the instruction, its
 # threads, the byte addresses, the stamps of the other accesses.
 Report = Callable[[str, int, Words, Words, Words], None]
 
 
 class History:
-    """What the blocks of a chunk did to their shared memory, and what their warps know of each other.
+    """The accesses of a chunk's blocks to their shared memory, and the clocks that their warps have seen.
 
-    `blocks` is the number of blocks that are followed, `threads` those of one block in whole warps, `size` its bytes.
+    `blocks` is the number of blocks that are followed; `threads` and `size` are the threads of a block, in whole warps,
+    and its bytes.
     """
 
     def __init__(self, blocks: int, threads: int, size: int, report: Report) -> None:
         self.blocks, self.threads, self.report = blocks, threads, report
         self._warps = threads // 32
-        self._shift = 4  # granules begin as the widest access and are cut when a narrower one comes
+        self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._granules = -(-max(size, 1) // 16)
         self._written, self._read, self._read_too = np.zeros((3, blocks * self._granules), np.int64)
         self._clock = np.ones((blocks, self._warps), np.int64)
         self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
         self._told: dict[Any, NDArray[np.int64]] = {}
-        # Of each warp, what it had seen at its last fence, and what its atomics since then were told.
+        # For each warp: the clocks seen at its last fence, and those that its atomics have received since.
         self._at_fence, self._heard = np.zeros((2, blocks, self._warps, self._warps), np.int64)
         self.ticks = 0  # how often a clock has changed
-        self._fenced = np.zeros_like(self._clock)  # of each warp, the latest clock that a fence.proxy.async has seen
+        self._fenced = np.zeros_like(self._clock)  # the latest clock of each warp that a fence.proxy.async has seen
         self._tick()
 
     @property
     def granule(self) -> int:
-        """Bytes that are told apart."""
+        """Bytes of a granule."""
         return 1 << self._shift
 
     @property
@@ -60,16 +61,16 @@ class History:
 
     @property
     def seen(self) -> NDArray[np.int64]:
-        """The clock of each other warp of its block that a warp has seen: (blocks, warps, others)."""
+        """The latest clock of every warp of the block that each warp has seen: (blocks, warps, others)."""
         return self._seen
 
     def vouched(self) -> NDArray[np.int64]:
-        """The same with its own clock, up to which all that it did counts: what a release hands on."""
+        """`seen` with each warp's own clock: what a release passes on."""
         found: NDArray[np.int64] = np.maximum(self._seen, self._clock[:, :, None] * np.eye(self._warps, dtype=np.int64))
         return found
 
     def spread(self, blocks: int) -> None:
-        """From one block that stood for all to each on its own."""
+        """Follow each block from now on, and not one for all."""
         self.blocks = blocks
         self._written, self._read, self._read_too = (
             np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too)
@@ -83,9 +84,9 @@ class History:
         self._tick()
 
     def reads(self, index: int, addresses: Words, threads: Words, width: int, stores: Flags | None = None) -> None:
-        """Threads load `width` bytes each; `threads` counts through the blocks.
+        """Threads load `width` bytes each; `threads` are numbered through the blocks.
 
-        With `stores`, the instructions by which threads write themselves, units beside the threads read for them.
+        With `stores`, a flag for each instruction by which threads store, asynchronous units read for the threads.
         """
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
@@ -99,7 +100,7 @@ class History:
         self._keep_read(places, stamps)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, asynchronous: bool = False) -> None:
-        """Threads store; or begin a copy that lands later."""
+        """Threads store, or start an asynchronous copy."""
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         self._check_write(index, places, threads, stamps)
@@ -110,7 +111,7 @@ class History:
             self._tell("clash", index, lost, places, threads, last & ~UNDER_WAY)
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
-        """Atomics: they do not race with each other."""
+        """Threads update atomically; such accesses do not race with each other."""
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
         written = self._written[places]
@@ -121,7 +122,7 @@ class History:
         self._written[places] = stamps
 
     def lands(self, index: int, addresses: Words, threads: Words, width: int, then: bool = False) -> None:
-        """Threads have waited for what they copied: it counts as written by them from now on, or from back `then`."""
+        """Copies have landed: they count as written now, or with `then` when they were started."""
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT
         written = self._written[places]
@@ -129,7 +130,7 @@ class History:
         self._written[places[still]] = written[still] & ~UNDER_WAY if then else stamps[still]
 
     def meets(self, warps: Flags) -> None:
-        """Warps (blocks, warps) meet at a barrier of their block: each has seen all that any of them had."""
+        """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
         if warps.all():
             self._seen[:] = self._clock[:, None, :]
         else:
@@ -139,19 +140,19 @@ class History:
         self._tick()
 
     def meets_itself(self, warps: Flags) -> None:
-        """The lanes of each of these warps meet: __syncwarp."""
+        """The lanes of each of these warps meet: __syncwarp()."""
         block, warp = np.nonzero(warps)
         self._seen[block, warp, warp] = self._clock[block, warp]
         self._clock += warps
         self._tick()
 
     def fences(self, warps: Flags) -> None:
-        """What these warps have seen is seen by units beside the threads: fence.proxy.async."""
+        """Asynchronous units see everything that these warps have seen: fence.proxy.async."""
         self._fenced = np.maximum(self._fenced, self._known(warps))
         self.meets_itself(warps)
 
     def release(self, warps: Flags, key: Any) -> None:
-        """What these warps did is seen by whoever acquires the key in their block later, as by an mbarrier."""
+        """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""
         self._hand_on(key, self._known(warps))
         self.meets_itself(warps)
 
@@ -162,7 +163,7 @@ class History:
             self._tick()
 
     def orders(self, warps: Flags) -> None:
-        """A fence between threads: atomics before it acquire, those behind it release, each warp for itself."""
+        """A fence between threads: earlier atomics acquire, later ones release, for each warp."""
         some = warps[:, :, None]
         self._seen = np.where(some, np.maximum(self._seen, self._heard), self._seen)
         self._at_fence = np.where(some, self.vouched(), self._at_fence)
@@ -170,7 +171,7 @@ class History:
         self._tick()
 
     def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
-        """These warps write atomically: it hands on all that they did, or what they did before their last fence."""
+        """These warps write atomically and pass on what they did, or what they did before their last fence."""
         if at_fence:
             self._hand_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
         else:
@@ -179,7 +180,7 @@ class History:
             self._tick()
 
     def hear(self, warps: Flags, key: Any) -> None:
-        """These warps read atomically: what was released to the key they see after their next fence."""
+        """These warps read atomically: after their next fence they see what was released to the key."""
         if (told := self._told.get(key)) is not None:
             heard = np.maximum(self._heard, told[:, None, :])
             self._heard = np.where(warps[:, :, None], heard, self._heard)
@@ -188,21 +189,21 @@ class History:
         self._told[key] = np.maximum(self._told.get(key, 0), known)
 
     def _known(self, warps: Flags) -> NDArray[np.int64]:
-        """The latest clocks that any of these warps has seen, their own included: (blocks, warps)."""
+        """The latest clocks that any of these warps has seen, its own included: (blocks, warps)."""
         seen = np.where(warps[:, :, None], self._seen, 0).max(axis=1)
         known: NDArray[np.int64] = np.maximum(seen, np.where(warps, self._clock, 0))
         return known
 
     def _tick(self) -> None:
-        """After a change of clocks."""
+        """Update what depends on the clocks."""
         self.ticks += 1
         lanes = np.arange(self.threads)
         self._stamps = (np.repeat(self._clock, 32, axis=1) << CLOCK_AT | lanes).ravel()
         self._seen_by = self._seen.reshape(-1)
-        self._new = (int(self._seen.min()) + 1) << CLOCK_AT  # below it everyone has seen everything
+        self._new = (int(self._seen.min()) + 1) << CLOCK_AT  # every warp has seen every access below it
 
     def _places(self, addresses: Words, threads: Words, width: int) -> tuple[Words, Words]:
-        """The granules of an access, and the thread of each."""
+        """The granules of an access, with the thread of each."""
         while width < 1 << self._shift:
             self._halve()
         places = (addresses >> self._shift) + threads // self.threads * self._granules
@@ -219,7 +220,7 @@ class History:
         )
 
     def _unordered(self, then: Words, threads: Words, stamps: Words) -> Flags:
-        """Which earlier accesses another thread made, and this one's warp has not seen."""
+        """Which earlier accesses belong to other threads and have not been seen by this thread's warp."""
         seen = self._seen_by[(threads >> 5) * self._warps + ((then & THREAD) >> 5)]
         unordered: Flags = ((then & ~UNDER_WAY) >> CLOCK_AT > seen) & ((then ^ stamps) & THREAD != 0)
         return unordered
@@ -238,7 +239,7 @@ class History:
         written = self._written[places]
         if written.max() >= self._new:
             race = self._unordered(written, threads, stamps) & (written & stamps & ATOMIC == 0)
-            race |= written & UNDER_WAY != 0  # even the thread's own copy may land later
+            race |= written & UNDER_WAY != 0  # the thread's own copy may land later, too
             if race.any():
                 self._tell("race", index, race, places, threads, written & ~UNDER_WAY)
         for read in (self._read[places], self._read_too[places]):
@@ -248,13 +249,13 @@ class History:
                     self._tell("race", index, race, places, threads, read)
 
     def _keep_read(self, places: Words, stamps: Words) -> None:
-        """Of the threads that read a place two are kept: whoever writes it differs from one of them."""
+        """Keep two threads that read a place: a thread that writes it differs from at least one of them."""
         before = self._read[places]
         self._read[places] = stamps
         last = self._read[places]
         other = ((before ^ last) & THREAD) != 0
         self._read_too[places[other]] = before[other]
-        lost = stamps != last  # lanes that read what a later lane reads as well
+        lost = stamps != last  # lanes whose place a later lane reads too
         self._read_too[places[lost]] = stamps[lost]
 
     def _tell(self, kind: str, index: int, found: Flags, places: Words, threads: Words, others: Words) -> None:

@@ -1,4 +1,4 @@
-"""What findings say: "thread 3 of block 0", "byte 132 of shared memory", and why two threads race."""
+"""The texts of findings: "thread 3 of block 0", "byte 132 of shared memory", the causes of races."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 Place = tuple[int, int, int]  # x, y, z
-_LAST = "whichever comes last stays: let one thread write there, or use an atomic"
+_LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _LANES = "lanes of one warp: put __syncwarp() between the two"
-_THREADS = "no barrier between: put __syncthreads() there"
-_BLOCKS = "read it in a later launch, or hand it over by an atomic, with __threadfence() on both sides"
+_THREADS = "no barrier in between: put __syncthreads() there"
+_BLOCKS = "read it in a later launch, or hand it over with an atomic and __threadfence() on both sides"
 
 
 def lines(line: Line, inner: Line | None) -> str:
-    """Two lines as "simt_padded.cu:19 (load.cuh:61)", one where both are the same."""
+    """Two lines as "simt_padded.cu:19 (load.cuh:61)", or one if both are the same."""
     return str(line) if inner in (None, line) else f"{line} ({inner})"
 
 
 def done_at(instruction: Instruction) -> Line:
-    """The innermost line that is more than a name for an instruction."""
+    """The innermost line of an instruction, wrappers of single instructions left out."""
     return calling(instruction.frames or (instruction.line,))[-1]
 
 
 def line_of(machine: Machine, index: int) -> str:
-    """The line of an instruction, and the one that it was inlined from."""
+    """The line of an instruction, with the inlined line."""
     instruction = machine.kernel.instructions[index]
     return lines(instruction.line, done_at(instruction))
 
 
 def indices(machine: Machine, thread: int) -> tuple[Place, Place]:
-    """Block and thread as a kernel knows them, of a thread of the chunk."""
+    """blockIdx and threadIdx of a thread of the chunk."""
     block, own = divmod(thread, machine.block_threads)
     launch = machine.launch
     return _unravel(int(machine.block_ids[block]), launch.grid), _unravel(own, launch.block)
 
 
 def thread(machine: Machine, number: int, with_block: bool = True) -> str:
-    """A thread of the chunk: "thread 3 of block 0"."""
+    """A thread of the chunk, as "thread 3 of block 0"."""
     block, own = indices(machine, number)
     called = f"thread {_short(own, machine.launch.block)}"
     return f"{called} of block {_short(block, machine.launch.grid)}" if with_block else called
 
 
 def address(machine: Machine, space: str, at: int) -> str:
-    """An address in words: "byte 132 of shared memory (tile, byte 4)"."""
+    """An address, as "byte 132 of shared memory (tile, byte 4)"."""
     array, start = _array(machine, space, at)
     inside = f" ({array}, byte {at - start})" if array else ""
     return f"address {at:#x}{inside}" if space == "global" else f"byte {at} of {space} memory{inside}"
 
 
 def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach: pointers.Reach) -> str:
-    """How far an access is from what it should have been in, and what to do."""
+    """How far an access is outside its memory, and what to do about it."""
     if space == "global":
         return _beyond_arrays(machine, at, width, index in reach.nulls, reach.arrays[index])
     size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
@@ -66,16 +66,16 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
 
 
 def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool) -> str:
-    """Two accesses to shared memory that nothing orders: of a thread, and before it of thread `own` of its block."""
+    """A race in shared memory: an access of a thread, and an earlier one of thread `own` of the same block."""
     second = number - number % machine.block_threads + own
     if in_bulk(machine, index) or in_bulk(machine, other):
-        cause = "nothing orders the two: wait for the mbarrier, or at the barrier, at which the other side arrives"
+        cause = "nothing orders the two: wait at the mbarrier or barrier that the other side arrives at"
     elif _both_store(machine, index, other):
         cause = _LAST
     elif atomic_way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(atomic_way)
     elif second == number:
-        cause = "a copy of its own that may land later: wait for its group before"
+        cause = "its own copy may land later: wait for its group first"
     else:
         cause = _LANES if second // 32 == number // 32 else _THREADS
     here, there = _does(machine, index), _does(machine, other, atomic)
@@ -86,14 +86,16 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
 
 
 def grid_race(machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int]) -> str:
-    """Two accesses to global memory that nothing orders: of a thread, and of the thread of a block before it."""
+    """A race in global memory: an access of a thread, and an earlier one of thread `place` (block, thread)."""
     block, own = place
     launch, mine = machine.launch, int(machine.block_ids[number // machine.block_threads])
     one_block = block == mine
     if way := pointers.update(machine.kernel, index, other):
         cause = _unordered_update(way)
     elif not one_block and _own_scope(machine, index, other):
-        cause = "atomic within one block only: use an atomic of device scope, atomicAdd() and not atomicAdd_block()"
+        cause = (
+            "they are atomic within one block only: use device scope, as in atomicAdd() instead of atomicAdd_block()"
+        )
     elif not one_block:
         both = _does(machine, index) == _does(machine, other) == "writes"
         cause = f"blocks run in any order: {'give each its own elements, or use an atomic' if both else _BLOCKS}"
@@ -111,7 +113,7 @@ def grid_race(machine: Machine, index: int, number: int, where: int, other: int,
 
 
 def _own_scope(machine: Machine, *indices: int) -> bool:
-    """Whether both are updates, one of them for its own block alone."""
+    """Whether both are atomic updates, and at least one has the scope of its block."""
     opcodes = [machine.kernel.instructions[index].opcode for index in indices]
     updates = all(one.startswith(("atom", "red")) for one in opcodes)
     return updates and any("cta" in one.split(".") for one in opcodes)
@@ -123,11 +125,11 @@ def _both_store(machine: Machine, index: int, other: int) -> bool:
 
 
 def _unordered_update(way: str) -> str:
-    return f"between the read and the write another thread may update it, and one update is lost: use {way}"
+    return f"another thread may update it between the read and the write, and one update is lost: use {way}"
 
 
 def in_bulk(machine: Machine, index: int) -> bool:
-    """Whether an instruction copies in bulk."""
+    """Whether an instruction is a bulk copy."""
     return ".bulk." in machine.kernel.instructions[index].opcode
 
 
@@ -141,11 +143,11 @@ def _does(machine: Machine, index: int, atomic: bool = False) -> str:
 
 
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
-    """`reached` are the names of the arrays that the address is computed from; None where they are not known."""
+    """`reached` holds the arrays that the address is computed from; None if they are not known."""
     arrays = [one for one in machine.memory.allocations if reached is None or one.name in reached]
     one = min(arrays, key=lambda one: _far(one, at, width), default=None)
     if null or one is None or (reached is None and 0 <= at < PAGE and at < one.start - at):
-        return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or test the pointer"
+        return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
     if at < one.start:
         return f"address {at:#x}, {one.start - at} bytes before {one.name}; bound the index"
     far = f"ending {at + width - one.stop} bytes beyond the {one.size} of {one.name}"
@@ -153,12 +155,12 @@ def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: f
 
 
 def _far(array: Allocation, at: int, width: int) -> int:
-    """How many bytes of an access are beyond an array, or how far before it."""
+    """The distance of an access before an array, or the bytes that it reaches beyond it."""
     return array.start - at if at < array.start else at + width - array.stop
 
 
 def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
-    """The array that begins last before an address, and where; "" where there is none."""
+    """The last array that starts at or before an address, and its start; "" if there is none."""
     if space == "global":
         one = machine.memory.nearest(at)
         return (one.name, one.start) if one is not None and one.start <= at else ("", 0)
@@ -169,7 +171,7 @@ def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
 
 
 def _plain(symbol: str) -> str:
-    """A variable of a function as its source calls it: _ZZ3sumPfE4tile is tile, and so is _ZZ3sumPfE4tile_0."""
+    """The source's name of a function's variable: "tile" for _ZZ3sumPfE4tile and _ZZ3sumPfE4tile_0."""
     if symbol.startswith("_ZZ"):
         for found in re.finditer(r"(?=E(\d+)(\w+)$)", symbol):
             if len(re.sub(r"_\d*$", "", found[2])) == int(found[1]) or len(found[2]) == int(found[1]):
@@ -183,5 +185,5 @@ def _unravel(index: int, shape: Place) -> Place:
 
 
 def _short(place: Place, shape: Place) -> str:
-    """A place as a number where the shape has one dimension, else (x, y, z)."""
+    """A place as a number if the shape has one dimension, else as (x, y, z)."""
     return str(place[0]) if shape[1] == shape[2] == 1 else str(place)

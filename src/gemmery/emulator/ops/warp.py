@@ -1,7 +1,7 @@
 """Instructions by which the lanes of a warp exchange values: shuffles, votes, matches, reductions.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Parallel Synchronization and Communication Instructions". A lane's
-membermask names those it waits for: lanes with different masks, as tiles of 16 lanes have, are groups of their own.
+membermask names the lanes it waits for; lanes with different masks, such as tiles of 16 lanes, form separate groups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemmery.emulator.op import NUMPY, Op
 Array = NDArray[Any]
 
 LANES = np.arange(32, dtype="i4")
-# What the ISA leaves undefined, the value of a lane that does not take part: all bits set, which is a NaN, shows.
+# The value of an inactive lane, which the ISA leaves undefined: all bits set, which is a NaN and shows.
 UNDEFINED = np.uint32(0xFFFFFFFF)
 
 
@@ -29,7 +29,7 @@ def _bits(lanes: Array) -> Array:
 
 
 def _once(x: Array) -> Array:
-    """One row for all warps where the machine repeats one value."""
+    """One row for all warps if the array repeats one value."""
     return x[:1] if x.strides[0] == 0 else x
 
 
@@ -57,7 +57,7 @@ def _idx(lane: Array, b: Array, limit: Array, segment: Array) -> tuple[Array, Ar
 
 
 def _sources(mode: Callable[..., tuple[Array, Array]], b: Array, c: Array) -> tuple[Array, Array]:
-    """Which lane each lane reads, itself where the source is out of range, and whether it is in range."""
+    """The lane that each lane reads, itself if the source is out of range, and whether it is in range."""
     b, c = (_once(x).astype("i4") for x in (b, c))
     segment = c >> 8 & 31
     limit = LANES & segment | c & 31 & ~segment
@@ -67,7 +67,7 @@ def _sources(mode: Callable[..., tuple[Array, Array]], b: Array, c: Array) -> tu
 
 
 def sources(opcode: str, b: Array, c: Array) -> Array:
-    """Which lane each lane reads by a shfl.sync: (warps, 32), or one row for all warps."""
+    """The lane that each lane reads in a shfl.sync: (warps, 32), or one row for all warps."""
     return _sources(_SHUFFLES[opcode.split(".")[2]], b, c)[0]
 
 
@@ -109,7 +109,7 @@ def _activemask(active: Array) -> Array:
 
 
 def _elect(active: Array, mask: Array) -> tuple[Array, Array]:
-    """The lowest lane of those that take part."""
+    """The lowest participating lane."""
     members = _bits(active) & mask
     leader = np.bitwise_count(~members & (members - np.uint32(1))).astype("u4")
     return leader, leader == LANES
@@ -157,7 +157,7 @@ def _reductions() -> dict[str, Op]:
     add("and", "b32", np.bitwise_and, 0xFFFFFFFF)
     add("or", "b32", np.bitwise_or, 0)
     add("xor", "b32", np.bitwise_xor, 0)
-    # sm_100a. Without .NaN a NaN loses against any number, and NaN is the start: what is left where there is nothing.
+    # sm_100a. Without .NaN any number beats a NaN, so NaN is the identity.
     for magnitude in (False, True):
         infix = ".abs" * magnitude
         add(f"min{infix}", "f32", np.fmin, np.nan, magnitude)

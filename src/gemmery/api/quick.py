@@ -1,7 +1,7 @@
-"""The short way for products on a device that were met before: a look-up, three pointers, a launch.
+"""The fast path for products on a device seen before: a look-up, three pointers, a launch.
 
-What does not change between products of arrays alike is looked up by their element types, shapes, strides and device;
-what may is checked each time: where they lie, whether `out` overlaps, whether gradients are recorded.
+The prepared launch is looked up by element types, shapes, strides and device. What may differ between such arrays is
+checked each time: addresses, whether `out` overlaps, whether gradients are recorded.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from gemmery.arrays import View
 if TYPE_CHECKING:
     from gemmery.cuda.launch import Ready
 
-# (a, b, out, the function's name, alpha and beta or None) -> the result, or None for what was not met before.
+# (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
 Way = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 WAYS: dict[type, Way] = {}  # by the type of a
 _MOST = 4096  # products kept for each library
 
 
 class Met(NamedTuple):
-    """A product that was met before."""
+    """A product seen before."""
 
     run: Ready
     shape: tuple[int, ...]
     workspace: int
-    a_low: int  # out overlaps a when the bytes from a's first element to out's lie between these two
+    a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
     a_high: int
     b_low: int
     b_high: int
 
 
 def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], run: Ready) -> None:
-    """Take the short way for arrays like these, if their library has one; `name` is the function's that was called."""
+    """Use the fast path for arrays like these, if their library has one; `name` is that of the called function."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     x, y, target = views
     met = Met(run, target.shape, run.workspace, *_apart(x, target), *_apart(y, target))
@@ -55,7 +55,7 @@ _ARRAYS: dict[tuple[Any, ...], Met] = {}
 
 
 def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
-    """alpha a b + beta out the short way, for numbers that float32 holds; None for the others, and what was not met."""
+    """alpha a b + beta out by the fast path, for scalars exact in float32; None for others and for unseen products."""
     way = WAYS.get(type(a))
     if way is None or type(alpha) is not float or type(beta) is not float:
         return None
@@ -85,7 +85,7 @@ def _apart(x: View, target: View) -> tuple[int, int]:
 
 
 def _low_bits(p: int, q: int, r: int) -> int:
-    """Where three addresses lie within 16 bytes."""
+    """Return three addresses modulo 16, packed in one number."""
     return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
 
 

@@ -259,6 +259,20 @@ def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds
     assert found.note in html.unescape(comparison_page(Comparison(vectorized, padded)))
 
 
+def test_two_rungs_are_ranked_by_their_roofs():
+    vectorized, padded = (lab.inspect(name, n=SIDE, device="h200") for name in ("simt_vectorized", "simt_padded"))
+    found = Comparison(vectorized, padded)
+    rows = {name: row for one in sections(found) if one.title.startswith("Roofs") for name, *row in one.rows}
+    assert rows["compute"][0] == rows["compute"][1]
+    assert rows["limit"][:2] == ["shared", "issue"]
+    clocks = 132 * 1.98e9
+    assert float(rows["shared"][0]) == pytest.approx(1e6 * vectorized.emulated.total.wavefronts / clocks, rel=0.01)
+    assert float(rows["issue"][1]) == pytest.approx(1e6 * padded.emulated.total.instructions / 4 / clocks, rel=0.01)
+    assert f"roof {rows['roof'][0]} → {rows['roof'][1]} µs" in glance(found)
+    (part,) = [part for part in parts(vectorized) if part.title.startswith("Counters")]
+    assert f"Roofs of these counts on a full device: shared {rows['shared'][0]} µs, issue" in part.notes[-1]
+
+
 def test_tensor_cores_and_cuda_cores_are_compared_by_multiply_adds():
     cuda, tensor = (lab.inspect(name, n=128, dtype="f64", device="sm_80") for name in ("simt_smem", "wmma_f64"))
     found = machine(cuda, tensor)

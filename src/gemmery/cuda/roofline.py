@@ -62,14 +62,21 @@ def loaded(problem: Problem, bm: int, bn: int) -> float:
     return float(problem.batch * (of_a + of_b) * dtypes.get(problem.dtype).size)
 
 
-def on_chip(device: Device, wavefronts: int, instructions: int) -> tuple[float, float]:
-    """Seconds that wavefronts of shared memory take, and that warp instructions take to issue.
+def roofs(device: Device, unit: str, flops: int, sectors: int, wavefronts: int, instructions: int) -> dict[str, float]:
+    """The least seconds that counted work takes under each limit of a device.
 
-    Both assume that the work is spread evenly over all multiprocessors of the device, at its boost clock.
+    They assume that the work is spread evenly over all multiprocessors of the device, at its boost clock, and that
+    every sector of 32 bytes comes from memory.
 
     >>> from gemmery.cuda.device import KNOWN
-    >>> [f"{seconds:.1e}" for seconds in on_chip(KNOWN["h200"], 25_600, 86_880)]
-    ['9.8e-08', '8.3e-08']
+    >>> found = roofs(KNOWN["h200"], "f32", 2 * 128**3, 8_192, 25_600, 86_888)
+    >>> {name: f"{seconds * 1e6:.3f} us" for name, seconds in found.items()}
+    {'compute': '0.063 us', 'memory': '0.055 us', 'shared': '0.098 us', 'issue': '0.083 us'}
     """
     clocks = device.sms * device.clock * 1e9
-    return wavefronts / (WAVEFRONTS * clocks), instructions / (ISSUED * clocks)
+    return {
+        "compute": flops / (device.peak(unit) * 1e9),
+        "memory": 32 * sectors / (device.bandwidth * 1e9),
+        "shared": wavefronts / (WAVEFRONTS * clocks),
+        "issue": instructions / (ISSUED * clocks),
+    }

@@ -14,7 +14,7 @@ import numpy as np
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import Device
-from gemmery.cuda.roofline import on_chip, unit
+from gemmery.cuda.roofline import roofs, unit
 from gemmery.emulator.run import Run
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
@@ -104,7 +104,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     drawn = chosen(trace, steps, "")
     counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
     on = unit(work.dtype, tensor)
-    shared_seconds, issue_seconds = on_chip(card, counts.wavefronts, counts.warp_instructions)
+    limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
     return replace(
         plain,
         config=rung.stated(rung.settled(problem, full)),
@@ -115,10 +115,10 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
         unit=on,
-        compute_seconds=counts.flops / (card.peak(on) * 1e9),
-        memory_seconds=counts.bytes / (card.bandwidth * 1e9),
-        shared_seconds=shared_seconds,
-        issue_seconds=issue_seconds,
+        compute_seconds=limits["compute"],
+        memory_seconds=limits["memory"],
+        shared_seconds=limits["shared"],
+        issue_seconds=limits["issue"],
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(str(one) for one in together.findings),
         chosen=drawn,

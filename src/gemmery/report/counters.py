@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmery.ladder.inspection import Emulated, LineCounts
+from gemmery.cuda.roofline import roofs
+from gemmery.ladder.inspection import Emulated, Inspection, LineCounts
 from gemmery.problem import Problem
 from gemmery.report import words
 
@@ -43,6 +44,10 @@ IDEAL = (
     "Wavefronts for the bytes alone are the bytes that lanes ask for, 128 a wavefront: the profiler's ideal. Bank "
     "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
     "to the wavefronts."
+)
+ROOFS = (
+    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront, issue: 4 "
+    "instructions of warps a clock and multiprocessor."
 )
 NOTE = (
     "Instructions are those of warps. Wavefronts are passes over the banks of shared memory: ideal, those that bytes "
@@ -130,6 +135,21 @@ def where(found: Emulated, exhibit: bool = False) -> str:
 def size(problem: Problem, exhibit: bool) -> str:
     """A product's sides, or the elements of an exhibit."""
     return f"{problem.n:,} elements" if exhibit else f"{problem.m} × {problem.n} × {problem.k}"
+
+
+def limits(found: Inspection) -> dict[str, float]:
+    """The roofs of what was emulated, in seconds; {} without counters or where a limit is not known."""
+    if not found.emulated or found.exhibit or not found.device.bandwidth or not found.device.peak(found.unit):
+        return {}
+    total = found.emulated.total
+    return roofs(found.device, found.unit, total.flops, total.sectors, total.wavefronts, total.instructions)
+
+
+def roof(found: Inspection) -> str:
+    """The roofs in a sentence, the longest first; "" where they are not known."""
+    times = sorted(limits(found).items(), key=lambda item: -item[1])
+    stated = ", ".join(f"{name} {words.digits(seconds * 1e6)} µs" for name, seconds in times)
+    return f"Roofs of these counts on a full device: {stated}. {ROOFS}" if stated else ""
 
 
 def kinds(found: Emulated) -> str:

@@ -225,7 +225,7 @@ def _counters(found: Inspection) -> Sequence[Part]:
     run = found.emulated
     title = f"Counters by line{counters.of_file(run)}, {counters.where(run, found.exhibit)}"
     head, rows = counters.table(run)
-    return [Part(title, rows, head, (counters.NOTE, counters.kinds(run)))]
+    return [Part(title, rows, head, tuple(filter(None, (counters.NOTE, counters.kinds(run), counters.roof(found)))))]
 
 
 def _loads(loop: Mapping[str, int]) -> Sequence[str]:

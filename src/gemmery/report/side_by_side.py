@@ -29,6 +29,7 @@ COUNTS = {
     "flops": "flops",
 }
 COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
+ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
 FEWER, MORE = "fewer", "more"  # classes of the cells of a cost that differs
 LEGEND = (
     "<p class=legend><span class=fewer>Green</span> costs less than the first rung, <span class=more>orange</span> "
@@ -98,6 +99,7 @@ def comparison_page(found: Comparison) -> str:
 
 def glance(found: Comparison) -> str:
     """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
+    both = (found.old, found.new)
     before, after = found.old.emulated, found.new.emulated
     if not before or not after:
         return ""
@@ -108,6 +110,10 @@ def glance(found: Comparison) -> str:
             ratio = f", {words.times(new / old)}" if old and new else ""
             said.append(f"{COUNTS[name]} {old:,} → {new:,}{ratio}")
     text = "; ".join(said) or "the counters are the same"
+    roofs = [max(limits.values()) for limits in map(counters.limits, both) if limits]
+    if len(roofs) == 2:
+        first, second = (words.digits(1e6 * roof) for roof in roofs)
+        text += f"; roof {first} → {second} µs, {words.times(roofs[1] / roofs[0])}" if first != second else ""
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -118,11 +124,24 @@ def sections(found: Comparison) -> tuple[Section, ...]:
     if found.old.config or found.new.config:
         old, new = ({"config": configured(one), **facts} for one, facts in ((found.old, old), (found.new, new)))
     launch = tuple((name, old.get(name, ""), new.get(name, ""), "") for name in dict.fromkeys([*old, *new]))
-    made = [*_counted(found), Section("Launch", launch)]
+    made = [*_counted(found), *_roofs(found), Section("Launch", launch)]
     made += _machine(found.old.kernels[-1], found.new.kernels[-1])
     if before and after:
         made.append(Section("Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
     return tuple(made)
+
+
+def _roofs(found: Comparison) -> list[Section]:
+    """The roofs of both in microseconds, and the longest of each."""
+    old, new = (
+        {name: seconds * 1e6 for name, seconds in counters.limits(one).items()} for one in (found.old, found.new)
+    )
+    if not old or not new:
+        return []
+    first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
+    rows = _numbers({**old, "roof": old[first]}, {**new, "roof": new[second]})
+    named = (*rows, ("limit", first, second, ""))
+    return [Section("Roofs of these counts on a full device, µs", named, costs=True, note=counters.ROOFS)]
 
 
 def _machine(old: Kernel, new: Kernel) -> list[Section]:
@@ -188,9 +207,10 @@ def _differs(section: Section, name: str, old: str, new: str) -> str:
     """FEWER or MORE for a cost, "differs" for another fact; "" where both are the same."""
     if old == new:
         return ""
-    if not section.costs or name not in [COUNTS[cost] for cost in COSTS]:
+    costs = [*(COUNTS[cost] for cost in COSTS), *ROOFS]
+    if not section.costs or name not in costs:
         return "differs"
-    return FEWER if int(new.replace(",", "")) < int(old.replace(",", "")) else MORE
+    return FEWER if float(new.replace(",", "")) < float(old.replace(",", "")) else MORE
 
 
 def _numbers(

@@ -1,7 +1,7 @@
-"""Sums and products rounded once, as the hardware rounds them, in NumPy alone.
+"""Sums and products that are rounded once, as in hardware, using only NumPy.
 
-A fused multiply-add of float32 goes through float64, where the product is exact; what the addition loses is known from
-the error term of a two-sum, and rounding to odd keeps it from being rounded twice. float64 uses the sums of Boldo and
+A fused multiply-add of float32 goes through float64, where the product is exact; a two-sum gives the error of the
+addition, and rounding to odd prevents double rounding. float64 uses the sums of Boldo and
 Melquiond, Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd (IEEE Transactions on
 Computers 57, 2008), and Python's fractions where a product leaves the range in which its error is a float64.
 """
@@ -20,7 +20,7 @@ _BITS = {np.dtype(np.float32): np.dtype(np.uint32), np.dtype(np.float64): np.dty
 
 
 def fma(x: Values, y: Values, z: Values) -> Values:
-    """x * y + z of float32 or float64 rounded once, to nearest even.
+    """Return x * y + z of float32 or float64, rounded once to nearest even.
 
     >>> fma(np.float64(1 + 2**-52), np.float64(1 - 2**-52), np.float64(-1)) == -(2.0**-104)
     np.True_
@@ -30,8 +30,8 @@ def fma(x: Values, y: Values, z: Values) -> Values:
     product = np.multiply(x, y, dtype=np.float64)
     total = product + z
     rounded = total.astype(np.float32)
-    # Only a sum that was rounded onto the middle between two float32 can be rounded the wrong way by the second
-    # rounding: such a middle has 28 zeros at its end.
+    # The second rounding can only be wrong for a sum that was rounded to the midpoint of two float32: such a midpoint
+    # ends with 28 zeros.
     doubtful = ((_bits(total) & np.uint64(0x0FFFFFFF)) == 0) & (rounded != total)
     if not doubtful.any():
         return rounded
@@ -39,9 +39,9 @@ def fma(x: Values, y: Values, z: Values) -> Values:
 
 
 def chain(a: Values, b: Values, c0: Values, c1: Values) -> tuple[Values, Values]:
-    """C + A B in f64 as chains of fused multiply-adds, k ascending: 8 x 4 by 4 x 8, an array (warps, 32) each.
+    """Return C + A B in f64 as chains of fused multiply-adds, k ascending: 8 x 4 by 4 x 8, each an array (warps, 32).
 
-    Lane 4 r + w holds A[r, w], B[w, r], and of the sums C[r, 2 w] in the first and C[r, 2 w + 1] in the second.
+    Lane 4 r + w holds A[r, w], B[w, r], and the sums C[r, 2 w] in the first array and C[r, 2 w + 1] in the second.
     """
     rows, lines = a.reshape(-1, 8, 4), b.reshape(-1, 4, 2, 4)
     sums = [c0, c1]
@@ -54,14 +54,14 @@ def chain(a: Values, b: Values, c0: Values, c1: Values) -> tuple[Values, Values]
 
 
 def two_sum(a: Values, b: Values) -> tuple[Values, Values]:
-    """The rounded sum and its error, both exact together (Knuth); NaN where the sum is not finite."""
+    """Return the rounded sum and its exact error (Knuth); NaN where the sum is not finite."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _two_product(a: Values, b: Values) -> tuple[Values, Values]:
-    """The rounded product and its error (Dekker, with the splitting of Veltkamp)."""
+    """Return the rounded product and its exact error (Dekker, with Veltkamp's splitting)."""
     product = a * b
     splitter = np.float64(2**27 + 1)
     (a1, a0), (b1, b0) = ((c - (c - v), v - (c - (c - v))) for v, c in ((a, a * splitter), (b, b * splitter)))
@@ -69,7 +69,7 @@ def _two_product(a: Values, b: Values) -> tuple[Values, Values]:
 
 
 def odd_sum(a: Values, b: Values) -> Values:
-    """a + b of float64 rounded to odd: the neighbour whose last bit is set, unless the sum is exact.
+    """Return a + b of float64 rounded to odd: unless the sum is exact, to the neighbour whose last bit is set.
 
     Rounding such a sum again, to a type of at most 51 bits, gives the exact sum rounded once.
     """
@@ -78,13 +78,13 @@ def odd_sum(a: Values, b: Values) -> Values:
 
 
 def odd_float32(x: Values) -> Values:
-    """float64 to float32, rounded to odd; never infinite unless x is."""
+    """Convert float64 to float32, rounded to odd; infinite only if x is."""
     nearest = x.astype(np.float32)
     return _odd(nearest, x - nearest)
 
 
 def _odd(nearest: Values, residual: Values) -> Values:
-    """The exact value nearest + residual, rounded to odd."""
+    """Return the exact value nearest + residual, rounded to odd."""
     bits = _bits(nearest)
     even = (bits & bits.dtype.type(1)) == 0
     up, down = even & (residual > 0), even & (residual < 0)
@@ -93,7 +93,7 @@ def _odd(nearest: Values, residual: Values) -> Values:
 
 
 def where(condition: Values, yes: Values, no: Values) -> Values:
-    """`numpy.where` that gives a scalar of scalars."""
+    """Return `numpy.where`, as a scalar for scalar operands."""
     chosen: Any = np.where(condition, yes, no)
     return chosen[()]
 
@@ -104,20 +104,20 @@ def _bits(x: Values) -> Any:
 
 
 def _fma64(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
-    """x * y + z of float64 to nearest, and a number with the sign of what rounding took away (NaN: not finite)."""
+    """Return x * y + z of float64 to nearest, and a number with the sign of the rounding error (NaN: not finite)."""
     x, y, z = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (x, y, z)))
     high, low = _two_product(x, y)
     middle, tail = two_sum(z, low)
     top, rest = two_sum(high, middle)
     nearest, residual = two_sum(top, odd_sum(rest, tail))
     size = np.abs(high)
-    # Between these bounds neither the splitting nor the error of the product leaves the normal numbers.
+    # Between these bounds the splitting and the error of the product are normal numbers.
     safe = (size > 2.0**-900) & (size < 2.0**1000) & (np.maximum(np.abs(x), np.abs(y)) < 2.0**990)
     safe &= np.abs(z) < 2.0**1000
     if safe.all():
         return nearest[()], residual[()]
     plain = (x == 0) | (y == 0) | ~np.isfinite(x) | ~np.isfinite(y) | ~np.isfinite(z)
-    # The product of finite numbers is finite here even where float64 overflows: a sum with infinity is that infinity.
+    # The product of finite numbers counts as finite even if float64 overflows: its sum with infinity is that infinity.
     product = np.where(np.isfinite(x) & np.isfinite(y) & np.isinf(z), 0.0, x * y)
     nearest = np.where(plain, product + z, nearest)
     residual = np.where(plain, 0.0, residual)
@@ -137,14 +137,14 @@ def _fraction_fma(x: float, y: float, z: float) -> tuple[float, float]:
 
 
 def _fma32(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
-    """As _fma64, of float32."""
+    """The same as _fma64, for float32."""
     exact = odd_sum(np.multiply(x, y, dtype=np.float64), np.float64(1) * z)
     nearest = exact.astype(np.float32)
     return nearest, exact - nearest
 
 
 def step(nearest: Values, residual: Values, mode: str) -> Values:
-    """The value nearest + residual rounded toward zero ("rz"), down ("rm") or up ("rp")."""
+    """Return nearest + residual rounded toward zero ("rz"), down ("rm") or up ("rp")."""
     kind = np.asarray(nearest).dtype.type
     if mode == "rz":
         beyond = np.where(nearest > 0, residual < 0, (residual > 0) & (nearest < 0))
@@ -154,7 +154,7 @@ def step(nearest: Values, residual: Values, mode: str) -> Values:
 
 
 def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
-    """x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
+    """Return x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
 
     def fused(x: Values, y: Values, z: Values) -> Values:
         core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
@@ -162,7 +162,7 @@ def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
         result = step(nearest, residual, mode)
         if mode != "rm":
             return result
-        # Down, a sum of opposite signs that is exactly zero is -0.
+        # Rounded down, an exactly zero sum of opposite signs is -0.
         opposite = np.signbit(x) ^ np.signbit(y) ^ np.signbit(z)
         return where((result == 0) & (residual == 0) & opposite, -result.dtype.type(0), result)
 
@@ -170,21 +170,21 @@ def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
 
 
 def directed_add(mode: str) -> Callable[[Values, Values], Values]:
-    """x + y rounded toward zero, down or up."""
+    """Return x + y rounded toward zero, down or up."""
     fused = directed_fma(mode)
     return lambda x, y: fused(x, np.asarray(x).dtype.type(1), y)
 
 
 def directed_sub(mode: str) -> Callable[[Values, Values], Values]:
-    """x - y rounded toward zero, down or up."""
+    """Return x - y rounded toward zero, down or up."""
     add = directed_add(mode)
     return lambda x, y: add(x, -y)
 
 
 def directed_mul(mode: str) -> Callable[[Values, Values], Values]:
-    """x * y rounded toward zero, down or up."""
+    """Return x * y rounded toward zero, down or up."""
     fused = directed_fma(mode)
-    # A zero of the product's own sign is all that can be added without a trace.
+    # Only a zero with the sign of the product can be added without an effect.
     return lambda x, y: fused(x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
 
 
@@ -193,14 +193,14 @@ def _sign(x: Values) -> Values:
 
 
 def _remainder(quotient: Values, y: Values, x: Values) -> Values:
-    """A number with the sign of x - quotient * y."""
+    """Return a number with the sign of x - quotient * y."""
     core = _fma64 if np.result_type(x, y) == np.float64 else _fma32
     nearest, residual = core(-quotient, y, x)
     return np.where(nearest == 0, residual, nearest)
 
 
 def directed_div(mode: str) -> Callable[[Values, Values], Values]:
-    """x / y rounded toward zero, down or up."""
+    """Return x / y rounded toward zero, down or up."""
 
     def divide(x: Values, y: Values) -> Values:
         nearest = x / y
@@ -210,7 +210,7 @@ def directed_div(mode: str) -> Callable[[Values, Values], Values]:
 
 
 def directed_sqrt(mode: str) -> Callable[[Values], Values]:
-    """The square root rounded toward zero, down or up."""
+    """Return the square root rounded toward zero, down or up."""
 
     def root(x: Values) -> Values:
         nearest = np.sqrt(x)

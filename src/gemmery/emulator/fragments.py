@@ -1,7 +1,7 @@
-"""Which lane and register of a warp holds which element of a matrix.
+"""The lane and register of a warp that hold each element of a matrix.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions": the matrix fragments of mma.sync. All are
-made of one pattern: 8 rows of 4 words of k, where lane 4 r + w holds word w of row r.
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions": the matrix fragments of mma.sync. All
+consist of one pattern: 8 rows of 4 words along k, where lane 4 r + w holds word w of row r.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane lie in a column of
 
 
 def per_chunk(kind: str) -> int:
-    """Elements along k in the 4 words of a pattern."""
+    """Number of elements along k in the 4 words of a pattern."""
     return 4 if kind == "f64" else 128 // BITS[kind]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A, or B transposed: `blocks` of 8 rows times `chunks` of 4 words along k, one register a lane for each."""
+    """A, or B transposed: `blocks` of 8 rows times `chunks` of 4 words along k, one register per lane for each."""
 
     type: str  # of the elements: "f16"
     blocks: int
     chunks: int
-    tile: int = 1  # blocks that a machine instruction takes: their registers come before those of the next chunk
-    copies: int = 1  # how often wmma repeats the registers
+    tile: int = 1  # blocks per machine instruction: their registers come before those of the next chunk
+    copies: int = 1  # number of times that wmma repeats the registers
 
     @property
     def registers(self) -> int:
@@ -48,17 +48,17 @@ class Side:
 
     @property
     def depth(self) -> int:
-        """Elements along k."""
+        """Number of elements along k."""
         return self.chunks * per_chunk(self.type)
 
     def register(self, block: int, chunk: int) -> int:
-        """The register that holds a pattern."""
+        """Return the register that holds a pattern."""
         first = block - block % self.tile
         return first * self.chunks + chunk * self.tile + block % self.tile
 
 
 def gathered(registers: Sequence[Array], side: Side) -> Array:
-    """The words of a fragment, each register (warps, 32): an array (warps, rows, words of k)."""
+    """Return the words of a fragment, whose registers are (warps, 32), as an array (warps, rows, words along k)."""
     warps, word = len(registers[0]), registers[0].dtype
     fours = np.empty((warps, side.blocks, 8, side.chunks), _FOUR_WORDS[word.itemsize])
     for block, chunk in product(range(side.blocks), range(side.chunks)):
@@ -67,25 +67,25 @@ def gathered(registers: Sequence[Array], side: Side) -> Array:
 
 
 # ---- wmma ----
-# The ISA leaves its fragments open. What ptxas makes of them for sm_90, read from its machine code: patterns as above,
-# for mma.sync on two halves, of n for m16n16k16 and of m for m32n8k16; m8n32k16 is B^T A^T on two halves of n, so that
-# its sums are kept by columns. A and B of f16 are 8 registers of which the first ones count; the rest repeats them.
+# The ISA does not specify its fragments. The machine code of ptxas for sm_90 uses the patterns above, with mma.sync on
+# two halves, of n for m16n16k16 and of m for m32n8k16; m8n32k16 is B^T A^T on two halves of n, so that its sums are in
+# columns. A and B of f16 take 8 registers, of which the first ones matter; the others repeat them.
 
 
 def extents(shape: str) -> tuple[int, int, int]:
-    """m, n, k of "m16n8k16"."""
+    """Return m, n, k of "m16n8k16"."""
     found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", shape)
     if found is None:
-        raise EmulationError(f"{shape!r} is no shape of a matrix instruction, as m16n16k16 is")
+        raise EmulationError(f"{shape!r} is not a shape of a matrix instruction, such as m16n16k16")
     m, n, k = map(int, found.groups())
     return m, n, k
 
 
 def wmma_side(operand: str, shape: str, kind: str) -> Side:
-    """A or B ("a", "b") of a wmma instruction."""
+    """Return the side A or B ("a", "b") of a wmma instruction."""
     m, n, k = extents(shape)
     blocks = (m if operand == "a" else n) // 8
-    # The machine takes 16 lines of one operand, 8 of the other.
+    # The machine instruction takes 16 lines of one operand and 8 of the other.
     by_16 = m > 8 if operand == "a" else shape in BY_COLUMNS
     chunks = k // per_chunk(kind)
     return Side(kind, blocks, chunks, 2 if by_16 else 1, 8 // (blocks * chunks) if kind == "f16" else 1)
@@ -95,25 +95,25 @@ def wmma_side(operand: str, shape: str, kind: str) -> Side:
 class Piece:
     """One machine instruction of a wmma load or store.
 
-    `major` and `minor` say where each lane begins, in elements: `major` times the stride, plus `minor`. With `matrices`
-    they are the addresses of the 8 rows of 16 bytes of a matrix for each register, as ldmatrix takes them.
+    The address of each lane, in elements, is `major` times the stride plus `minor`. With `matrices` these are the
+    addresses of the 8 rows of 16 bytes of a matrix for each register, as for ldmatrix.
     """
 
     major: Array  # int64 (32,), or (8 * registers,) with `matrices`
     minor: Array
-    registers: tuple[int, ...]  # of the fragment, one for each value of a lane
+    registers: tuple[int, ...]  # registers of the fragment, one for each value of a lane
     dtype: str  # of a value
-    shift: int = 0  # bits, of a byte in its register
+    shift: int = 0  # position of a byte in its register, in bits
     matrices: bool = False
-    transposed: bool = False  # each register is an 8 x 8 matrix whose transpose the fragment holds
+    transposed: bool = False  # each register is the transpose of the fragment's 8 x 8 matrix
 
     @property
     def width(self) -> int:
-        """Bytes that a lane reads or writes."""
+        """Bytes per lane."""
         return np.dtype(self.dtype).itemsize * len(self.registers)
 
     def put(self, values: Sequence[Array], fragment: list[Any]) -> None:
-        """Loaded values into the fragment's registers."""
+        """Put loaded values into the fragment's registers."""
         for register, value in zip(self.registers, values, strict=True):
             if self.dtype == "u1":
                 shifted = value.astype("u4") << np.uint32(self.shift)
@@ -122,20 +122,20 @@ class Piece:
                 fragment[register] = transposed(value) if self.transposed and not self.matrices else value
 
     def get(self, fragment: Sequence[Array]) -> list[Array]:
-        """What is to be stored of the fragment's registers."""
+        """Return the values of the fragment's registers to store."""
         return [transposed(fragment[i]) if self.transposed else fragment[i] for i in self.registers]
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What wmma.load or wmma.store moves, piece by piece."""
+    """The machine instructions of a wmma.load or wmma.store."""
 
     pieces: tuple[Piece, ...]
     type: str  # of the registers: "b32", "f32", "s32", "f64"
     registers: int
-    copies: int  # the registers that pieces fill, so many times
+    copies: int  # number of times that the registers are repeated
     size: int  # bytes of an element
-    stride: int  # elements, where the instruction names none
+    stride: int  # elements, if the instruction has no stride operand
 
 
 _WMMA = re.compile(
@@ -154,25 +154,25 @@ _LANE = np.arange(32)
 
 @cache
 def wmma_fragment(opcode: str) -> Fragment:
-    """How a wmma.load or wmma.store reaches memory, as ptxas does it for sm_90.
+    """Return the memory accesses of a wmma.load or wmma.store, as ptxas generates them for sm_90.
 
     >>> [piece.registers for piece in wmma_fragment("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16").pieces]
     [(0, 1, 2, 3)]
 
-    Raises EmulationError for what is not modelled.
+    Raises EmulationError for forms that are not modelled.
     """
     found = _WMMA.fullmatch(opcode)
     operand, layout, shape, space, kind = found.groups() if found else ("",) * 5
     operand = operand or "c"
     if found is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
-        raise EmulationError(f"{opcode} is not modelled: of wmma there are f16, bf16, tf32, f64, s8 and u8")
+        raise EmulationError(f"{opcode} is not modelled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
     m, n, k = extents(shape)
     height, width = {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
     stride = width if layout == "row" else height
     if operand == "c":
         return _sums(shape, kind, layout, stride)
     side, size = wmma_side(operand, shape, kind), BITS[kind] // 8
-    along = (layout == "row") == (operand == "a")  # whether k is contiguous
+    along = (layout == "row") == (operand == "a")  # whether memory is contiguous along k
     if space is not None and space.startswith("shared") and (size == 2 or (size == 1 and along)):
         pieces = _by_ldmatrix(side, along)
     else:
@@ -193,20 +193,20 @@ def _sums(shape: str, kind: str, layout: str, stride: int) -> Fragment:
 
 
 def _patterns(side: Side) -> list[tuple[int, int]]:
-    """Block and chunk of each pattern in the order of their registers."""
+    """Return the block and chunk of each pattern, in the order of their registers."""
     patterns = product(range(side.blocks), range(side.chunks))
     return sorted(patterns, key=lambda pattern: side.register(*pattern))
 
 
 def _by_lane(side: Side, held: int, run: int, size: int, word: str, along: bool) -> tuple[Piece, ...]:
-    """Each lane's own elements, `run` of them in `held` registers: together where the line is contiguous (`along`)."""
+    """Each lane accesses its own elements, `run` in `held` registers: together if the line is contiguous (`along`)."""
     pieces = []
     for number, (block, chunk) in enumerate(_patterns(side)):
         registers = tuple(range(number * held, (number + 1) * held))
         line, first = 8 * block + _LANE // 4, 4 * run * chunk + _LANE % 4 * run
         if along:
             pieces.append(Piece(line, first, registers, word))
-        elif size == 2:  # pairs of the other direction, and MOVM
+        elif size == 2:  # pairs along the other direction, transposed by MOVM
             pieces.append(Piece(8 * chunk + _LANE // 4, 8 * block + _LANE % 4 * 2, registers, word, transposed=True))
         elif size == 1:
             pieces += [Piece(first + i, line, registers, "u1", 8 * i) for i in range(run)]
@@ -216,7 +216,7 @@ def _by_lane(side: Side, held: int, run: int, size: int, word: str, along: bool)
 
 
 def _by_ldmatrix(side: Side, along: bool) -> tuple[Piece, ...]:
-    """LDSM of 4 matrices, or of the 2 of a product where elements are bytes."""
+    """LDSM of 4 matrices, or of 2 if elements are bytes."""
     patterns, row = _patterns(side), np.arange(8)
     at_once, elements = (2, 16) if BITS[side.type] == 8 else (4, 8)  # elements: in 16 bytes
     pieces = []
@@ -234,7 +234,7 @@ def _by_ldmatrix(side: Side, along: bool) -> tuple[Piece, ...]:
 
 
 def transposed(register: Array) -> Array:
-    """The transpose of a matrix, both a register (warps, 32)."""
+    """Return the transpose of a matrix; both are a register (warps, 32)."""
     matrix = np.ascontiguousarray(register).view("u2").reshape(-1, 8, 8)
     return np.ascontiguousarray(matrix.transpose(0, 2, 1)).view("u4").reshape(register.shape)
 
@@ -243,7 +243,7 @@ _MATRICES = re.compile(r"(?:ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)
 
 
 def matrices(opcode: str) -> tuple[int, bool]:
-    """How many matrices an ldmatrix or stmatrix moves, and whether it transposes them.
+    """Return how many matrices an ldmatrix or stmatrix moves, and whether it transposes them.
 
     >>> matrices("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
     (4, True)
@@ -252,18 +252,20 @@ def matrices(opcode: str) -> tuple[int, bool]:
     """
     found = _MATRICES.fullmatch(opcode)
     if found is None:
-        raise EmulationError(f"{opcode} is not modelled: of its kind there are m8n8 .x1 .x2 .x4 of b16, .trans or not")
+        raise EmulationError(
+            f"{opcode} is not modelled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
+        )
     return int(found[1]), found[2] is not None
 
 
 def loaded(rows: Array, transposing: bool) -> list[Array]:
-    """Registers (warps, 32) of matrices whose rows are (warps, 8 * matrices, 16 bytes)."""
+    """Return registers (warps, 32) with the matrices whose rows are (warps, 8 * matrices, 16 bytes)."""
     words = np.ascontiguousarray(rows).view("u4").reshape(len(rows), -1, 32)
     registers = [np.ascontiguousarray(words[:, i]) for i in range(words.shape[1])]
     return [transposed(register) for register in registers] if transposing else registers
 
 
 def stored(registers: Sequence[Array], transposing: bool) -> Array:
-    """The rows (warps, 8 * matrices, 16 bytes as uint8) of matrices in registers (warps, 32)."""
+    """Return the rows (warps, 8 * matrices, 16 bytes as uint8) of matrices in registers (warps, 32)."""
     words = np.stack([transposed(register) if transposing else register for register in registers], axis=1)
     return words.view("u1").reshape(len(words), -1, 16)

@@ -1,4 +1,4 @@
-"""Every instruction that only computes, by its full opcode."""
+"""All instructions that only compute, by their full opcodes."""
 
 from collections.abc import Mapping
 
@@ -15,12 +15,12 @@ from gemmery.emulator.ops.warp import WARP
 
 
 def merged(*parts: Mapping[str, Op]) -> dict[str, Op]:
-    """The parts as one table; an opcode that two of them mean to define is a ValueError."""
+    """Merge tables; raises ValueError for an opcode that two of them define."""
     table: dict[str, Op] = {}
     for part in parts:
         twice = table.keys() & part.keys()
         if twice:
-            raise ValueError(f"{sorted(twice)} defined twice: an opcode has one meaning; leave it to one file of ops/")
+            raise ValueError(f"{sorted(twice)} are defined twice: keep each opcode in one file of ops/")
         table |= part
     return table
 

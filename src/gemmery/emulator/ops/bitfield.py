@@ -1,6 +1,6 @@
-"""Bits counted, found, moved within one integer: PTX ISA 9.0, "Integer Arithmetic Instructions".
+"""Count, find and move bits within an integer: PTX ISA 9.0, "Integer Arithmetic Instructions".
 
-Counts beyond the width need no care: NumPy's shifts give zeros, or the sign, for them.
+Counts beyond the width need no special case: NumPy's shifts then give zeros, or the sign.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ import numpy as np
 from gemmery.emulator.op import NUMPY, Op, Values
 from gemmery.emulator.ops.integer import WORDS, Meaning, bits, choose, unsigned
 
-NONE = np.uint32(0xFFFFFFFF)  # what bfind and fns give where there is no such bit
+NONE = np.uint32(0xFFFFFFFF)  # the result of bfind and fns if there is no such bit
 
 
 def popc(a: Values) -> Values:
-    """The number of set bits."""
+    """Count the set bits."""
     return np.bitwise_count(a).astype(np.uint32)
 
 
 def filled(a: Values) -> Values:
-    """All bits below the highest set one, and that one."""
+    """Return a mask of the highest set bit and all bits below it."""
     for shift in (1, 2, 4, 8, 16, 32)[: 5 if a.itemsize == 4 else 6]:
         a = a | a >> shift
     return a
 
 
 def clz(a: Values) -> Values:
-    """The number of zeros above the highest set bit."""
+    """Count the zeros above the highest set bit."""
     return 8 * a.itemsize - popc(filled(a))
 
 
 def bfind(a: Values) -> Values:
-    """The place of the highest bit that is not a sign."""
+    """Return the position of the highest bit that is not a sign bit."""
     return popc(filled(unsigned(a ^ (a >> 8 * a.itemsize - 1) if a.dtype.kind == "i" else a))) - np.uint32(1)
 
 
 def bfind_shiftamt(a: Values) -> Values:
-    """How far to shift to the left so that the highest bit that is not a sign comes first."""
+    """Return the left shift that makes the highest bit that is not a sign bit the first."""
     place = bfind(a)
     return choose(place == NONE, NONE, 8 * a.itemsize - 1 - place)
 
 
 def brev(a: Values) -> Values:
-    """The bits in opposite order: neighbours swapped, then neighbouring pairs, and so on."""
+    """Reverse the bits: swap neighbours, then neighbouring pairs, and so on."""
     width = 8 * a.itemsize
     for shift in (1, 2, 4, 8, 16, 32)[: 5 if width == 32 else 6]:
         mask = (2**width - 1) // (2**shift + 1)
@@ -53,12 +53,12 @@ def brev(a: Values) -> Values:
 
 
 def ones(kind: type[np.unsignedinteger[Any]], count: Values) -> Values:
-    """So many ones at the lower end, all of them for counts beyond the width."""
+    """Return a mask of the lowest `count` bits; all bits for counts beyond the width."""
     return ~(kind(np.iinfo(kind).max) << count.astype(kind))
 
 
 def fns(mask: Values, base: Values, offset: Values) -> Values:
-    """The place of the |offset|-th set bit from bit `base` on, downwards for negative offsets; base itself for 0."""
+    """Return the position of the |offset|-th set bit from bit `base`, downwards if negative; for 0, `base` itself."""
     place = np.arange(32, dtype=np.uint32)
     mask, base, offset = (np.asarray(x)[..., None] for x in (mask, base, offset))
     up = offset >= 0
@@ -71,12 +71,12 @@ def fns(mask: Values, base: Values, offset: Values) -> Values:
 
 
 def byte_of(x: Values, width: int) -> Values:
-    """The byte of a start or a length. More than a byte is open in the ISA; in 64-bit forms an H200 takes it all."""
+    """Return a start or length as a byte. The ISA leaves larger values open; an H200 uses them in 64-bit forms."""
     return x & 255 if width == 32 else x
 
 
 def bfe(kind: str) -> Meaning:
-    """`length` bits from `start` on; beyond them zeros, or the sign: the last bit of the field."""
+    """Return `length` bits from `start`; the bits above are zeros, or the sign, which is the last bit of the field."""
     width = bits(kind)
     word = np.dtype(NUMPY[f"u{width}"]).type
 
@@ -94,7 +94,7 @@ def bfe(kind: str) -> Meaning:
 
 
 def bfi(kind: str) -> Meaning:
-    """The lower `length` bits of a, put into b from bit `start` on."""
+    """Insert the lower `length` bits of a into b at bit `start`."""
     width = bits(kind)
     word = np.dtype(NUMPY[kind]).type
 
@@ -107,12 +107,12 @@ def bfi(kind: str) -> Meaning:
 
 
 def limited(count: Values, mode: str) -> Values:
-    """A count within 0 to 32 ("clamp") or 0 to 31 ("wrap")."""
+    """Limit a count to 0 to 32 ("clamp") or 0 to 31 ("wrap")."""
     return np.minimum(count, 32) if mode == "clamp" else count & 31
 
 
 def szext(mode: str) -> Meaning:
-    """The lower `count` bits, zeros or the sign above."""
+    """Return the lower `count` bits, with zeros or the sign above."""
 
     def meaning(a: Values, count: Values) -> Values:
         unused = (32 - limited(count, mode)).astype(a.dtype)
@@ -122,7 +122,7 @@ def szext(mode: str) -> Meaning:
 
 
 def bmsk(mode: str) -> Meaning:
-    """`count` ones from bit `start` on."""
+    """Return `count` ones from bit `start`."""
     return lambda start, count: ones(np.uint32, limited(count, mode)) << limited(start, mode)
 
 

@@ -31,14 +31,14 @@ def _op(to: str, of: str, meaning: Meaning, count: int = 1) -> Op:
 
 
 def _of_float(of: str) -> Meaning:
-    """A value as float32, or as float64 where it is one."""
+    """Return a value as float32, or as float64 if it is one."""
     if of == "bf16":
         return from_bf16
     return (lambda x: x.astype(np.float32)) if of == "f16" else (lambda x: x)
 
 
 def _to_float(to: str, mode: str) -> Meaning:
-    """A float32, or a float64 that is exact or rounded to odd, as another type."""
+    """Convert a float32, or a float64 that is exact or rounded to odd, to another type."""
     if to == "bf16":
         return lambda x: to_bf16(x, mode)
     if to == "f16":
@@ -55,7 +55,7 @@ def _to_float(to: str, mode: str) -> Meaning:
 
 
 def _chain(*steps: Meaning | None) -> Meaning:
-    """One step after the other."""
+    """Compose functions, the first one first."""
     kept = [step for step in steps if step]
 
     def chained(x: Values) -> Values:
@@ -70,7 +70,7 @@ def _chain(*steps: Meaning | None) -> Meaning:
 
 
 def _between_integers() -> dict[str, Op]:
-    """Truncating and extending, and with .sat clamping."""
+    """Truncate or extend, and with .sat clamp."""
     table = {}
     for to, of in product(INTEGERS, INTEGERS):
         table[f"cvt.{to}.{of}"] = _op(to, of, _cast(to))
@@ -92,7 +92,7 @@ def _clamped(to: str, of: str) -> Meaning:
 
 
 def _packing(to: str) -> Meaning:
-    """a above b, and with 8 bits each the low half of c above both."""
+    """Pack a above b; with 8 bits each, the low half of c goes above both."""
     clamp, bits = _clamped(to, "s32"), np.uint32(to[1:])
     mask = (np.uint32(1) << bits) - np.uint32(1)
 
@@ -116,7 +116,7 @@ def _pack() -> dict[str, Op]:
 
 
 def _from_integers() -> dict[str, Op]:
-    """To floats in all roundings."""
+    """Convert to floats, in all roundings."""
     table = {}
     for mode, to, of in product(MODES, FLOATS, INTEGERS):
         if to == "bf16" and of in BYTES:
@@ -132,7 +132,7 @@ def _from_integers() -> dict[str, Op]:
 
 
 def _halves(x: Values) -> tuple[Values, Values]:
-    """An integer as two float64 whose sum it is."""
+    """Split an integer into two float64 with that sum."""
     if x.dtype.itemsize < 8:
         return x.astype(np.float64), np.float64(0)
     kind = x.dtype.type
@@ -148,10 +148,10 @@ def _wide_to_f64(mode: str) -> Meaning:
 
 
 def _to_integer(to: str, of: str, rounding: str) -> Meaning:
-    """A float rounded to a whole number and clamped to the range of the integer type."""
+    """Round a float to a whole number, and clamp it to the range of the integer type."""
     kind = np.dtype(NUMPY[to])
     limits = np.iinfo(kind)
-    # NaN is 0 of at most 32 bits in up to 32 bits, else the value with only the top bit set.
+    # NaN becomes 0 if both types have at most 32 bits, else the value with only the top bit set.
     nan = 0 if of != "f64" and kind.itemsize < 8 else 1 << (8 * kind.itemsize - 1)
     nan_value = np.array(nan, f"u{kind.itemsize}").view(kind)[()]
     whole, widened = WHOLE[rounding], _of_float(of)
@@ -170,7 +170,7 @@ def _to_integer(to: str, of: str, rounding: str) -> Meaning:
 
 
 def _to_integers() -> dict[str, Op]:
-    """In the four roundings to whole numbers; .sat says what holds anyway."""
+    """Convert in the four roundings to whole numbers; .sat changes nothing."""
     table = {}
     for rounding, to, of, sat in product(WHOLE, INTEGERS, FLOATS, ("", ".sat")):
         if of == "bf16" and (sat or to in BYTES):
@@ -186,12 +186,12 @@ def _to_integers() -> dict[str, Op]:
 
 
 def _between_floats() -> dict[str, Op]:
-    """Wider without rounding, narrower in four, to whole numbers in a type; .ftz where f32 takes part."""
+    """Widen without rounding, narrow in four roundings, or round to whole numbers; .ftz if one type is f32."""
     table = {}
     for to, of, modifiers in product(FLOATS, FLOATS, SAT):
         if (".ftz" in modifiers and "f32" not in (to, of)) or (".sat" in modifiers and "bf16" in (to, of)):
             continue
-        # To f16 the hardware (H200) does not flush: rounded up, the smallest f32 is the smallest f16.
+        # The hardware (H200) does not flush to f16: the smallest f32 rounded up is the smallest f16.
         before = flushed if of == "f32" and to != "f16" and ".ftz" in modifiers else None
         after = _chain(
             flushed if to == "f32" and ".ftz" in modifiers else (lambda x: x),
@@ -214,18 +214,18 @@ def _between_floats() -> dict[str, Op]:
 
 
 def _limited(largest: float) -> Meaning:
-    """.satfinite: beyond the largest number, infinity too, that number."""
+    """.satfinite: clamp to the largest number, also infinity."""
     return lambda x: where(np.abs(x) > largest, np.copysign(np.asarray(x).dtype.type(largest), x), x)
 
 
 def _relu(x: Values) -> Values:
-    """Negative numbers are 0, NaN stays."""
+    """Replace negative numbers by 0; keep NaN."""
     zero = np.asarray(x).dtype.type(0)
     return np.maximum(x, zero) + zero
 
 
 def _paired(meaning: Meaning) -> Meaning:
-    """Two results of 16 bits in one register, of the first operand the upper one."""
+    """Pack two results of 16 bits into one register; that of the first operand is the upper one."""
     return lambda high, low: packed(np.stack(np.broadcast_arrays(meaning(low), meaning(high)), axis=-1))
 
 
@@ -233,7 +233,7 @@ LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))
 
 
 def _rectified_or_limited() -> dict[str, Op]:
-    """f32 to f16 and bf16 and to pairs of them, of which the first operand is the upper one."""
+    """Convert f32 to f16 and bf16, and to pairs of them with the first operand in the upper half."""
     table = {}
     for to, mode, relu, finite in product(LARGEST, ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
         before = (_relu if relu else None, _limited(LARGEST[to]) if finite else None)
@@ -244,7 +244,7 @@ def _rectified_or_limited() -> dict[str, Op]:
 
 
 def _to_tf32(mode: str) -> Meaning:
-    """Bits of the float32 of 10 bits nearest to a float32, ties to even ("rn") or away from zero ("rna"), or cut."""
+    """Return the bits of a float32 rounded to 10 bits: ties to even ("rn") or away from zero ("rna"), or truncated."""
 
     def convert(x: Values) -> Values:
         bits = np.asarray(x).view(np.uint32)
@@ -286,14 +286,14 @@ def _decoded(type_: str) -> Any:
 
 
 def _to_8_bits(type_: str) -> Meaning:
-    """Codes of the nearest 8-bit floats, ties to even; beyond the largest, that one."""
+    """Return the codes of the nearest 8-bit floats, ties to even, clamped to the largest."""
     values = _decoded(type_)[:128].astype(np.float64)
     values = values[np.isfinite(values)]
     middles = (values[1:] + values[:-1]) / 2
 
     def encode(x: Values) -> Values:
         size = np.abs(x)
-        below = np.searchsorted(middles, size)  # the code, but for odd ones exactly in the middle
+        below = np.searchsorted(middles, size)  # the code, except for ties with an odd code
         above = np.searchsorted(middles, size, side="right")
         code = where(below % 2 == 1, above, below).astype(np.uint8)
         return where(np.isnan(x), np.uint8(0x7F), code | np.signbit(x).astype(np.uint8) << np.uint8(7))
@@ -306,7 +306,7 @@ def _two_codes(encode: Meaning) -> Meaning:
 
 
 def _codes_of_pair(two: Meaning) -> Meaning:
-    """The same of a register that holds two float16."""
+    """The same for a register that holds two float16."""
 
     def convert(x: Values) -> Values:
         parts = unpacked(x).view(np.float16)

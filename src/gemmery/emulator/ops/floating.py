@@ -1,7 +1,7 @@
 """Arithmetic of f32 and f64: PTX ISA 9.0, "Floating-Point Instructions".
 
-The approximations of the hardware (ex2.approx, rcp.approx ...) are not known bit by bit: they are the correctly rounded
-values here, which lie within the errors that the ISA states. NaNs carry no payload worth comparing.
+The exact results of the hardware's approximations (ex2.approx, rcp.approx ...) are not documented: here they are
+correctly rounded, within the errors that the ISA states. The payloads of NaNs are not modelled.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ DIRECTED = ("rz", "rm", "rp")
 
 
 def flushed(x: Values) -> Values:
-    """Subnormal float32 as zeros of their sign."""
+    """Replace subnormal float32 by zeros with their sign."""
     return x * (np.abs(x) >= np.float32(2.0**-126))
 
 
 def saturated(x: Values) -> Values:
-    """Clamped to 0 ... 1, NaN to +0."""
+    """Clamp to 0 ... 1, NaN to +0."""
     kind = np.asarray(x).dtype.type
-    # The addition makes +0 of -0.
+    # The addition turns -0 into +0.
     return where(np.isnan(x), kind(0), np.minimum(np.maximum(x, kind(0)), kind(1)) + kind(0))
 
 
 def modified(meaning: Meaning, modifiers: str) -> Meaning:
-    """A meaning with ".ftz" (subnormal inputs and results are zeros) and ".sat" applied."""
+    """Add ".ftz" (subnormal operands and results become zero) and ".sat" to a meaning."""
     ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
     if not ftz and not sat:
         return meaning
@@ -63,13 +63,13 @@ NEAREST: dict[str, tuple[Meaning, Callable[[str], Meaning], str, int]] = {  # in
 
 
 def _halves(x: Values) -> tuple[Values, Values]:
-    """The two float32 in 64 bits, the low one first."""
+    """Return the two float32 in 64 bits, the low one first."""
     low, high = (np.asarray(half).astype(np.uint32) for half in (x & np.uint64(0xFFFFFFFF), x >> np.uint64(32)))
     return low.view(np.float32)[()], high.view(np.float32)[()]
 
 
 def _pairwise(meaning: Meaning) -> Meaning:
-    """A meaning of float32 applied to both halves of 64 bits."""
+    """Apply a meaning for float32 to both halves of 64 bits."""
 
     def both(*operands: Values) -> Values:
         low, high = (
@@ -82,7 +82,7 @@ def _pairwise(meaning: Meaning) -> Meaning:
 
 
 def _arithmetic() -> dict[str, Op]:
-    """In all roundings; without one, add, sub and mul round to nearest. An f32x2 is 64 bits (sm_100)."""
+    """Arithmetic in all roundings; add, sub and mul round to nearest by default. f32x2 has 64 bits (sm_100)."""
     table = {}
     for name, (nearest, directed, kind, count) in NEAREST.items():
         flops = 2 if name == "fma" else 1
@@ -101,16 +101,16 @@ def _arithmetic() -> dict[str, Op]:
     return table
 
 
-# div, rcp, sqrt, rsqrt, and what the hardware approximates
+# div, rcp, sqrt, rsqrt, and the approximations
 
 
 def _through_float64(function: Meaning) -> Meaning:
-    """A function of float32 computed in float64."""
+    """Compute a function of float32 in float64."""
     return lambda *operands: function(*(np.float64(1) * x for x in operands)).astype(np.float32)
 
 
 def _divided_approximately(x: Values, y: Values) -> Values:
-    """As x times 1 / y, where 1 / y is 0 for |y| > 2**126."""
+    """Return x times 1 / y, where 1 / y is 0 for |y| > 2**126."""
     return where((np.abs(y) > 2.0**126) & np.isfinite(y), x * np.copysign(np.float32(0), y), x / y)
 
 
@@ -126,7 +126,7 @@ def _upper_half(function: Meaning) -> Meaning:
 
 
 def _rounded_functions() -> dict[str, Op]:
-    """div, rcp and sqrt, rounded as asked."""
+    """div, rcp and sqrt in all roundings."""
     table = {}
     for mode, type_ in product(("rn", *DIRECTED), ("f32", "f64")):
         divide = np.divide if mode == "rn" else exact.directed_div(mode)
@@ -179,11 +179,11 @@ def _approximations() -> dict[str, Op]:
     return table
 
 
-# min, max, and what looks at the bits
+# min, max, and instructions on the bits
 
 
 def _of_numbers(choose: Meaning) -> Meaning:
-    """The other operand where one is NaN: numpy.fmin, but for signalling NaNs too."""
+    """Return the other operand if one is NaN, as numpy.fmin, but also for signalling NaNs."""
     return lambda x, y: where(np.isnan(x), y, where(np.isnan(y), x, choose(x, y)))
 
 
@@ -202,7 +202,7 @@ def _ordered(choose: Meaning) -> Meaning:
 
 
 def _by_size(choose: Meaning) -> Meaning:
-    """.xorsign.abs: of the absolute values, with the product's sign."""
+    """.xorsign.abs: compare the absolute values, and return the sign of the product."""
 
     def chosen(x: Values, y: Values) -> Values:
         size = choose(np.abs(x), np.abs(y))
@@ -226,7 +226,7 @@ EXTREMES: dict[str, Meaning] = {
 
 
 def with_ftz(name: str, ftz: str) -> str:
-    """min.NaN with .ftz is min.ftz.NaN."""
+    """Insert .ftz: min.NaN becomes min.ftz.NaN."""
     base, dot, rest = name.partition(".")
     return f"{base}{ftz}{dot}{rest}"
 
@@ -240,7 +240,7 @@ TESTS: dict[str, Meaning] = {
     "infinite": np.isinf,
     "number": lambda x: ~np.isnan(x),
     "notanumber": np.isnan,
-    "normal": lambda x: np.isfinite(x) & ~_subnormal(x),  # zeros are normal, says the ISA
+    "normal": lambda x: np.isfinite(x) & ~_subnormal(x),  # the ISA counts zeros as normal
     "subnormal": _subnormal,
 }
 

@@ -1,10 +1,10 @@
 """Arithmetic of f16, bf16 and their pairs: PTX ISA 9.0, "Half Precision Floating-Point Instructions".
 
-All of it is computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24 to 15: a sum of a
+Results are computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24 to 15: a sum of a
 product and a third number that float64 cannot hold, 53 bits, has either a product beyond 2**28, which overflows anyway,
-or one so far below the third number that the sum rounds to that number in any case: float64's own rounding cannot be
-seen. bf16 reaches from 2**-133 to 2**128, so there a sum that was rounded onto the middle between two bf16 is rounded
-to odd first.
+or one so far below the third number that the sum rounds to that number anyway: the rounding of float64 has no effect.
+bf16 reaches from 2**-133 to 2**128, so there a sum that was rounded to the midpoint of two bf16 is rounded to odd
+first.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ BF16_NAN = np.uint16(0x7FFF)
 
 
 def from_bf16(bits: Values) -> Values:
-    """float32 of bf16's bits."""
+    """Convert the bits of bf16 to float32."""
     return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)[()]
 
 
 def to_bf16(x: Values, mode: str = "rn") -> Values:
-    """Bits of bf16 nearest to float32 or float64 ("rn"), toward zero ("rz"), down ("rm") or up ("rp")."""
+    """Round float32 or float64 to the bits of bf16: to nearest ("rn"), toward zero ("rz"), down ("rm") or up ("rp")."""
     x = np.asarray(x)
     bits = np.asarray(exact.odd_float32(x) if x.dtype == np.float64 else x).view(np.uint32)
     short, rest = bits >> np.uint32(16), bits & np.uint32(0xFFFF)
@@ -44,28 +44,28 @@ def to_bf16(x: Values, mode: str = "rn") -> Values:
 
 
 def to_f16(x: Values, mode: str = "rn") -> Values:
-    """float16 of float32 or float64, rounded once."""
+    """Round float32 or float64 to float16, once."""
     nearest = np.asarray(x).astype(np.float16)[()]
     return nearest if mode == "rn" else exact.step(nearest, x - nearest.astype(np.float64), mode)
 
 
 def unpacked(bits: Values) -> Values:
-    """The two 16-bit parts of 32 bits along a last axis of 2, the low one first."""
+    """Split 32 bits into two 16-bit parts along a last axis of 2, the low one first."""
     return np.ascontiguousarray(bits).reshape(*np.shape(bits), 1).view(np.uint16)
 
 
 def packed(parts: Values) -> Values:
-    """32 bits of parts along a last axis of 2."""
+    """Join two 16-bit parts along a last axis of 2 to 32 bits."""
     return np.ascontiguousarray(parts).view(np.uint32)[..., 0][()]
 
 
 def _of_f16(meaning: Meaning) -> Meaning:
-    """A meaning of float64 for float16."""
+    """Turn a meaning for float64 into one for float16."""
     return lambda *operands: to_f16(meaning(*(np.asarray(x).astype(np.float64) for x in operands)))
 
 
 def _of_bf16(meaning: Meaning) -> Meaning:
-    """A meaning of float64 for bits of bf16."""
+    """Turn a meaning for float64 into one for the bits of bf16."""
     return lambda *operands: to_bf16(meaning(*map(_wide, operands)))
 
 
@@ -74,11 +74,11 @@ def _wide(bits: Values) -> Values:
 
 
 def _sum_to_bf16(x: Values, y: Values) -> Values:
-    """Bits of bf16 nearest to the sum of two float64."""
+    """Return the bits of the bf16 nearest to the sum of two float64."""
     x, y = np.broadcast_arrays(x, y)
     total = np.asarray(x + y)
     nearest = total.astype(np.float32)
-    # Only what was rounded, and onto the middle between two bf16, can be rounded the wrong way now.
+    # Only a value that was rounded to the midpoint of two bf16 can be rounded the wrong way now.
     middle = (nearest.view(np.uint32) & np.uint32(0xFFFF)) == 0x8000
     doubtful = middle & ((nearest != total) | (total - x != y) | (total - y != x))
     if doubtful.any():
@@ -87,17 +87,17 @@ def _sum_to_bf16(x: Values, y: Values) -> Values:
 
 
 def _of_pairs(meaning: Meaning, kind: str) -> Meaning:
-    """A meaning of float16 or of bits of bf16 for two of them in 32 bits."""
+    """Turn a meaning for float16 or bits of bf16 into one for two of them in 32 bits."""
     return lambda *operands: packed(meaning(*(unpacked(x).view(kind) for x in operands)))
 
 
 def _flushed(x: Values) -> Values:
-    """Subnormal float16 as zeros of their sign."""
+    """Replace subnormal float16 by zeros with their sign."""
     return where(np.abs(x) < np.float16(2.0**-14), np.copysign(np.float16(0), x), x)
 
 
 def _modified(meaning: Meaning, modifiers: str) -> Meaning:
-    """A meaning of float16 with .ftz and .sat."""
+    """Add .ftz and .sat to a meaning for float16."""
     ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
 
     def changed(*operands: Values) -> Values:
@@ -108,13 +108,13 @@ def _modified(meaning: Meaning, modifiers: str) -> Meaning:
 
 
 def _rectified(meaning: Meaning) -> Meaning:
-    """.relu: negative results are 0, NaN stays."""
-    # The addition makes +0 of -0.
+    """.relu: replace negative results by 0; keep NaN."""
+    # The addition turns -0 into +0.
     return lambda *operands: np.maximum(meaning(*operands), 0) + 0.0
 
 
 def _rectified_bits(meaning: Meaning) -> Meaning:
-    """The same of bits of bf16, whose NaN has no sign here."""
+    """The same for bits of bf16, whose NaN has no sign here."""
 
     def rectified(*operands: Values) -> Values:
         bits = meaning(*operands)
@@ -138,7 +138,7 @@ BF16: dict[str, Meaning] = {
 def _forms(
     opcode: str, count: int, f16: Meaning | None, bf16: Meaning | None, kind: str = "alu", flops: int = 0
 ) -> dict[str, Op]:
-    """An instruction for f16, bf16 and pairs of either, of meanings of float16 and of bits of bf16."""
+    """Return the ops of an instruction for f16, bf16 and pairs of them, from meanings for float16 and bits of bf16."""
     table = {}
     for type_, meaning, numpy in (("f16", f16, "f2"), ("bf16", bf16, "u2")):
         if meaning:
@@ -187,7 +187,7 @@ def _functions() -> dict[str, Op]:
 
 
 def _exp2_of_bf16(bits: Values) -> Values:
-    """Subnormal operands and results are zeros."""
+    """Replace subnormal operands and results by zero."""
     return to_bf16(flushed(from_bf16(to_bf16(np.exp2(np.float64(1) * flushed(from_bf16(bits)))))))
 
 

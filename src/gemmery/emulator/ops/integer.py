@@ -15,33 +15,33 @@ Meaning = Callable[..., Any]
 SIGNED = ("s16", "s32", "s64")
 TYPES = ("u16", "u32", "u64", *SIGNED)
 WORDS = ("u32", "u64", "s32", "s64")
-WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}  # the type of a product that loses nothing
+WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}  # the type that holds the full product
 
 
 def unsigned(x: Values) -> Values:
-    """The bits of `x` as an unsigned integer."""
+    """Return the bits of `x` as an unsigned integer."""
     return x.view(f"u{x.itemsize}")
 
 
 def bits(kind: str) -> int:
-    """The width of an integer type: 32 of "s32"."""
+    """Return the width of an integer type: 32 for "s32"."""
     return int(kind[1:])
 
 
 def choose(condition: Values, a: Values, b: Values) -> Values:
-    """`a` where the condition holds, else `b`; where all threads agree on the condition, the operand itself."""
+    """Return `a` where the condition holds, else `b`; the operand itself if all threads agree."""
     if condition.ndim == 0:
         return a if condition else b
     return np.where(condition, a, b)
 
 
 def clamped(wide: Values) -> Values:
-    """An int64 held within int32, as .sat does."""
+    """Clamp an int64 to int32, as .sat does."""
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
 
 
 def halves(kind: str, meaning: Meaning) -> Meaning:
-    """`meaning` of 16-bit integers applied to both halves of 32 bits."""
+    """Apply a meaning for 16-bit integers to both halves of 32 bits."""
 
     def packed(*operands: Values) -> Values:
         low = unsigned(meaning(*(x.astype(np.uint16).view(kind) for x in operands)))
@@ -52,12 +52,12 @@ def halves(kind: str, meaning: Meaning) -> Meaning:
 
 
 def magnitude(x: Values) -> Values:
-    """|x| as an unsigned integer, which the smallest signed integer needs."""
+    """Return |x| as an unsigned integer, which the smallest signed integer needs."""
     return unsigned(np.abs(x)) if x.dtype.kind == "i" else x
 
 
 def div(a: Values, b: Values) -> Values:
-    """Rounded towards zero; all ones where `b` is zero, which the ISA leaves open."""
+    """Divide, rounding towards zero; all ones if `b` is zero, which the ISA leaves open."""
     quotient = (magnitude(a) // np.maximum(magnitude(b), 1)).view(a.dtype)
     if a.dtype.kind == "i":
         quotient = choose((a ^ b) < 0, np.negative(quotient), quotient)
@@ -65,7 +65,7 @@ def div(a: Values, b: Values) -> Values:
 
 
 def rem(a: Values, b: Values) -> Values:
-    """With the sign of `a`; all ones where `b` is zero, which the ISA leaves open."""
+    """Return the remainder with the sign of `a`; all ones if `b` is zero, which the ISA leaves open."""
     rest = (magnitude(a) % np.maximum(magnitude(b), 1)).view(a.dtype)
     if a.dtype.kind == "i":
         rest = choose(a < 0, np.negative(rest), rest)
@@ -73,12 +73,12 @@ def rem(a: Values, b: Values) -> Values:
 
 
 def sad(a: Values, b: Values, c: Values) -> Values:
-    """c + |a - b|, the difference as wide as it is."""
+    """Return c + |a - b| without overflow of the difference."""
     return c + (np.maximum(a, b) - np.minimum(a, b))
 
 
 def mul_hi(kind: str) -> Meaning:
-    """The upper half of the product."""
+    """Return the upper half of the product."""
     if kind in WIDE:
         narrow, wide, width = NUMPY[kind], NUMPY[WIDE[kind]], bits(kind)
         return lambda a, b: (np.multiply(a, b, dtype=wide) >> width).astype(narrow)
@@ -86,7 +86,7 @@ def mul_hi(kind: str) -> Meaning:
 
 
 def mul_hi_u64(a: Values, b: Values) -> Values:
-    """The upper 64 of 128 bits, of products of 32-bit halves."""
+    """Return the upper 64 of 128 bits, from products of 32-bit halves."""
     low = 0xFFFFFFFF
     a0, a1, b0, b1 = a & low, a >> 32, b & low, b >> 32
     middle = a1 * b0 + (a0 * b0 >> 32)
@@ -95,41 +95,41 @@ def mul_hi_u64(a: Values, b: Values) -> Values:
 
 
 def mul_hi_s64(a: Values, b: Values) -> Values:
-    """A negative factor counts 2**64 too much as an unsigned one, which is the other factor in the upper half."""
+    """Correct the unsigned product: a negative factor is 2**64 too large, which adds the other to the upper half."""
     high = mul_hi_u64(unsigned(a), unsigned(b)).view(np.int64)
     return high - (a >> 63 & b) - (b >> 63 & a)
 
 
 def product24(kind: str, part: str) -> Meaning:
-    """Bits 31..0 ("lo") or 47..16 ("hi") of the product of the lower 24 bits."""
+    """Return bits 31..0 ("lo") or 47..16 ("hi") of the product of the lower 24 bits."""
     narrow, wide, shift = NUMPY[kind], NUMPY[WIDE[kind]], 16 if part == "hi" else 0
     return lambda a, b: (np.multiply(a << 8 >> 8, b << 8 >> 8, dtype=wide) >> shift).astype(narrow)
 
 
 def mul(kind: str, part: str) -> Meaning:
-    """The lower half ("lo"), the upper half ("hi") or all ("wide") of a product."""
+    """Return the lower half ("lo"), the upper half ("hi") or all ("wide") of a product."""
     if part == "lo":
         return np.multiply
     return mul_hi(kind) if part == "hi" else partial(np.multiply, dtype=NUMPY[WIDE[kind]])
 
 
 def then_add(product: Meaning) -> Meaning:
-    """A product plus a third operand."""
+    """Return a product plus a third operand."""
     return lambda a, b, c: np.add(product(a, b), c)
 
 
 def then_add_clamped(product: Meaning) -> Meaning:
-    """A product plus a third operand, saturated to int32."""
+    """Return a product plus a third operand, saturated to int32."""
     return lambda a, b, c: clamped(np.add(product(a, b), c, dtype=np.int64))
 
 
 def relu(meaning: Meaning) -> Meaning:
-    """`meaning`, zero where it is negative."""
+    """Replace negative results of a meaning by zero."""
     return lambda a, b: np.maximum(meaning(a, b), a.dtype.type(0))
 
 
 def dot(a_kind: str, b_kind: str, fields: tuple[tuple[int, int], ...], width: int) -> Meaning:
-    """c plus the products of fields: of `width` bits in a and of 8 in b, at the bits `fields` tells."""
+    """Return c plus the products of fields: of `width` bits in a and of 8 in b, at the bits in `fields`."""
 
     def field(x: Values, at: int, size: int) -> Values:
         return x << (32 - size - at) >> (32 - size)  # arithmetic where x is signed
@@ -159,28 +159,28 @@ def dots() -> dict[str, Op]:
 
 
 def add_carry(a: Values, b: Values, carry: Values) -> tuple[Values, Values]:
-    """The sum and whether it ran over."""
+    """Return the sum and whether it overflows."""
     first = np.add(unsigned(a), unsigned(b))
     total = np.add(first, carry.astype(first.dtype))
     return total.view(a.dtype), (first < unsigned(b)) | (total < first)
 
 
 def sub_borrow(a: Values, b: Values, borrow: Values) -> tuple[Values, Values]:
-    """The difference and whether it went below zero."""
+    """Return the difference and whether it is below zero."""
     first = np.subtract(unsigned(a), unsigned(b))
     rest = np.subtract(first, borrow.astype(first.dtype))
     return rest.view(a.dtype), (unsigned(a) < unsigned(b)) | (first < rest)
 
 
 def flagged(meaning: Meaning, carry: str) -> Meaning:
-    """`meaning` of (operands, flag) that returns (result, flag), with the ends of the flag that `carry` names."""
+    """Turn a meaning (operands, flag) -> (result, flag) into an op that uses the flag as `carry` says."""
     if carry == "out":
         return lambda *operands: meaning(*operands, np.False_)
     return meaning if carry == "in out" else lambda *operands: meaning(*operands)[0]
 
 
 def with_carry() -> dict[str, Op]:
-    """The extended-precision instructions: those that read the flag are called addc, those that write it end on .cc."""
+    """The extended-precision instructions: addc and others read the flag, those with .cc write it."""
     table = {}
     names = (("{}.cc", "out"), ("{}c", "in"), ("{}c.cc", "in out"))
     for kind in WORDS:
@@ -199,7 +199,7 @@ def with_carry() -> dict[str, Op]:
 
 
 def product_carry(product: Meaning) -> Meaning:
-    """A product plus a third operand plus the flag."""
+    """Return a product plus a third operand plus the flag."""
     return lambda a, b, c, carry: add_carry(product(a, b), c, carry)
 
 
@@ -209,7 +209,7 @@ def same(name: str, kinds: tuple[str, ...], arity: int, meaning: Meaning, kind: 
 
 
 def arithmetic() -> dict[str, Op]:
-    """Sums, differences, extremes, quotients."""
+    """Sums, differences, minima, maxima, quotients."""
     table = {
         **same("add", TYPES, 2, np.add),
         **same("sub", TYPES, 2, np.subtract),
@@ -225,7 +225,7 @@ def arithmetic() -> dict[str, Op]:
     }
     extremes: tuple[tuple[str, Meaning], ...] = (("min", np.minimum), ("max", np.maximum))
     for name, meaning in extremes:
-        for spelled in ("relu.{}", "{}.relu"):  # as the ISA and as CUDA's headers write it
+        for spelled in ("relu.{}", "{}.relu"):  # as in the ISA, and as in CUDA's headers
             opcode = f"{name}.{spelled}"
             table[opcode.format("s32")] = Op(("s32",), ("s32",) * 2, relu(meaning), kind="int")
             table[opcode.format("s16x2")] = Op(("b32",), ("b32",) * 2, halves("i2", relu(meaning)), kind="int")

@@ -21,14 +21,14 @@ PERMUTES = {
 
 
 def cnot(a: Values) -> Values:
-    """One of zero, zero of all else."""
+    """Return one for zero, else zero."""
     return (a == 0).astype(a.dtype)
 
 
 def lop3(a: Values, b: Values, c: Values, table: Values) -> Values:
-    """Any function of three bits; bit 4a + 2b + c of the immediate `table` is its value."""
+    """Return any function of three bits; bit 4a + 2b + c of the immediate `table` is its value."""
     lut = int(table) & 255
-    negated = lut.bit_count() > 4  # then fewer terms say where it is 0
+    negated = lut.bit_count() > 4  # then fewer terms describe where it is 0
     lut ^= 255 * negated
     a, b, c = (~a, a), (~b, b), (~c, c)
     terms = [a[i >> 2] & b[i >> 1 & 1] & c[i & 1] for i in range(8) if lut >> i & 1]
@@ -39,7 +39,7 @@ def lop3(a: Values, b: Values, c: Values, table: Values) -> Values:
 
 
 def lop3_with(join: Meaning) -> Meaning:
-    """lop3 and a predicate: whether any bit is set, joined with a given one."""
+    """lop3 with a predicate: whether any bit is set, combined with a predicate operand."""
 
     def meaning(a: Values, b: Values, c: Values, table: Values, q: Values) -> tuple[Values, Values]:
         result = lop3(a, b, c, table)
@@ -49,17 +49,17 @@ def lop3_with(join: Meaning) -> Meaning:
 
 
 def shift(ufunc: np.ufunc, kind: str) -> Meaning:
-    """A shift of a value by 32-bit counts. NumPy's shifts, too, take counts beyond the width for the width."""
+    """Shift a value by 32-bit counts. NumPy's shifts also treat counts beyond the width as the width."""
     dtype = np.dtype(NUMPY[kind])
     if kind in ("b16", "u16", "s16"):
         return lambda a, count: ufunc(a, count).astype(dtype)
-    if kind == "s32":  # of int32 and uint32 NumPy would make int64; a negative count is beyond the width, too
+    if kind == "s32":  # NumPy would convert int32 and uint32 to int64; a negative count is also beyond the width
         return lambda a, count: ufunc(a, count.view(dtype))
     return ufunc
 
 
 def funnel(direction: str, mode: str) -> Meaning:
-    """The upper ("l") or lower ("r") 32 bits of b:a after a shift."""
+    """Return the upper ("l") or lower ("r") 32 bits of b:a after a shift."""
 
     def meaning(a: Values, b: Values, count: Values) -> Values:
         both = b.astype(np.uint64) << 32 | a
@@ -70,8 +70,8 @@ def funnel(direction: str, mode: str) -> Meaning:
 
 
 def prmt(a: Values, b: Values, selector: Values) -> Values:
-    """Four of eight bytes; the fourth bit of a selector asks for eight copies of the byte's sign instead."""
-    uniform = np.ndim(selector) == 0  # as good as always, and then a tenth of the time
+    """Select four of eight bytes; the fourth bit of a selector replaces the byte by copies of its sign."""
+    uniform = np.ndim(selector) == 0  # almost always, and then ten times as fast
     result = np.uint32(0)
     for place in (0, 4, 8, 12):
         which = selector >> place & 15
@@ -84,7 +84,7 @@ def prmt(a: Values, b: Values, selector: Values) -> Values:
 
 
 def prmt_mode(mode: str) -> Meaning:
-    """prmt by one of the four selectors that the mode has."""
+    """prmt with one of the four selectors of the mode."""
     selectors = np.array([int(places[::-1], 16) for places in PERMUTES[mode]], np.uint32)
     return lambda a, b, c: prmt(a, b, selectors[c & 3])
 

@@ -23,12 +23,12 @@ from gemmery.emulator.op import Op
 Array = NDArray[Any]
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
-_HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % quicker than a conversion, and it keeps NaNs
+_HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster than a conversion, and it keeps NaNs
 _E5M2 = _HALF[:: 1 << 8].copy()  # the upper byte of an f16
 
 
 def _e4m3() -> Array:
-    """All 256 values of e4m3: bias 7, no infinity, one NaN of each sign."""
+    """Return all 256 values of e4m3: bias 7, no infinity, one NaN of each sign."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     size = np.where(exponent == 0, mantissa / 512, (8 + mantissa) * 2.0 ** (exponent - 10))
@@ -37,10 +37,10 @@ def _e4m3() -> Array:
 
 _E4M3 = _e4m3()
 
-# The elements of registers (warps, rows, words), exactly, in the type they are summed in.
+# The elements of registers (warps, rows, words), exact, in the type of the sums.
 DECODED: dict[str, Callable[[Array], Array]] = {
     "f64": lambda words: words,
-    "tf32": lambda words: (words & np.uint32(0xFFFFE000)).view("f4"),  # the lower 13 bits are not read
+    "tf32": lambda words: (words & np.uint32(0xFFFFE000)).view("f4"),  # the lower 13 bits are ignored
     "f16": lambda words: _HALF.take(words.view("u2")),
     "bf16": lambda words: (words.view("u2").astype("u4") << np.uint32(16)).view("f4"),
     "e4m3": lambda words: _E4M3.take(words.view("u1")),
@@ -51,7 +51,7 @@ DECODED: dict[str, Callable[[Array], Array]] = {
 
 
 def _halves(register: Array) -> Array:
-    """Two f16 of each lane as f32: (warps, 32, 2)."""
+    """Return the two f16 of each lane as f32: (warps, 32, 2)."""
     return _HALF.take(np.ascontiguousarray(register).view("u2")).reshape(*register.shape, 2)
 
 
@@ -89,7 +89,7 @@ _ADDED = {"f16": _f16, "f32": _float, "f64": _float, "s32": _s32, "s32.satfinite
 
 
 def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Callable[..., tuple[Array, ...]]:
-    """D = A B + C on registers in the order of PTX; `transposed` where patterns of C and D hold columns."""
+    """Compute D = A B + C on registers in the order of PTX; `transposed` if patterns of C and D hold columns."""
 
     def meaning(_active: Array, *operands: Array) -> tuple[Array, ...]:
         of_b, of_c = a.registers, a.registers + b.registers
@@ -98,7 +98,7 @@ def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Ca
         if transposed:
             rows, columns = columns, rows
         warps, n, k = columns.shape
-        # A product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a quarter of a loop over k of all warps.
+        # One product for each 8 columns: BLAS takes 0.25 us for 16 x 8 x 16, a quarter of the time of a loop over k.
         sums = rows[:, None] @ columns.reshape(warps, n // 8, 8, k).transpose(0, 1, 3, 2)
         return _ADDED[d_type](sums.reshape(warps, -1, 32, 2), _to_pairs(operands[of_c:], c_type))
 
@@ -106,7 +106,7 @@ def _product(a: Side, b: Side, c_type: str, d_type: str, transposed: bool) -> Ca
 
 
 def _chained(a: Side, b: Side) -> Callable[..., tuple[Array, ...]]:
-    """D = A B + C in f64, four words of k after the other, on registers that hold 8 rows by 4 words each."""
+    """Compute D = A B + C in f64, four words along k after the other, on registers of 8 rows by 4 words."""
 
     def meaning(_active: Array, *operands: Array, chain: Chain = exact.chain) -> tuple[Array, ...]:
         sums = list(operands[a.registers + b.registers :])
@@ -156,7 +156,7 @@ def _mma() -> dict[str, Op]:
     for shape, a, b in product(((8, 8, 16), (16, 8, 16), (16, 8, 32)), ("s8", "u8"), ("s8", "u8")):
         add(shape, f"s32.{a}.{b}.s32", a, b, "s32")
         add(shape, f"satfinite.s32.{a}.{b}.s32", a, b, "s32.satfinite")
-    # Hopper has fp8 in wgmma only: here ptxas converts to f16, two HMMA of half the k.
+    # Hopper has fp8 only in wgmma: for mma.sync ptxas converts to f16, with two HMMA of half the k.
     for k, a, b, c in product((16, 32), ("e4m3", "e5m2"), ("e4m3", "e5m2"), ("f16", "f32")):
         add((16, 8, k), f"{c}.{a}.{b}.{c}", a, b, c, issues=2)
     for shape, rounding in product(((8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)), ("", "rn.")):
@@ -165,7 +165,7 @@ def _mma() -> dict[str, Op]:
 
 
 def _wmma() -> dict[str, Op]:
-    """wmma.mma on fragments as fragments.py has them loaded, so that layouts in memory make no difference."""
+    """wmma.mma on fragments as fragments.py loads them, independent of their layouts in memory."""
     kinds = [(shape, f"{d}.{c}", "f16", c, d, 2) for shape, c, d in product(WMMA_16, ("f16", "f32"), ("f16", "f32"))]
     kinds += [(shape, "f32.bf16.bf16.f32", "bf16", "f32", "f32", 2) for shape in WMMA_16]
     for shape, a, satfinite in product(WMMA_16, ("s8", "u8"), ("", ".satfinite")):

@@ -191,7 +191,7 @@ def test_a_picture_is_one_image_in_the_colours_of_the_page(plot):
 
 def test_a_cell_shows_row_and_column_of_an_element_and_not_a_decimal_number():
     texts = [text.text for text in ElementTree.fromstring(tile_picture(tile(swizzled)).svg).iter(f"{SVG}text")]
-    assert "3,8" in texts
+    assert "3, 8" in texts
     assert not [text for text in texts if re.fullmatch(r"\d+\.\d+", text)]
 
 

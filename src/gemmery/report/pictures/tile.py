@@ -22,7 +22,7 @@ MEANINGS = (
 )
 READING = (
     "A row of the picture is the 32 banks once; the number at its left is its offset in bytes. A cell shows the lanes, "
-    "and row,column of its first element."
+    "and row, column of its first element."
 )
 
 
@@ -59,7 +59,7 @@ def _panel(
     size = max(access.piece, BANK)
     lines = (
         1
-        if max(map(len, (f"{row},{column}" for row, column in layout.held.values())), default=0) * EM * SMALL
+        if max(map(len, (f"{row}, {column}" for row, column in layout.held.values())), default=0) * EM * SMALL
         < (size * BYTE - 2)
         else 2
     )
@@ -110,7 +110,7 @@ def _cell(
     x, width = LEFT + at % BANK_ROW * BYTE, size * BYTE
     by, fill = touched or ((), "rule")
     element = layout.held.get(at)
-    texts = () if element is None else (f"{element[0]},{element[1]}",) if lines == 1 else tuple(map(str, element))
+    texts = () if element is None else (f"{element[0]}, {element[1]}",) if lines == 1 else tuple(map(str, element))
     holds = f"{layout.operand}[{element[0]}][{element[1]}]" if element else "nothing of the tile"
     said = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")
     parts = [cell(x + 1, top, width - 2, height, fill, said)]

@@ -64,7 +64,7 @@ def test_without_the_compiler_nothing_is_wrong_either(looked, monkeypatch):
 
 def test_each_device_is_described(looked, devices):
     found = looked()
-    assert found["cuda driver"].value == "580.95.05, speaks CUDA 13.0"
+    assert found["cuda driver"].value == "580.95.05, supports CUDA 13.0"
     assert found["cuda:0"].value == (
         "h200: sm_90a, 132 multiprocessors up to 1.98 GHz, limited to 700 W, 139 GiB of memory free, L2 50 MiB"
     )
@@ -78,11 +78,11 @@ def test_a_product_that_fails_or_is_wrong_is_a_finding(looked, devices, monkeypa
     errors = iter([0.5, float("nan")])
     monkeypatch.setattr(health.check, "error", lambda resident, run, bound: next(errors))
     found = looked()
-    assert found["a product on cuda:0"].ok
-    assert not found["a product on cuda:1"].ok
-    assert "report it" in found["a product on cuda:1"].advice
+    assert found["self-test on cuda:0"].ok
+    assert not found["self-test on cuda:1"].ok
+    assert "report it" in found["self-test on cuda:1"].advice
     monkeypatch.setattr(health, "Resident", None)
-    assert not looked()["a product on cuda:0"].ok
+    assert not looked()["self-test on cuda:0"].ok
 
 
 def test_the_vendors_library_is_named_or_why_it_is_not_there(looked, devices, monkeypatch):
@@ -100,4 +100,4 @@ def test_the_vendors_library_is_named_or_why_it_is_not_there(looked, devices, mo
 def test_on_a_device_a_product_is_right():
     found = {finding.name: finding for finding in lab.doctor()}
     assert found["cuda:0"].value.startswith(driver.device(0).name)
-    assert found["a product on cuda:0"].value.startswith("right")
+    assert found["self-test on cuda:0"].value.startswith("passed")

@@ -1,8 +1,8 @@
-"""A rival in its own process: both ends of the pipe to it.
+"""A rival in its own process: both ends of the pipe.
 
 One JSON object per line: {"prepare": {work}} -> {"note": ...} or {"refused": ...}; {"sample": [inner, warm]} ->
-{"ns": ...}. The worker times its own loop, so the pipe is not timed. It ends when its input does, and
-therefore with the process that started it, however that ends.
+{"ns": ...}. The worker times its own loop, so that the time of the pipe does not count. It exits at the end of its
+input, and so with the process that started it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PeerProcess:
         if reason:
             raise RefusedError(f"rival {peer.name}: {reason}")
         self.name = peer.name
-        self._work: Work | None = None  # what is prepared there
+        self._work: Work | None = None  # the product prepared there
         self._note = ""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.peer_worker import serve"
@@ -61,7 +61,7 @@ class PeerProcess:
             raise
 
     def prepare(self, work: Work) -> str:
-        """Make the operands of `work` there, unless they exist; return how the product differs from `work`, or "".
+        """Prepare the operands of `work` there, unless they are ready; return how it differs from the request, or "".
 
         Raises RefusedError for a product that the library does not support.
         """
@@ -74,21 +74,21 @@ class PeerProcess:
         return self._note
 
     def sample(self, inner: int, warm: int) -> int:
-        """Return the nanoseconds of `inner` calls there, after `warm` untimed ones."""
+        """Return the nanoseconds of `inner` calls there, after `warm` untimed calls."""
         return int(self._ask({"sample": [inner, warm]})["ns"])
 
     @property
     def pid(self) -> int:
-        """The number of its process."""
+        """Its process ID."""
         return self._process.pid
 
     @property
     def contestant(self) -> Contestant:
-        """Return the rival as a contestant of `timing.compare`."""
+        """The rival as a contestant of `timing.compare`."""
         return Contestant(self.name, self.sample)
 
     def close(self) -> None:
-        """End the process: by closing its input, or by a kill if it still runs a second later."""
+        """End the process by closing its input; kill it if it still runs a second later."""
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
         try:
@@ -107,7 +107,7 @@ class PeerProcess:
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         stdin = cast(IO[bytes], self._process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is reported when its reply is missing
+        with contextlib.suppress(BrokenPipeError):  # `_reply` reports a dead worker
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
         return self._reply()
@@ -125,8 +125,8 @@ class PeerProcess:
 
 
 def serve(name: str, threads: int) -> None:
-    """The worker's main loop. Libraries print to stderr: the pipe is only for replies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    """The worker's main loop. What a library prints goes to stderr, because the pipe is for replies only."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     peer = peers.find(name)
@@ -142,7 +142,7 @@ def serve(name: str, threads: int) -> None:
         message = json.loads(line)
         try:
             if "prepare" in message:
-                prepared = None  # frees the operands before the next ones are made
+                prepared = None  # frees the operands before the next are allocated
                 prepared = peer.prepare(Work(**message["prepare"]))
                 answer({"note": prepared.note})
             elif prepared is None:

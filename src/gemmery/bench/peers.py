@@ -1,6 +1,6 @@
 """The rival libraries as callables; the only importer of PyTorch.
 
-Each runs in its own process (`peer_worker`), in an environment without the variables that influence a BLAS:
+Each runs in its own process (`peer_worker`), without the environment variables that change which kernels a BLAS runs:
 `OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.
 """
 
@@ -46,7 +46,7 @@ THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_N
 
 @dataclass(frozen=True)
 class Prepared:
-    """A product ready to be sampled; `note` says how it differs from the request."""
+    """A product ready to be sampled; `note` tells how it differs from the request."""
 
     sample: Sample
     note: str = ""
@@ -54,15 +54,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Peer:
-    """One rival library with one choice of settings."""
+    """One rival library with one set of settings."""
 
     name: str
     about: str
     missing: Callable[[], str]  # "" or why it cannot run here
     prepare: Callable[[Work], Prepared]  # raises RefusedError for a product it does not support
-    runs: Callable[[], str]  # its kernels, as reported in its own process
+    runs: Callable[[], str]  # library, version and kernels; called in its own process
     settings: Mapping[str, str] = field(default_factory=dict)
-    threads: Callable[[int], None] = lambda _: None  # for a library without such a variable
+    threads: Callable[[int], None] = lambda _: None  # for a library without an environment variable for it
 
 
 def blas(path: str = "") -> str:
@@ -72,7 +72,7 @@ def blas(path: str = "") -> str:
     'openblas 0.3.31, SkylakeX kernels'
     """
     found = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
-    return "; ".join(_in_words(row) for row in found) or "none that threadpoolctl knows"
+    return "; ".join(_in_words(row) for row in found) or "unknown to threadpoolctl"
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
@@ -91,7 +91,7 @@ def steering() -> dict[str, str]:
 
 
 def find(name: str) -> Peer:
-    """Return the rival called `name`; raise ArgumentError with the known names if there is none."""
+    """Return the rival called `name`. Raises ArgumentError for an unknown one."""
     for peer in PEERS:
         if peer.name == name:
             return peer
@@ -99,7 +99,7 @@ def find(name: str) -> Peer:
 
 
 def environment(peer: Peer, threads: int) -> dict[str, str]:
-    """Return the environment of a rival's process: of such variables only its own settings and the thread count."""
+    """Return the environment of a rival's process: its own settings and thread count, no other steering variables."""
     return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **peer.settings})
 
 
@@ -142,7 +142,7 @@ def _prepare_numpy(work: Work) -> Prepared:
 
 
 def _as_tensor(array: Any) -> Any:
-    """Return a tensor on the array's memory, bfloat16 through its bits."""
+    """Return a tensor on the array's memory; bfloat16 is passed as integers."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -186,7 +186,7 @@ def _set_torch_threads(threads: int) -> None:
 
 @functools.cache
 def _mkl_file() -> str:
-    """Return MKL's single library in this environment's lib folder, where its wheel puts it."""
+    """Return the path of MKL's single library, which its wheel installs into this environment's lib folder."""
     return next((str(path) for path in sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))), "")
 
 
@@ -198,7 +198,7 @@ def _prepare_mkl(work: Work) -> Prepared:
     """`cblas_?gemm` on row-major operands; the call through ctypes costs about 1 us, so small products are refused."""
     plain = work.batch == 1 and not work.vector and work.a_layout == work.b_layout == "row" and work.call == "out"
     if work.dtype not in ("f32", "f64") or work.out != work.dtype or not plain or work.m * work.n * work.k < 64**3:
-        raise RefusedError("MKL is called here for plain f32 and f64 products of 64x64x64 and more")
+        raise RefusedError("MKL is only timed for plain f32 and f64 products of at least 64x64x64")
     scalar = ctypes.c_float if work.dtype == "f32" else ctypes.c_double
     gemm = getattr(ctypes.CDLL(_mkl_file()), "cblas_sgemm" if work.dtype == "f32" else "cblas_dgemm")
     pointer, size = ctypes.c_void_p, ctypes.c_int
@@ -214,10 +214,10 @@ def _prepare_mkl(work: Work) -> Prepared:
 
 
 PEERS = (
-    Peer("numpy", "NumPy as it is installed", _always, _prepare_numpy, _runs_numpy),
+    Peer("numpy", "NumPy with its default settings", _always, _prepare_numpy, _runs_numpy),
     Peer(
         "numpy_avx512",
-        "NumPy told to run OpenBLAS's AVX-512 kernels",
+        "NumPy with OpenBLAS's AVX-512 kernels forced",
         _without_avx512,
         _prepare_numpy,
         _runs_numpy,

@@ -1,8 +1,8 @@
 """One measurement, the machine it was taken on, and JSON lines of them.
 
-A file holds two kinds of lines: `{"run": ..., "machine": {...}}` once a run, then
-`{"run": ..., "measurement": {...}}` for each measurement. Every line is written by one system call, so a run that is
-killed keeps what it has measured; a line torn by a crash is skipped, and the next append starts a new line.
+A file has two kinds of lines: `{"run": ..., "machine": {...}}` once per run, and
+`{"run": ..., "measurement": {...}}` for each measurement as it is taken. One system call writes each line, so a killed
+run keeps its measurements; a line torn by a crash is skipped, and the next append begins a new line.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from gemmery.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU of a run; the defaults mean that there is none."""
+    """The properties of a GPU that measurements depend on; the defaults mean no GPU."""
 
     name: str = ""  # "NVIDIA H200"
     capability: int = 0  # 90 for sm_90
     sms: int = 0
     l2: int = 0  # bytes
-    clock_mhz: int = 0  # the highest of its multiprocessors
+    clock_mhz: int = 0  # the highest clock of its multiprocessors
     power_w: float = 0.0  # the current limit; 0 if unknown
     driver: str = ""
-    cuda: str = ""  # the version supported by the driver
+    cuda: str = ""  # the version that the driver supports
     nvrtc: str = ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine of a run, with all versions that figures depend on."""
+    """The properties of a machine that measurements depend on."""
 
     name: str  # short, file-name safe, e.g. "amd-zen4-avx512-2c"
     cpu: str
     isa: str
     cores: int
-    l1d: int  # bytes, per core; 0 when unknown
+    l1d: int  # bytes, per core; 0 if unknown
     l2: int
     l3: int
     os: str
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One kernel or rival on one problem. Times are seconds per call."""
+    """One kernel or rival on one problem. Times are in seconds per call."""
 
     suite: str  # "ladder", "square_f32", "sweep_block", ...
     kernel: str  # rung or rival: "packed", "numpy", "torch", "gm.matmul"
@@ -78,25 +78,25 @@ class Measurement:
     samples: int
     flops: int
     bytes: int
-    case: str = ""  # what distinguishes it in its suite: "allocating", "a transposed", "cold", ...
+    case: str = ""  # how it differs from others of its suite: "allocating", "a transposed", "cold", ...
     config: dict[str, int] = field(default_factory=dict)
     peak_gflops: float = 0.0  # measured in the same run, for the same dtype and threads
     bandwidth_gbs: float = 0.0
     versus: dict[str, float] = field(default_factory=dict)  # rival -> median of pairwise ratios (rival / this)
     spread: dict[str, float] = field(default_factory=dict)  # rival -> half the interquartile range of those ratios
-    error: float = 0.0  # largest |C - ref| / bound; 0 when not checked
+    error: float = 0.0  # largest |C - ref| / bound; 0 if not checked
     checked: bool = False
-    refused: str = ""  # why it did not run; then the times are 0
+    refused: str = ""  # the reason why it did not run; the times are then 0
     note: str = ""
-    precision: str = ""  # "tf32" if f32 operands may be rounded to 10 bits of fraction
-    unit: str = ""  # whose peak `peak_gflops` is, on a GPU: "CUDA cores", "mma.sync"
+    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    unit: str = ""  # the unit of a GPU that `peak_gflops` is of: "CUDA cores", "mma.sync"
     copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
-    clock_mhz: int = 0  # of a GPU's multiprocessors while it was timed, the median; 0 when unknown
-    load: float = 0.0  # cores that other processes used at the same time; 0 also if not measured
+    clock_mhz: int = 0  # median clock of a GPU's multiprocessors during timing; 0 if unknown
+    load: float = 0.0  # cores used by other processes meanwhile; 0 if not measured
 
     @property
     def gflops(self) -> float:
-        """10**9 operations per second at the median."""
+        """10**9 operations per second at the median time."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
 
 
@@ -105,7 +105,7 @@ class Run:
     """Measurements taken by one command on one machine."""
 
     machine: Machine
-    started: str  # UTC, ISO 8601 with microseconds: it names the run
+    started: str  # UTC, ISO 8601 with microseconds: the ID of the run
     measurements: tuple[Measurement, ...]
 
     def _repr_html_(self) -> str:
@@ -157,7 +157,7 @@ def machine() -> Machine:
 
 
 def _blas() -> str:
-    """Return the kernels of the rival NumPy, whose process does not inherit variables that choose other kernels."""
+    """Return the BLAS of the rival NumPy, which ignores environment variables that choose other kernels."""
     from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
     from gemmery.bench.peer_worker import PeerProcess
 
@@ -168,7 +168,7 @@ def _blas() -> str:
 
 
 def gpu_machine(ordinal: int = 0) -> Machine:
-    """Return the fingerprint of this machine for runs on its GPU, and named after it: "nvidia-h200".
+    """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
 
     Raises DeviceError if there is no such device.
     """
@@ -196,9 +196,9 @@ def path(folder: Path, name: str) -> Path:
 
 
 def append(file: Path, run: Run) -> None:
-    """Add the measurements of `run` to a file, and its machine if the run is new there.
+    """Append the measurements of `run` to a file, and its machine if the file does not have this run yet.
 
-    Raises ValueError if a figure is NaN or infinite: such figures are never stored.
+    Raises ValueError for a NaN or infinite number: none is ever stored.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"run": run.started, "measurement": _set(m)}, allow_nan=False) for m in run.measurements]
@@ -217,7 +217,7 @@ def append(file: Path, run: Run) -> None:
 def read(file: Path) -> tuple[Run, ...]:
     """Return the runs of a file in the order of their start; torn lines and runs without a machine are skipped.
 
-    Raises ArgumentError for an unreadable file, or a complete line that is not a record.
+    Raises ArgumentError for a file that cannot be read, or for a complete line that is not a record.
     """
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -232,7 +232,7 @@ def read(file: Path) -> tuple[Run, ...]:
             continue
         try:
             if not isinstance(row["run"], str):
-                raise TypeError(f"run {row['run']!r} is no text")
+                raise TypeError(f"run {row['run']!r} is not text")
             if "machine" in row:
                 machines[row["run"]] = _build(Machine, row["machine"])
             else:
@@ -243,7 +243,7 @@ def read(file: Path) -> tuple[Run, ...]:
 
 
 def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
-    """Return the newest measurement of each kernel on each problem over several runs, in the order first seen."""
+    """Return the newest measurement of each kernel on each problem over several runs, in order of appearance."""
     found: dict[tuple[object, ...], Measurement] = {}
     for run in sorted(runs, key=lambda run: run.started):
         for m in run.measurements:
@@ -254,7 +254,7 @@ def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
 
 
 def _set(measurement: Measurement) -> dict[str, Any]:
-    """Return the fields that differ from their defaults: most are usually empty."""
+    """Return the fields that differ from their defaults: most do not."""
     kept = {}
     for f in fields(measurement):
         value = getattr(measurement, f.name)
@@ -268,14 +268,14 @@ _PYTHON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (
 
 
 def _build(kind: type[Any], row: dict[str, Any]) -> Any:
-    """Build a record of `kind`; keys of later versions are ignored."""
+    """Make a record of `kind`, ignoring keys of later versions."""
     if not isinstance(row, dict):
-        raise TypeError(f"{row!r} is no {kind.__name__.lower()}")
+        raise TypeError(f"{row!r} is not a {kind.__name__.lower()}")
     known = {f.name for f in fields(kind)}
     given = {key: value for key, value in row.items() if key in known}
     if "gpu" in given:
         given["gpu"] = _build(Gpu, given["gpu"])
     for f in fields(kind):
         if f.name in given and not isinstance(given[f.name], _PYTHON.get(str(f.type), object)):
-            raise TypeError(f"{f.name} = {given[f.name]!r} is no {f.type}")
+            raise TypeError(f"{f.name} = {given[f.name]!r} is not {f.type}")
     return kind(**given)

@@ -30,7 +30,7 @@ _SMALLEST, _LARGEST = 64 << 20, 1 << 30  # bytes read for the bandwidth: more th
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """10**9 bytes per second of memory: read, and copied (bytes read plus bytes written)."""
+    """Memory bandwidth in 10**9 bytes per second: reads only, and a copy (bytes read plus bytes written)."""
 
     read: float
     copy: float
@@ -38,16 +38,16 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Bound:
-    """The attainable performance of a problem on a machine, and which limit determines it."""
+    """The performance that a problem can reach on a machine, and the limit that sets it."""
 
     gflops: float
     by: str  # "compute" or "memory"
 
 
 def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache: int = 0) -> Bound:
-    """Return the roofline of a problem: its peak, or its operations per byte times the bandwidth if that is less.
+    """Return the roofline of a problem: the peak, or its operations per byte times the bandwidth if that is less.
 
-    A problem whose operands fit into `cache` bytes does not wait for memory.
+    A problem whose operands fit into `cache` bytes is not limited by memory.
 
     >>> attainable(Problem(4096, 1, 4096, "f32", "f32"), peak_gflops=100.0, bandwidth_gbs=20.0)
     Bound(gflops=9.99..., by='memory')
@@ -59,9 +59,9 @@ def attainable(problem: Problem, peak_gflops: float, bandwidth_gbs: float, cache
 
 
 def unit(dtype: str, target: Target | None = None) -> str:
-    """Return the element type whose multiply-adds determine the peak of `dtype`: f32 for f16, which is widened.
+    """Return the element type whose multiply-adds set the peak of `dtype`: f32 for f16, which is widened.
 
-    bf16 and i8 use dot product instructions on CPUs that have them, and are widened otherwise.
+    bf16 and i8 use dot-product instructions on a CPU that has them, else they are widened too.
     """
     target = target or host()
     name = _UNIT.get(dtypes.get(dtype).name, dtypes.get(dtype).name)
@@ -71,14 +71,14 @@ def unit(dtype: str, target: Target | None = None) -> str:
 
 
 def peak(dtype: str, threads: int = 1) -> float:
-    """Return 10**9 operations per second of the multiply-adds for `dtype`, on registers of `threads` cores.
+    """Measure 10**9 operations per second of multiply-adds for `dtype`, on `threads` cores, in registers only.
 
-    It is the best of several samples: a limit is what was reached at least once.
+    Returns the best of several samples.
 
     Raises ArgumentError for threads below 1.
     """
     if threads < 1:
-        raise ArgumentError(f"threads={threads}: at least one thread must run")
+        raise ArgumentError(f"threads={threads}: it must be at least 1")
     target, name = host(), unit(dtype)
     kernel = _function(f"peak_{name}", lambda: _peak_module(target, name), ctypes.c_int64, ctypes.c_void_p)
     buffers = [_aligned(64 * (_accumulators(target) + 2)) for _ in range(threads)]
@@ -91,12 +91,12 @@ def peak(dtype: str, threads: int = 1) -> float:
 
 
 def bandwidth(threads: int = 1) -> Bandwidth:
-    """Return the memory bandwidth of `threads` cores together, over an array of four times the last-level cache.
+    """Measure the memory bandwidth of `threads` cores together, on an array of four times the last-level cache.
 
     Raises ArgumentError for threads below 1.
     """
     if threads < 1:
-        raise ArgumentError(f"threads={threads}: at least one thread must run")
+        raise ArgumentError(f"threads={threads}: it must be at least 1")
     target = host()
     block = 8 * target.vector_bytes
     size = min(max(4 * target.l3, _SMALLEST), _LARGEST) // threads // block * block
@@ -129,7 +129,7 @@ def _operations(target: Target, name: str) -> int:
 
 
 def _peak_module(target: Target, name: str) -> Module:
-    """A loop of independent multiply-adds on registers; sums start at different values, or LLVM would merge them."""
+    """A loop of independent multiply-adds on registers; each sum has its own start, or LLVM would merge them."""
     module = Module(target)
     with module.function(f"peak_{name}", ("i64", "n"), ("ptr", "p")) as f:
         sums = {"bf16": "float", "i8": "i32"}.get(name, dtypes.get(name).llvm)

@@ -17,8 +17,8 @@ from gemmery.errors import ArgumentError, DTypeError
 SUITES = Path(__file__).parent / "suites"
 KINDS = ("product", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
-ON_A_GPU = ("call", "compile")  # kinds that the CPU does not have
-ON_A_CPU = ("first_call", "emulator")  # kinds that a GPU does not have
+ON_A_GPU = ("call", "compile")  # kinds for a GPU only
+ON_A_CPU = ("first_call", "emulator")  # kinds for the CPU only
 ALONE = ("emulator", "compile")  # kinds without rivals
 PRECISIONS = ("", "tf32")
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
@@ -28,7 +28,7 @@ _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of products. Each product is timed with each number in `threads`."""
+    """A list of products. Each is timed with each number of threads in `threads`."""
 
     name: str
     about: str
@@ -36,7 +36,7 @@ class Suite:
     works: tuple[Work, ...]
     threads: tuple[int, ...]
     rivals: tuple[str, ...]  # () for all that are installed
-    rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by a work's name: the rungs that run it
+    rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the rungs that run a work, by its name
     device: str = "cpu"  # or "cuda"
 
 
@@ -78,10 +78,10 @@ class Rival(Protocol):
 
 
 def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The rivals of a suite, and why each installed one is left out: `wanted` replace those that the suite names."""
+    """Return a suite's rivals, or `wanted` instead, and why each other installed rival is left out."""
     chosen = tuple(wanted) or found.rivals or tuple(peer.name for peer in known)
     left_out: dict[str, str] = {}
-    if found.kind == "first_call":  # times a NumPy script
+    if found.kind == "first_call":  # it times scripts, of which NumPy has one
         left_out = dict.fromkeys((name for name in chosen if name != "numpy"), "only NumPy's first product is timed")
         chosen = tuple(name for name in chosen if name == "numpy")
     reason = f"not among the rivals asked for: {', '.join(wanted)}" if wanted else f"suite {found.name} leaves it out"
@@ -90,7 +90,7 @@ def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> 
 
 
 def load(path: Path) -> Suite:
-    """Return the suite in a TOML file.
+    """Load the suite in a TOML file.
 
     Raises ArgumentError that names the file and the key for anything that differs from benchmarks/README.md.
     """
@@ -105,19 +105,19 @@ def load(path: Path) -> Suite:
     kind = _one_of(table.get("kind", "product"), KINDS, f"{where}: kind")
     device = _one_of(table.get("device", "cpu"), DEVICES, f"{where}: device")
     if device == "cpu" and kind in ON_A_GPU:
-        raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cuda"')
+        raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cuda"')
     if device == "cuda" and kind in ON_A_CPU:
-        raise ArgumentError(f'{where}: kind = {kind!r}: it is for suites with device = "cpu"')
+        raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cpu"')
     if kind in ALONE and "rivals" in table:
-        raise ArgumentError(f"{where}: rivals: no rival takes part in kind = {kind!r}; leave the key out")
+        raise ArgumentError(f"{where}: rivals: there are no rivals in kind = {kind!r}; leave the key out")
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise ArgumentError(f"{where}: product: at least one [[product]] table is needed")
+        raise ArgumentError(f"{where}: product: give at least one [[product]] table")
     for index, row in enumerate(rows):
         if kind == "emulator" and "rungs" not in row:
-            raise ArgumentError(f"{where}: product {index + 1}: rungs: the emulator runs those that are named")
+            raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
         if device == "cpu" and "precision" in row:
-            raise ArgumentError(f'{where}: product {index + 1}: precision: it is for suites with device = "cuda"')
+            raise ArgumentError(f'{where}: product {index + 1}: precision: only for suites with device = "cuda"')
     works = tuple(work for index, row in enumerate(rows) for work in _works(row, f"{where}: product {index + 1}"))
     return Suite(
         name=path.stem,
@@ -140,12 +140,12 @@ def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]
             continue
         name = row.get("name")
         if not name or name in found:
-            raise ArgumentError(f"{here}: name = {name!r}: a product with rungs needs its own name")
+            raise ArgumentError(f"{here}: name = {name!r}: products with rungs need a unique name")
         if row.get("vector") or "call" in row:
-            raise ArgumentError(f"{here}: rungs: they write matrices into an existing array; leave out vector and call")
+            raise ArgumentError(f"{here}: rungs: they write matrices into an existing one; leave out vector and call")
         found[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
         if not found[name] or len(set(found[name])) < len(found[name]):
-            raise ArgumentError(f"{here}: rungs: name at least one, as in 'packed kc=256', and none twice")
+            raise ArgumentError(f"{here}: rungs: give at least one, such as 'packed kc=256', and none twice")
     return found
 
 
@@ -161,15 +161,15 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     name = _text(row.get("name", ""), f"{where}: name")
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     if precision and types != ["f32"]:
-        raise ArgumentError(f"{where}: precision = {precision!r}: it applies only to dtype f32")
+        raise ArgumentError(f"{where}: precision = {precision!r}: only for products of f32 alone")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
     if vector and (any(n != 1 for _, n, _ in shapes) or batches != [1]):
-        raise ArgumentError(f"{where}: vector: B is a vector, so every shape needs n = 1 and batch is 1")
+        raise ArgumentError(f"{where}: vector: B is a vector, so n and batch must be 1")
     for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
         if max(m * k, k * n, m * n) * batch > LARGEST:
-            raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements fit in a matrix")
+            raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements per matrix")
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
         yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
 

@@ -1,8 +1,8 @@
-"""The timing protocol: contestants take turns in one run, and a ratio is taken pair by pair.
+"""The timing protocol: contestants take turns in one run, and ratios are computed pair by pair.
 
-A machine drifts (clocks, neighbours) by more than the differences that matter. Two contestants measured in the
-same round, a moment apart, drift together, so the ratio of each round is kept and the median of the ratios is
-reported with half their interquartile range. A difference smaller than that is a tie.
+A machine's speed drifts (clocks, other processes) by more than the differences of interest. Two contestants measured
+in the same round, moments apart, drift together. So each round yields one ratio, and the report gives the median of
+the ratios with half their interquartile range. A smaller difference is a tie.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import repeat
 
 from gemmery.errors import ArgumentError
 
-SAMPLE_NS = 5_000_000  # a sample repeats a call until it lasts this long: the clock's steps and calls are < 0.1 us
+SAMPLE_NS = 5_000_000  # a sample repeats calls until it lasts this long; reading the clock takes < 0.1 us
 LONG_CALL_NS = 50_000_000  # a call this long needs no untimed call before it: its first milliseconds hardly count
 MAX_INNER = 1 << 20
 MIN_ROUNDS, MAX_ROUNDS = 3, 60  # fewer than three ratios have no quartiles
@@ -28,7 +28,7 @@ Sample = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Runs its product any number of times and returns the time it took."""
+    """Something that can run its product any number of times and return how long that took."""
 
     name: str
     sample: Sample
@@ -60,7 +60,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`: a timing for every contestant, and a ratio for all except the first."""
+    """Results of `compare`: a timing for each contestant, and a ratio for all but the first."""
 
     timings: dict[str, Timing]
     versus: dict[str, Ratio]
@@ -77,7 +77,7 @@ def is_tie(ratio: float, spread: float) -> bool:
 
 
 def _quietly(loop: Callable[[int], int]) -> Sample:
-    """Run `loop` with the garbage collector off, after its untimed calls."""
+    """Run `loop` with the garbage collector off, after untimed calls."""
 
     def sample(inner: int, warm: int) -> int:
         collecting = gc.isenabled()
@@ -94,7 +94,7 @@ def _quietly(loop: Callable[[int], int]) -> Sample:
 
 
 def calls(function: Callable[[], object]) -> Sample:
-    """Return a sampler of `function()`, for work long enough that another Python call does not matter."""
+    """Return a sampler of `function()`, for work so long that one more Python call does not matter."""
 
     def loop(inner: int) -> int:
         start = time.perf_counter_ns()
@@ -106,10 +106,10 @@ def calls(function: Callable[[], object]) -> Sample:
 
 
 def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
-    """Return a sampler of `function(a, b, out=c)`, or of `function(a, b)` if `c` is None, including the call itself.
+    """Return a sampler of `function(a, b, out=c)`, or of `function(a, b)` if `c` is None, including call overhead.
 
-    The call is in the loop as a user would write it: a closure around it costs 20 ns, a whole product of 4x4 matrices
-    130.
+    The loop contains the call as a user would write it: a closure would cost 20 ns, and a product of 4x4 matrices
+    takes 130 ns.
     """
 
     def into(inner: int) -> int:
@@ -134,7 +134,7 @@ class _Plan:
     inner: int
     warm: int
     rounds: int
-    first: float | None  # seconds of the calibrating call, used if there is no time for another
+    first: float | None  # seconds of the calibrating call, kept if there is no time for another
 
 
 def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
@@ -162,7 +162,7 @@ def _takes_part(index: int, turns: int, rounds: int) -> bool:
 def _rounds(
     contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Callable[[float], None]
 ) -> dict[str, dict[int, float]]:
-    """Return seconds per call, by contestant and round."""
+    """Seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
     taken: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
     for index in range(rounds):
@@ -181,11 +181,11 @@ def _rounds(
 
 
 def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
-    """Return pairwise ratios over the rounds in which both ran."""
+    """The median ratio over the rounds in which both ran."""
     ratios = [rival[index] / first[index] for index in rival if index in first]
     median = statistics.median(ratios)
     if len(ratios) < 3:
-        return Ratio(median, median / 2, len(ratios))  # too few to know the spread: only a factor of two counts
+        return Ratio(median, median / 2, len(ratios))  # too few for a spread: only a factor of two counts
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return Ratio(median, (high - low) / 2, len(ratios))
 
@@ -201,21 +201,21 @@ def compare(
     rest: float = 0.0,
     pause: Callable[[float], None] = time.sleep,
 ) -> Comparison:
-    """Time the contestants in turn for about `seconds`, and the rivals of the first against it.
+    """Time the contestants in turn for about `seconds`, and compare the first with each of the others.
 
-    Every round runs each contestant once, the order rotated by one from round to round. The first takes part in
-    every round, a slow rival in fewer rounds, evenly spread, but at least once. `rest` seconds pass before every
-    turn: IDLE_SECONDS if more than one thread is used.
+    Each round runs each contestant once, and rotates their order by one. The first takes part in every round; a slow
+    rival takes part in fewer, evenly spaced, but at least once. `rest` is a pause in seconds before each turn:
+    IDLE_SECONDS if there is more than one thread.
 
     >>> a, b = Contestant("a", lambda inner, warm: 1000 * inner), Contestant("b", lambda inner, warm: 2000 * inner)
     >>> compare([a, b], seconds=0.1).versus["b"].median
     2.0
 
-    Raises ArgumentError for no contestant, two of one name, or a budget that is not positive.
+    Raises ArgumentError for no contestants, two with the same name, or `seconds` that is not positive.
     """
     names = [contestant.name for contestant in contestants]
     if not names or len(set(names)) < len(names):
-        raise ArgumentError(f"contestants {names}: at least one is needed, and each needs its own name")
+        raise ArgumentError(f"contestants {names}: give at least one, each with its own name")
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for a comparison must be above 0")
     share_ns = seconds * 1e9 / len(contestants)
@@ -227,7 +227,7 @@ def compare(
 
 
 def tally(taken: Mapping[str, Mapping[int, float]]) -> Comparison:
-    """Return the statistics of seconds per call, by contestant and round; ratios are to the first contestant.
+    """Return the statistics of times per call, by contestant and round; ratios are to the first contestant.
 
     >>> tally({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 4.0}}).versus["b"].median
     2.0

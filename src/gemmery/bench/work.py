@@ -1,4 +1,4 @@
-"""A product to time: its problem, the layouts of its operands, and how it is called."""
+"""A product to be timed: its problem, the layout of its operands, and how it is called."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Work:
     """C[m, n] = A[m, k] @ B[k, n], `batch` times, as a user would call it.
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
-    column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector` B and C
-    are 1-D. The same Work gives the same operands in every process.
+    column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector`, B and C
+    are 1-D. The same Work has the same operands in every process.
     """
 
     m: int
@@ -36,19 +36,19 @@ class Work:
     call: str = "out"
     vector: bool = False
     seed: int = 0
-    name: str = ""  # of the comparison to which it belongs
-    precision: str = ""  # "tf32" if f32 operands may be rounded to 10 bits of fraction
+    name: str = ""  # of the comparison it belongs to
+    precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
 
     @property
     def problem(self) -> Problem:
-        """The problem as dispatch sees it."""
+        """The problem that dispatch sees."""
         known = {"row": "row", "col": "col", "strided": "any"}
         a, b = known[self.a_layout], known[self.b_layout]
         return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
 
     @property
     def case(self) -> str:
-        """How it differs from the plain product of its shape, in words: "a transposed, allocating"."""
+        """How it differs from the plain product of its shape, as text: "a transposed, allocating"."""
         words = {"col": "transposed", "strided": "strided"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
         return ", ".join(filter(None, [self.name, *parts, "allocating" if self.call == "new" else ""]))
@@ -64,7 +64,7 @@ class Work:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of an element type; bfloat16 is that of ml_dtypes.
+    """Return NumPy's dtype of an element type; bfloat16 comes from ml_dtypes.
 
     Raises ArgumentError if ml_dtypes is needed and not installed.
     """

@@ -1,4 +1,4 @@
-"""One command line from its words to its exit code: every error is one line on stderr."""
+"""Runs one command line: every error is one line on stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
         code = int(asked() if callable(asked) else asked or 0)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed at exit
         return 141
     except OSError as error:
         if error.filename is None:

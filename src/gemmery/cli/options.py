@@ -40,7 +40,7 @@ Keep = Annotated[
 
 
 def threads_in_words(threads: int) -> str:
-    """A warning about more threads than cores, to follow a sentence; "" when there is nothing to warn of."""
+    """Return a warning about more threads than cores to append to a line, "" if there are not more."""
     from gemmery.cpu import target
 
     cores = target.cores()

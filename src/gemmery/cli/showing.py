@@ -1,4 +1,4 @@
-"""What a command does with records: progress, a table or JSON, a page, a file, and the exit code."""
+"""The output of commands: progress, a table or JSON, a page, a file, and the exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command's results go: a table or JSON on stdout, a page at `html` or in the folder out/, or no page.
+    """The output of a command: a table or JSON on stdout, and a page at `html` or in the folder out/, or no page.
 
     Made before anything is measured. Raises ArgumentError for options that contradict each other and for a place that
     cannot be written, InstallError where the page cannot be drawn.
@@ -45,11 +45,11 @@ class Output:
 
     @property
     def has_page(self) -> bool:
-        """True when a page is written: unless there is to be none, or JSON alone."""
+        """True if a page is written: not with `no_html`, and not with `json` unless `html` is given."""
         return self.html is not None or not (self.no_html or self.json)
 
     def say(self, text: str) -> None:
-        """Write a line next to the table, or to stderr where JSON alone is on stdout."""
+        """Write a line after the table, or to stderr if stdout is for JSON."""
         (sys.stderr if self.json else sys.stdout).write(f"{text}\n")
 
     def write(self, name: str, started: str, text: str) -> None:
@@ -61,7 +61,7 @@ class Output:
 def _is_missing(package: str) -> bool:
     try:
         return find_spec(package) is None
-    except ValueError:  # sys.modules says that it cannot be imported
+    except ValueError:  # sys.modules marks it as missing
         return True
 
 
@@ -76,7 +76,7 @@ def measured(
     """Measure with progress on stderr, then show the records; 1 when a result is outside its error bound.
 
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
-    `expected` tells at the start how long it takes. After Ctrl-C the records so far are shown, and the code is 130.
+    `expected` is printed at the start: the time it takes. After Ctrl-C the records so far are shown; the code is 130.
     """
     from gemmery import report
     from gemmery.bench import record
@@ -115,7 +115,7 @@ def measured(
 
 
 def said_interrupted() -> int:
-    """Tell on stderr that the results are those until Ctrl-C; returns the exit code."""
+    """Print that Ctrl-C cut the results short; return the exit code."""
     sys.stderr.write("gemmery: interrupted; the results so far are above\n")
     return INTERRUPTED
 
@@ -164,12 +164,12 @@ def counted(
 
 
 def instead(missing: str, card: str) -> str:
-    """The line that announces the emulator in place of a GPU."""
-    return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts and takes no times"
+    """Return the line that announces the emulator in place of a GPU."""
+    return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts instead of timing"
 
 
 def check_writable(path: Path, option: str = "--html") -> None:
-    """Make the folder of a file. Raises ArgumentError where the file could not be written."""
+    """Make the folder of a file. Raises ArgumentError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -185,7 +185,7 @@ def check_writable(path: Path, option: str = "--html") -> None:
 def write_page(path: Path, text: str, option: str = "--html") -> Path:
     """Write a file that an option asks for, with its folders; return its path.
 
-    Raises ArgumentError where that is not possible.
+    Raises ArgumentError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def _unwritable(path: Path, error: OSError, option: str) -> ArgumentError:
 
 
 def judged(run: Run) -> int:
-    """1, with a line for each, when a result is outside its error bound."""
+    """Print a line for each result outside its error bound; return 1 if there are any."""
     from gemmery.report import words
 
     wrong = [m for m in run.measurements if not words.passed(m)]
@@ -211,12 +211,12 @@ def judged(run: Run) -> int:
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to `line.run`."""
+    """A console that lets `line.run` handle a closed pipe."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """A console on stdout, as wide as the terminal."""
+    """Return a console on stdout, as wide as the terminal."""
     return _Console(highlight=False, soft_wrap=False)

@@ -1,4 +1,4 @@
-"""What the commands do, as functions that return records and print nothing."""
+"""The commands as functions that return records and print nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, loaded when it is first used: `emulate` needs half of what all of them load."""
+    """Load a public name when it is first used: `emulate` needs half of the modules."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""How long the emulator takes for rungs of the GPU's ladder, on one core, and to make their kernels ready."""
+"""The time the emulator takes for GPU rungs on one core, and to prepare their kernels."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
 COUNTED, CHECKED, READY = "counted", "counted and checked", "parsed and lowered"
-ROUNDS, LEAST = 9, 3  # turns of each, and those that are taken however long they last
+ROUNDS, LEAST = 9, 3  # rounds, and the least number of them however long they take
 
 
 def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
-    """Records of each rung on one product: its counters alone, with all checks too, and its kernel made ready.
+    """Time each rung on one product: with counters alone, with all checks too, and the preparation of its kernel.
 
-    A run is what a caller waits for once the kernel is compiled and lowered: operands copied, every block emulated, C
-    copied back. Libraries have one thread. The rounds are fewer when `seconds` is less than those of a rung take.
+    A run copies the operands, emulates every block of a prepared kernel and copies C back. Libraries have one thread.
+    There are fewer rounds if they take longer than `seconds`.
 
     Raises ArgumentError for a label that is not a rung.
     """
@@ -43,7 +43,7 @@ def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float
             plain = replace(results.blank(suite, label, work, 1, config=one.config), case="", flops=0, bytes=0)
             try:
                 if one.rung is None:
-                    raise RefusedError("it is not one kernel: name a rung of the GPU's ladder")
+                    raise RefusedError("it is not one kernel: name a rung for the GPU")
                 rows += _timed(plain, one.rung, work, {**one.rung.default, **one.config}, card, seconds)
             except GemmeryError as refused:
                 rows.append(replace(plain, refused=str(refused)))
@@ -53,7 +53,7 @@ def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float
 def _timed(
     plain: Measurement, rung: Rung, work: Work, config: Mapping[str, int], card: Device, seconds: float
 ) -> list[Measurement]:
-    """A rung run once to be checked, which makes it ready, and then in turn in each of the ways."""
+    """Check a rung, which also prepares it, then time it in each of the ways in turn."""
     checked = emulated_rung(rung, work, card, config)
     if checked.refused:
         raise RefusedError(checked.refused)
@@ -72,7 +72,7 @@ def _timed(
 
 
 def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: Device) -> Callable[[], object]:
-    """What makes the PTX of a rung's last launch ready for the emulator."""
+    """The function that prepares the PTX of a rung's last launch for the emulator."""
     assert rung.geometry is not None
     geometry = rung.geometry(problem, config)
     made = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
@@ -80,7 +80,7 @@ def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: 
 
 
 def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:
-    """Seconds of each way by round, all in turn."""
+    """Time the ways in turn: seconds by way and round."""
     taken: dict[str, dict[int, float]] = {way: {} for way in ways}
     spent = 0.0
     for index in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Progress events of a running command."""
+"""The progress of a running command."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ OnEvent = Callable[[Event], None]
 
 
 def ignore(_: Event) -> None:
-    """A listener that ignores events, for callers who need only the records."""
+    """A listener that ignores progress."""

@@ -1,4 +1,4 @@
-"""The first product of a new process after importing NumPy: with and without kernels cached on disk."""
+"""The first product of a new process, after importing NumPy: with and without kernels cached on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ start = time.perf_counter_ns()
 {product}
 print(time.perf_counter_ns() - start)
 """
-# Without byte code on disk, which an installed package has, compiling gemmery's own Python would take 50 ms.
+# An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
 _CLEARED = (*peers.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 
@@ -36,9 +36,10 @@ _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 def first_call(
     session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
-    """Return records of a first product: cold cache, warm cache and, if it is among the rivals, NumPy.
+    """Time a first product with a cold cache, a warm cache, and in NumPy if that is among the rivals.
 
-    Each time is that of a new process: `import gemmery` and one product. If `seconds` is short there are fewer rounds.
+    Each time is that of `import gemmery` and one product in a new process. There are fewer rounds if they take longer
+    than `seconds`.
     """
     limits = session.limits(work.dtype, threads)
     taken: dict[str, dict[int, float]] = {WARM: {}, COLD: {}}

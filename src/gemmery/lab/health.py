@@ -1,4 +1,4 @@
-"""doctor(): check this machine, what distorts measurements on it, and what to do."""
+"""doctor(): checks of this machine, with advice."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ from gemmery.lab.gpu.level import build
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 
-_NEWER = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")  # used by some kernels if present
+_NEWER = (
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+)  # instructions that some kernels use if available
 _PROBE = "doctor"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `advice` says what to do or what to expect, or is ""."""
+    """The result of one check; `advice` tells what to do or to expect, if anything."""
 
     name: str  # "cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder", "torch", ...
     value: str
@@ -52,7 +58,7 @@ def doctor() -> tuple[Finding, ...]:
 
 
 def _look(name: str, examine: Callable[[], Finding]) -> Finding:
-    """Return one finding; an exception during the check is itself the finding."""
+    """Run one check; an exception is its finding."""
     try:
         return replace(examine(), name=name)
     except Exception as error:
@@ -67,15 +73,20 @@ def _cpu() -> Finding:
 def _instruction_set() -> Finding:
     host, limit = target.host(), config.isa_limit()
     if limit:
-        return Finding("", f"{host.isa}, limited by GEMMERY_ISA", False, "unset GEMMERY_ISA to use all the CPU has")
+        return Finding(
+            "",
+            f"{host.isa}, limited by GEMMERY_ISA",
+            False,
+            "unset GEMMERY_ISA to use every instruction set of the CPU",
+        )
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
-        return Finding("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or less")
+        return Finding("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower")
     return Finding("", f"{host.isa}, vectors of {host.vector_bytes} bytes")
 
 
 def _features() -> Finding:
     having = sorted(set(_NEWER) & target.host().features)
-    return Finding("", ", ".join(having) or "none beyond the instruction set")
+    return Finding("", ", ".join(having) or "none of the optional ones")
 
 
 def _caches() -> Finding:
@@ -88,7 +99,7 @@ def _caches() -> Finding:
 def _cores() -> Finding:
     used, there = target.cores(), os.cpu_count() or 1
     if used < there:
-        return Finding("", f"{used} of {there}: the affinity mask or the cgroup allows no more")
+        return Finding("", f"{used} of {there}, limited by the affinity mask or the cgroup")
     return Finding("", str(used))
 
 
@@ -103,7 +114,9 @@ def _load() -> Finding:
 def _threads() -> Finding:
     count, cores = config.num_threads() or cpu_threads.get(), target.cores()
     if count > cores:
-        return Finding("", f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more only wait")
+        return Finding(
+            "", f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more threads share cores"
+        )
     return Finding("", str(count))
 
 
@@ -111,7 +124,9 @@ def _numpy_blas() -> Finding:
     value = f"NumPy {np.__version__}, {peers.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
-        advice = "OPENBLAS_CORETYPE=SKYLAKEX runs its AVX-512 kernels; `gemmery bench` measures NumPy with both"
+        advice = (
+            "NumPy does not use AVX-512 here; OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
+        )
         return Finding("", value, False, advice)
     return Finding("", value)
 
@@ -122,7 +137,7 @@ def _environment() -> Finding:
     steering = peers.steering()
     value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable that changes a BLAS is set"
     if steering:
-        advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` clears them for the rivals"
+        advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
         return Finding("", value, False, advice)
     return Finding("", value)
 
@@ -130,16 +145,18 @@ def _environment() -> Finding:
 def _cache_folder() -> Finding:
     path = config.cache_dir()
     if path is None:
-        return Finding("", "none", False, "every process compiles anew: set HOME, or GEMMERY_CACHE_DIR to a folder")
+        return Finding(
+            "", "none", False, "every process recompiles kernels: set HOME, or GEMMERY_CACHE_DIR to a folder"
+        )
     folder = Path(path)
     usable = cache.write(str(folder), _PROBE, b"probe") and cache.read(str(folder), _PROBE) == b"probe"
     (folder / _PROBE).unlink(missing_ok=True)
     if not usable:
-        advice = "every process compiles anew: make it writable for you alone (chmod 700), or set GEMMERY_CACHE_DIR"
+        advice = "every process recompiles kernels: make it writable only for you (chmod 700), or set GEMMERY_CACHE_DIR"
         return Finding("", str(folder), False, advice)
     files = [path for path in folder.iterdir() if path.is_file()]
     size = _size(sum(path.stat().st_size for path in files))
-    return Finding("", f"{folder}: {len(files)} entries, {size}, writable for you alone")
+    return Finding("", f"{folder}: {len(files)} entries, {size}, writable only for you")
 
 
 def _python() -> Finding:
@@ -147,7 +164,7 @@ def _python() -> Finding:
 
 
 def _package(name: str, missing: str) -> Callable[[], Finding]:
-    """Check a package that may be absent; `missing` says what is then unavailable."""
+    """Check for an optional package; `missing` tells the effect of its absence."""
 
     def examine() -> Finding:
         version = record.version(name)
@@ -157,12 +174,14 @@ def _package(name: str, missing: str) -> Callable[[], Finding]:
 
 
 def _product() -> Finding:
-    """Compile or load, run and check one small product; its error says what failed."""
+    """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
     worst = results.error(gemmery.matmul(a, a), a, a, float)
     if not worst <= 1:
-        return Finding("", f"error {worst:.3g} times its bound", False, "a kernel is wrong on this CPU: report it")
-    return Finding("", f"right: error {worst:.2g} of its bound")
+        return Finding(
+            "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this CPU: report it"
+        )
+    return Finding("", f"passed ({worst:.2g} of the bound)")
 
 
 def _cuda() -> Finding:
@@ -170,7 +189,7 @@ def _cuda() -> Finding:
     try:
         compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
     except GemmeryError as error:
-        return Finding("", "not installed", True, f"{error}; the CPU needs none of it")
+        return Finding("", "not installed", True, f"{error}; products on the CPU work without it")
     return Finding("", compiler)
 
 
@@ -180,19 +199,19 @@ def _nvdisasm() -> Finding:
 
 
 def _gpus() -> dict[str, Callable[[], Finding]]:
-    """Check each device, or return one line that says what is missing."""
+    """The checks of each device, or one finding that tells what is missing."""
     missing = driver.missing()
     if missing:
         return {"gpu": lambda: Finding("", "none", True, missing)}
     found: dict[str, Callable[[], Finding]] = {"cuda driver": _driver}
     for ordinal in range(driver.count()):
         found[f"cuda:{ordinal}"] = partial(_device, ordinal)
-        found[f"a product on cuda:{ordinal}"] = partial(_product_on, ordinal)
+        found[f"self-test on cuda:{ordinal}"] = partial(_product_on, ordinal)
     return found | {"cublas": _cublas}
 
 
 def _driver() -> Finding:
-    return Finding("", f"{state.driver_version() or 'version unknown'}, speaks CUDA {driver.version()}")
+    return Finding("", f"{state.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
 
 
 def _device(ordinal: int) -> Finding:
@@ -201,28 +220,30 @@ def _device(ordinal: int) -> Finding:
     power = f", limited to {monitor.power_limit:.0f} W" if monitor.power_limit else ""
     value = f"{one.name}: {one.arch}, {one.sms} multiprocessors up to {clock:.2f} GHz{power}, "
     value += f"{_size(driver.room(ordinal))} of memory free, L2 {_size(one.l2)}"
-    advice = f"clocks and power are not seen: {monitor.missing}" if monitor.missing else ""
+    advice = f"clocks and power are unknown: {monitor.missing}" if monitor.missing else ""
     return Finding("", value, True, advice)
 
 
 def _product_on(ordinal: int) -> Finding:
-    """Compile or load, run and check one small product on a device."""
+    """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = build(rung, rung.default, resident)
     worst = check.error(resident, lambda: put(0), rung.bound)
     if not worst <= 1:
-        return Finding("", f"error {worst:.3g} times its bound", False, "a kernel is wrong on this device: report it")
-    return Finding("", f"right: error {worst:.2g} of its bound")
+        return Finding(
+            "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
+        )
+    return Finding("", f"passed ({worst:.2g} of the bound)")
 
 
 def _cublas() -> Finding:
-    """Check the libraries with which rungs are compared on a GPU."""
+    """Check for libraries to compare with on a GPU."""
     reasons = [peer.missing() for peer in gpu_peers.PEERS]
     there = [peer.runs() for peer, reason in zip(gpu_peers.PEERS, reasons, strict=True) if not reason]
     if there:
         return Finding("", "; ".join(there))
-    return Finding("", "none", True, f"{'; '.join(reasons)}: on a GPU nothing stands beside the rungs")
+    return Finding("", "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU")
 
 
 def _size(count: int) -> str:
@@ -243,11 +264,11 @@ _EXAMINED: dict[str, Callable[[], Finding]] = {
     "numpy blas": _numpy_blas,
     "environment": _environment,
     "cache folder": _cache_folder,
-    "a product": _product,
+    "self-test": _product,
     "python": _python,
     "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
-    "ml_dtypes": _package("ml_dtypes", "NumPy has no bfloat16 without it: pip install ml_dtypes"),
-    "torch": _package("torch", "a rival fewer in `gemmery bench`; nothing else needs it"),
+    "ml_dtypes": _package("ml_dtypes", "NumPy needs it for bfloat16: pip install ml_dtypes"),
+    "torch": _package("torch", "`gemmery bench` will skip this rival; nothing else needs it"),
     "cuda": _cuda,
     "nvdisasm": _nvdisasm,
 }

@@ -19,11 +19,14 @@ from gemmery.lab import results
 from gemmery.lab.session import CpuSession
 from gemmery.ladder.rung import Kernel, Rung
 
-PILOT = 128  # the side that predicts the time of a rung at its first size
-BATCHED = 16  # the side of the products for batch rungs
-MEANT = {"direct": (64, 64, 64), "streamed": (8, 2048, 2048)}  # rungs that are slow on large squares
+PILOT = 128  # the side at which a rung's time at its first size is predicted
+BATCHED = 16  # side of the products of a batch
+MEANT = {
+    "direct": (64, 64, 64),
+    "streamed": (8, 2048, 2048),
+}  # where rungs that lose on large squares are meant to be used
 SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
-THREADED_SHARE = 4.0  # and if each turn includes a quarter of a second of rest
+THREADED_SHARE = 4.0  # the same if each turn begins with a quarter of a second of rest
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Ready:
 
 
 class Level:
-    """The rungs at one size, with common operands, NumPy processes and earlier measurements."""
+    """The rungs at one size, which share operands, NumPy's processes and the measurements so far."""
 
     def __init__(
         self, session: CpuSession, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
@@ -57,9 +60,9 @@ class Level:
         self._runs: dict[int, str] = {}
 
     def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
-        """Run one rung: refused, predicted too slow, or checked and timed in turn with NumPy and its parent.
+        """Check a rung and time it in turn with NumPy and its parent, or record why it does not run.
 
-        `before` is its measurement on a smaller product.
+        `before` is its record for a smaller product.
         """
         threads = self.threads if is_threaded(rung) else 1
         full = {**rung.default, **config}
@@ -77,7 +80,7 @@ class Level:
         return replace(done, error=error, checked=True)
 
     def rivals(self) -> list[Measurement]:
-        """Return NumPy's records at this size, one for each number of threads."""
+        """NumPy's records at this size, one for each number of threads."""
         made = []
         for threads, found in self._numpy.items():
             plain = results.blank(self.suite, "numpy", self.work, threads, note=self._runs[threads])
@@ -85,7 +88,7 @@ class Level:
         return made
 
     def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
-        """Return a reason not to run if, by the rate at a smaller size, one call would exceed the limit."""
+        """The reason not to run if one call would exceed the limit, predicted from the rate at a smaller size."""
         flops = self.work.problem.flops
         if before is not None:
             predicted = before.seconds * flops / before.flops
@@ -97,14 +100,14 @@ class Level:
         return results.too_slow(predicted, self.seconds)
 
     def _error(self, rung: Rung, ready: Ready) -> float:
-        """Return the error over bound of one product into memory filled with NaN (ones for integers)."""
+        """Error over bound of one product, written over NaN (ones for integers) so that unwritten elements show."""
         a, b, c = self._operands
         c.fill(np.nan if dtypes.get(self.work.out).kind in "fc" else 1)
         ready.run()
         return results.error(c, a, b, rung.bound, rung.normwise)
 
     def _compare(self, rung: Rung, ready: Ready) -> Comparison:
-        """Time the rung, NumPy, and the rung's parent if that is fast enough to take turns."""
+        """Time the rung, NumPy, and the rung's parent if it is fast enough to take turns."""
         threads = ready.threads
         numpy = self.session.rival("numpy", threads)
         numpy.prepare(self.work)
@@ -120,9 +123,9 @@ class Level:
         return found
 
     def _parent(self, rung: Rung) -> Ready | None:
-        """Return the rung's parent, ready to take turns; None if it is too slow, or does not run this product.
+        """The rung's parent, ready to take turns; None if it is too slow for that or does not run this product.
 
-        For a product of the rung's own shape the parent was measured on squares, so it is built here.
+        For a product that is not a square of the ladder, the parent is built here.
         """
         row = self._ladder.get(rung.parent or "")
         if row is None or refusal(row, self.work):
@@ -135,7 +138,7 @@ class Level:
         return self._ready[row.name] if self._times[row.name] < SHARE / 10 else None
 
     def _with_parent(self, rung: Rung, found: Comparison) -> dict[str, Ratio]:
-        """Return the ratios of a comparison; that to a slow parent is of medians, which is as good as a single pair."""
+        """The ratios of a comparison; the ratio to a slow parent comes from the medians, and counts as one pair."""
         parent = rung.parent or ""
         if parent in found.versus or parent not in self._times:
             return found.versus
@@ -144,7 +147,7 @@ class Level:
 
 
 def refusal(rung: Rung, work: Work) -> str:
-    """Return why the rung does not run this product, "" if it does."""
+    """Return the reason why the rung does not run this product, "" if it does."""
     if work.dtype not in rung.dtypes:
         return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
     return rung.refuses(work.problem)
@@ -158,7 +161,7 @@ def prepare(rung: Rung, config: Mapping[str, int], given: tuple[Any, Any, Any], 
 
 
 def once(ready: Ready) -> float:
-    """Return the seconds of one product, after a first one that compiles."""
+    """Return the seconds of one product, after one that compiles."""
     ready.run()
     start = time.perf_counter()
     ready.run()
@@ -171,8 +174,8 @@ def square(n: int, dtype: str) -> Work:
 
 
 def suited(rung: Rung, n: int, dtype: str) -> Work:
-    """Return the product for a rung at size n: two squares; a row and a square for a rung that takes vectors; or as
-    many small products as fill squares of side n for one that takes batches.
+    """Return the product that shows a rung at size n: two squares; a row and a square for a rung that takes vectors; as
+    many small products as fill squares of side n for a rung that takes batches.
     """
     many = Work(BATCHED, BATCHED, BATCHED, dtype, dtype, batch=max(1, n // BATCHED) ** 2)
     for work in (square(n, dtype), Work(1, n, n, dtype, dtype), many):
@@ -182,7 +185,7 @@ def suited(rung: Rung, n: int, dtype: str) -> Work:
 
 
 def meant(rung: Rung, dtype: str) -> Work | None:
-    """Return the product that a rung is made for, if that is not a large square; otherwise None."""
+    """Return the product that a rung is meant for unless that is a large square; None for other rungs."""
     shape = MEANT.get(rung.name)
     return Work(*shape, dtype, dtype, name="meant for it") if shape else None
 

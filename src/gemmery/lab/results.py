@@ -1,4 +1,4 @@
-"""From timings and checks to records."""
+"""Records of timings and checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Ratio, Timing
 from gemmery.bench.work import Work
 
-WRONG = 1e9  # error over bound of a result with a wrong NaN or infinity: JSON has no infinity
+WRONG = 1e9  # error over bound of a result with unexpected NaN or infinity: JSON has no infinity
 
 
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
@@ -42,7 +42,7 @@ def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Me
 def timed(
     plain: Measurement, timing: Timing, limits: tuple[float, float], versus: Mapping[str, Ratio] | None = None
 ) -> Measurement:
-    """Return the record with times, the limits (peak, bandwidth) of the same run, and ratios to others."""
+    """Return the record with its times, the limits (peak, bandwidth) of the same run, and its ratios to others."""
     ratios = versus or {}
     return replace(
         plain,
@@ -57,11 +57,11 @@ def timed(
     )
 
 
-SLOW = "predicted to take"  # the beginning of the reason why a slow rung is not run
+SLOW = "predicted to take"  # the start of the reason why a slow rung is not run
 
 
 def too_slow(predicted: float, limit: float) -> str:
-    """Return why a rung is not run whose call would take `predicted` seconds; "" if that is within the limit.
+    """Return the reason not to run a rung whose call would take so many seconds, "" if it is within the limit.
 
     >>> too_slow(68.2, 5.0)
     'predicted to take 68 s a call, above the limit of 5 s'
@@ -72,7 +72,7 @@ def too_slow(predicted: float, limit: float) -> str:
 def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool = False) -> float:
     """Return the largest |c - reference| over its bound; vectors are checked as matrices of one column.
 
-    Above 2e8 operations some rows are compared: the reference works in extended precision, at 0.3 GFLOP/s.
+    Above 2e8 operations only some rows are compared: the extended-precision reference runs at 0.3 GFLOP/s.
     """
     if b.ndim == 1:
         b, c = b[:, None], c[:, None]

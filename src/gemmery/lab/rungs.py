@@ -1,4 +1,4 @@
-"""ladder(): every rung at a few sizes, checked, and timed in turn with NumPy, on a GPU with cuBLAS."""
+"""ladder(): every rung at a few sizes, checked and timed in turn with NumPy, or with cuBLAS on a GPU."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ def ladder(
     device: str = "cpu",
     store: Path | None = None,
 ) -> Run:
-    """Run the ladder: each rung on square matrices, checked against the reference and timed in turn with NumPy.
+    """Run the ladder: check each rung on square matrices against the reference, and time it in turn with NumPy.
 
-    `rungs` are names, () for all. `sizes` () means SIZES, or GPU_SIZES. `threads` is the number of threads for
-    threaded rungs, 0 for all cores; the others use one. `seconds` is the limit for one call of a rung: a slower rung
-    is not run, but recorded with the reason in `refused`. `versus` of a measurement holds "numpy" and the rung's
-    parent. A rung outside its error bound has `error` > 1.
+    `rungs` are names, all by default. `sizes` defaults to SIZES, on a GPU to GPU_SIZES. `threads` is the number of
+    threads of threaded rungs, 0 for one per core; the other rungs run on one. Rungs predicted to exceed `seconds` per
+    call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios to "numpy"
+    and to the rung's parent. A rung outside its error bound has `error` > 1.
 
-    With `device` "cuda" or "cuda:N" it is the GPU ladder, compared with cuBLAS; "tf32" is a dtype there. Rungs that do
-    not support the dtype are left out unless they are named. `store` is as in `bench`.
+    `device` "cuda" or "cuda:N" runs the GPU ladder, compared with cuBLAS; it also accepts the dtype "tf32". Rungs
+    for other dtypes are left out unless they are named. `store` is as in `bench`.
 
     >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
 
-    Raises ArgumentError for an unknown rung, dtype or device, or a size below 1, DeviceError for an unknown device.
+    Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
+    device.
     """
     gpu = asked.ordinal(device)
     kind = "cpu" if gpu is None else "cuda"
@@ -54,7 +55,7 @@ def ladder(
 
 
 def element(dtype: str) -> Work:
-    """Return a product of one element of a type, which on a GPU may be "tf32": f32 with 10 bits of fraction."""
+    """Return a 1 x 1 x 1 product of an element type; "tf32" is f32 of which products keep 10 bits of fraction."""
     name = "f32" if dtype == asked.TF32 else dtype
     return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
 
@@ -70,7 +71,7 @@ def climb_on_gpu(
     shape: Shape | None = None,
     store: Path | None = None,
 ) -> Run:
-    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, by default two squares."""
+    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, two squares by default."""
     from gemmery.lab.gpu.climb import climb as gpu_climb  # loads NVIDIA's bindings
     from gemmery.lab.gpu.level import suited as gpu_suited
 
@@ -80,16 +81,16 @@ def climb_on_gpu(
 
 
 def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
-    """Return how many measurements a ladder or a sweep takes and about how long, to show at its start."""
+    """Return the number of measurements of a ladder or a sweep and the time they take, as text."""
     lengths = sizes or {"cpu": SIZES, "cuda": GPU_SIZES, "emulator": EMULATED_SIZES}[kind]
     each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
-    if each is None:  # one core emulates some 10**8 operations a second, and a kernel is compiled first
+    if each is None:  # compilation, then some 10**8 emulated operations per second
         each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
     return estimate(rungs * len(lengths), each)
 
 
 def estimate(measurements: int, each: float) -> str:
-    """Return the number of measurements and their time in words, at `each` seconds per measurement.
+    """Return a number of measurements and their time as text, with `each` taking so many seconds.
 
     >>> estimate(33, 3.0), estimate(1, 3.0), estimate(60, 9.0)
     ('33 measurements, about 100 s', '1 measurement, about 3 s', '60 measurements, about 9 min')
@@ -109,8 +110,8 @@ def climb(
     on_event: OnEvent,
     store: Path | None = None,
 ) -> Run:
-    """Run each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
-    from gemmery.lab.level import (  # so that wrong arguments are found before it is loaded
+    """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
+    from gemmery.lab.level import (  # here, so that wrong arguments are reported before it is loaded
         Level,
         is_threaded,
         meant,

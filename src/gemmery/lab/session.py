@@ -1,4 +1,4 @@
-"""One run of a command: its records and progress; on the CPU also its rivals and measured limits."""
+"""One run of a command: its records and progress, and on the CPU the rivals it started and the limits it measured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gemmery.lab.event import Event, OnEvent
 
 
 class Session:
-    """The records of one run on `machine`; a context manager, because some runs start processes.
+    """The records of one run on `machine`; a context manager that ends what the run started.
 
-    `store` is a folder: each measurement is appended to its machine's file at once, so that an interrupted run
-    keeps its records.
+    `store` is a folder: each measurement is appended to the machine's file at once, so that an interrupted run keeps
+    its records.
     """
 
     def __init__(self, total: int, on_event: OnEvent, machine: Machine, store: Path | None = None) -> None:
@@ -32,19 +32,19 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End processes; here there are none."""
+        """End nothing: this run started nothing."""
 
     @property
     def run(self) -> Run:
-        """The run so far."""
+        """The records so far."""
         return Run(self._machine, self._started, tuple(self._records))
 
     def children(self) -> tuple[int, ...]:
-        """Return the numbers of the processes that it started, whose load belongs to it."""
+        """Return the IDs of the processes that it started, which do not count as load."""
         return ()
 
     def begin(self, what: str) -> None:
-        """Tell the listener which step starts."""
+        """Tell the listener what begins."""
         self._on_event(Event(what, self._done, self._total))
 
     def end(self, *measurements: Measurement) -> None:
@@ -81,9 +81,9 @@ class CpuSession(Session):
         return tuple(process.pid for process in self._processes.values())
 
     def rival(self, name: str, threads: int) -> PeerProcess:
-        """Return the rival's process with that many threads, started on first use.
+        """Return the rival's process with that many threads; the first call starts it.
 
-        Raises RefusedError if it cannot run here, or runs the same kernels as NumPy.
+        Raises RefusedError if it cannot run here, or would run the same kernels as NumPy by default.
         """
         key = name, threads
         if key in self._refusals:
@@ -104,7 +104,7 @@ class CpuSession(Session):
         return process
 
     def limits(self, dtype: str, threads: int) -> tuple[float, float]:
-        """Return (peak in GFLOP/s, read bandwidth in GB/s) on `threads` cores, measured on first use."""
+        """Return (peak in GFLOP/s, read bandwidth in GB/s) on `threads` cores; the first call measures them."""
         unit = roofline.unit(dtype)
         if (unit, threads) not in self._peaks:
             self.begin(f"peak of {unit}, {threads} thread{'s' * (threads != 1)}")

@@ -54,7 +54,7 @@ def bench(
     >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
 
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
-    wrong key, and for suites of several devices, DeviceError if there is no such device.
+    wrong key, and for suites of several devices; DeviceError if there is no such device.
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds={seconds}: the time for one product must be above 0")
@@ -68,7 +68,7 @@ def bench(
             raise ArgumentError(f"suite {found.name!r} is for {found.device}, not {kind}: run those of one device")
     if rivals and all(found.kind in suite.ALONE for found in loaded):
         names = ", ".join(found.name for found in loaded)
-        raise ArgumentError(f"rivals={', '.join(rivals)}: no rival takes part in suite {names}; leave rivals out")
+        raise ArgumentError(f"rivals={', '.join(rivals)}: suite {names} has no rivals; leave them out")
     gpu = asked.ordinal(device or kind)
     named = {*rivals, *(name for found in loaded for name in found.rivals)}
     labels = {label for found in loaded for labels in found.rungs.values() for label in labels}
@@ -88,13 +88,13 @@ def bench(
             if (found, count) in able:
                 run_suite(session, found, count, rivals, seconds)
             else:
-                reason = f"{count} threads are more than the {target.cores()} cores this process may use"
+                reason = f"{count} threads exceed the {target.cores()} cores of this process"
                 session.add(results.blank(found.name, OURS, found.works[0], count, refused=reason))
         return session.run
 
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
-    """Return how many measurements suites take and about how long, to show at their start."""
+    """Return the number of measurements of suites and the time they take, as text."""
     return estimate(sum(len(one.works) * (1 if threads else len(one.threads)) for one in suites), seconds)
 
 
@@ -133,7 +133,7 @@ def results_folder() -> Path:
 def contest(
     session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
 ) -> list[Measurement]:
-    """Return records of gemmery and of each rival on one product, checked once and timed in turn."""
+    """Check gemmery on one product, time it in turn with each rival, and return the records."""
     limits = session.limits(work.dtype, threads)
     plain = results.blank(name, OURS, work, threads)
     try:
@@ -162,14 +162,14 @@ def contest(
 
 
 def _product(function: Callable[..., object], work: Work) -> Callable[..., object]:
-    """Return the call as a user would write it, with `dtype=` only if the result is wider."""
+    """The call a user would write: `dtype=` only if the result is wider."""
     if work.out == work.dtype:
         return function
     return functools.partial(function, dtype=dtypes.get(work.out).numpy)
 
 
 def _checked(work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[float, str]:
-    """Return (error over bound, the rung that runs it) for one product."""
+    """Return (error over bound, name of the rung) of one product."""
     a, b, out = given
     rung = dispatch.plan(work.problem).rung
     function = _product(gemmery.matmul, work)

@@ -1,4 +1,4 @@
-"""sweep(): vary one quantity and keep the others fixed, as in the ladder's curves."""
+"""sweep(): the experiments behind the ladder's curves, each of which varies one quantity."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Experiment:
     """A quantity to vary: a key of the rungs' config, or a side of the product."""
 
     name: str
-    about: str  # one line, for the command's help
+    about: str  # one line
     rungs: tuple[str, ...]
-    sizes: tuple[int, ...]  # sides of the products; one if a key is varied
+    sizes: tuple[int, ...]  # sides of the products; only one if a key is varied
     key: str = ""  # of the config; "" if a side is varied
-    values: tuple[int, ...] = ()  # values of the key, including some that a device cannot run
+    values: tuple[int, ...] = ()  # of the key, including some that a device cannot run
     devices: tuple[str, ...] = ("cuda",)
 
 
@@ -84,14 +84,14 @@ def sweep(
     device: str = "",
     store: Path | None = None,
 ) -> Run:
-    """Measure a curve of EXPERIMENTS, in turn with NumPy, on a GPU with cuBLAS.
+    """Measure a curve of EXPERIMENTS, compared with NumPy, or with cuBLAS on a GPU.
 
-    "size" is time against n for chosen rungs, on the CPU unless `device` is "cuda". "block" varies the block of
-    `simd_blocked` on the CPU; "threads" (a block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the
-    pipelined rungs) vary that key on a GPU, at one size, including values that the device refuses: their records have
-    the reason in `refused`. "gemv" and "gemv_k" run every variant of the rungs for y = W x, of N or K = `sizes`.
-    `rungs` and `sizes` () mean the experiment's own; `seconds` is the limit of one call, as in `ladder`. The varied
-    value is in `Measurement.config`; the `suite` is "sweep_" and the experiment's name. `store` is as in `bench`.
+    "size" varies n for some rungs, on the CPU unless `device` is "cuda". "block" varies the block of `simd_blocked`
+    on the CPU. "threads" (per block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the pipelined rungs)
+    vary that key at one size on a GPU; a value that the device cannot run has its reason in `refused`. "gemv" and
+    "gemv_k" run all variants of the rungs for y = W x, with N or K from `sizes`. `rungs` and `sizes` default to those
+    of the experiment; `seconds` is the limit per call, as in `ladder`. `Measurement.config` has the varied key;
+    `suite` is "sweep_" and the name of the experiment. `store` is as in `bench`.
 
     >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
 
@@ -102,7 +102,7 @@ def sweep(
     if plan.gpu is None:
         return climb(suite, plan.chosen, plan.sizes, plan.dtype, threads, seconds, on_event, store)
     chosen = plan.chosen
-    if not rungs:  # those that support the type
+    if not rungs:  # those that take the type
         chosen = [(rung, config) for rung, config in chosen if _serves(rung, element(plan.dtype), plan.device)]
     shape = {"gemv": partial(_vector, k=GEMV_K), "gemv_k": partial(_vector, n=GEMV_N)}.get(experiment)
     return climb_on_gpu(suite, chosen, plan.sizes, plan.dtype, plan.gpu, seconds, on_event, shape, store)
@@ -110,13 +110,13 @@ def sweep(
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep whose arguments have been checked."""
+    """A sweep with checked arguments."""
 
     chosen: list[Chosen]
     sizes: tuple[int, ...]
     dtype: str
     device: str
-    gpu: int | None  # its number, None for the CPU
+    gpu: int | None  # number of the GPU, None on the CPU
 
 
 def planned(
@@ -160,7 +160,7 @@ def _named(experiment: str) -> Experiment:
 
 
 def _chosen(one: Experiment, names: Sequence[str], kind: str, n: int) -> list[Chosen]:
-    """Return rungs with their configs in the experiment."""
+    """The rungs with the configs of the experiment."""
     variants = dict.fromkeys(name for name, _ in GEMV_CONFIGS)
     found = asked.rungs(names or one.rungs or tuple(variants), kind)
     if one.key:
@@ -176,7 +176,7 @@ def _chosen(one: Experiment, names: Sequence[str], kind: str, n: int) -> list[Ch
 
 
 def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
-    """Return the rung, whose config must have the varied key."""
+    """Return the rung. Raises ArgumentError if its config does not have the key."""
     if key not in rung.space:
         having = ", ".join(other.name for other in ladder if key in other.space)
         raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
@@ -184,7 +184,7 @@ def varied(ladder: tuple[Rung, ...], rung: Rung, key: str) -> Rung:
 
 
 def sides(rung: Rung, n: int) -> tuple[int, ...]:
-    """Return the block sides to try at size n: those of the rung's space up to the first that covers the matrix."""
+    """Return the block sides of the rung's space up to the first that is at least n."""
     smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
     whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
     return smaller + whole
@@ -200,5 +200,5 @@ def _serves(rung: Rung, like: Work, device: str) -> bool:
 
 
 def _vector(rung: Rung, side: int, like: Work, device: str, n: int = 0, k: int = 0) -> Work:
-    """Return x W' with a row-major W of n x k, one of them `side`: columns of B are contiguous."""
+    """Return x W' with a row-major W of n x k, one of them `side`; the columns of B are contiguous."""
     return replace(like, m=1, n=n or side, k=k or side, batch=1, a_layout="row", b_layout="col")

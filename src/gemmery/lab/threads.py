@@ -1,4 +1,4 @@
-"""Set the number of threads while something is timed or checked."""
+"""Sets the number of threads temporarily, to time or check something."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmery.cpu import threads as cpu_threads
 
 
 def on(threads: int, sample: Sample) -> Sample:
-    """Return the sampler, run with that many threads."""
+    """Return the same sampler with that many threads."""
 
     def sampled(inner: int, warm: int) -> int:
         with in_force(threads):
@@ -21,7 +21,7 @@ def on(threads: int, sample: Sample) -> Sample:
 
 @contextmanager
 def in_force(threads: int) -> Iterator[None]:
-    """Do what `gemmery.set_num_threads` does, for the duration of a block."""
+    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block."""
     before = cpu_threads.get()
     cpu_threads.set_(threads)
     try:

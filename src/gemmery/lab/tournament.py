@@ -29,7 +29,7 @@ PRODUCT = "gm.matmul"
 
 @dataclass(frozen=True)
 class Entrant:
-    """An entrant named by a suite: a rung and its config, or (`rung` None) the product with options."""
+    """A contestant named by a suite: a rung with its config, or (`rung` None) the product with its options."""
 
     label: str
     rung: Rung | None
@@ -37,9 +37,9 @@ class Entrant:
 
 
 def entrant(label: str, ladder: tuple[Rung, ...] = CPU) -> Entrant:
-    """Return the rung of a ladder that a suite names as "packed kc=256", or the product as in "gm.matmul threads=1".
+    """Return the rung that a suite calls "packed kc=256", or the product, as in "gm.matmul threads=1".
 
-    Raises ArgumentError for an unknown rung, a key that it does not have, or a value that is not an integer.
+    Raises ArgumentError for an unknown rung, a key that it does not have, or a value that is not a whole number.
     """
     name, *words = label.split()
     rung = None if name == PRODUCT else find(ladder, name)
@@ -62,9 +62,9 @@ def tournament(
     rivals: Sequence[PeerProcess],
     seconds: float,
 ) -> list[Measurement]:
-    """Return records of the named rungs and of each rival on one product: all take turns, each is checked first.
+    """Check the named rungs on one product, time them in turn with each rival, and return the records.
 
-    `versus` of a record holds its ratio to all others.
+    `versus` of a record has its ratio to each other one.
     """
     limits = session.limits(work.dtype, threads)
     given = operands(work)
@@ -95,12 +95,12 @@ def tournament(
 
 
 def _ready(one: Entrant, work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[timing.Sample, float]:
-    """Return a sampler of one entrant, and its error over bound on the operands used for timing.
+    """Return a sampler of one entrant, and its error over its bound on the operands to be timed.
 
     Raises RefusedError with the rung's reason if it does not take this product.
     """
     a, b, c = given
-    c.fill(np.nan if dtypes.get(work.out).kind in "fc" else 1)  # none may remain
+    c.fill(np.nan if dtypes.get(work.out).kind in "fc" else 1)  # so that unwritten elements show
     if one.rung is None:
         product = functools.partial(gemmery.matmul, threads=one.config["threads"]) if one.config else gemmery.matmul
         with in_force(threads):

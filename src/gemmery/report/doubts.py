@@ -1,4 +1,4 @@
-"""Figures that may be wrong: taken on a busy machine, or contradicting each other."""
+"""Unreliable figures: measured on a busy machine, or contradicting each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARED = 0.98  # two threads may share one core, so their peak may be this much 
 
 
 def doubts(run: Run) -> tuple[str, ...]:
-    """Why the figures of a run may be wrong, one sentence for each reason.
+    """Return the reasons why the figures of a run are unreliable, one sentence each.
 
     >>> doubts(run)  # doctest: +SKIP
     ('Other processes used up to 1.7 of the 2 cores during the measurement.',)
@@ -36,7 +36,7 @@ def doubts(run: Run) -> tuple[str, ...]:
 
 
 def banner(run: Run) -> str:
-    """The warning above figures that may be wrong; "" when nothing is wrong with them."""
+    """Return the warning to show with unreliable figures, "" for reliable ones."""
     found = doubts(run)
     if not found:
         return ""
@@ -44,7 +44,7 @@ def banner(run: Run) -> str:
 
 
 def weighed(run: Run) -> Run:
-    """The same run, with every ratio a tie if the figures are in doubt."""
+    """Return the run with all ratios as ties if the figures are unreliable."""
     if not doubts(run):
         return run
     doubted = (replace(m, spread=dict.fromkeys([ANY, *m.versus], math.inf)) for m in run.measurements)

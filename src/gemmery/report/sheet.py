@@ -1,4 +1,4 @@
-"""Records as sheets: a title, columns and rows of words, which a terminal, Markdown and HTML each lay out."""
+"""Records as sheets, tables of text for the terminal, Markdown and HTML to lay out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure in words. `bar` draws its share of the peak behind it; `tone` is "best", "bad" or "faint".
+    """One cell of text. `bar` is a fraction of the peak, drawn as a bar; `tone` is "best", "bad" or "faint".
 
-    `margin` is the spread of a ratio, shown where there is room for it.
+    `margin` is the spread of a ratio, shown if there is room.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table in words. With `aside`, the second column is a remark on the first, for which there may be no room."""
+    """A table of text. With `aside`, the second column is a remark on the first, shown if there is room."""
 
     title: str
     head: tuple[str, ...]
@@ -41,7 +41,7 @@ class Sheet:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """Columns that are set left; the others are set right."""
+        """The left-aligned columns; the others are right-aligned."""
         return (0, 1) if self.aside else (0,)
 
 
@@ -59,12 +59,12 @@ class Group:
 
     @property
     def one(self) -> Measurement:
-        """Any of them, for what they share."""
+        """Any one of them, for what they have in common."""
         return (*self.rungs, *self.rivals)[0]
 
 
 def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[Group, ...]:
-    """Measurements by problem: square ones first, the smallest first."""
+    """Group measurements by problem: squares first, the smallest first."""
     order = {rung.name: index for index, rung in enumerate(rungs)}
     found: dict[tuple[object, ...], list[Measurement]] = {}
     for m in measurements:
@@ -79,23 +79,23 @@ def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[
 
 
 def largest(found: Sequence[Group]) -> Group:
-    """The group with the most operations, of squares where there are some: what a summary is about."""
+    """Return the group with the most operations, of squares if there are any: the one a summary is about."""
     squares = [group for group in found if is_square(group.one)]
     return max(squares or found, key=lambda group: group.one.flops)
 
 
 def fullest(found: Sequence[Group]) -> Group:
-    """The group in which most rungs ran, the largest of such: what shows the whole ladder."""
+    """Return the group in which most rungs ran, and the largest of these: it shows the whole ladder."""
     return max(found, key=lambda group: (sum(m.seconds > 0 for m in group.rungs), group.one.flops))
 
 
 def is_square(measurement: Measurement) -> bool:
-    """True for one product of square matrices, unless it shows one rung where that is meant to be used."""
+    """Return True for one product of squares, unless it shows the use that one rung is meant for."""
     return measurement.m == measurement.n == measurement.k and measurement.batch == 1 and not measurement.case
 
 
 def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
-    """How much faster than `rival`, and the spread: taken pair by pair where that was done, else from the medians."""
+    """Return (speed-up over `rival`, spread), from pairs of measurements if there are any, else from the medians."""
     if not measurement.seconds or measurement.kernel == rival:
         return None
     if rival in measurement.versus:
@@ -107,18 +107,18 @@ def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, 
 
 
 def rival(group: Group) -> str:
-    """Who the rungs are compared with: the first rival that ran, else the one that could not."""
+    """Return the rival to compare with: the first that ran, else one that could not."""
     named = [m.kernel for m in group.rivals if m.seconds] + [m.kernel for m in group.rivals]
     return named[0] if named else "cublas" if group.one.unit else "numpy"
 
 
 def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
-    """A run as sheets: one for each problem of the ladder, each sweep, or each suite.
+    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite.
 
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
-    from gemmery.report.suites import of_a_suite  # which lay out their sheets in this file's words
+    from gemmery.report.suites import of_a_suite  # which import this file
     from gemmery.report.sweeps import AXES, swept
 
     run, found = weighed(run), list[Sheet]()
@@ -141,7 +141,7 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
 
 
 def limits(measurements: Iterable[Measurement]) -> str:
-    """Peak and bandwidth as measured in the same run, for each number of threads, or each unit of a GPU."""
+    """Return the peak and bandwidth measured in the same run, for each number of threads or unit of a GPU."""
     stated = []
     measurements = tuple(measurements)
     measured = {(m.threads, m.dtype): m for m in measurements if m.peak_gflops and not m.unit}
@@ -160,12 +160,12 @@ def limits(measurements: Iterable[Measurement]) -> str:
         stated.append(f"memory {words.digits(one.bandwidth_gbs)} GB/s read{copied}")
         stated += [f"multiprocessors at {words.between(clocks)} MHz while timed"] if clocks else []
     if any(unit == MMA and dtype != "f64" for unit, dtype in units):
-        stated.append("Hopper's wgmma, which cuBLAS calls there, goes beyond mma.sync")
+        stated.append("Hopper's wgmma, which cuBLAS uses there, is faster than mma.sync")
     return f"measured limits: {'; '.join(stated)}" if stated else ""
 
 
 def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
-    """One problem: every rung, then its rival."""
+    """One problem: all rungs, then the rivals."""
     by_name = {rung.name: rung for rung in rungs}
     against, (unit, scale) = rival(group), words.tick(group.one)
     versus = f"× {words.kernel(against)}"
@@ -200,16 +200,16 @@ def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
 
 
 def _unwritten(group: Group, rungs: Sequence[Rung]) -> list[str]:
-    """Which rungs were left out because they are written for other element types."""
+    """The rungs left out because they are for other element types."""
     ran, dtype = {m.kernel for m in group.rungs}, group.one.dtype
     left = [
         f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
     ]
-    return [f"not written for {dtype}: {', '.join(left)}"] if left else []
+    return [f"not for {dtype}: {', '.join(left)}"] if left else []
 
 
 def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
-    """Problems that are not square, and those that one rung is meant for: rates of operations, and of bytes."""
+    """Problems that are not squares, and problems that one rung is meant for, with their bandwidth."""
     parents = {rung.name: rung.parent for rung in rungs if rung.parent}
     ideas = {rung.name: rung.idea for rung in rungs} | {m.kernel: m.note for group in found for m in group.rivals}
     against, (unit, scale) = rival(found[0]), words.tick(found[0].one)
@@ -218,7 +218,7 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     rows, notes = [], []
     for group in found:
         for m in (*group.rungs, *group.rivals):
-            name, idea = Cell(named(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # said once
+            name, idea = Cell(named(m, group)), Cell(ideas.pop(m.kernel, ""), tone="faint")  # shown once
             if m.refused:
                 rows.append((name, idea, Cell(words.shape(m)), Cell("not run", tone="faint"), *[Cell("")] * 5))
                 notes.append(f"{name.text} did not run at {words.shape(m)}: {m.refused}")
@@ -245,18 +245,18 @@ def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
 
 
 def notes_below(measurements: Iterable[Measurement], notes: Iterable[str]) -> tuple[str, ...]:
-    """The limits measured beside them, then each note once."""
+    """Return the limits measured in the same run, then each note once."""
     return tuple(filter(None, dict.fromkeys([limits(measurements), *notes])))
 
 
 def named(measurement: Measurement, group: Group) -> str:
-    """A rung by its name; a rival that ran with several numbers of threads by these too."""
+    """Return the name of a rung or a rival; with the threads if the rival ran with several numbers of them."""
     same = {m.threads for m in group.rivals if m.kernel == measurement.kernel}
     return words.kernel(measurement.kernel) + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")
 
 
 def error(measurement: Measurement) -> Cell:
-    """The largest error as a share of its bound."""
+    """Return the largest error as a fraction of its bound."""
     if not measurement.checked:
         return Cell("")
     if not words.passed(measurement):
@@ -265,7 +265,7 @@ def error(measurement: Measurement) -> Cell:
 
 
 def _sizes(measurements: Sequence[Measurement]) -> Sheet:
-    """Rate against n: a row for each n, a column for each kernel."""
+    """Rate by n: a row for each n, a column for each kernel."""
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
     by_place = {(m.n, m.kernel): m for m in measurements}
     rows = []
@@ -289,17 +289,17 @@ def _rate(measurement: Measurement | None, best: float) -> Cell:
 
 
 def working_set(measurement: Measurement) -> int:
-    """Bytes of the three blocks that a step of a blocked product works on."""
+    """Return the bytes of the three blocks that a blocked product works on."""
     return 3 * measurement.config["block"] ** 2 * dtypes.get(measurement.dtype).size
 
 
 def side(cache: int, dtype: str) -> float:
-    """The side of the largest three square blocks that a cache of so many bytes holds."""
+    """Return the side of the largest three square blocks that fit in a cache of so many bytes."""
     return math.sqrt(cache / (3 * dtypes.get(dtype).size))
 
 
 def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
-    """Time against the side of a block, and the cache that three blocks fit into; rivals have no block."""
+    """Time by the side of a block, and the cache that three blocks fit into; rivals have no block."""
     best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
     rows = []
     for m in sorted(measurements, key=lambda m: m.config.get("block", math.inf)):

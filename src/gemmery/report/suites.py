@@ -1,4 +1,4 @@
-"""A suite's records as sheets: the product beside its rivals, rungs against each other, compilations."""
+"""A suite's records as sheets: products compared with rivals, rungs against each other, compilations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gemmery.bench.record import Measurement
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet, notes_below
 
-OWN = "gm.matmul"  # how records of suites call the product itself; "gm.matmul, cold cache" is it, too
+OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 
 
 def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
-    """Each tournament of rungs, then the rest for each number of threads; ways that a kernel is treated in, which are
-    no product of this machine (compiled, emulated), have a sheet of their own.
+    """Return a sheet for each tournament of rungs, then one for each number of threads; or one sheet for a suite that
+    times the compilation or emulation of kernels.
     """
     if not any(m.flops for m in measurements):
         return [_ways(suite, measurements)]
@@ -27,13 +27,13 @@ def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
 
 
 def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
-    """The cases of a suite in which rungs took turns, in the order met."""
+    """Return the cases of a suite in which rungs took turns, in order of appearance."""
     cases = (m.case for m in measurements if m.case and not is_own(m) and m.kernel not in words.RIVALS)
     return tuple(dict.fromkeys(cases))
 
 
 def _ways(suite: str, measurements: Sequence[Measurement]) -> Sheet:
-    """A row for each kernel, and product where it has several, a column for each way to have it ready or to run it."""
+    """A row for each kernel, and product if there are several; a column for each way to prepare or run it."""
     ran = [m for m in measurements if m.seconds]
     ways = tuple(dict.fromkeys(m.case for m in ran))
     of_one = len({(m.kernel, m.dtype) for m in ran}) == len({_of_way(m) for m in ran})
@@ -53,7 +53,7 @@ def _of_way(m: Measurement) -> tuple[object, ...]:
 
 
 def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
-    """Rungs against each other: a row for each product, a column for each of them; times where one is short."""
+    """Rungs against each other: a row for each product, a column for each rung; times if calls are short."""
     took_part = {m.kernel for m in measurements if m.seconds}
     absent = [m for m in measurements if m.kernel in words.RIVALS and m.kernel not in took_part]
     measurements = [m for m in measurements if m not in absent]
@@ -88,15 +88,15 @@ def _entry(measurement: Measurement | None, best: float, short: bool) -> Cell:
 
 
 def is_own(measurement: Measurement) -> bool:
-    """True for gemmery's product, False for a rival's."""
+    """Return True for gemmery's product, False for a rival's."""
     return measurement.kernel.startswith(OWN)
 
 
 def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
-    """A suite on so many threads: gemmery's products with their speed-up over each rival, and who did not run."""
+    """A suite on one number of threads: gemmery's products with their speed-up over each rival, and who did not run."""
     shown = [m for m in measurements if is_own(m)]
     rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
-    timed_only = all(m.kernel != OWN for m in shown)  # a first call says nothing about a rate
+    timed_only = all(m.kernel != OWN for m in shown)  # a first call has no rate
     rates = () if timed_only else (_rate_of(shown), "% of peak", "GB/s")
     head = ("product", "rung", "time", *rates, *(f"× {words.kernel(rival)}" for rival in rivals))
     rows = []
@@ -127,7 +127,7 @@ def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
 
 
 def _on_threads(measurements: Sequence[Measurement]) -> str:
-    """On how many threads, where that says something: a GPU has none of them."""
+    """The number of threads; "" on a GPU."""
     return "" if any(m.unit for m in measurements) else f", {words.cores(measurements[0].threads)}"
 
 
@@ -136,7 +136,7 @@ def _margin(ratio: float | None, spread: float) -> str:
 
 
 def _rate_of(measurements: Sequence[Measurement]) -> str:
-    """GFLOP/s, or Gop/s where integers are among them."""
+    """GFLOP/s, or Gop/s if there are integers."""
     rates = {words.rate(m) for m in measurements}
     return rates.pop() if len(rates) == 1 else "Gop/s"
 
@@ -146,13 +146,13 @@ def _who(measurement: Measurement) -> str:
 
 
 def product(measurement: Measurement) -> str:
-    """What is multiplied, and how, in a suite: "8 × 1024 × 1024, f32, allocating"."""
+    """Return the product of a suite as text: "8 × 1024 × 1024, f32, allocating"."""
     how = measurement.kernel.removeprefix(OWN).removeprefix(", ")
     return ", ".join(filter(None, [words.shape(measurement), words.types(measurement), measurement.case, how]))
 
 
 def standing(ratio: float | None, spread: float) -> str:
-    """The tone of a ratio: a loss beyond the spread is shown as one."""
+    """Return the tone of a ratio: "bad" for a loss beyond the spread, "best" for a gain, "" for a tie."""
     if ratio is None:
         return ""
     return "bad" if ratio < 1 - spread else "best" if ratio > 1 + spread else ""

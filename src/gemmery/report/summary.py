@@ -12,7 +12,7 @@ from gemmery.report.sheet import Group, groups, is_square, largest, named, speed
 
 
 def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
-    """The fastest rival of a problem, and (speed-up over it, spread); None when no rival ran.
+    """Return the fastest rival of a problem and (speed-up over it, spread); None if no rival ran.
 
     A rival that ran with several numbers of threads may be faster with fewer of them. Then the medians are compared,
     and the spread is the one of the turns that the rung and the rival took with the same number of threads.
@@ -28,7 +28,7 @@ def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, t
 
 
 def summary(run: Run, rungs: Sequence[Rung]) -> str:
-    """The largest square of a ladder in one line; "" for other runs, and for figures in doubt.
+    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
 
     >>> summary(run, CPU)  # doctest: +SKIP
     'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'

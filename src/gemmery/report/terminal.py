@@ -1,4 +1,4 @@
-"""Records in a terminal: progress and the rows so far while a command runs, then its tables."""
+"""Records in a terminal: progress and rows while a command runs, then its tables."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from gemmery.report.text import machine as described
 
 Record = TypeVar("Record")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
-WIDE = 120  # columns from which the ideas stand in the table; below that they follow it
-LABEL = 16  # columns that a label has at least, or as many as it needs, before a table is folded
+WIDE = 120  # from this width the ideas are in the table; in narrower terminals they follow it
+LABEL = 16  # the least width of a label before a table is split
 NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
 class Growing(Generic[Record]):
-    """Rows that grow above a progress bar on a terminal; elsewhere each finished step is a line.
+    """Rows above a progress bar on a terminal; elsewhere one line for each finished step.
 
-    Nothing is drawn between events: a thread that redraws would disturb what is being timed.
+    Nothing is drawn between events: a thread that redraws would disturb the timing.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rows: list[Record] = []
         self._announced = False
-        self._printed = 0  # steps that have a line
+        self._printed = 0  # steps that have been printed
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -57,15 +57,15 @@ class Growing(Generic[Record]):
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def line(self, record: Record) -> str:
-        """A finished step in one line."""
+        """Return a finished step as one line."""
         raise NotImplementedError
 
     def sheets(self, rows: Sequence[Record]) -> Sequence[Sheet]:
-        """The tables that the rows so far make."""
+        """Return the tables of the rows so far."""
         raise NotImplementedError
 
     def place(self, record: Record) -> object:
-        """What the rows of one table share: those of another make room for a new one's."""
+        """Return what the rows of one table have in common: a row of another table replaces them."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -79,17 +79,19 @@ class Growing(Generic[Record]):
         self._live.stop()
 
     def announce(self, text: str) -> None:
-        """Print a line above everything else; again, or with no text, nothing happens."""
+        """Print a line before everything else; later calls, and calls without text, print nothing."""
         if text and not self._announced:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._announced = True
 
     def update(self, what: str, done: int, total: int, record: Record | None = None) -> None:
-        """A step begins (`record` None), or has ended."""
+        """Show that a step begins (`record` is None) or has ended."""
         if record is not None:
             self._keep(record)
         if not self._console.is_terminal:
-            if record is not None and done > self._printed:  # one line a step: rivals' rows come with that of a rung
+            if (
+                record is not None and done > self._printed
+            ):  # one line per step: the rivals' records arrive with that of a rung
                 self._printed = done
                 line = f"{done}/{total} {self.line(record)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -113,7 +115,7 @@ class Growing(Generic[Record]):
 
 
 class Progressing(Growing[Measurement]):
-    """What is shown while a command measures; `update` it with every event.
+    """The progress of a command that measures; `update` it with every event.
 
     >>> with Progressing(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
     ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
@@ -134,9 +136,9 @@ class Progressing(Growing[Measurement]):
 
 
 def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
-    """Print the tables of a run, with the ideas in them on a wide terminal and below them on a narrow one.
+    """Print the tables of a run, with the ideas in the tables on a wide terminal and below them on a narrow one.
 
-    A warning precedes and follows figures in doubt; the last line of a ladder sums it up.
+    A warning precedes and follows unreliable figures; otherwise the last line of a ladder is its summary.
     """
     shown, warning = sheets(run, rungs), banner(run)
     if warning:
@@ -148,7 +150,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         _print_tree(run, rungs, console)
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
-        console.print(Text("~ is a tie: the difference is smaller than its spread.", style="dim"))
+        console.print(Text("~ marks a tie: the difference is smaller than its spread.", style="dim"))
     if warning:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(run, rungs):
@@ -156,7 +158,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
 
 def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> None:
-    """Print what a look at the machine found: (name, value, all is well, advice)."""
+    """Print the checks of a machine: (name, value, passed, advice)."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -192,7 +194,7 @@ def _print_tree(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
 
 def below(rungs: Sequence[Rung], parent: str = "", depth: int = 0) -> Iterator[tuple[int, Rung]]:
-    """Each rung after its parent, with its depth in the tree; one whose parent is not among them is at the top."""
+    """Yield each rung after its parent with its depth in the tree; a rung whose parent is missing is at the top."""
     names = {rung.name for rung in rungs}
     for rung in rungs:
         if (rung.parent if rung.parent in names else "") == parent:
@@ -201,20 +203,20 @@ def below(rungs: Sequence[Rung], parent: str = "", depth: int = 0) -> Iterator[t
 
 
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
-    """A sheet as a rich table, or as several under one another where it is too wide for one; its notes below."""
+    """Return a sheet as a rich table, or as several if it is too wide, with its notes below."""
     first, *others = _folded(sheet, width)
     tables = [_table(sheet, first, sheet.title), *(_table(sheet, columns) for columns in others)]
     return [*tables, *(Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in sheet.notes), Text()]
 
 
 def _folded(sheet: Sheet, width: int) -> list[list[int]]:
-    """The columns of each table that a sheet is laid out as: the labels in all of them, each other in one."""
+    """The columns of each table of a sheet: labels are in all of them, other columns in one."""
     kept = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
     labels = [index for index in kept if index in sheet.left]
     blank = 1 + sum(min(_width(sheet, index), LABEL) + 2 for index in labels)
     blocks, left = [labels], width - blank
     for index in kept[len(labels) :]:
-        wide = _width(sheet, index) + 2  # the space behind a column and the one that parts it from the next
+        wide = _width(sheet, index) + 2  # one space after the column and one before the next
         if wide > left and blocks[-1] != labels:
             blocks, left = [*blocks, labels], width - blank
         blocks[-1] = [*blocks[-1], index]
@@ -223,12 +225,12 @@ def _folded(sheet: Sheet, width: int) -> list[list[int]]:
 
 
 def _width(sheet: Sheet, index: int) -> int:
-    """What a column needs for its heading and its cells."""
+    """The width of a column with its heading."""
     return max(map(cell_len, [*_heading(sheet.head[index]).split("\n"), *(row[index].text for row in sheet.rows)]))
 
 
 def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Table:
-    """These columns of a sheet."""
+    """A table of these columns of a sheet."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for index in columns:
         folds = index in sheet.left
@@ -240,7 +242,7 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
 
 
 def _heading(name: str) -> str:
-    """Words stack, so that a column is as narrow as its figures."""
+    """One word per line, so that a column is as narrow as its numbers."""
     return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 8, break_long_words=False))
 
 
@@ -249,7 +251,7 @@ def _cell(cell: Cell) -> Text:
 
 
 def _place(measurement: Measurement) -> tuple[object, ...]:
-    """What the rows of one table share."""
+    """What the rows of one table have in common."""
     if measurement.suite == "ladder":
         return (measurement.suite, measurement.m, measurement.n, measurement.k, measurement.dtype)
     return (measurement.suite,)

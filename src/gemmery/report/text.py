@@ -1,4 +1,4 @@
-"""Records as text: Markdown, which documents are generated from, and JSON for other programs."""
+"""Records as text: Markdown for documents, and JSON for other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmery.report.sheet import Cell, Sheet, sheets
 
 
 def machine(found: Machine) -> str:
-    """One line: what the figures were taken on."""
+    """Return the machine of a run in one line."""
     if found.gpu.name:
         return _gpu(found)
     caches = ", ".join(f"{name} {words.size(held)}" for name, held in words.caches(found))
@@ -41,7 +41,7 @@ def _gpu(found: Machine) -> str:
 
 
 def table(sheet: Sheet) -> str:
-    """One sheet as a table, without its title."""
+    """Return a sheet as a table, without its title."""
     lines = [
         _line(sheet.head),
         _line([":---" if index in sheet.left else "---:" for index in range(len(sheet.head))]),
@@ -57,7 +57,7 @@ def _marked(cell: Cell) -> str:
 
 
 def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
-    """A run as Markdown: the machine, then a table for each sheet.
+    """Return a run as Markdown: the machine, then a table for each sheet.
 
     >>> print(markdown(run, CPU))  # doctest: +SKIP
     # The ladder
@@ -70,7 +70,7 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
 
 def as_json(record: Any) -> str:
-    """A dataclass, or several, as JSON.
+    """Return a dataclass, or several, as JSON.
 
     >>> as_json(Finding("cores", "2"))  # doctest: +SKIP
     '{"name": "cores", "value": "2", "ok": true, "advice": ""}'

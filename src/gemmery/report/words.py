@@ -1,4 +1,4 @@
-"""Figures in words: the same digits wherever a record is shown."""
+"""Numbers as text, with the same digits wherever a record is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIVALS = {
     "blis": "BLIS",
     "gm.matmul on one thread": "one thread",
     "cublas": "cuBLAS",
-    "cublas_cupy": "cuBLAS by CuPy",
+    "cublas_cupy": "cuBLAS through CuPy",
 }
 
 
@@ -27,11 +27,11 @@ SWEEPS = {
     "sweep_stages": "Time against tiles in flight",
     "sweep_gemv": "y = W x against the length of y",
     "sweep_gemv_k": "y = W x against the length of x",
-}  # what each sweep is called
+}  # titles of sweeps
 
 
 def digits(value: float) -> str:
-    """Three significant digits without an exponent.
+    """Return three significant digits without an exponent.
 
     >>> [digits(value) for value in (0, 0.001234, 9.996, 117.4, 65078.2)]
     ['0', '0.00123', '10.0', '117', '65,078']
@@ -43,7 +43,7 @@ def digits(value: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A quantity with the prefix that fits, G at most.
+    """Return a quantity with a prefix up to G.
 
     >>> amount(137.4e9, "FLOP"), amount(16_384, "B"), amount(12, "B")
     ('137 GFLOP', '16.4 kB', '12 B')
@@ -55,7 +55,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that fits.
+    """Return seconds in a suitable unit.
 
     >>> duration(0.0123), duration(4.2e-8)
     ('12.3 ms', '42.0 ns')
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that fits: 32768 is "32 KiB"; 0 is "unknown"."""
+    """Return bytes in a suitable unit: 32768 is "32 KiB"; 0 is "unknown"."""
     if not count:
         return "unknown"
     power = min((count.bit_length() - 1) // 10, 3)
@@ -75,7 +75,7 @@ def size(count: int) -> str:
 
 
 def times(ratio: float | None, spread: float = 0.0) -> str:
-    """A speed-up; one smaller than its spread is a tie and marked so.
+    """Return a speed-up; a difference smaller than its spread is marked as a tie.
 
     >>> times(2.5), times(1.01, 0.02), times(None)
     ('2.50×', '~1.01×', '')
@@ -86,65 +86,65 @@ def times(ratio: float | None, spread: float = 0.0) -> str:
 
 
 def share(measurement: Measurement) -> float | None:
-    """The part of the measured peak that was reached; None when no peak was measured."""
+    """Return the fraction of the measured peak that was reached; None if no peak was measured."""
     return measurement.gflops / measurement.peak_gflops if measurement.peak_gflops and measurement.seconds else None
 
 
 def percent(part: float | None) -> str:
-    """A share in percent, "" for None."""
+    """Return a fraction in percent, "" for None."""
     return "" if part is None else f"{100 * part:.{2 if part < 0.1 else 1}f}%"
 
 
 def passed(measurement: Measurement) -> bool:
-    """True unless a check found an element outside its bound (NaN is outside)."""
+    """Return True unless a check found an element outside its bound (NaN is outside)."""
     return not measurement.checked or measurement.error <= 1
 
 
 def rate(measurement: Measurement) -> str:
-    """GFLOP/s, or Gop/s for integers; TFLOP/s on a GPU."""
+    """Return the unit of its rate: GFLOP/s, Gop/s for integers, TFLOP/s on a GPU."""
     return "Gop/s" if measurement.dtype[0] in "iu" else "TFLOP/s" if measurement.unit else "GFLOP/s"
 
 
 def reached(measurement: Measurement, gflops: float | None = None) -> float:
-    """What it reached, or `gflops` instead, in the unit that `rate` names."""
+    """Return its rate, or `gflops`, in the unit of `rate`."""
     value = measurement.gflops if gflops is None else gflops
     return value / 1e3 if measurement.unit else value
 
 
 def tick(measurement: Measurement) -> tuple[str, float]:
-    """The unit in which times of one product are shown, and how many make a second: a GPU is quick."""
+    """Return the unit for times of one product and its number per second: ms, or µs on a GPU."""
     return ("µs", 1e6) if measurement.unit else ("ms", 1e3)
 
 
 def kernel(name: str) -> str:
-    """A rival by the name it is known by, a rung by its own."""
+    """Return the common name of a rival, or the name of a rung."""
     return RIVALS.get(name) or name.removeprefix("gm.matmul, ")
 
 
 def between(values: Sequence[int]) -> str:
-    """One number, or the least and the most: "1980", "1755 to 1980"."""
+    """Return one number or a range: "1980", "1755 to 1980"."""
     return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
 def cores(count: int) -> str:
-    """`1 thread`, `2 threads`."""
+    """Return `1 thread` or `2 threads`."""
     return f"{count} thread{'s' if count != 1 else ''}"
 
 
 def place(measurement: Measurement) -> str:
-    """What it ran on: "2 threads", or the unit of a GPU."""
+    """Return where it ran: "2 threads", or the unit of a GPU."""
     return measurement.unit or cores(measurement.threads)
 
 
 def types(measurement: Measurement) -> str:
-    """The element types: "f32", "tf32", or "i8 → i32" where the result is wider."""
+    """Return the element types: "f32", "tf32", or "i8 → i32" if the result is wider."""
     if measurement.precision:
         return measurement.precision
     return measurement.dtype if measurement.dtype == measurement.out else f"{measurement.dtype} → {measurement.out}"
 
 
 def shape(measurement: Measurement) -> str:
-    """The problem without its element types: "n = 1024", "8 × 1024 × 1024", "10,000 of 3 × 3 × 3"."""
+    """Return the problem without its element types: "n = 1024", "8 × 1024 × 1024", "10,000 of 3 × 3 × 3"."""
     m, n, k = measurement.m, measurement.n, measurement.k
     if measurement.batch > 1:
         return f"{measurement.batch:,} of {m} × {n} × {k}"
@@ -152,14 +152,14 @@ def shape(measurement: Measurement) -> str:
 
 
 def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
-    """The caches whose size is known, the nearest first; those of the GPU where that did the work."""
+    """Return the caches of known size, the nearest first; for a run on a GPU, those of the GPU."""
     if machine.gpu.name:
         return (("L2", machine.gpu.l2),)
     return tuple((name, held) for name, held in (("L1d", machine.l1d), ("L2", machine.l2), ("L3", machine.l3)) if held)
 
 
 def title(run: Run) -> str:
-    """What a run is, for a heading."""
+    """Return the title of a run."""
     suites = {measurement.suite for measurement in run.measurements}
     if suites == {"ladder"}:
         return "The ladder"
@@ -167,15 +167,15 @@ def title(run: Run) -> str:
         return name
     if suites == {"chain"}:
         return "The chain R = A (A + B)"
-    return "The product beside its rivals"
+    return "Products compared with rival libraries"
 
 
 def processor(machine: Machine) -> tuple[str, str]:
-    """What did the work: a CPU and its instructions, or a GPU and the code it runs."""
+    """Return the CPU and its instruction set, or the GPU and its architecture."""
     gpu = machine.gpu
     return (gpu.name, f"sm_{gpu.capability}") if gpu.name else (machine.cpu, machine.isa)
 
 
 def when(run: Run) -> str:
-    """The moment of a run to the minute, in UTC."""
+    """Return the start of a run to the minute, in UTC."""
     return run.started[:16].replace("T", " ") + " UTC"

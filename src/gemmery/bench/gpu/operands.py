@@ -17,8 +17,8 @@ from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 
 L2_TIMES = 3  # sets of operands together fill this many L2 caches
-MOST_SETS = 1024  # a set below 180 KB stays in an L2 of 60 MB: capturing more calls in a graph would be slow
-ALIGNMENT = 256  # bytes between operands, as the driver's own allocations are aligned
+MOST_SETS = 1024  # sets below 180 KB stay in an L2 of 60 MB: a graph of more calls would be slow to build
+ALIGNMENT = 256  # alignment of operands in bytes, that of the driver's allocations
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Operands:
 
 
 class Resident:
-    """A Work on a device: `sets` of equal operands in separate memory, and `host`, the arrays they were copied from.
+    """A Work on a device: `sets` of equal operands in separate memory, and `host`, the arrays they are copies of.
 
     >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
     >>> len(resident.sets)  # doctest: +SKIP
@@ -39,7 +39,7 @@ class Resident:
 
     (3 MiB each, against three times an L2 of 60 MiB.)
 
-    Raises RefusedError if they do not fit in the device's memory.
+    Raises RefusedError if the device does not have enough memory.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
@@ -59,7 +59,7 @@ class Resident:
             self._memory.write(x, start)
         for index in range(1, self._memory.size // each):
             self._memory.copy(0, index * each, each)
-        driver.synchronize(stream.ordinal)  # the copies are on another stream
+        driver.synchronize(stream.ordinal)  # the copies run on another stream
         self.sets = tuple(
             Operands(*(self._view(x, place, offset) for x, place in zip(self.host, starts, strict=True)))
             for offset in range(0, self._memory.size, each)
@@ -74,11 +74,11 @@ class Resident:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all sets."""
+        """Bytes of all sets together."""
         return self._memory.size
 
     def poison(self) -> None:
-        """Fill the C of the first set with NaN: all bits set is NaN in every floating type."""
+        """Fill the C of the first set with NaN: all bits set are a NaN in every floating-point type."""
         c = self.sets[0].c
         size = self.host[2].nbytes
         self._memory.fill(0xFF, c.pointer - self._memory.pointer, size)
@@ -98,7 +98,7 @@ class Resident:
 
 
 def alignment(view: View, most: int = 16) -> int:
-    """Return the alignment in bytes of the pointer and all strides except the unit one, a power of two up to `most`."""
+    """Return the largest power of two up to `most` that divides the pointer and all strides except the unit stride."""
     size = dtypes.get(view.dtype).size
     steps = [step for step, length in zip(view.strides, view.shape, strict=True) if length > 1 and abs(step) != size]
     return min(_power_of_two(value, most) for value in (view.pointer, *steps))
@@ -113,12 +113,12 @@ def _three(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return all of the memory that `x` is a view of."""
+    """Return the whole memory that `x` is a view of."""
     return x if x.base is None else x.base
 
 
 class Shared:
-    """A View as `__cuda_array_interface__`, which every GPU library reads; bfloat16, which it lacks, as int16."""
+    """A View with `__cuda_array_interface__`, which all GPU libraries read; bfloat16, which it lacks, as int16."""
 
     def __init__(self, view: View) -> None:
         self.view = view

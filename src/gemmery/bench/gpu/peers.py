@@ -1,8 +1,8 @@
-"""The vendor's library on a GPU, through PyTorch and CuPy; only this file and `bench.peers` import them.
+"""The vendor's library on a GPU, as PyTorch and CuPy call it; the only importer of both except `bench.peers`.
 
-It runs in this process, on the same stream as the rungs: they share the device's clocks, and only the device's work is
-timed. float32 is multiplied as float32 unless `precision` allows TF32, and half precision is summed in float32:
-library settings that allow less are switched off.
+It runs in this process, on the stream of the rungs: both see the same clocks, and only the device's work is timed.
+float32 products are computed in float32 unless `precision` allows TF32, and half-precision products are summed in
+float32: settings of a library that allow less are switched off.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from gemmery.bench.record import version
 from gemmery.bench.timing import Sample, products
 from gemmery.errors import ArgumentError, RefusedError
 
-TRIES = 5  # samples to choose the faster of two calls
+TRIES = 5  # samples to choose the faster of two ways
 TRIED_CALLS = 500
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A product that a library can put on a stream; `note` says how it is called."""
+    """A product that a library can launch on a stream; `note` tells how it is called."""
 
     put: Put
     note: str
-    captured: bool = True  # in a graph; otherwise short calls include the host's time
+    captured: bool = True  # in a graph; otherwise short calls include time of the host
 
     def sample(self, resident: Resident, look: Callable[[], None] = lambda: None) -> Sample:
-        """Return a sampler; `look` is called while the device works."""
+        """Return a sampler of it; `look` is called while the device works."""
         return replays(self.put, resident.stream, len(resident.sets), look, self.captured)
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to the vendor's library."""
+    """One way to call the vendor's library."""
 
     name: str
     about: str
     missing: Callable[[], str]  # "" or why it cannot run here
-    place: Callable[[Resident], Placed]  # raises RefusedError for a product it does not serve
-    calls: Callable[[Resident], Sample]  # the host's time for a call; also raises RefusedError
-    runs: Callable[[], str]  # what it is, with versions
+    place: Callable[[Resident], Placed]  # raises RefusedError for a product it does not support
+    calls: Callable[[Resident], Sample]  # the time of a call on the host; also raises RefusedError
+    runs: Callable[[], str]  # library and versions
 
 
 def find(name: str) -> Peer:
-    """Return the rival called `name`; raise ArgumentError with the known names if there is none."""
+    """Return the rival called `name`. Raises ArgumentError for an unknown one."""
     for peer in PEERS:
         if peer.name == name:
             return peer
@@ -97,13 +97,13 @@ Sets = Sequence[tuple[Any, ...]]
 
 
 def own(resident: Resident, function: Callable[..., object]) -> Put:
-    """Return a function that puts `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
+    """Return what launches `function(a, b, out=c)` on the stream, as a caller of gemmery would."""
     stream, sets = _callers(resident)
     return functools.partial(_put, stream, sets, function)
 
 
 def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
-    """Return a sampler of the time that the call `function(a, b, out=c)` takes before it returns."""
+    """Return a sampler of the time until `function(a, b, out=c)` returns."""
     stream, sets = _callers(resident)
     return _host(stream, function, sets[0], resident)
 
@@ -115,7 +115,7 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if not _without_torch():
         return _on_torch(resident), _tensors(resident)
     if "bf16" in (resident.work.dtype, resident.work.out):
-        raise RefusedError("bf16: __cuda_array_interface__ cannot describe it, so it is timed only through PyTorch")
+        raise RefusedError("bf16: __cuda_array_interface__ has no bfloat16, so it is only timed through PyTorch")
     flat = resident.work.batch == 1
     views = [(one.a, one.b, one.c) for one in resident.sets]
     return nullcontext(), [tuple(Shared(_matrix(x) if flat else x) for x in one) for one in views]
@@ -161,12 +161,12 @@ def _tensors(resident: Resident) -> Sets:
 
 
 def _torch_function(resident: Resident) -> Callable[..., object]:
-    """torch.mm or torch.bmm, with the settings for these types."""
+    """torch.mm or torch.bmm, with the settings for the element types."""
     import torch
 
     work = resident.work
     if work.out != work.dtype:
-        raise RefusedError(f"PyTorch cannot write a {work.out} product of {work.dtype} to out=")
+        raise RefusedError(f"PyTorch writes no {work.out} from {work.dtype} into existing memory")
     settings = torch.backends.cuda.matmul
     settings.allow_tf32 = work.precision == "tf32"
     settings.allow_fp16_reduced_precision_reduction = settings.allow_bf16_reduced_precision_reduction = False
@@ -174,7 +174,7 @@ def _torch_function(resident: Resident) -> Callable[..., object]:
 
 
 def _place_torch(resident: Resident) -> Placed:
-    """torch.mm; for a vector the faster of torch.mm and torch.mv; for a batch torch.bmm."""
+    """torch.mm, or torch.bmm for a batch; for a vector the faster of torch.mm and torch.mv."""
     import torch
 
     work, function = resident.work, _torch_function(resident)
@@ -236,7 +236,7 @@ def _place_cupy(resident: Resident) -> Placed:
     import cupy
 
     stream, sets = _on_cupy(resident)
-    note = "cupy.matmul, which no graph can hold: short calls take what the host needs"
+    note = "cupy.matmul, which cannot be captured in a graph: short calls include time of the host"
     return Placed(functools.partial(_put, stream, sets, cupy.matmul), note, captured=False)
 
 

@@ -16,15 +16,15 @@ CUDA_CORES, TENSOR_CORES = "CUDA cores", "mma.sync"
 SAMPLES = 10
 BLOCKS, THREADS = 4, 256  # blocks per multiprocessor: eight warps per scheduler hide all latency
 STEPS = 20_000  # some milliseconds
-CHAINS = 16  # sums per thread on CUDA cores
-PRODUCTS = 16  # sums per warp on tensor cores
+CHAINS = 16  # sums of a thread on CUDA cores
+PRODUCTS = 16  # sums of a warp on tensor cores
 READ = 1 << 30  # bytes: far more than any L2
 DEPTH = 4
 
 
 @dataclass(frozen=True)
 class Unit:
-    """An arithmetic unit; its kernel does `operations` per thread and step."""
+    """An arithmetic unit: `operations` of one thread in one step of its kernel."""
 
     source: str
     kernel: str
@@ -48,9 +48,9 @@ UNITS = {
 
 
 def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
-    """Return the element type and the unit whose peak limits products of `dtype` (or "tf32"), on tensor cores or not.
+    """Return the element type and the unit whose peak bounds products of `dtype` (or "tf32"), on tensor cores or not.
 
-    float16 and bfloat16 are widened to float32 on CUDA cores; plain float32 has no tensor cores.
+    CUDA cores widen float16 and bfloat16 to float32; tensor cores do not compute full float32.
 
     >>> unit("f16", tensor=False, capability=90)
     ('f32', 'CUDA cores')
@@ -62,7 +62,7 @@ def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
 
 
 def peak(dtype: str, of: str, stream: Stream) -> float:
-    """Return the peak of a unit of UNITS in 10**9 operations a second, on registers; the best of several samples.
+    """Measure 10**9 operations per second of a unit of UNITS, in registers only: the best of several samples.
 
     Raises ArgumentError for an unknown unit.
     """

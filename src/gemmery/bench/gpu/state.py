@@ -1,6 +1,6 @@
-"""Driver version, power limit and clocks of a device, from the driver's management library.
+"""A device's driver version, power limit and clocks, from the driver's management library.
 
-Reference: NVIDIA, NVML API. The library comes with the driver; without it the figures are 0.
+Reference: NVIDIA, NVML API. The library comes with the driver; without it all values are 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SM_CLOCK = 1  # NVML_CLOCK_SM
 
 
 class Monitor:
-    """Reads a device's clock while it works; `missing` says why it cannot, or is ""."""
+    """Reads a device's clock while it works; `missing` is the reason if it cannot, else ""."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._device = ctypes.c_void_p()
@@ -26,7 +26,7 @@ class Monitor:
         if library is not None:
             named = driver.uuid(ordinal).encode()
             status = library.nvmlDeviceGetHandleByUUID(named, ctypes.byref(self._device))
-            self.missing = f"NVML does not find {named.decode()} (status {status})" if status else ""
+            self.missing = f"NVML cannot find {named.decode()} (status {status})" if status else ""
 
     def look(self) -> None:
         """Record the current clock."""
@@ -47,7 +47,7 @@ class Monitor:
 
     @property
     def power_limit(self) -> float:
-        """The current power limit in watts."""
+        """The device's current power limit in watts."""
         return self._number("nvmlDeviceGetEnforcedPowerLimit") / 1e3
 
     def _number(self, name: str, *options: int) -> int:

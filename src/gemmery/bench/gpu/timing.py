@@ -1,7 +1,7 @@
 """The timing protocol on a GPU: short calls are captured in a graph and replayed between two events.
 
 A sampler made here goes into `gemmery.bench.timing.compare` like any other: contestants take turns, and ratios are
-taken pair by pair. Between the events there is only work of the device: no launch waits for Python.
+computed pair by pair. The events enclose only the device's work: no launch waits for Python.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Event, Graph, Stream
 
 WARM_CALLS = 4
-QUEUED_NS = 200_000  # a call this long hides the next launch, which takes the host 10 us, and needs no graph
-GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two of its launches
-MOST_CALLS = 1024  # calls per graph
+QUEUED_NS = 200_000  # a call this long hides the launch of the next (10 us on the host), and needs no graph
+GRAPH_NS = 1_000_000  # a graph this long hides the 2 us between two launches of it
+MOST_CALLS = 1024  # calls in a graph
 
 Put = Callable[[int], None]
-"""Puts one product on the stream; its argument says which of the sets of operands it takes."""
+"""Launches one product on the stream; its argument is the index of the set of operands."""
 
 
 def replays(
     put: Put, stream: Stream, sets: int, look: Callable[[], None] = lambda: None, captured: bool = True
 ) -> Sample:
-    """Return a sampler of the product that `put` puts on `stream`, with operands from `sets` sets in turn.
+    """Return a sampler of the product that `put` launches on `stream`; calls take `sets` sets of operands in turn.
 
-    `look` is called while the device works. A `put` that cannot be `captured` in a graph is launched call by call: a
-    short one then takes as long as the host needs for it.
+    `look` is called while the device works. A `put` that cannot be `captured` in a graph is launched call by call; the
+    time of short calls is then that of the host.
 
     >>> sample = replays(lambda index: kernel(*operands[index]), stream, len(operands))  # doctest: +SKIP
     >>> sample(1000, 1)  # doctest: +SKIP
     2150000
 
-    Raises the errors of `put`, and DeviceError if a kernel fails.
+    Raises what `put` raises, and DeviceError if a kernel fails.
     """
     queued = _Queued(put, stream, sets, look)
     queued.sample(1, 0)  # loads the kernel, and lets a library choose one
@@ -47,7 +47,7 @@ def replays(
     calls = sets * min(math.ceil(GRAPH_NS / each / sets), max(1, MOST_CALLS // sets))
     replayed = _Replayed(put, stream, sets, calls, look)
     shorter = GRAPH_NS / max(replayed.sample(calls, 1), 1)
-    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # a call in a graph takes less time than a launch
+    if shorter > 1.5 and 2 * calls <= MOST_CALLS:  # a call takes less time in a graph than as a launch
         calls = sets * min(math.ceil(calls * shorter / sets), MOST_CALLS // sets)
         replayed = _Replayed(put, stream, sets, calls, look)
     return replayed.sample

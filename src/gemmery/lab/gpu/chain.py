@@ -1,4 +1,4 @@
-"""The workload R = A (A + B) on a device, repeated with A and R swapped, compared with cuBLAS."""
+"""The workload R = A (A + B), repeated on a device with A and R swapped without a copy, compared with cuBLAS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gemmery.lab.results import WRONG
 from gemmery.ladder.rung import Rung
 
 SUITE, OURS, RIVAL = "chain", "gm.matmul", "cublas"
-SHARE = 1 / 128  # share of the sum's variance due to A: a step changes the size of R by at most that
+SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
 
 
 def chain(
@@ -41,18 +41,18 @@ def chain(
     store: Path | None = None,
     on_event: OnEvent = ignore,
 ) -> Run:
-    """Time `repeats` steps of R = A (A + B) on squares of each size, swapping A and R after each.
+    """Time `repeats` steps of R = A (A + B) on squares of each size, with A and R swapped after each.
 
-    A record's time is that of one step, a sum and a product. All data stay on the device; every chain starts with
-    the same A. `seconds` is the time for each size, shared by all contestants; `store` is as in `bench`.
+    A record's time is that of one step, a sum and a product. All data stay on the device; each chain begins with the
+    same A. `seconds` is the time for one size, shared by all contestants; `store` is as in `bench`.
 
     >>> run = chain([2048], repeats=10)  # doctest: +SKIP
 
-    Raises ArgumentError for a size or a number of steps below 1 and for the CPU, DeviceError if there is no GPU.
+    Raises ArgumentError for a size or a number of steps below 1 and for the CPU; DeviceError if there is no GPU.
     """
     gpu = asked.ordinal(device)
     if gpu is None:
-        raise ArgumentError("workload chain: it runs on a GPU: the device must be cuda, or cuda:N")
+        raise ArgumentError("workload chain runs on a GPU: the device must be cuda, or cuda:N")
     for what, number in (*(("size", n) for n in sizes), ("repeats", repeats)):
         if number < 1:
             raise ArgumentError(f"workload chain: {what} {number}: it must be a whole number >= 1")
@@ -87,10 +87,10 @@ def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> 
 
 
 class Operands:
-    """A, B, A + B and R on a device, and the A with which a chain starts.
+    """A, B, A + B and R on a device, and the initial A of a chain.
 
-    With standard normal numbers R would grow in each step; with a small A and a variance of B just below 1 / n it keeps
-    its size.
+    With standard normal numbers R would grow quadratically in each step; with a small A and a variance of B just below
+    1 / n it keeps its size.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
@@ -120,7 +120,7 @@ class Operands:
         self._memory.read(array, index * self._size)
 
     def begin(self) -> None:
-        """Restore A on the stream."""
+        """Restore the initial A, on the stream."""
         with driver.on(self.stream.ordinal):
             first = self._memory.pointer + 4 * self._size
             driver.check(driver.api().cuMemcpyDtoDAsync(self._memory.pointer, first, self._size, self.stream.handle))
@@ -156,7 +156,7 @@ def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
 
 
 def replayed(operands: Operands, put: Put, repeats: int) -> Sample:
-    """Return a sampler of chains of `repeats` steps, each starting with the same A; a call is one step."""
+    """Return a sampler of chains of `repeats` steps, each from the same A; a call is one step."""
     stream, graph = operands.stream, Graph(operands.stream)
     start, end = Event(stream.ordinal), Event(stream.ordinal)
     for step in range(2):  # loads the kernels

@@ -14,8 +14,8 @@ from gemmery.bench.gpu.operands import Resident
 from gemmery.lab.results import WRONG
 
 Array = NDArray[Any]
-SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 has extended precision and runs at 0.3 GFLOP/s
-SAMPLED_WIDE = 2e8  # and for narrower types is NumPy's product
+SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 uses extended precision at 0.3 GFLOP/s
+SAMPLED_WIDE = 2e8  # and for narrower types, which use NumPy's product
 TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24
 
 
@@ -32,10 +32,10 @@ def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], fl
 
 
 def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precision: str = "") -> float:
-    """Return the largest error of C = A B, batches of matrices, over its bound.
+    """Return the largest error of C = A B over its bound; each is a batch of matrices.
 
-    All of C must have been written over NaN with all bits set; some of its rows and columns, including the first and
-    the last, are compared with the reference.
+    All of C must have been written over NaN with all bits set. Some rows and columns, including the first and the
+    last, are compared with the reference.
     """
     bits = c.view(f"u{c.dtype.itemsize}")
     if (bits == np.iinfo(bits.dtype).max).any():

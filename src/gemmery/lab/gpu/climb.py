@@ -25,9 +25,9 @@ def climb(
     shape: Callable[[Rung, int, Work, str], Work] = suited,
     store: Path | None = None,
 ) -> Run:
-    """Run each (rung, config) at each size, smallest first, in the element types of `like`; `shape` makes the product.
+    """Measure each (rung, config) at each size, smallest first, in the types of `like`; `shape` makes the product.
 
-    Raises DeviceError if there is no device.
+    Raises DeviceError if there is no such device.
     """
     session = GpuSession(len(chosen) * len(sizes), on_event, device, store)
     before: dict[int, Measurement] = {}

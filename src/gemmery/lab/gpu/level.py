@@ -1,4 +1,4 @@
-"""The rungs at one size on a device: built, checked and timed in turn with cuBLAS on the same operands."""
+"""The rungs at one size on a device: built, checked and timed on the same operands as cuBLAS."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gemmery.lab.gpu import check
 from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.ladder.rung import Rung
 
-PILOT = 512  # the side that predicts the time of a rung at its first size: it fills a device
-SMALL = 16  # a side that all rungs for matrices take
+PILOT = 512  # the side at which a rung's time at its first size is predicted; it fills a device
+SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
-SLOW_PARENT = 0.05  # seconds of a call above which a parent does not take turns
+SLOW_PARENT = 0.05  # seconds per call from which a parent takes no turns
 
 
 class GpuLevel:
-    """The rungs on one product, with common operands, rival and earlier measurements."""
+    """The rungs on one product, which share operands, the rival and the measurements so far."""
 
     def __init__(self, session: GpuSession, suite: str, work: Work, seconds: float, ladder: Sequence[Rung]) -> None:
         self.session, self.suite, self.work, self.seconds = session, suite, work, seconds
@@ -37,9 +37,9 @@ class GpuLevel:
         self._place_rival()
 
     def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
-        """Run one rung: refused, predicted too slow, or checked and timed in turn with cuBLAS and its parent.
+        """Check a rung and time it in turn with cuBLAS and its parent, or record why it does not run.
 
-        `before` is its measurement on a smaller product.
+        `before` is its record for a smaller product.
         """
         full = {**rung.default, **config}
         plain = self.session.blank(self.suite, rung.name, self.work, config=full)
@@ -63,7 +63,7 @@ class GpuLevel:
         return replace(done, error=error, checked=True)
 
     def rivals(self) -> list[Measurement]:
-        """Return cuBLAS's record at this size, or the reason why there is none."""
+        """The record of cuBLAS at this size, or the reason why there is none."""
         return list(self._rivals.values())
 
     def _place_rival(self) -> None:
@@ -82,7 +82,7 @@ class GpuLevel:
             return
 
     def _keep_rival(self, rung: str, timings: Mapping[str, Timing], clock: int) -> None:
-        """Return the rival's times from its turns with the fastest rung: at similar power, clocks are similar."""
+        """Keep the rival's times of its turns with the fastest rung: both run at similar power and clocks."""
         name = self._rival.name if self._rival else ""
         if name not in timings:
             return
@@ -100,7 +100,7 @@ class GpuLevel:
         ]
 
     def _meet(self, parent: str) -> None:
-        """Return the parent, built here if the product is not square and the parent was measured only on squares."""
+        """Build the parent for a product that is not square, if it was measured on squares only."""
         rung = self._ladder.get(parent)
         if rung is None or parent in self._samples or self.work.m == self.work.n:
             return
@@ -112,7 +112,7 @@ class GpuLevel:
         self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
 
     def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
-        """Return a reason not to run if, by the rate at a smaller size, one call would exceed the limit."""
+        """The reason not to run if one call would exceed the limit, predicted from the rate at a smaller size."""
         flops, small = self.work.problem.flops, suited(rung, PILOT, self.work, self.session.device)
         if flops <= small.problem.flops:
             return ""
@@ -125,7 +125,7 @@ class GpuLevel:
         return results.too_slow(predicted, self.seconds)
 
     def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
-        """Return the ratios of a comparison; that to a slow parent is of medians, which is as good as a single pair."""
+        """The ratios of a comparison; the ratio to a slow parent comes from the medians, and counts as one pair."""
         parent = rung.parent or ""
         if parent in versus or parent not in self._times:
             return versus
@@ -134,9 +134,9 @@ class GpuLevel:
 
 
 def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
-    """Return the rung on the operands of `resident`.
+    """Return what launches the rung on the operands of `resident`.
 
-    Raises RefusedError with the reason if it does not take them, or the device cannot run it.
+    Raises RefusedError with the reason if it does not take them or the device cannot run it.
     """
     problem = resident.problem
     if problem.dtype not in rung.dtypes:
@@ -154,7 +154,7 @@ def build(rung: Rung, config: Mapping[str, int], resident: Resident) -> Put:
 
 
 def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
-    """Return the product for a rung at size n: two squares, or x W' for a rung that refuses even small squares."""
+    """Return the product that shows a rung at size n: two squares, or x W' for a rung that refuses small squares."""
     square, small = (replace(like, m=side, n=side, k=side) for side in (n, SMALL))
     vector = replace(square, m=1, b_layout="col")
     refuses_squares = rung.refuses(replace(small.problem, device=device))

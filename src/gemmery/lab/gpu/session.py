@@ -24,7 +24,7 @@ from gemmery.lab import results
 from gemmery.lab.event import OnEvent
 from gemmery.lab.session import Session
 
-ON_CUDA_CORES = ("simt_", "gemv_")  # name prefixes of rungs that do not use tensor cores
+ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
 
 
@@ -39,7 +39,7 @@ class Limits:
 class GpuSession(Session):
     """State of one run on a device.
 
-    Raises DeviceError if there is none, in one line that says what is missing.
+    Raises DeviceError if there is none; the message tells what is missing.
     """
 
     def __init__(self, total: int, on_event: OnEvent, device: int, store: Path | None = None) -> None:
@@ -58,24 +58,24 @@ class GpuSession(Session):
         return f"cuda:{self.stream.ordinal}"
 
     def sampler(self, put: Put, sets: int) -> Sample:
-        """Return a sampler of `put` that records clocks while it runs."""
+        """Return a sampler of `put` that records clocks."""
         return replays(put, self.stream, sets, self.monitor.look)
 
     def resident(self, work: Work) -> Resident:
-        """Return the operands of `work` on the device."""
+        """Copy the operands of `work` to the device."""
         return Resident(work, self.stream)
 
     def rival(self, placed: Placed, resident: Resident) -> Sample:
-        """Return a sampler of a rival's product that records clocks while it runs."""
+        """Return a sampler of a rival's product that records clocks."""
         return placed.sample(resident, self.monitor.look)
 
     def peers(self, wanted: Sequence[str] = ()) -> tuple[Peer, ...]:
-        """Return the installed rivals with these names; () means all."""
+        """Return the installed rivals among these names; () means all."""
         chosen = [peers.find(name) for name in wanted] or peers.PEERS
         return tuple(peer for peer in chosen if not peer.missing())
 
     def unit(self, kernel: str, work: Work) -> tuple[str, str]:
-        """Return the element type and the unit whose peak limits a kernel."""
+        """Return the element type and the unit whose peak bounds a kernel."""
         tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
         return roofline.unit(work.precision or work.dtype, tensor, capability)
 
@@ -84,7 +84,7 @@ class GpuSession(Session):
         return results.blank(suite, kernel, work, 0, unit=self.unit(kernel, work)[1], **known)
 
     def kernel_limits(self, kernel: str, work: Work) -> Limits:
-        """Return the limits of a kernel, measured on first use."""
+        """Return the limits of a kernel; the first call measures them."""
         dtype, unit = self.unit(kernel, work)
         if (dtype, unit) not in self._unit_peaks:
             self.begin(f"peak of {dtype} on {unit}")
@@ -97,7 +97,7 @@ class GpuSession(Session):
     def timed(
         self, plain: Measurement, found: Timing, work: Work, versus: Mapping[str, Ratio] | None = None, clock: int = 0
     ) -> Measurement:
-        """Return the record with times, ratios to others, the limits of its kernel, and the clock."""
+        """Return the record with its times, its ratios to others, the limits of its kernel and its clock."""
         limits = self.kernel_limits(plain.kernel, work)
         made = results.timed(plain, found, (limits.peak, limits.bandwidth.read), versus)
         return replace(made, copy_gbs=limits.bandwidth.copy, clock_mhz=clock)

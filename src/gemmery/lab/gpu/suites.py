@@ -1,4 +1,4 @@
-"""Suites on a GPU: the product against cuBLAS, rungs against each other, and the time of a call and of compiling."""
+"""Suites on a GPU: products compared with cuBLAS, rungs against each other, the time of a call and a compilation."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from gemmery.lab.gpu.session import GpuSession
 from gemmery.lab.tournament import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
 
-HOST = f"{PRODUCT}, host"  # the time of the call before it returns, without the device's work
+HOST = f"{PRODUCT}, host"  # the time until the call returns, whatever the device does then
 COMPILED = ("cold", "on disk", "in memory")
-COMPILATIONS = 5  # samples of each kind, of which the median is recorded
+COMPILATIONS = 5  # of each kind; the median is reported
 
 
 def bench(
@@ -45,9 +45,9 @@ def bench(
     on_event: OnEvent,
     store: Path | None,
 ) -> Run:
-    """Run suites on a device; `named` rivals and `labels` of rungs are looked up first, `wanted` rivals take part.
+    """Run suites on a device with the rivals `wanted`; `named` rivals and `labels` of rungs are looked up first.
 
-    Raises ArgumentError for an unknown rival or rung, DeviceError if there is no such device.
+    Raises ArgumentError for an unknown rival or rung; DeviceError if there is no such device.
     """
     for name in named:
         peers.find(name)
@@ -87,9 +87,9 @@ def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds:
 def contest(
     session: GpuSession, name: str, work: Work, labels: Sequence[str], rivals: Sequence[Peer], seconds: float
 ) -> list[Measurement]:
-    """Return records of the product or the named rungs, and of each rival: all take turns, after ours are checked.
+    """Check the product or the named rungs, time them in turn with each rival, and return the records.
 
-    `versus` of a record holds its ratio to all others.
+    `versus` of a record has its ratio to each other one.
     """
     resident = session.resident(work)
     rows: dict[str, Measurement] = {}
@@ -133,9 +133,9 @@ def _product(resident: Resident) -> tuple[Callable[[int], None], Callable[[int],
 
 
 def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
-    """Measure the time of a call without waiting for the device: the product, and each rival.
+    """Time the product and each rival until the call returns, without waiting for the device.
 
-    The product must be so small that the device keeps up.
+    The product must be small enough for the device to keep up.
     """
     resident = session.resident(work)
     precision = resident.work.precision or None
@@ -156,7 +156,7 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
 
 
 def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[str]) -> list[Measurement]:
-    """Return the seconds until a rung's kernel can be launched: compiled, read from the disk cache, found in memory."""
+    """Time until a rung's kernel can be launched: compiled, read from the cache on disk, and found in memory."""
     resident = session.resident(work)
     rows = []
     for label in labels:
@@ -164,7 +164,7 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
         blank = replace(session.blank(name, label, work), case="", flops=0, bytes=0)
         try:
             if one.rung is None or one.rung.geometry is None:
-                raise RefusedError("it has no one kernel: name a rung")
+                raise RefusedError("it is not one kernel: name a rung")
             build(one.rung, {**one.rung.default, **one.config}, resident)
             geometry = one.rung.geometry(resident.problem, {**one.rung.default, **one.config})
         except GemmeryError as refused:
@@ -181,7 +181,7 @@ def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[st
 
 
 def _ways(geometry: Geometry, ordinal: int) -> tuple[Callable[[], object], ...]:
-    """Prepare a kernel in each of the ways of COMPILED."""
+    """Functions that prepare a kernel in each of the ways of COMPILED."""
     arch = driver.device(ordinal).arch
     return (
         lambda: _load(nvrtc.compiled(geometry.source, geometry.kernel, arch), ordinal),

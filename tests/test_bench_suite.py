@@ -131,7 +131,7 @@ def test_defaults(tmp_path):
         ("kind = 'call'\n[[product]]\nsquare = [4]", "only for suites with device"),
         ("[[product]]\nsquare = [4]\nprecision = 'tf32'", "only for suites with device"),
         ("device = 'cuda'\n[[product]]\nsquare = [4]\nprecision = 'tf16'", "'tf16'"),
-        ("device = 'cuda'\n[[product]]\nsquare = [4]\ndtype = ['f64']\nprecision = 'tf32'", "only to dtype f32"),
+        ("device = 'cuda'\n[[product]]\nsquare = [4]\ndtype = ['f64']\nprecision = 'tf32'", "only for products of f32"),
         ("threads = 2\n[[product]]\nsquare = [4]", "threads"),
         ("rivals = 'numpy'\n[[product]]\nsquare = [4]", "rivals"),
         ("rivals = [1]\n[[product]]\nsquare = [4]", "rivals"),

@@ -335,9 +335,7 @@ def test_a_product_that_is_refused_is_recorded_and_the_rest_goes_on(mine, monkey
 def test_a_suite_for_more_cores_than_there_are_is_not_run():
     cores = suites.target.cores()
     run = lab.bench(["small"], threads=cores + 1, seconds=0.02)
-    assert [m.refused for m in run.measurements] == [
-        f"{cores + 1} threads exceed the {cores} cores of this process"
-    ]
+    assert [m.refused for m in run.measurements] == [f"{cores + 1} threads exceed the {cores} cores of this process"]
 
 
 def test_more_threads_are_also_compared_with_one(mine, monkeypatch):

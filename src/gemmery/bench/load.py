@@ -54,7 +54,7 @@ class Meter:
         self._load = 0.0
 
     def load(self) -> float:
-        """Return the mean number of cores used by others since the last call, or the last value if that was just now."""
+        """Return the mean number of cores used by others since the last call, or its value if that was just now."""
         now = self._read()
         if now.at - self._last.at >= SHORTEST:
             self._load = others(self._last, now)

@@ -161,7 +161,7 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     name = _text(row.get("name", ""), f"{where}: name")
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     if precision and types != ["f32"]:
-        raise ArgumentError(f"{where}: precision = {precision!r}: only for products of f32 alone")
+        raise ArgumentError(f"{where}: precision = {precision!r}: only for products of f32")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")

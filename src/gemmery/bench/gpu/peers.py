@@ -115,7 +115,7 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if not _without_torch():
         return _on_torch(resident), _tensors(resident)
     if "bf16" in (resident.work.dtype, resident.work.out):
-        raise RefusedError("bf16: __cuda_array_interface__ has no bfloat16, so it is only timed through PyTorch")
+        raise RefusedError("bf16: __cuda_array_interface__ has no bfloat16; timed only through PyTorch")
     flat = resident.work.batch == 1
     views = [(one.a, one.b, one.c) for one in resident.sets]
     return nullcontext(), [tuple(Shared(_matrix(x) if flat else x) for x in one) for one in views]

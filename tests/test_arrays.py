@@ -115,7 +115,7 @@ class NullInterface:
 @pytest.mark.parametrize(
     ("obj", "words"),
     [
-        (Frame(), r"Frame multiplies in its own way.*x\.to_numpy\(\)"),
+        (Frame(), r"Frame defines its own arithmetic.*x\.to_numpy\(\)"),
         (Sparse(), r"Sparse is sparse.*x\.toarray\(\)"),
         ([[1, 2], [3]], "NumPy cannot make an array of a list"),
         (NullInterface(), "NullInterface.*NULL"),
@@ -312,7 +312,7 @@ def test_a_capsule_is_read_once_and_must_be_one():
     for versioned in (None, (1, 0)):
         capsule = x.__dlpack__(max_version=versioned)
         np.from_dlpack(Same(x, capsule))
-        with pytest.raises(LayoutError, match="capsule of Same was consumed already"):
+        with pytest.raises(LayoutError, match="capsule of Same has been consumed"):
             view(Same(x, capsule))
     with pytest.raises(LayoutError, match="returned a int, which is no DLPack capsule"):
         view(Same(x, 5))

@@ -51,7 +51,7 @@ def cut():
     ],
 )
 def test_a_tensor_without_its_storage_is_refused(call):
-    with pytest.raises(gm.LayoutError, match=r"needs \d+ bytes of storage, and its storage has \d+.*FSDP"):
+    with pytest.raises(gm.LayoutError, match=r"needs \d+ bytes of storage and has \d+.*FSDP"):
         call()
 
 
@@ -97,15 +97,15 @@ def uninitialised():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (masked, gm.LayoutError, "MaskedTensor multiplies in its own way"),
-        (fake, gm.LayoutError, "FakeTensor multiplies in its own way"),
-        (lambda: Wrapped(ONES), gm.LayoutError, "Wrapped multiplies in its own way"),
+        (masked, gm.LayoutError, "MaskedTensor defines its own arithmetic"),
+        (fake, gm.LayoutError, "FakeTensor defines its own arithmetic"),
+        (lambda: Wrapped(ONES), gm.LayoutError, "Wrapped defines its own arithmetic"),
         (lambda: nested(torch.strided), gm.LayoutError, r"nested tensor.*x\.unbind\(\)"),
-        (lambda: nested(torch.jagged), gm.LayoutError, "NestedTensor multiplies in its own way"),
+        (lambda: nested(torch.jagged), gm.LayoutError, "NestedTensor defines its own arithmetic"),
         (lambda: torch._efficientzerotensor((3, 3)), gm.LayoutError, "null pointer"),
         (ONES.to_mkldnn, gm.LayoutError, "_mkldnn.*to_dense"),
         (lambda: torch.quantize_per_tensor(ONES, 0.1, 0, torch.quint8), gm.DTypeError, r"quint8.*x\.dequantize\(\)"),
-        (lambda: ONES.to("meta"), gm.DeviceError, "'meta' has a shape and no numbers"),
+        (lambda: ONES.to("meta"), gm.DeviceError, "'meta' has no memory"),
         (uninitialised, gm.LayoutError, "UninitializedParameter"),
     ],
     ids=lambda x: getattr(x, "__name__", None),
@@ -154,16 +154,16 @@ def by_export():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: torch.jit.trace(lambda x: gm.matmul(x, ONES), ONES), r"torch\.jit\.trace is recording"),
-        (lambda: torch.jit.trace(lambda x: gm.gemv(x, ONES[0]), ONES), r"torch\.jit\.trace is recording"),
+        (lambda: torch.jit.trace(lambda x: gm.matmul(x, ONES), ONES), r"torch\.jit\.trace cannot record"),
+        (lambda: torch.jit.trace(lambda x: gm.gemv(x, ONES[0]), ONES), r"torch\.jit\.trace cannot record"),
         (lambda: torch.func.functionalize(lambda x: gm.matmul(x, ONES))(ONES), r"torch\.func.*functionalize"),
         (of_constants_by_functionalize, r"torch\.func.*functionalize"),
         (lambda: torch.vmap(lambda x: gm.matmul(x, ONES))(torch.ones(2, 3, 3)), r"torch\.func.*vmap"),
         (lambda: torch.func.grad(lambda x: gm.matmul(x, ONES).sum())(ONES), r"torch\.func.*grad"),
         (lambda: torch.func.jvp(lambda x: gm.matmul(x, ONES), (ONES,), (ONES,)), r"torch\.func"),
-        (of_fake_tensors, "FakeTensorMode is active"),
-        (by_make_fx, "ProxyTorchDispatchMode is active"),
-        (by_export, "FakeTensorMode is active"),
+        (of_fake_tensors, "FakeTensorMode.* cannot see"),
+        (by_make_fx, "ProxyTorchDispatchMode.* cannot see"),
+        (by_export, "FakeTensorMode.* cannot see"),
     ],
 )
 def test_a_product_that_pytorch_would_not_see_is_refused(call, words):

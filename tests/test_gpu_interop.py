@@ -186,7 +186,7 @@ def test_the_cuda_array_interface():
         gm.matmul(a, b, out=Interface(out.owner, data=(out.owner.data.ptr, True)))
     with pytest.raises(gm.LayoutError, match="multiples"):
         gm.matmul(Interface(a, shape=(4, 4), strides=(18, 4)), b[:4])
-    with pytest.raises(gm.DTypeError, match="only PyTorch and CuPy convert"):
+    with pytest.raises(gm.DTypeError, match="only for PyTorch and CuPy"):
         gm.matmul(Interface(a.astype("f8")), Interface(b))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # type checkers take it for True; importing `typing` for it would take 2 ms
+TYPE_CHECKING = False  # type checkers assume True; importing `typing` would take 2 ms
 if TYPE_CHECKING:
     from gemmery.api import gemm as gemm
     from gemmery.api import gemv as gemv
@@ -58,10 +58,10 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - a list of strings, which ruff does not see
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of gemmery's
+if not TYPE_CHECKING:  # with it type checkers would accept any name
 
     def __getattr__(name):
         """Load a public name when it is first used: importing gemmery loads neither NumPy nor LLVM."""

@@ -1,4 +1,4 @@
-"""Every error gemmery raises: each message says the value, the rule it broke and the way out."""
+"""The exceptions of gemmery. Each message names the value, the rule that it breaks, and what to do instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def shown(value: object) -> str:
 
 
 class GemmeryError(Exception):
-    """Base of all gemmery errors; `except gm.GemmeryError` catches every one."""
+    """Base class of all exceptions that gemmery raises on purpose."""
 
 
 class ShapeError(GemmeryError, ValueError):
@@ -25,49 +25,49 @@ class ShapeError(GemmeryError, ValueError):
 
 
 class DTypeError(GemmeryError, TypeError):
-    """An element type that is not served, or a mix that cannot be promoted."""
+    """An element type that is not supported, or types without a common type."""
 
 
 class LayoutError(GemmeryError, ValueError):
-    """Memory that cannot be used as asked: read-only `out`, overlapping `out`, foreign byte order."""
+    """Memory that cannot be read or written: freed, masked, sparse, or an `out` that is read-only."""
 
 
 class DeviceError(GemmeryError, ValueError):
-    """Operands on different devices, or a device that is not there."""
+    """Operands on different devices, or a device that is not present."""
 
 
 class ArgumentError(GemmeryError, ValueError):
-    """An option with a value outside its range: threads, activation, block, rung name."""
+    """An option with a wrong value, such as threads, an activation or the name of a rung."""
 
 
 class RefusedError(GemmeryError, ValueError):
-    """A rung that cannot run this problem; the message is the rung's own reason."""
+    """A rung that does not support the problem; the message gives the reason."""
 
 
 class CompileError(GemmeryError, RuntimeError):
-    """A kernel that did not compile or link: a bug in gemmery, with the kernel's name."""
+    """A kernel that does not compile or link; the message names it."""
 
 
 class EmulationError(GemmeryError, NotImplementedError):
-    """An instruction or an operand that the emulator does not model: its opcode, the line and the way out."""
+    """An instruction that the emulator does not model, or a malformed kernel; the message names the line."""
 
 
 class CheckError(GemmeryError, AssertionError):
-    """A result outside its error bound: the element, both values and the bound are in the message."""
+    """A result outside its error bound; the message names the element, both values and the bound."""
 
 
 class InstallError(GemmeryError, ModuleNotFoundError):
     """A package that an optional part of gemmery needs is not installed."""
 
 
-EXTRAS = {  # packages that an extra of pyproject.toml installs, by the name under which Python imports them
+EXTRAS = {  # the packages that each extra installs, by import name
     "lab": ("matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
     "cuda": ("cuda", "nvidia"),
 }
 
 
 def missing(extra: str, what: str) -> str:
-    """The message for a part of gemmery whose extra is not installed; every such message is made here.
+    """Return the message for a part of gemmery that needs an extra that is not installed.
 
     >>> missing("lab", "the commands need rich")
     "the commands need rich: run pip install '.[lab]' in a checkout of gemmery"
@@ -76,7 +76,7 @@ def missing(extra: str, what: str) -> str:
 
 
 def not_installed(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
-    """The InstallError for `what` when an extra installs the package that `error` misses, else `error` itself."""
+    """Return an InstallError if an extra installs the missing package, else `error` itself."""
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
         if package in packages:

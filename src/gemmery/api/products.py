@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gemmery.api.types import Foreign, GemmOptions, GemvOptions, MatmulOptions, Out, Plain
 
-if TYPE_CHECKING:  # a block of overloads alone is one with the function behind it
+if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
 
     @overload
     def matmul(a: Plain, b: Plain, /, out: None = None, **options: Unpack[MatmulOptions]) -> NDArray[Any]: ...

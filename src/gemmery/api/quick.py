@@ -66,7 +66,7 @@ def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
     return None
 
 
-PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # what is looked up when nothing is scaled
+PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the keys when alpha is 1 and beta 0
 
 
 _LARGE = 1e38
@@ -113,7 +113,7 @@ def _torch_way(torch: Any) -> Way:
     def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if not a.is_cuda or type(b) not in tensors:
             return None
-        if modes() or tracing() or transforms() or forward._current_level >= 0:  # the long way says what is wrong
+        if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
             return None
         p, q, ordinal = a.data_ptr(), b.data_ptr(), a.get_device()
         if not p or not q:

@@ -1,4 +1,4 @@
-"""Types of the arguments and results of products, for type checkers alone: nothing here is loaded at run time."""
+"""Types of the arguments and results of products, for type checkers only; products do not import this at run time."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class TorchDType(Protocol):
 
     @property
     def is_floating_point(self) -> bool:
-        """True for torch.float32 and its like."""
+        """Return True for a floating-point type."""
 
 
 DType: TypeAlias = DTypeName | np.dtype[Any] | type[Any] | TorchDType
 
 
 class Tensor(Protocol):
-    """A tensor of PyTorch: results have the type of the operands."""
+    """A tensor of PyTorch."""
 
     def data_ptr(self) -> int:
         """Return the address of the first element."""
 
 
 class HasNamespace(Protocol):
-    """An array of a library that knows the array API and DLPack, such as CuPy's and JAX's."""
+    """An array of a library with the array API and DLPack, such as CuPy and JAX."""
 
     def __array_namespace__(self, *, api_version: Any = None) -> Any:
         """Return the library's functions."""

@@ -1,20 +1,21 @@
-"""Any array as a View of its memory, and results of the kind that was given.
+"""Views of the memory of any array, and results of the same kind as the operands.
 
-What is read without a copy: NumPy arrays, tensors of PyTorch, arrays of CuPy, and whatever offers `__dlpack__`,
-`__cuda_array_interface__`, the buffer protocol or `__array_interface__`. Everything else NumPy can make an array of
-(nested lists, `__array__`) is copied. What is given back has the kind of the first operand that is not a plain NumPy
-array or list:
+NumPy arrays, PyTorch tensors, CuPy arrays and objects with `__dlpack__`, `__cuda_array_interface__`,
+`__array_interface__` or the buffer protocol are read without a copy. Other objects that NumPy can convert (nested
+lists, `__array__`) are copied. Objects whose product is not the product of their numbers are refused: sparse, masked
+and nested arrays, DataFrames and others with `__array_ufunc__`, tensor subclasses with `__torch_dispatch__`. A result
+has the kind of the first operand that is not a plain NumPy array or list:
 
 | operand | result |
 | --- | --- |
 | NumPy array, list, buffer other than a memoryview | NumPy array |
-| subclass of a NumPy array | what its `__array_wrap__` makes of the array |
+| subclass of a NumPy array | the same subclass, by its `__array_wrap__` |
 | PyTorch tensor | PyTorch tensor |
 | CuPy array | CuPy array |
 | memoryview | memoryview |
-| `__dlpack__` and `__array_namespace__` | that namespace's `from_dlpack` of the array |
-| `__dlpack__` alone, CPU | NumPy array, which offers DLPack and the buffer protocol |
-| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which offers both |
+| `__dlpack__` and `__array_namespace__` (JAX) | an array of that library, by its `from_dlpack` |
+| `__dlpack__` alone, CPU | NumPy array |
+| `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
 """
 
 from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same, together

@@ -1,4 +1,4 @@
-"""DLPack capsules, read and made: NumPy does neither for bfloat16.
+"""Reads and creates DLPack capsules; NumPy does neither for bfloat16.
 
 Source: dlpack.h of DLPack 1.0; element types of 8 bits and fewer by 1.1.
 """
@@ -37,7 +37,7 @@ class ManagedTensor(ctypes.Structure):
 
 
 class ManagedTensorVersioned(ctypes.Structure):
-    """dlpack.h, DLManagedTensorVersioned; before version 1 the tensor came first and alone."""
+    """dlpack.h, DLManagedTensorVersioned, of version 1.0 and later."""
 
     _fields_ = (
         ("version", ctypes.c_uint32 * 2),
@@ -73,9 +73,9 @@ _NAMES = {  # codes of one width each
 def read(obj: Any) -> View:
     """Return the memory that an object with `__dlpack__` exports.
 
-    The capsule is kept, not consumed: dropping it gives the memory back. Before DLPack 1 a capsule could not say
-    that it is read-only, so such memory is not written. Memory of a CUDA device is ordered with its legacy default
-    stream; the exporter makes that stream wait for its own.
+    The capsule is kept and not consumed; its destructor frees the memory. A capsule before DLPack 1.0 cannot say
+    whether its memory is read-only, so that memory is not written. Memory of a CUDA device is used on the legacy
+    default stream, which the exporter makes wait.
 
     Raises DeviceError for memory of other devices, DTypeError for element types that are not supported, and LayoutError
     for a capsule that cannot be read.
@@ -99,7 +99,7 @@ def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
     try:
         try:
             return obj.__dlpack__(max_version=(1, 0), **options)
-        except TypeError:  # written before max_version was
+        except TypeError:  # an exporter older than max_version
             return obj.__dlpack__(**options)
     except GemmeryError:
         raise
@@ -109,11 +109,11 @@ def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
 
 
 def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
-    """Return what a capsule describes, and whether it may be written."""
+    """Return the tensor in a capsule, and whether it may be written."""
     if _is_valid(id(capsule), _VERSIONED):
         managed = ManagedTensorVersioned.from_address(_pointer_of(id(capsule), _VERSIONED))
         major, minor = managed.version
-        if major > 1:  # nothing that follows the version may be read
+        if major > 1:  # the layout after the version is unknown
             raise LayoutError(
                 f"{name} exports DLPack {major}.{minor}, and gemmery reads versions below 2.0: export with "
                 "__dlpack__(max_version=(1, 0))"
@@ -123,7 +123,7 @@ def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
         return Tensor.from_address(_pointer_of(id(capsule), _PLAIN)), False
     for used in (b"used_" + _PLAIN, b"used_" + _VERSIONED):
         if _is_valid(id(capsule), used):
-            raise LayoutError(f"the DLPack capsule of {name} was consumed already: export a new one")
+            raise LayoutError(f"the DLPack capsule of {name} has been consumed: export a new one")
     raise LayoutError(f"__dlpack__ of {name} returned a {type(capsule).__name__}, which is no DLPack capsule")
 
 
@@ -155,25 +155,25 @@ def _element(tensor: Tensor) -> str:
 
 
 class Exported:
-    """Memory of the CPU as an object that offers `__dlpack__`: NumPy exports no bfloat16."""
+    """CPU memory with `__dlpack__`, for bfloat16, which NumPy does not export."""
 
     def __init__(self, memory: View) -> None:
         self._memory = memory
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's numbers of the CPU."""
+        """Return the CPU as DLPack numbers it."""
         return _CPU, 0
 
     def __dlpack__(self, *, max_version: tuple[int, int] | None = None, **_: Any) -> Any:
-        """Return a capsule; the memory lives as long as it does, or its consumer."""
+        """Return a capsule, which keeps the memory alive until its consumer is done."""
         return capsule(self._memory, _CPU, 0, versioned=max_version is not None and max_version[0] >= 1)
 
 
-_exports: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> what it needs alive
+_exports: dict[int, tuple[object, ...]] = {}  # address of a managed tensor -> the objects that it refers to
 
 
 def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
-    """Return a capsule that keeps the owner of some memory alive until its consumer is done.
+    """Return a capsule of some memory; it keeps the owner alive until its consumer is done.
 
     `kind` and `ordinal` are the device as DLPack numbers it.
     """
@@ -193,12 +193,12 @@ def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
 
 
 def _done(address: int) -> None:
-    """Run as the deleter that a consumer calls."""
+    """Free an export; a consumer calls this as the deleter."""
     _exports.pop(address, None)
 
 
 def _dropped(capsule: int) -> None:
-    """Run at the end of a capsule; one that was consumed has another name by then."""
+    """Free the export of a capsule that was not consumed; a consumed one has another name."""
     for name in (_PLAIN, _VERSIONED):
         if _is_valid(capsule, name):
             _exports.pop(_pointer_of(capsule, name), None)

@@ -1,4 +1,4 @@
-"""Memory of an array, and what its shape and strides say of it."""
+"""The memory of an array: address, shape and strides, and what follows from them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from gemmery.errors import DeviceError, LayoutError
 
 
 class View(NamedTuple):
-    """Memory of an array: where it starts, its shape, its strides in bytes (any sign, 0 for broadcasting).
+    """The memory of an array; strides are in bytes, of any sign, and 0 for broadcast dimensions.
 
-    A named tuple because a product makes three: 0.3 us each, against 0.9 us for a frozen dataclass.
+    A product creates three views: a named tuple takes 0.3 us, a frozen dataclass 0.9 us.
     """
 
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str  # gemmery's name: "f32"
-    device: str = "cpu"  # or "cuda:0"; "cuda" where the array does not say which
-    stream: int = 0  # handle of the CUDA stream on which its memory may be used without waiting
+    device: str = "cpu"  # or "cuda:0"; "cuda" when the array does not name the device
+    stream: int = 0  # handle of the CUDA stream that may use the memory without waiting
     writable: bool = True
     owner: object = None  # keeps the memory alive
 
 
 def contiguous(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The strides in bytes of a C-contiguous array."""
+    """Return the strides in bytes of a C-contiguous array."""
     return tuple(size * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def same(x: View, y: View) -> bool:
-    """True when x and y are the same elements of the same memory."""
+    """Return True if x and y are the same elements of the same memory."""
     return x[:4] == y[:4]
 
 
 def overlap(x: View, y: View) -> bool:
-    """True when the memory that x and y span has a byte in common."""
+    """Return True if the memory ranges of x and y overlap."""
     x_below, x_above = reach(x.shape, x.strides, x.dtype)
     y_below, y_above = reach(y.shape, y.strides, y.dtype)
     return x.pointer + x_below < y.pointer + y_above and y.pointer + y_below < x.pointer + x_above
 
 
 def repeats(x: View) -> bool:
-    """True unless each element of x plainly has memory of its own: no stride within a smaller dimension's span."""
+    """Return False if no two elements of x can share memory: each stride exceeds the span of smaller dimensions."""
     return _repeats(x.shape, x.strides, x.dtype)
 
 
@@ -62,7 +62,7 @@ def _repeats(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> bo
 
 @lru_cache(maxsize=1024)
 def reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
-    """The bytes spanned, from the first element's address on: the lowest, and one past the highest."""
+    """Return the lowest byte and one past the highest byte, as offsets from the address of the first element."""
     if 0 in shape:
         return 0, 0
     spans = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
@@ -70,7 +70,7 @@ def reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple
 
 
 def elsewhere(device: str) -> DeviceError:
-    """The error for memory that nothing here multiplies."""
+    """Return the error for memory of a device that gemmery does not support."""
     return DeviceError(
         f"an operand is on the device {device!r}: gemmery multiplies on the CPU and on CUDA devices; "
         "move the operand first, in PyTorch with x.cpu()"
@@ -78,8 +78,8 @@ def elsewhere(device: str) -> DeviceError:
 
 
 def no_memory(what: str) -> LayoutError:
-    """The error for an array that has elements and a null pointer."""
-    return LayoutError(f"{what} has a null pointer: its memory was never allocated, or was given back")
+    """Return the error for an array that has elements and a null pointer."""
+    return LayoutError(f"{what} has a null pointer: its memory was never allocated, or has been freed")
 
 
 def together(**operands: View | None) -> None:
@@ -88,13 +88,13 @@ def together(**operands: View | None) -> None:
     for name, x in others:
         if x.device != one.device:
             raise DeviceError(
-                f"{first} is on {one.device} and {name} on {x.device}: a product takes all from one device; move one: "
-                "x.to(device) in PyTorch, cupy.asarray(x) or x.get() in CuPy"
+                f"{first} is on {one.device} and {name} on {x.device}: all operands must be on one device; move one "
+                "with x.to(device) in PyTorch, cupy.asarray(x) or x.get() in CuPy"
             )
 
 
 def alignment(pointer: int, steps: tuple[int, ...]) -> int:
-    """Bytes, 16 at most and a power of two, that an address and all steps from it are multiples of.
+    """Return the largest power of two, at most 16, that divides an address and all steps from it.
 
     >>> alignment(4096, (400, 1600)), alignment(4096, (12, 4000)), alignment(4098, ())
     (16, 4, 2)

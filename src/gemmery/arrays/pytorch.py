@@ -1,4 +1,4 @@
-"""PyTorch tensors as Views of their memory. PyTorch is never imported here: whoever has a tensor has imported it."""
+"""Views of the memory of PyTorch tensors. PyTorch is not imported here: a caller that has a tensor has imported it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far ->
 
 
 def recorders(torch: Any) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """Return three functions, true while torch.jit.trace, a dispatch mode or a torch.func transform is active."""
+    """Return functions that are true while torch.jit.trace, a dispatch mode or a torch.func transform is active."""
     c = torch._C
     return c._is_tracing, c._len_torch_dispatch_stack, c._are_functorch_transforms_active
 
 
 def view(tensor: Any, torch: Any) -> View:
-    """Return the memory of a tensor, which must be ordinary memory of the CPU or of a CUDA device.
+    """Return the memory of a tensor on the CPU or on a CUDA device.
 
     Raises LayoutError for tensors that only PyTorch can multiply (sparse, nested, fake, tracked by autograd), and for
-    all tensors while PyTorch records or transforms operations: it would not see the product.
+    all tensors while PyTorch records or transforms operations, because it does not see gemmery's.
     """
     c = torch._C
     if c._is_tracing() or c._len_torch_dispatch_stack() or c._are_functorch_transforms_active():
         raise _unseen(torch)
     if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise LayoutError(
-            f"{type(tensor).__name__} multiplies in its own way (__torch_dispatch__): pass the plain tensor that holds "
-            "its numbers, or use torch.matmul"
+            f"{type(tensor).__name__} defines its own arithmetic (__torch_dispatch__): pass a plain tensor, or use "
+            "torch.matmul"
         )
     try:
         return _view(tensor, torch)
@@ -40,7 +40,7 @@ def view(tensor: Any, torch: Any) -> View:
             raise
         if tensor.is_nested:
             raise LayoutError(
-                "a nested tensor has no single shape: multiply its parts, x.unbind(), or pad it with "
+                "a nested tensor has no single shape: multiply its parts (x.unbind()), or pad it with "
                 "torch.nested.to_padded_tensor(x, 0)"
             ) from error
         reason = str(error).partition("\n")[0]
@@ -55,12 +55,14 @@ def _view(tensor: Any, torch: Any) -> View:
         ordinal = tensor.get_device()
         device, stream = f"cuda:{ordinal}", torch._C._cuda_getCurrentRawStream(ordinal)
     if tensor.layout is not torch.strided:
-        raise LayoutError(f"a tensor of layout {tensor.layout}: make it dense first with x.to_dense()")
+        raise LayoutError(f"a tensor of layout {tensor.layout} is not dense: pass x.to_dense()")
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise LayoutError("the tensor requires grad, and gemmery records none: pass x.detach(), or use torch.no_grad()")
+        raise LayoutError(
+            "the tensor requires grad, and gemmery computes no gradients: pass x.detach(), or use torch.no_grad()"
+        )
     if _in_dual_level(torch) and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise LayoutError(
-            "the tensor carries a tangent of forward-mode differentiation, and gemmery computes none: pass the primal, "
+            "the tensor has a tangent of forward-mode differentiation, and gemmery computes none: pass "
             "torch.autograd.forward_ad.unpack_dual(x).primal, or use torch.matmul"
         )
     row = _ROWS.get(tensor.dtype) or _row(tensor)
@@ -84,7 +86,7 @@ def empty(shape: tuple[int, ...], dtype: str, like: Any, torch: Any) -> tuple[An
 
 
 def written(tensor: Any, torch: Any) -> None:
-    """Tell autograd that the memory of a tensor was written: it then refuses gradients that need the old numbers."""
+    """Tell autograd that a tensor was written: backward() then raises if it needs the old values."""
     torch.autograd.graph.increment_version(tensor)
 
 
@@ -92,7 +94,7 @@ def written(tensor: Any, torch: Any) -> None:
 def _in_bytes(
     shape: tuple[int, ...], stride: tuple[int, ...], size: int, dtype: str
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """The shape as a plain tuple, the strides in bytes, and the bytes from the first element to the end of the last."""
+    """Return the shape as a plain tuple, the strides in bytes, and the size in bytes of the memory range."""
     shape, strides = tuple(shape), tuple(size * step for step in stride)
     return shape, strides, reach(shape, strides, dtype)[1]
 
@@ -105,27 +107,27 @@ def _in_dual_level(torch: Any) -> bool:
 def _row(tensor: Any) -> dtypes.DType:
     text = str(tensor.dtype).removeprefix("torch.")
     if tensor.is_quantized:
-        raise DTypeError(f"a quantized tensor ({text}): gemmery multiplies plain numbers; pass x.dequantize()")
+        raise DTypeError(f"a quantized tensor ({text}) is not supported: pass x.dequantize()")
     row = _ROWS[tensor.dtype] = dtypes.get(text)
     return row
 
 
 def _elsewhere(tensor: Any) -> DeviceError:
     if tensor.device.type == "meta":
-        return DeviceError("a tensor on the device 'meta' has a shape and no numbers: make a real one first")
+        return DeviceError("a tensor on the device 'meta' has no memory: create it on 'cpu' or 'cuda'")
     return elsewhere(tensor.device.type)
 
 
 def _unseen(torch: Any) -> LayoutError:
-    """The error for a product that PyTorch would have to record or transform, which it cannot."""
+    """Return the error for a product while PyTorch records or transforms operations."""
     if torch._C._is_tracing():
-        what = "torch.jit.trace is recording, and it cannot record"
+        what = "torch.jit.trace cannot record"
     elif torch._C._are_functorch_transforms_active():
-        what = "a transform of torch.func (vmap, grad, functionalize, ...) is active, and it cannot transform"
+        what = "torch.func (vmap, grad, functionalize) cannot transform"
     else:
         mode = type(torch.utils._python_dispatch._get_current_dispatch_mode()).__name__
-        what = f"{mode} is active (torch.export, make_fx and fake tensors use such modes), and it cannot see"
-    return LayoutError(f"{what} products of gemmery: call gemmery outside of it, or use torch.matmul inside")
+        what = f"{mode}, a dispatch mode as torch.export and make_fx use, cannot see"
+    return LayoutError(f"{what} products of gemmery: call gemmery outside, or use torch.matmul inside")
 
 
 def _no_storage(tensor: Any, span: int) -> LayoutError:
@@ -134,6 +136,6 @@ def _no_storage(tensor: Any, span: int) -> LayoutError:
         return no_memory(f"a tensor of shape {tuple(tensor.shape)}")
     need = span + tensor.element_size() * tensor.storage_offset()
     return LayoutError(
-        f"a tensor of shape {tuple(tensor.shape)} needs {need} bytes of storage, and its storage has {have}: it was "
-        "resized, as FSDP does with parameters that are not in use; give it its storage back first"
+        f"a tensor of shape {tuple(tensor.shape)} needs {need} bytes of storage and has {have}: the storage was "
+        "resized, as FSDP does with parameters that are not in use; allocate it again first"
     )

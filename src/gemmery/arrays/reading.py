@@ -1,4 +1,4 @@
-"""Any array as a View of its memory."""
+"""Views of the memory of any array."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ for _row in dtypes.BY_NAME.values():
 
 
 def view(obj: object) -> View:
-    """The memory of any array, on the CPU or on a CUDA device.
+    """Return the memory of any array on the CPU or on a CUDA device.
 
-    Arrays in a foreign byte order, and what only NumPy can make an array of, are copied; a copy is not writable.
-    A CUDA array comes with its library's current stream, or the one that its `__cuda_array_interface__` names.
+    Arrays in a foreign byte order, and objects that only NumPy can convert, are copied; a copy is not writable. The
+    stream of a CUDA array is the current one of its library, or the one named by `__cuda_array_interface__`.
 
     >>> view(np.zeros((2, 3), np.float32)).strides
     (12, 4)
 
-    Raises DTypeError for an element type that is not served, DeviceError for memory of another kind of device and
-    LayoutError for arrays whose memory is not all there is to them (masked, sparse, tracked by autograd).
+    Raises DTypeError for an element type that is not supported, DeviceError for other kinds of devices, and LayoutError
+    for arrays that are more than their memory (masked, sparse, tracked by autograd) or that have none.
     """
     if type(obj) is np.ndarray:
         return _numpy_view(obj)
@@ -53,12 +53,12 @@ def view(obj: object) -> View:
         return dlpack.read(obj)
     if hasattr(obj, "__cuda_array_interface__"):
         return _cuda_view(obj)
-    _no_arithmetic_of_its_own(obj)
+    _refuse_own_arithmetic(obj)
     if hasattr(obj, "__array_interface__"):
         return _numpy_view(_as_array(obj, obj))
     try:
         buffer = memoryview(obj)  # type: ignore[arg-type]
-    except TypeError:  # no buffer: NumPy makes an array of it, which is not the object's own memory
+    except TypeError:  # no buffer: NumPy makes a copy
         return _numpy_view(_as_array(obj, obj))._replace(writable=False)
     array = _as_array(buffer, obj)
     if array.flags.owndata and array.size:  # NumPy allocates where a buffer's pointer is null
@@ -66,21 +66,21 @@ def view(obj: object) -> View:
     return _numpy_view(array)
 
 
-def _no_arithmetic_of_its_own(obj: object) -> None:
-    """Raise for an object whose product is not that of the numbers that NumPy would read from it."""
+def _refuse_own_arithmetic(obj: object) -> None:
+    """Raise for an object whose product differs from the product of the array that NumPy makes of it."""
     name = type(obj).__name__
     if hasattr(obj, "nnz") and (hasattr(obj, "toarray") or hasattr(obj, "todense")):
         dense = "toarray" if hasattr(obj, "toarray") else "todense"
         raise LayoutError(f"{name} is sparse, and gemmery multiplies dense arrays: pass x.{dense}(), or use a @ b")
     if hasattr(type(obj), "__array_ufunc__") and not isinstance(obj, np.generic):
         raise LayoutError(
-            f"{name} multiplies in its own way (__array_ufunc__): pass an array of its numbers, x.to_numpy() in pandas "
-            "and xarray, np.asarray(x) elsewhere"
+            f"{name} defines its own arithmetic (__array_ufunc__): pass a plain array, x.to_numpy() in pandas and "
+            "xarray or np.asarray(x)"
         )
 
 
 def _as_array(source: object, obj: object) -> Array:
-    """NumPy's array of an object, with an error that names the object's type."""
+    """Convert an object with NumPy; the error names the object's type."""
     try:
         return np.asarray(source)
     except (TypeError, ValueError, BufferError, NotImplementedError) as error:
@@ -89,12 +89,12 @@ def _as_array(source: object, obj: object) -> Array:
 
 
 def _plain(array: Array) -> Array:
-    """A subclass of ndarray as what it is in memory, where that is all there is to it."""
+    """Return a subclass of ndarray as a plain array, unless it is more than its memory."""
     name = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
-        raise LayoutError(f"{name}: the mask would be ignored; fill it first: x.filled(0)")
+        raise LayoutError(f"{name}: gemmery ignores masks; pass x.filled(0)")
     if type(array).__array_ufunc__ is not np.ndarray.__array_ufunc__:
-        raise LayoutError(f"{name} multiplies in its own way (__array_ufunc__): pass np.asarray(x) for its numbers")
+        raise LayoutError(f"{name} defines its own arithmetic (__array_ufunc__): pass np.asarray(x)")
     return np.asarray(array)
 
 
@@ -118,7 +118,7 @@ _WORDS = {"U": "text", "S": "bytes", "T": "text", "M": "dates", "m": "durations"
 
 
 def _unsupported(array: Array) -> DTypeError:
-    """Return the error for an array of something else than numbers, which NumPy calls "str32" or "void96"."""
+    """Return the error for an array of no numbers in words; NumPy's own names are "str32" or "void96"."""
     dtype = array.dtype
     if dtype.names is not None:
         what = f"an array of records with the fields {', '.join(dtype.names)}; pass one of them, x[{dtype.names[0]!r}]"
@@ -132,13 +132,13 @@ def _unsupported(array: Array) -> DTypeError:
 
 
 def _address(array: Array) -> int:
-    """Where the first element lies: 0.15 us by the field of the array object, 0.9 us by `array.ctypes`."""
+    """Return the address of the first element: 0.15 us from the array object's field, 0.9 us with `array.ctypes`."""
     if _FIELD_IS_KNOWN:
         return ctypes.c_void_p.from_address(id(array) + _DATA_FIELD).value or 0
     return array.ctypes.data
 
 
-_DATA_FIELD = 2 * ctypes.sizeof(ctypes.c_void_p)  # behind PyObject's two words, in numpy/ndarraytypes.h
+_DATA_FIELD = 2 * ctypes.sizeof(ctypes.c_void_p)  # after the two words of PyObject; numpy/ndarraytypes.h
 _PROBE = np.zeros(3)[1:]
 _FIELD_IS_KNOWN = (
     sys.implementation.name == "cpython"
@@ -157,10 +157,12 @@ def _cupy_view(array: Any, cupy: Any) -> View:
 
 
 def _cuda_view(obj: Any) -> View:
-    """Memory that `__cuda_array_interface__` describes, by version 3 of its rules (Numba's documentation)."""
+    """Return the memory that `__cuda_array_interface__` describes; source: version 3 of it in Numba's documentation."""
     fields = obj.__cuda_array_interface__
     if fields.get("mask") is not None:
-        raise LayoutError(f"{type(obj).__name__}: the mask of its __cuda_array_interface__ would be ignored")
+        raise LayoutError(
+            f"{type(obj).__name__}: gemmery ignores the mask in its __cuda_array_interface__; pass it without"
+        )
     stored = np.dtype(fields["typestr"])
     if stored.kind == "V":
         raise DTypeError(f"typestr {fields['typestr']!r} names no element type: offer bfloat16 through __dlpack__")
@@ -172,8 +174,8 @@ def _cuda_view(obj: Any) -> View:
     stream = fields.get("stream")
     if stream == 0:
         raise DeviceError(
-            "stream 0 in __cuda_array_interface__ is ambiguous, and forbidden by its rules: it must be 1 for the "
-            "legacy default stream, 2 for the thread's, a handle, or None"
+            "stream 0 in __cuda_array_interface__ is ambiguous and not allowed: use 1 for the legacy default stream, 2 "
+            "for the per-thread one, a handle, or None"
         )
     steps = contiguous(shape, row.size) if strides is None else tuple(strides)
     if min(shape, default=0) < 0 or len(steps) != len(shape):
@@ -183,5 +185,5 @@ def _cuda_view(obj: Any) -> View:
         )
     if not pointer and 0 not in shape:
         raise no_memory(f"the __cuda_array_interface__ of {type(obj).__name__}, of shape {shape},")
-    handle = 0 if stream in (None, 1) else int(stream)  # 0 is the driver's name of the legacy default stream
+    handle = 0 if stream in (None, 1) else int(stream)  # the driver calls the legacy default stream 0
     return View(int(pointer or 0), shape, steps, row.name, "cuda", handle, not read_only, obj)

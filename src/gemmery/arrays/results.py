@@ -1,4 +1,4 @@
-"""Results of the kind that was given, and conversion between element types."""
+"""Results of the same kind as the operands, and conversion between element types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gemmery.errors import DTypeError
 
 
 def kind(*operands: object) -> object:
-    """The operand whose kind the result takes: the first that is neither a plain NumPy array nor a list."""
+    """Return the operand whose kind the result has: the first that is neither a plain NumPy array nor a list."""
     for obj in operands:
         if type(obj) is not np.ndarray and not isinstance(obj, list | tuple):
             return obj
@@ -23,7 +23,7 @@ def kind(*operands: object) -> object:
 
 
 def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
-    """Uninitialised memory for a result of the kind of `like`, C-contiguous, and its View; `wrap` finishes it."""
+    """Return an uninitialised C-contiguous array for a result like `like`, and its View; `wrap` finishes the array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return pytorch.empty(shape, dtype, like, torch)
@@ -34,13 +34,13 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
         return made, view(made)
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
-        own = numpy_dtype(dtype)  # else the operand's: NumPy has two names for int64, and gives back the one it got
+        own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
     array = np.empty(shape, own)
     return array, view(array)
 
 
 def allocates(like: object) -> bool:
-    """True when `empty` makes an array on the device of `like`: PyTorch's and CuPy's."""
+    """Return True if `empty` can allocate on the device of `like`: for PyTorch and CuPy."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     return (torch is not None and isinstance(like, torch.Tensor)) or (
         cupy is not None and isinstance(like, cupy.ndarray)
@@ -48,13 +48,13 @@ def allocates(like: object) -> bool:
 
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
-    """Uninitialised C-contiguous memory that nobody else sees."""
+    """Return uninitialised C-contiguous memory for intermediate results."""
     memory = np.empty(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
     return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
 
 
 def wrap(like: object, result: Any) -> Any:
-    """The array or tensor that `empty` made as an object of the kind of `like`; no dimensions make a NumPy scalar."""
+    """Convert an array from `empty` to the kind of `like`; a NumPy array without dimensions becomes a scalar."""
     if type(result) is not np.ndarray:
         return result
     if type(like) is not np.ndarray:
@@ -77,26 +77,26 @@ def _exporter(result: Array) -> Any:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy element type of gemmery's `name`; bfloat16 is ml_dtypes', which whoever uses it has imported."""
+    """Return NumPy's element type for gemmery's `name`; for bfloat16 ml_dtypes must have been imported."""
     if name != "bf16":
         return np.dtype(dtypes.get(name).numpy)
     extra = sys.modules.get("ml_dtypes")
     if extra is None:
-        raise DTypeError("NumPy has no bfloat16 of its own: import ml_dtypes, or ask for dtype='float32'")
+        raise DTypeError("NumPy has no bfloat16: import ml_dtypes, or pass dtype='float32'")
     found: np.dtype[Any] = np.dtype(extra.bfloat16)
     return found
 
 
 def converted(source: View, dtype: str) -> View:
-    """`source` copied to C-contiguous memory of another element type; rounds to nearest, ties to even."""
+    """Copy to C-contiguous memory of another element type, rounding to nearest, ties to even."""
     values = np.ascontiguousarray(_cast(source, dtype))
     return View(values.ctypes.data, source.shape, values.strides, dtype, owner=values)
 
 
 def astype(obj: Any, dtype: str) -> Any:
-    """An array on a device converted by its own library, in the order of that library's stream.
+    """Convert an array on a device by its own library, on that library's stream.
 
-    Raises DTypeError where there is no such library.
+    Raises DTypeError if the array's library is neither PyTorch nor CuPy.
     """
     if allocates(obj):
         if hasattr(obj, "to"):
@@ -104,13 +104,13 @@ def astype(obj: Any, dtype: str) -> Any:
         with obj.device:
             return obj.astype(numpy_dtype(dtype))
     raise DTypeError(
-        f"{type(obj).__name__} is not {dtypes.get(dtype).numpy}, and only PyTorch and CuPy convert here: "
-        "convert it first"
+        f"a {type(obj).__name__} must be converted to {dtypes.get(dtype).numpy} first: gemmery converts arrays on a "
+        "device only for PyTorch and CuPy"
     )
 
 
 def assign(target: Any, source: Any) -> None:
-    """Copy an array on a device into another of any element type, by the library of both."""
+    """Copy an array on a device into another of any element type; both must be of one library."""
     if hasattr(target, "copy_"):
         target.copy_(source)
     else:
@@ -119,7 +119,7 @@ def assign(target: Any, source: Any) -> None:
 
 
 def written(obj: object) -> None:
-    """Tell the library of an array that its memory was written; only PyTorch's wants to know."""
+    """Tell PyTorch that the memory of a tensor was written; do nothing for other arrays."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(obj, torch.Tensor):
         pytorch.written(obj, torch)
@@ -131,7 +131,7 @@ def store(source: View, target: View) -> None:
 
 
 class _Memory:
-    """A View as NumPy's array interface."""
+    """A View that NumPy can read through `__array_interface__`."""
 
     def __init__(self, source: View, typestr: str) -> None:
         self.owner = source.owner
@@ -145,13 +145,13 @@ class _Memory:
 
 
 def _raw(source: View) -> Array:
-    """The memory of `source` as a NumPy array without a copy; bfloat16 as its 16 bits."""
+    """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16."""
     stored = "uint16" if source.dtype == "bf16" else dtypes.get(source.dtype).numpy
     return np.asarray(_Memory(source, np.dtype(stored).str))
 
 
 def _cast(source: View, dtype: str) -> Array:
-    """The elements of `source` as `dtype`; bfloat16, the upper half of a float32, as its 16 bits."""
+    """Return the elements of `source` converted to `dtype`; bfloat16, the upper half of a float32, as uint16."""
     values = _raw(source)
     if source.dtype == dtype:
         return values

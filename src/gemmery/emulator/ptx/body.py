@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmery.emulator.op import STORED
 from gemmery.emulator.opcodes import canonical
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
 from gemmery.emulator.ptx.scopes import Scope, parts
-from gemmery.emulator.ptx.variables import variable
+from gemmery.emulator.ptx.variables import REGISTERS, variable
 from gemmery.errors import EmulationError
 
 _STATEMENT = re.compile(
@@ -178,7 +177,7 @@ class Body:
             raise EmulationError(
                 "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modelled)"
             )
-        if found[1] not in STORED:
+        if found[1] not in REGISTERS:
             raise EmulationError(f"registers of type .{found[1]} are not modelled: .b32, .f32, .pred and others are")
         for item in found[2].split(","):
             one = _RANGE.fullmatch(item.strip())

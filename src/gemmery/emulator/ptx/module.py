@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
 from gemmery.emulator.ptx.calls import Function, expand
 from gemmery.emulator.ptx.scopes import Scope
-from gemmery.emulator.ptx.variables import laid_out, variable
+from gemmery.emulator.ptx.variables import REGISTERS, laid_out, variable
 from gemmery.errors import EmulationError
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -95,7 +94,7 @@ def _passed(text: str, scope: Scope) -> tuple[Register | Symbol, ...]:
     for declaration in text.split(",") if text.strip() else []:
         words = declaration.split()
         if words[:1] == [".reg"]:
-            if len(words) != 3 or words[1][1:] not in STORED:
+            if len(words) != 3 or words[1][1:] not in REGISTERS:
                 raise EmulationError(f"{declaration.strip()!r}: a register is declared as .reg .b32 name")
             made.append(scope.declare(words[2], words[1][1:]))
         else:

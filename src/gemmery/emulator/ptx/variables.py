@@ -14,6 +14,7 @@ from gemmery.emulator.ptx.scopes import integer, number
 from gemmery.errors import EmulationError
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)} | {"f16x2": 4, "bf16x2": 4}
+REGISTERS = frozenset((*SIZES, "pred", "bf16", "tf32"))  # types of registers; which ones are modelled each use decides
 LARGEST, MOST_LOCAL = 1 << 38, 512 << 10  # bytes of a variable
 _VARIABLE = re.compile(
     r"""(?:\.(?:extern|visible|weak|common)\s+)* \.(?P<space>shared|local|global|const|param)(?:::\w+)? \s*

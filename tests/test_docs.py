@@ -1,5 +1,6 @@
 """The documents refer only to things that exist: links, commands and options, make targets, names of the library."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -109,6 +110,50 @@ def test_nothing_points_outside_or_is_left_undone(name):
     outside = r"(?<![\w.])/(?:" + "|".join(["work", "root", "tmp", "home", "mnt"]) + r")/|\.\./shared"
     undone = r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX"]) + r")\b"
     assert re.findall(f"{outside}|{undone}", (ROOT / name).read_text()) == []
+
+
+MANNERED = (
+    "what can be said",
+    "a rival fewer",
+    "hold what it costs",
+    "waits? for what no",
+    "asks of a device",
+    "of your own too",
+    "yours too",
+    "is held to",
+    "what is said of",
+    "is told of",
+    "for want of",
+    "where there is such",
+    "a ladder of their own",
+    "comes? to nothing",
+    "the way it came",
+    "none but",
+    "by lot",
+    "from a keyboard",
+)
+
+
+def texts_of_source() -> dict[str, str]:
+    """What users read of the package: every string that is no docstring, by file."""
+    texts = {}
+    for path in sorted((ROOT / "src" / "gemmery").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
+        texts[str(path.relative_to(ROOT))] = "\n".join(value for value in strings if isinstance(value, str))
+    return texts
+
+
+def mannered(text: str) -> list[str]:
+    """Phrases that plain technical English does without; a line break counts as a space."""
+    return re.findall("|".join(rf"\b{phrase}\b" for phrase in MANNERED), " ".join(text.split()), re.IGNORECASE)
+
+
+def test_documents_and_messages_are_in_plain_english():
+    texts = {name: (ROOT / name).read_text() for name in DOCUMENTS} | texts_of_source()
+    assert {name: found for name, text in texts.items() if (found := mannered(text))} == {}
+    assert mannered("`--help` shows what can\nbe said") == ["what can be said"]
 
 
 def test_the_readme_is_short():

@@ -1,4 +1,4 @@
-"""What type checkers know of the public functions."""
+"""The types of the public functions, as type checkers and help() show them."""
 
 from __future__ import annotations
 

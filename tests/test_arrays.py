@@ -1,4 +1,4 @@
-"""Views of memory: where it is, what cannot be used as it is, conversion and overlap."""
+"""Views of memory, arrays that are refused, conversion between types, and overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDepre
 
 
 @pytest.mark.parametrize("row", dtypes.BY_NAME.values(), ids=lambda row: row.name)
-def test_every_served_type_has_its_name(row):
+def test_every_supported_type_has_its_name(row):
     x = np.zeros((2, 3), ml_dtypes.bfloat16 if row.name == "bf16" else row.numpy)
     found = view(x)
     assert found[:4] == (x.ctypes.data, (2, 3), (3 * row.size, row.size), row.name)
@@ -73,14 +73,14 @@ def test_read_only_memory_says_so():
     assert view(bytearray(8)).writable
 
 
-def test_a_masked_array_is_refused_and_a_matrix_is_served():
+def test_a_masked_array_is_refused_and_a_matrix_is_not():
     with pytest.raises(LayoutError, match="filled"):
         view(np.ma.masked_array(np.zeros((2, 2)), mask=np.eye(2)))
     x = np.matrix([[1.0, 2.0]])
     assert view(x).pointer == x.ctypes.data
 
 
-def test_a_subclass_with_arithmetic_of_its_own_is_refused():
+def test_a_subclass_with_its_own_arithmetic_is_refused():
     class Metres(np.ndarray):
         def __array_ufunc__(self, *args, **options):
             raise AssertionError
@@ -132,7 +132,7 @@ def test_no_elements_need_no_memory():
     assert view((ctypes.c_double * 0).from_address(0)).shape == (0,)
 
 
-def test_numbers_of_numpy_are_served():
+def test_a_scalar_of_numpy_is_read():
     assert view(np.float32(1.5))[1:4] == ((), (), "f32")
 
 
@@ -164,7 +164,7 @@ def test_the_array_interface_is_read_in_place():
 
 
 class Capsule:
-    """An exporter of DLPack, of version 1 or of the one before."""
+    """An exporter of DLPack 1.0, or of the version before it."""
 
     def __init__(self, x, old=False, device=(1, 0)):
         self.x, self.old, self.device = x, old, device
@@ -203,7 +203,7 @@ def test_the_memory_of_a_capsule_lives_as_long_as_the_view():
 
 
 class HandMade:
-    """A capsule of the fields given, as a library in C makes it: with an offset, and without strides."""
+    """A capsule with any fields, as a library in C makes it: with an offset, without strides."""
 
     def __init__(self, x, strides=None, offset=0, versioned=False, **fields):
         count = x.ndim
@@ -263,7 +263,7 @@ def test_dlpack_of_bools():
         ({"code": 99}, "'DLPack code 99 of 8' is not supported"),
     ],
 )
-def test_dlpack_of_types_that_are_not_served(fields, words):
+def test_dlpack_of_unsupported_types(fields, words):
     with pytest.raises(DTypeError, match=words):
         view(HandMade(np.zeros((2, 2), np.int8), **fields))
 

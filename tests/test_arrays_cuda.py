@@ -1,4 +1,4 @@
-"""Views of arrays on CUDA devices, read from objects that only say they are there."""
+"""Views of arrays on CUDA devices, from objects that describe memory which does not exist."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_stream_of_the_interface(stream, handle):
     assert view(Interface(stream=stream)).stream == handle
 
 
-def test_what_the_interface_may_not_say():
+def test_an_interface_that_cannot_be_read_is_refused():
     with pytest.raises(DeviceError, match=r"stream 0.*1 for the legacy default stream"):
         view(Interface(stream=0))
     for pointer in (0, None):

@@ -1,4 +1,4 @@
-"""Tensors whose memory is not all there is to them, and products that PyTorch would have to see."""
+"""Tensors without plain memory of their own, and products while PyTorch records or transforms operations."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_tensors_that_are_not_their_memory_are_refused_by_name(make, error, word
         gm.matmul(ONES, ONES, out=make())
 
 
-def test_a_subclass_without_arithmetic_of_its_own_is_served():
+def test_a_subclass_without_its_own_arithmetic_is_multiplied():
     class Named(torch.Tensor):
         pass
 
@@ -207,7 +207,7 @@ def test_a_tensor_of_inference_mode_is_written():
 
 
 class OnDevice:
-    """What the short way of products on a device asks a tensor for."""
+    """A stand-in for a tensor on a device, with what the fast path reads."""
 
     is_cuda, dtype, shape, requires_grad = True, "f32", (3, 3), False
 
@@ -221,8 +221,8 @@ class OnDevice:
 
 
 @pytest.fixture
-def short_way(monkeypatch):
-    """quick.py's way for a stand-in of PyTorch, a product that it has met, the stand-in's state and the launches."""
+def fast_path(monkeypatch):
+    """quick.py's fast path for a stand-in of PyTorch, operands that it knows, the stand-in's state and the launches."""
     state = SimpleNamespace(tracing=False, modes=0, transforms=False)
     c = SimpleNamespace(
         _is_tracing=lambda: state.tracing,
@@ -249,8 +249,8 @@ def short_way(monkeypatch):
     return lambda *tensors: way(*tensors, "matmul", None), (a, b, out), state, launches
 
 
-def test_the_short_way_tells_autograd_too(short_way):
-    multiply, (a, b, out), _, launches = short_way
+def test_the_fast_path_tells_autograd_too(fast_path):
+    multiply, (a, b, out), _, launches = fast_path
     assert multiply(a, b, out) is out
     assert out.version == 1
     assert multiply(a, b, None).pointer == 4096
@@ -258,8 +258,8 @@ def test_the_short_way_tells_autograd_too(short_way):
     assert a.version == b.version == 0
 
 
-def test_the_short_way_leaves_to_the_long_one_what_must_be_refused(short_way):
-    multiply, (a, b, out), state, launches = short_way
+def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
+    multiply, (a, b, out), state, launches = fast_path
     for tensors in ((OnDevice(0), b, None), (a, OnDevice(0), None), (a, b, OnDevice(0))):
         assert multiply(*tensors) is None
     for name in ("tracing", "modes", "transforms"):

@@ -1,4 +1,4 @@
-"""Arrays of other libraries: what goes in comes out, in place where it can be."""
+"""Arrays of other libraries: results have the kind of the operands, and memory is read and written in place."""
 
 from __future__ import annotations
 

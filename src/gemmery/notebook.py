@@ -1,6 +1,6 @@
 """inspect() for Python and notebooks, which display its result as the page that the command writes."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,6 +1,6 @@
 """emulate(): run any CUDA C++ or PTX kernel on the CPU, and count what it does."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
 from collections.abc import Mapping, Sequence

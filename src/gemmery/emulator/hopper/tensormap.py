@@ -4,7 +4,7 @@ PTX ISA 9.0, "Tensors", and the CUDA driver's cuTensorMapEncodeTiled. A device's
 and is opaque; the 128 bytes here are the emulator's own.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import operator
 import struct

@@ -419,3 +419,22 @@ def test_a_bulk_copy_that_begins_wakes_who_waits_for_it(seed):
     run = gm.emulate(RING, "ring", 1, 64, [x, y, np.int32(12)], seed=seed)
     assert run.findings == ()
     assert y[0] == x.sum()
+
+
+def test_copies_that_nobody_waits_for_do_not_fill_memory(monkeypatch):
+    """A loop of cp.async without a wait is refused at its line; one that waits is not."""
+    monkeypatch.setattr("gemmery.emulator.reach.IN_FLIGHT", 64 * 16 * 10)
+    code = """__global__ void f(const float4* x, int waits) {
+      __shared__ float4 s[64];
+      unsigned to = unsigned(__cvta_generic_to_shared(s + threadIdx.x));
+      for (int i = 0; i < 30; ++i) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x + threadIdx.x) : "memory");
+        if (waits) asm volatile("cp.async.wait_all;" ::: "memory");
+      }
+    }"""
+    x = np.zeros(256, np.float32)
+    gm.emulate(code, "f", 1, 64, [x, np.int32(1)])
+    with pytest.raises(
+        gm.EmulationError, match=r"MiB of cp.async at kernel.cu:5 have not been waited for: wait for them"
+    ):
+        gm.emulate(code, "f", 1, 64, [x, np.int32(0)])

@@ -47,12 +47,14 @@ class Copies:
 
     def __init__(self) -> None:
         self.committed: Any = 0  # groups of each thread; an int while all agree
+        self.bytes = 0  # of data that has not landed
         self._under_way: list[Copy] = []
 
     def add(self, copy: Copy) -> None:
         """Start copies; they belong to the group that their threads commit next."""
         group = self.committed if isinstance(self.committed, int) else self.committed[copy.threads]
         self._under_way.append(replace(copy, group=group))
+        self.bytes += copy.data.nbytes
 
     def commit(self, mask: Mask, threads: int) -> None:
         """Close the group of these threads."""
@@ -82,6 +84,7 @@ class Copies:
             if not ready.all():
                 left.append(copy.only(~ready))
         self._under_way = left
+        self.bytes = sum(copy.data.nbytes for copy in left)
 
     def wait_all(self, machine: Machine, mask: Mask) -> None:
         """Land all copies of these threads."""

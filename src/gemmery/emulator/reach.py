@@ -12,10 +12,12 @@ from gemmery.emulator.events import Access
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW
 from gemmery.emulator.op import Mask, Values
+from gemmery.errors import EmulationError
 
 if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
+IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
 PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
 _ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "local": LOCAL_WINDOW}
 
@@ -89,6 +91,11 @@ def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, w
     if mask is not None:
         place, to, rows, threads = place[mask], to[mask], rows[mask], threads[mask]
     machine.copies.add(Copy(index, place, to, rows, threads, 0))
+    if machine.copies.bytes > IN_FLIGHT:
+        raise EmulationError(
+            f"more than {IN_FLIGHT >> 20} MiB of cp.async at {machine.kernel.instructions[index].line} have not been "
+            "waited for: wait for them (cp.async.wait_group) inside the loop"
+        )
 
 
 def checked(

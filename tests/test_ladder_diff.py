@@ -115,7 +115,7 @@ def test_what_is_said_of_them_is_compared():
     facts = {fact.name: (fact.old, fact.new) for fact in lab.diff("simt_naive", "simt_smem").facts}
     tile = find(CUDA, "simt_smem").default["tile"]
     assert facts["config tile"] == ("", str(tile))
-    assert facts["threads a block"] == ("32 x 8", f"{tile} x {tile}")
+    assert facts["threads per block"] == ("32 x 8", f"{tile} x {tile}")
     assert facts["parent"] == ("simt_single_block", "simt_naive")
     assert "dtypes" not in facts  # the same
 

@@ -118,7 +118,7 @@ def _launches(rung: Rung) -> Iterator[tuple[str, str]]:
             continue
         at = f" at {m} x {SIDE} x {SIDE} {problem.dtype}"
         yield f"grid{at}", _sides(found.grid)
-        yield "threads a block", _sides(found.block)
+        yield "threads per block", _sides(found.block)
         yield "dynamic shared memory", f"{found.shared} bytes"
         yield "scratch memory", f"{found.workspace} bytes"
         yield "launches", str(1 + len(found.before))

@@ -41,19 +41,19 @@ LEAST = 20  # characters of source that are worth showing
 INDENT = "\N{NO-BREAK SPACE}" * 2  # of a line that another one calls
 MADE = "added by the compiler"
 IDEAL = (
-    "Wavefronts for the bytes alone are the bytes that lanes ask for, 128 a wavefront: the profiler's ideal. Bank "
+    "Wavefronts for the bytes alone are the requested bytes at 128 per wavefront: the profiler's ideal. Bank "
     "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
     "to the wavefronts."
 )
 ROOFS = (
-    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront, issue: 4 "
-    "instructions of warps a clock and multiprocessor."
+    "Memory: sectors at its bandwidth, without caches. Compute: operations at the peak. Shared: 1 wavefront per clock "
+    "and multiprocessor, issue: 4 warp instructions."
 )
 NOTE = (
-    "Instructions are those of warps. Wavefronts are passes over the banks of shared memory: ideal, those that bytes "
-    "alone would take; conflicts, those as lanes want different words of one bank. Requests, sectors and the bytes "
-    "used of each sector's 32 are of global memory. Adjacent accesses count as ptxas merges them. Indented lines are "
-    "part of the line that calls them. An empty cell is a zero."
+    "Instructions are warp instructions. Wavefronts are passes over the banks of shared memory: the ideal is what the "
+    "bytes alone would take, conflicts are extra passes because lanes need different words of one bank. Requests, "
+    "sectors and the bytes used of each 32-byte sector are of global memory. Adjacent accesses count as ptxas merges "
+    "them. Indented lines are part of the line that calls them. An empty cell is a zero."
 )
 
 

@@ -31,7 +31,7 @@ class Axis:
 
 
 AXES = {
-    "sweep_threads": Axis("threads", "threads a block"),
+    "sweep_threads": Axis("threads", "threads per block"),
     "sweep_tile": Axis("tile", "side of a tile", square=True),
     "sweep_stages": Axis("stages", "stages"),
     "sweep_gemv": Axis("n", "N, the length of y", side=True),

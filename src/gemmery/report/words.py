@@ -22,7 +22,7 @@ RIVALS = {
 SWEEPS = {
     "sweep_size": "Speed against size",
     "sweep_block": "Time against the side of a block",
-    "sweep_threads": "Time against threads a block",
+    "sweep_threads": "Time against threads per block",
     "sweep_tile": "Time against the side of a tile",
     "sweep_stages": "Time against tiles in flight",
     "sweep_gemv": "y = W x against the length of y",

@@ -14,12 +14,19 @@ from gemmery.cuda import nvrtc
 # Headers of the C++ library in device code: NVRTC has the functions of these built in, ...
 _BUILT_IN = ("cassert", "cmath", "cstdio", "cstdlib", "cuda_runtime.h", "device_launch_parameters.h")
 _BUILT_IN_C = ("assert.h", "math.h", "stdio.h", "stdlib.h")
-_OF_CCCL = ("array", "cstddef", "cstdint", "limits", "tuple", "type_traits", "utility")  # ... and CCCL has these.
+_OF_CCCL = (
+    *("algorithm", "array", "cstddef", "cstdint", "cstring", "functional", "limits", "numeric", "tuple", "type_traits"),
+    "utility",
+)  # ... and CCCL has these.
 STANDARD = {
     **dict.fromkeys((*_BUILT_IN, *_BUILT_IN_C), ""),
     **{name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n" for name in _OF_CCCL},
     "stdint.h": "#include <cuda/std/cstdint>\n",
     "stddef.h": "#include <cuda/std/cstddef>\n",
+    **{name: f"#include <cuda/std/{name}>\n" for name in ("cfloat", "climits")},
+    "float.h": "#include <cuda/std/cfloat>\n",
+    "limits.h": "#include <cuda/std/climits>\n",
+    "string.h": "#include <cuda/std/cstring>\n",
 }
 TOOLKIT = Path("/usr/local/cuda/include")  # the link of the toolkit's installers for Linux
 

@@ -25,6 +25,10 @@ from gemmery.lab.emulation import parsed, prepared
 Sides = int | Sequence[int]
 NONE: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
+HOST_CODE = (
+    "only device code can be compiled here: put main() and headers of host code, such as <iostream>, under #ifndef "
+    "__CUDACC_RTC__, or pass the PTX that `nvcc -ptx` makes"
+)
 BLOCK = (1024, 1024, 64)  # largest sides of a block in threads, on every device
 CLUSTER = 16  # blocks; kernels must opt in to more than 8
 
@@ -131,6 +135,8 @@ def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...
     try:
         made = nvrtc.ptx_alone(text, name, kernel, arch, options, beside, toolkit)
     except CompileError as error:
+        if "cannot open source file" in str(error):
+            raise CompileError(f"{error}\n{HOST_CODE}") from None
         if "nv_mangled_name" not in str(error):
             raise
         raise CompileError(f"{error}\n{_names(text)}") from None

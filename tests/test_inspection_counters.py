@@ -14,6 +14,7 @@ import gemmery as gm
 from gemmery import cli, lab, report
 from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.errors import ArgumentError
+from gemmery.lab.inspection import shared_dtype
 from gemmery.ladder.inspection import Comparison
 from gemmery.report import counters
 from gemmery.report.inspection import inspection_page, parts
@@ -152,6 +153,22 @@ def test_what_differs_between_two_rungs_is_marked(naive, smem):
     shown = io.StringIO()
     report.show_comparison(found, Console(file=shown, width=100))
     assert "wavefronts of shared memory" in shown.getvalue()
+
+
+def test_two_rungs_are_compared_in_a_type_that_both_take():
+    """simt_smem takes f32 first, mma_pipelined only as tf32; wmma_f64 takes nothing but f64."""
+    both = gm.inspect("simt_smem", "mma_pipelined", n=64, device="h200")
+    assert both.old.problem.dtype == both.new.problem.dtype == "f16"
+    assert shared_dtype(["simt_smem", "wmma_f64"], n=64, device="h200") == "f64"
+    assert shared_dtype(["wmma_f16", "wmma_f64"], n=64, device="h200") == ""
+    assert shared_dtype(["simt_smem"]) == shared_dtype(["bank_stride", "copy_coalesced"]) == ""
+
+
+def test_counts_of_different_products_are_not_compared(naive):
+    other = lab.inspect("wmma_f64", n=1024, device="sm_80")
+    assert glance(Comparison(naive, other)) == (
+        "Different products, so the counts do not compare: 1024 × 1024 × 1024, f32, and 1024 × 1024 × 1024, f64."
+    )
 
 
 def test_the_command_takes_two_rungs(tmp_path, capsys):

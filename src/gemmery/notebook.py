@@ -7,7 +7,7 @@ from dataclasses import fields
 from html import escape
 
 from gemmery import lab
-from gemmery.lab.inspection import together
+from gemmery.lab.inspection import shared_dtype, together
 from gemmery.ladder import inspection
 from gemmery.report.inspection import inspection_page, where
 from gemmery.report.side_by_side import comparison_page
@@ -58,8 +58,9 @@ def inspect(
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
     It also takes an exhibit, with `n` elements. No GPU is needed. `n` defaults to 4096, `m` and `k` to `n`. `device` is
-    "cuda", a card ("a100") or an architecture ("sm_80"). The emulator takes the counters, with sides of at most 256.
-    `line`, such as "simt_smem.cu:18", chooses the line whose accesses are drawn.
+    "cuda", a card ("a100") or an architecture ("sm_80"). `dtype` defaults to the first that the rungs take. The
+    emulator takes the counters, with sides of at most 256. `line`, such as "simt_smem.cu:18", chooses
+    the line whose accesses are drawn.
 
     >>> found = inspect("simt_smem", n=1024, device="h200")
     >>> found.kernels[-1].spilled, found.emulated.total.bank_conflicts
@@ -69,6 +70,7 @@ def inspect(
     """
     names = [rung, *([other] if other else [])]
     together(names)
+    dtype = dtype or shared_dtype(names, m, n, k, device)
     found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in names]
     if len(found) == 2:
         return Comparison(*found)

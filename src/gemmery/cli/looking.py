@@ -78,7 +78,7 @@ def inspect(
     ] = None,
     k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
     dtype: Annotated[
-        str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="the rung's first")
+        str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="the first that the rungs take")
     ] = "",
     config: Annotated[str, Option(metavar="KEY=V,...", help="Config values.", show_default="the rung's own")] = "",
     device: Annotated[
@@ -105,13 +105,14 @@ def inspect(
         asked.inspectable(name)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
     from gemmery import lab
-    from gemmery.lab.inspection import together
+    from gemmery.lab.inspection import shared_dtype, together
 
     together(names)
     for option, given in (("--ptx", ptx), ("--sass", sass)):
         if given and other and not json:
             raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
     sides = (m or 0, n or 0, k or 0)
+    dtype = dtype or shared_dtype(names, *sides, device)
     looks = [partial(lab.inspect, name, *sides, dtype, settings(config), device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
 

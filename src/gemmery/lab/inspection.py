@@ -87,6 +87,19 @@ def together(rungs: Sequence[str]) -> None:
         )
 
 
+def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:
+    """The first element type of the first rung that all rungs take for such a product; "" where there is none."""
+    rows, chosen = [rung for name in rungs for rung in CUDA if rung.name == name], _device(device)
+    if len(rows) < 2:
+        return ""
+    for dtype in rows[0].dtypes:
+        if dtype in C_NAMES and all(
+            dtype in row.dtypes and not row.refuses(_problem(row, m, n, k, dtype, chosen)) for row in rows
+        ):
+            return dtype
+    return ""
+
+
 def _exhibit(
     shown: Exhibit, n: int, config: Mapping[str, int], device: Device, line: str, counters: bool
 ) -> Inspection:

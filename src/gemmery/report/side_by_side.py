@@ -101,6 +101,8 @@ def glance(found: Comparison) -> str:
     """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
     both = (found.old, found.new)
     before, after = found.old.emulated, found.new.emulated
+    if different := _products(found):
+        return different
     if not before or not after:
         return ""
     said = []
@@ -115,6 +117,15 @@ def glance(found: Comparison) -> str:
         first, second = (words.digits(1e6 * roof) for roof in roofs)
         text += f"; roof {first} → {second} µs, {words.times(roofs[1] / roofs[0])}" if first != second else ""
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _products(found: Comparison) -> str:
+    """A warning where the two were inspected for different products."""
+    old, new = (
+        f"{counters.size(one.problem, one.exhibit)}, {one.problem.precision or one.problem.dtype}"
+        for one in (found.old, found.new)
+    )
+    return "" if old == new else f"Different products, so the counts do not compare: {old}, and {new}."
 
 
 def sections(found: Comparison) -> tuple[Section, ...]:

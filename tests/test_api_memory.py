@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import resource
 import sys
 import tracemalloc
@@ -12,6 +13,7 @@ import pytest
 import gemmery as gm
 from fences import survives
 from gemmery.api import explanation
+from gemmery.cpu import entry
 from gemmery.cpu.target import cores
 
 
@@ -60,16 +62,40 @@ def test_a_batch_that_no_stride_walks_leaves_little_behind():
     assert kept < 500_000
 
 
-def test_gemm_leaves_the_table_of_prepared_products_alone(monkeypatch):
-    from gemmery.cpu import entry
-
-    calls = []
-    monkeypatch.setattr(entry, "remember", lambda *arguments: calls.append(arguments))
-    a, b = np.ones((5, 6)), np.ones((6, 7))
+def test_gemm_prepares_a_product_once_or_not_at_all(monkeypatch):
+    calls, remember = [], entry.remember
+    monkeypatch.setattr(entry, "remember", lambda *arguments: (calls.append(arguments), remember(*arguments)))
+    a, b = np.ones((5, 61)), np.ones((61, 7))
+    gm.matmul(a, b)
+    calls.clear()
     for _ in range(3):
-        gm.gemm(1.0, a, b)
-        gm.gemv(a, b[:, 0])
+        assert (gm.gemm(2.0, a, b) == 122).all()
+        assert (gm.gemm(1.0, a, b, 0.0, np.ones((5, 7))) == 61).all()
+        assert (gm.gemv(a, b[:, 0]) == 61).all()
+        if inspect.isbuiltin(gm.matmul):
+            assert (gm.gemm(1.0, a, b) == 61).all()
     assert not calls
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (1.0, 0.0), (1, 0.0)])
+def test_gemm_that_scales_nothing_is_matmul(alpha, beta):
+    draw = np.random.default_rng(0)
+    for dtype in ("f4", "f8", "i4", "c8"):
+        a, b = draw.integers(0, 9, (4, 5)).astype(dtype), draw.integers(0, 9, (5, 6)).astype(dtype)
+        for _ in range(2):
+            result = gm.gemm(alpha, a, b, beta)
+            assert result.dtype == dtype
+            assert np.array_equal(result, a @ b)
+            out = np.empty((4, 6), dtype)
+            assert gm.gemm(alpha, a, b, beta, out=out) is out
+            assert np.array_equal(out, a @ b)
+            assert gm.gemm(alpha, a, b, beta, np.ones((4, 6), "c16")).dtype == np.complex128  # c promotes, unread
+        with pytest.raises(gm.ShapeError):
+            gm.gemm(alpha, a, a, beta)
+        with pytest.raises(gm.LayoutError):
+            gm.gemm(alpha, a, b, beta, out=np.broadcast_to(out[:1], (4, 6)))
+    with pytest.raises(gm.ShapeError, match="multiplies matrices"):
+        gm.gemm(alpha, a, b[0], beta)
 
 
 @pytest.mark.parametrize("count", [2, np.int64(2), np.uint8(2), np.array(2)])

@@ -110,7 +110,11 @@ def test_tf32_is_listed_where_it_is_taken():
         ("sweep size --html .", "it is a folder"),
         ("exhibit --html p.html", "name an exhibit"),
         ("exhibit bank_stride --device emulator --store kept", "measures no times"),
-        ("sweep tile --device emulator", "which the emulator does not"),
+        ("sweep size --device emulator", "it runs threads, tile, stages"),
+        ("sweep block --as a100", "it runs threads, tile, stages"),
+        ("sweep tile --device emulator --store kept", "measures no times"),
+        ("sweep tile --device emulator --n 2048", "sides of 1 to 1024"),
+        ("sweep tile --device emulator --rungs simt_naive", "no tile to vary"),
         ("bench --rivals nump", "known: numpy"),
     ],
 )
@@ -152,7 +156,27 @@ def test_an_exhibit_on_the_emulator_has_a_page_and_json(capsys, tmp_path):
     assert "bank_stride" in [one["name"] for one in json.loads(capsys.readouterr().out)]
 
 
-def test_a_size_is_measured_once(monkeypatch):
+@pytest.mark.parametrize("options", ["--device emulator --as A100", "--as a100", "--device a100"])
+def test_a_sweep_of_a_config_is_counted_on_the_emulator(options, capsys):
+    assert cli.run(["sweep", "tile", "--n", "32", *options.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"]["name"] == "a100"
+    assert [one["rung"] for one in found["rungs"]] == [f"simt_smem tile={2**power}" for power in range(1, 7)]
+    assert [bool(one["refused"]) for one in found["rungs"]] == [False] * 5 + [True]
+    sectors = [one["counts"]["sectors"] for one in found["rungs"][:4]]
+    assert sectors == sorted(sectors, reverse=True)
+
+
+def test_a_counted_sweep_has_a_page(capsys, tmp_path):
+    page = tmp_path / "tile.html"
+    assert cli.run(["sweep", "tile", "--n", "16", "--as", "a100", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert "The sweep, emulated" in text
+    assert "simt_smem tile=8" in text
+    assert "Which rung grew from which" not in text
+
+
+def test_a_size_is_measured_once():
     assert asked.sides([64, 8, 64]) == (8, 64)
 
 

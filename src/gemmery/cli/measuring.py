@@ -48,10 +48,8 @@ LadderDType = Annotated[
 ]
 
 Suites = Annotated[list[str] | None, Argument(metavar="SUITE", help="Names or paths of suites.", show_default="all")]
-Rivals = Annotated[str, Option(metavar="A,B", help="These rivals in place of the suites' own.", show_default="")]
-SuiteThreads = Annotated[
-    int, Option(metavar="N", min=0, help="Number of threads in place of the suites' own.", show_default="")
-]
+Rivals = Annotated[str, Option(metavar="A,B", help="Only these rivals.", show_default="the suites'")]
+SuiteThreads = Annotated[int, Option(metavar="N", min=0, help="Number of threads.", show_default="the suites'")]
 Budget = Annotated[float, Option(metavar="S", help="Seconds for one product, shared by all libraries.")]
 SuiteDevice = Annotated[
     str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
@@ -75,11 +73,13 @@ Experiment = Annotated[
     ),
 ]
 Side = Annotated[
-    int | None, Option("--n", metavar="N", min=1, help="The one size at which a config is varied.", show_default="")
+    int | None,
+    Option("--n", metavar="N", min=1, help="The size at which a config is varied.", show_default="the experiment's"),
 ]
 SweptSizes = Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_default="the experiment's")]
 SweptOn = Annotated[
-    str, Option("--device", metavar="NAME", help="cpu, cuda, or cuda:N.", show_default="the experiment's")
+    str,
+    Option("--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"),
 ]
 
 
@@ -153,15 +153,20 @@ def _emulated_for(context: Context, where: Place) -> str | None:
     Raises ArgumentError for options that have no meaning there.
     """
     if where.kind == "emulator":
-        for option in ("seconds", "store"):
-            if _said(context, option):
-                raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
+        _emulator_only_counts(context)
         return ""
     if where.kind == "cuda":
         from gemmery.cuda import driver
 
         return None if _said(context, "store") else driver.missing() or None
     return None
+
+
+def _emulator_only_counts(context: Context) -> None:
+    """Raise ArgumentError for options that have no meaning on the emulator."""
+    for option in ("seconds", "store"):
+        if _said(context, option):
+            raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
 
 
 def _said(context: Context, name: str) -> bool:
@@ -252,9 +257,11 @@ def _known(rivals: Sequence[str], device: str) -> None:
       gemmery sweep block --n 2048
       gemmery sweep size --device cuda --dtype f16
       gemmery sweep threads --n 8192
+      gemmery sweep tile --device emulator --as a100
       gemmery sweep gemv --dtype f16""",
 )
 def sweep(
+    context: Context,
     experiment: Experiment,
     n: Side = None,
     sizes: SweptSizes = "",
@@ -263,16 +270,20 @@ def sweep(
     threads: Threads = 0,
     seconds: Seconds = 5.0,
     device: SweptOn = "",
+    card: As = "",
     store: Keep = None,
     json: Json = False,
     html: Html = None,
     no_html: NoHtml = False,
 ) -> Action:
-    """Vary one quantity, keep the others fixed, and draw the curve with the machine's limits."""
+    """Vary one quantity, keep the others fixed, and draw the curve with the machine's limits.
+
+    The emulator counts instead of measuring times, for threads, tile and stages.
+    """
     from gemmery import lab
     from gemmery.lab import asked
     from gemmery.lab.rungs import expected
-    from gemmery.lab.sweeps import AT_ONE_SIZE, planned
+    from gemmery.lab.sweeps import AT_ONE_SIZE, MOST_EMULATED, countable, planned
 
     if n is not None and sizes:
         raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")
@@ -280,6 +291,13 @@ def sweep(
         having = ", ".join(AT_ONE_SIZE)
         raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else numbers("--sizes", sizes)
+    if card or (device and asked.place(device).kind == "emulator"):
+        _emulator_only_counts(context)
+        asked.no_threads(threads, "the emulator")
+        shown, output = asked.place(device or "emulator", card).card, Output(json, html, no_html)
+        countable(experiment)
+        count = partial(lab.emulated_sweep, experiment, names(rungs), asked.sides(chosen, MOST_EMULATED), dtype, shown)
+        return partial(counted, count, shown, "", output)
     plan = planned(experiment, names(rungs), chosen, dtype, threads, seconds, device)
     output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gemmery.lab.inspection import inspect
     from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
-    from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, sweep
+    from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, emulated_sweep, sweep
     from gemmery.ladder.diff import Difference, diff
     from gemmery.ladder.inspection import Inspection
 
@@ -31,7 +31,7 @@ _HOME = {
     "inspect": "gemmery.lab.inspection",
     "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",
-    **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "sweep"), "gemmery.lab.sweeps"),
+    **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "emulated_sweep", "sweep"), "gemmery.lab.sweeps"),
     **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
     "Inspection": "gemmery.ladder.inspection",
 }
@@ -52,6 +52,7 @@ __all__ = [
     "emulated_card",
     "emulated_exhibit",
     "emulated_ladder",
+    "emulated_sweep",
     "exhibit",
     "exhibited_on",
     "inspect",

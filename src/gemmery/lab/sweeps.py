@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gemmery.bench import record
 from gemmery.bench.record import Run
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError
 from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.rungs import climb, climb_on_gpu, element
+from gemmery.lab.rungs import EMULATED_SIZES, climb, climb_on_gpu, element
 from gemmery.ladder.rung import Rung
 
+if TYPE_CHECKING:
+    from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
+
 Chosen = tuple[Rung, Mapping[str, int]]
+OnRung = Callable[[str, int, int, "EmulatedRung | None"], None]  # as in emulated_ladder
+MOST_EMULATED = 1024  # the largest side there
 
 GEMV_CONFIGS: tuple[tuple[str, Mapping[str, int]], ...] = (
     ("gemv_thread", {}),
@@ -108,6 +115,51 @@ def sweep(
     return climb_on_gpu(suite, chosen, plan.sizes, plan.dtype, plan.gpu, seconds, on_event, shape, store)
 
 
+def emulated_sweep(
+    experiment: str,
+    rungs: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+    dtype: str = "f32",
+    device: str = "",
+    on_rung: OnRung = lambda *_: None,
+) -> EmulatedLadder:
+    """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
+
+    A record's `rung` includes its config: "simt_smem tile=8". `sizes` defaults to EMULATED_SIZES, `device` is a card.
+
+    >>> [one.rung for one in emulated_sweep("tile", sizes=[32]).rungs][:2]
+    ['simt_smem tile=2', 'simt_smem tile=4']
+
+    Raises ArgumentError as `sweep` does, and for an experiment without a key.
+    """
+    from gemmery.lab.emulated import emulated_rung  # loads the emulator
+    from gemmery.ladder.emulated import EmulatedLadder
+
+    one = countable(experiment)
+    card, (n, *more) = asked.emulated_card(device), asked.sides(sizes or EMULATED_SIZES, MOST_EMULATED)
+    if more:
+        raise ArgumentError(f"sizes {list(sizes)}: the {one.key} is varied at one size; give one")
+    like, chosen = element(asked.element_type(dtype, "emulator")), _chosen(one, rungs, "emulator", n)
+    chosen = [(rung, config) for rung, config in chosen if rungs or like.dtype in rung.dtypes]
+    started, found = record.now(), list["EmulatedRung"]()
+    for done, (rung, config) in enumerate(chosen):
+        label = f"{rung.name} {one.key}={config[one.key]}"
+        on_rung(label, done, len(chosen), None)
+        counted = emulated_rung(rung, replace(like, m=n, n=n, k=n), card, config)
+        found.append(replace(counted, rung=label, size=n))
+        on_rung(label, done + 1, len(chosen), found[-1])
+    return EmulatedLadder(card, started, tuple(found))
+
+
+def countable(experiment: str) -> Experiment:
+    """Return an experiment that the emulator can run. Raises ArgumentError for another."""
+    one = _named(experiment)
+    if not one.key or "cuda" not in one.devices:
+        known = ", ".join(other.name for other in ALL if other.key and "cuda" in other.devices)
+        raise ArgumentError(f"`sweep {experiment}` compares times, and the emulator only counts; it runs {known}")
+    return one
+
+
 @dataclass(frozen=True)
 class Plan:
     """A sweep with checked arguments."""
@@ -131,8 +183,6 @@ def planned(
     """Check the arguments of `sweep`. Raises its ArgumentErrors."""
     one = _named(experiment)
     where = device or one.devices[0]
-    if where.lower() == "emulator":
-        raise ArgumentError("device 'emulator': a sweep measures times, which the emulator does not")
     gpu = asked.ordinal(where)
     kind = "cpu" if gpu is None else "cuda"
     if kind not in one.devices:

@@ -94,18 +94,22 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     where = html.escape(f"{described(ladder.device)}, on the emulator · {when}")
     lead = f"<p class=lead>{html.escape(verdict(ladder))}</p>"
     wrong = "".join(f"<p class=note>{html.escape(one)}</p>" for one in complaints(ladder))
+    named = _named(ladder)
+    title = "The ladder" if named else "The sweep"  # whose rungs have names of their own
     return document(
-        f"The ladder on the emulator, as {ladder.device.name}",
-        f"<header><h1>The ladder, emulated</h1><p class=faint>{where}</p>{lead}</header>",
+        f"{title} on the emulator, as {ladder.device.name}",
+        f"<header><h1>{title}, emulated</h1><p class=faint>{where}</p>{lead}</header>",
         section("Faults", wrong) if wrong else "",
         section(
             "From rung to rung",
             *(table(sheet) for sheet in overviews(ladder)),
             *(f"<p class=note>{html.escape(note)}</p>" for note in (COUNTED, ROOF)),
         ),
-        section("Which rung grew from which", tree(_named(ladder), _gains(ladder)), f"<p class=note>{FACTOR}</p>"),
+        section("Which rung grew from which", tree(named, _gains(ladder)), f"<p class=note>{FACTOR}</p>")
+        if named
+        else "",
         *(figure(plot) for plot in roofs(ladder)),
-        section("Rung by rung", f"<dl class=rungs>{''.join(_lessons(ladder))}</dl>"),
+        section("Rung by rung", f"<dl class=rungs>{''.join(_lessons(ladder))}</dl>") if named else "",
         section("All counters", *(table(sheet) for sheet in emulated_sheets(ladder))),
     )
 

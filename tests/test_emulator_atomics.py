@@ -39,7 +39,7 @@ def as_bits(value, kind):
 
 
 def serial(name, kind):
-    """What one thread makes of a place: (old, operand) -> new, in Python's own numbers or in bits of 16-bit floats."""
+    """What a thread makes of a value: (old, operand) -> new, in Python's numbers or bits of 16-bit floats."""
     if kind in ("f16x2", "bf16x2"):
         one = serial(name, kind[:-2])
         return lambda old, given: one(old & 0xFFFF, given & 0xFFFF) | one(old >> 16, given >> 16) << 16
@@ -78,7 +78,7 @@ def values(kind, count, seed):
 
 
 def ptx(opcode, kind, shared, result, operands):
-    """A kernel in which thread t changes place[t], if it is one of those that do, and keeps what it found there."""
+    """A kernel in which thread t updates place[t], if it is active, and keeps the old value."""
     size, register = np.dtype(NUMPY[kind]).itemsize, stored(kind)
     bits = f"b{8 * size}"
     target = "[%place]" if shared else "[%rd6]"
@@ -140,7 +140,7 @@ IN_VECTORS = [(name, kind) for name, kind in CHANGES if kind in HALVES and name 
 @pytest.mark.parametrize("shared", [False, True], ids=["global", "shared"])
 @pytest.mark.parametrize(("name", "kind"), [one for one in CHANGES if one not in IN_VECTORS], ids=lambda one: one)
 def test_threads_take_turns(name, kind, shared):
-    """With and without a result, three patterns of places; what each thread found, and what is left."""
+    """With and without a result, for three patterns of places: the old values and the final ones."""
     operands = 2 if name == "cas" else 1
     space = "shared" if shared else "global"
     word = f"{name}.noftz" if kind in HALVES else name
@@ -169,7 +169,7 @@ def test_threads_take_turns(name, kind, shared):
 
 @pytest.mark.parametrize(("name", "kind"), IN_VECTORS, ids=lambda one: one)
 def test_vectors_take_turns(name, kind):
-    """Pairs of all threads at one place; what each thread found, and what is left."""
+    """Pairs of all threads at one place: the old values and the final one."""
     start, given = values(kind, 2, 1), values(kind, 2 * THREADS, 2)
     size = start.itemsize
     text = f"""
@@ -197,7 +197,7 @@ def test_vectors_take_turns(name, kind):
 
 
 def test_vectors():
-    """A thread changes four floats, or eight halves; those of one place take turns element by element."""
+    """A thread updates four floats or eight halves; threads of one place take turns element by element."""
     text = """
 .version 8.4
 .target sm_90
@@ -250,7 +250,7 @@ def counted(code):
 
 
 def test_what_races_with_an_atomic():
-    """Two atomics do not; a plain store does, and a read without a barrier between."""
+    """Two atomics do not; a plain store does, and a read without a barrier in between."""
     assert counted(COUNT.replace("/* here */", "__syncthreads();")) == ((), [64, 64, 0, 0])
     (read,) = counted(COUNT)[0]
     assert (read.kind, read.line.number, read.other.number) == ("race", 7, 5)

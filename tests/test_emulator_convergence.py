@@ -1,4 +1,4 @@
-"""Lanes of a warp that meet: correct programs of masks have no finding, whatever the layout of their code."""
+"""Masks of warp instructions: correct programs have no finding, whatever the layout of their code."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ RIGHT = {
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("name", RIGHT)
 def test_masks_that_fit_are_not_blamed(name, seed):
-    """And the result is what the lanes agreed on."""
+    """And the results are right."""
     code, expected = RIGHT[name]
     out = np.zeros(256, np.int32)
     assert emulate(code, "f", 1, 128, [out, NUMBERS], seed=seed).findings == ()
@@ -122,7 +122,7 @@ def test_masks_that_fit_are_not_blamed(name, seed):
 
 
 def test_a_vote_of_a_block_with_half_a_warp_is_not_blamed():
-    """Lanes that the block does not have are named by a full mask, and take no part."""
+    """A full mask may name lanes that the block does not have."""
     code = "__global__ void f(unsigned* out) { out[threadIdx.x] = __ballot_sync(~0u, threadIdx.x % 2); __syncwarp(); }"
     out = np.zeros(48, np.uint32)
     assert emulate(code, "f", 1, 48, [out]).findings == ()
@@ -145,7 +145,7 @@ FAR: mul.lo.u32 %r2, %r2, 10; bra NEAR; }"""
 @pytest.mark.parametrize("mask", ["-1", "%r4"])
 @pytest.mark.parametrize("seed", [None, 1])
 def test_lanes_wait_for_those_that_take_a_detour(mask, seed):
-    """Code that lies behind the shuffle and jumps back to it: nobody shuffles before all have come."""
+    """Code after the shuffle that jumps back to it: no lane shuffles before all have arrived."""
     text = DETOUR.replace("MASK", "mov.b32 %r4, -1;" if mask == "%r4" else "")
     text = text.replace("INSTRUCTION", f"shfl.sync.bfly.b32 %r5, %r2, 1, 31, {mask};")
     x = np.zeros(64, np.uint32)
@@ -157,7 +157,7 @@ def test_lanes_wait_for_those_that_take_a_detour(mask, seed):
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("before", ["wgmma.fence", "wgmma.mma_async", "wgmma.wait_group"])
 def test_warps_of_a_warpgroup_wait_for_each_other(before, seed):
-    """One thread takes a detour before an instruction of the warpgroup: the others do not go on without it."""
+    """One thread takes a detour before an instruction of the warpgroup, and the others wait for it."""
     case = hopper.PRODUCTS["n 64"].case.again()
     text = nvrtc.ptx_alone(case.source, "kernel.cu", case.kernel, "sm_90a", (), {}).text
     at = text.index(before)
@@ -174,7 +174,7 @@ def test_warps_of_a_warpgroup_wait_for_each_other(before, seed):
 
 
 def told(body, block=32):
-    """The one finding of a kernel of this body, in words."""
+    """The text of the one finding of a kernel with this body."""
     code = f"__global__ void f(int* x) {{ int t = threadIdx.x, v = x[t]; {body} x[t] = v; }}"
     (one,) = emulate(code, "f", 1, block, [np.zeros(128, np.int32)]).findings
     assert one.kind == "warp mask"
@@ -182,7 +182,7 @@ def told(body, block=32):
 
 
 def test_a_message_names_the_lanes_and_the_way_out():
-    """Who calls what with which mask, who is missing, and what to do."""
+    """The caller, the function, its mask, the missing lanes, and the remedy."""
     way_out = "or pass the mask of those that do (__ballot_sync() of the condition, before the branch)"
     assert told("if (t < 20) v = __shfl_xor_sync(~0u, v, 1);") == (
         "thread 0 of block 0 executes __shfl_xor_sync() with mask 0xffffffff, and lanes 20-31 do not: they take "
@@ -198,7 +198,7 @@ def test_a_message_names_the_lanes_and_the_way_out():
 
 
 def test_a_matrix_that_part_of_a_warp_multiplies_is_found():
-    """Instructions of matrices take all lanes, and have no mask."""
+    """Matrix instructions take all lanes and have no mask."""
     code = """__global__ void f(float* x) {
       float d[4] = {}; unsigned a = 0;
       if (threadIdx.x % 2)

@@ -1,4 +1,4 @@
-"""Each kernel of tests/faults is found out, at its marked lines; its repaired twin is not."""
+"""Each kernel of tests/faults has findings at its marked lines, and its repaired twin has none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ FAULTS = {
 
 
 def found(name, fixed=False, seed=None):
-    """What is found in one of the kernels."""
+    """The findings of one of the kernels."""
     _, blocks, block, args, *shared = FAULTS[name]
     code = (FOLDER / f"{name}.cu").read_text()
     if fixed:
@@ -97,19 +97,19 @@ def found(name, fixed=False, seed=None):
 
 
 def marked(name, word):
-    """The lines with this word in a comment behind the code."""
+    """The lines with this word in a comment after the code."""
     lines = (FOLDER / f"{name}.cu").read_text().splitlines()
     return {number for number, line in enumerate(lines, 1) if re.search(rf";.*// .*\b{word}\b|\)  // {word}$", line)}
 
 
 def test_every_kernel_of_the_folder_is_launched():
-    """A kernel that is added is tested."""
+    """A new kernel is tested."""
     assert set(FAULTS) == {path.stem for path in FOLDER.glob("*.cu")}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_at_its_line(name):
-    """The kind, the line, and the other line where there are two; and nothing else."""
+    """The kind, the line, and for a race the other line; nothing else is found."""
     others = marked(name, "OTHER") or {None}
     told = {(one.kind, one.line.number, one.other and one.other.number) for one in found(name)}
     assert told == {(FAULTS[name][0], line, other) for line in marked(name, "FAULT") for other in others}
@@ -117,13 +117,13 @@ def test_a_fault_is_found_at_its_line(name):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_found_in_the_repaired_kernel(name):
-    """The same kernel as it should be."""
+    """The same kernel without its fault."""
     assert found(name, fixed=True) == ()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_of_warps_hides_nothing(seed):
-    """Every fault is found in any order of blocks and warps, and no repaired kernel is blamed."""
+    """Every fault is found in any order of blocks and warps, and no repaired kernel has a finding."""
     for name in FAULTS:
         assert FAULTS[name][0] in {one.kind for one in found(name, seed=seed)}, name
         assert found(name, fixed=True, seed=seed) == (), name
@@ -138,12 +138,12 @@ def test_who_waits_in_vain_is_found_in_any_order(name):
 
 
 def message(name):
-    """The first finding in words."""
+    """The text of the first finding."""
     return str(found(name)[0])
 
 
 def test_a_message_says_who_where_and_what_to_do():
-    """Thread, block, address in the array, both lines, and the way out."""
+    """Thread, block, address in the array, both lines, and the remedy."""
     assert message("missing_barrier") == (
         f"{SOURCE}:9: race: thread 0 of block 0 reads byte 508 of shared memory (tile, byte 508), which "
         f"thread 127 writes at {SOURCE}:5; no barrier in between: put __syncthreads() there"
@@ -188,7 +188,7 @@ __global__ void f(float* x) {
 
 
 def test_a_function_that_is_one_instruction_stands_for_the_line_that_calls_it():
-    """Of three lines the innermost, a name for an instruction, is left out."""
+    """The innermost of three lines, a wrapper of one instruction, is left out."""
     made = nvrtc.ptx_alone(INLINED, SOURCE, "f", "sm_90")
     program = prepared(made.text, made.entry)
     given = bound(program.kernel, [floats(32)])
@@ -232,20 +232,20 @@ def compiled():
 
 
 def kinds(first, second, writer=EVERY, reader=EVERY):
-    """What is found between two accesses to one place of shared memory, each of one thread or of all."""
+    """The findings for two accesses to one place of shared memory, each by one thread or by all."""
     args = [np.zeros(64, np.int32), *map(np.int32, (writer, first, reader, second))]
     return {one.kind for one in emulate(compiled(), "f", 1, 64, args).findings}
 
 
 @pytest.mark.parametrize(("load", "store"), [(LOAD, STORE), (ORDERED_LOAD, ORDERED_STORE)])
 def test_atomic_loads_and_stores_do_not_race(load, store):
-    """Not with updates, and not with each other."""
+    """Neither with updates nor with each other."""
     for pair in [(ADD, load), (load, ADD), (ADD, store), (load, store), (store, load), (ADD, SEEN), (SEEN, ADD)]:
         assert kinds(*pair) == set(), pair
 
 
 def test_a_plain_access_races_with_an_atomic_one():
-    """Either way."""
+    """In either order."""
     for pair in [(ADD, PLAIN_LOAD), (PLAIN_LOAD, ADD), (STORE, PLAIN_LOAD)]:
         assert kinds(*pair) == {"race"}, pair
     for load in (LOAD, SEEN):
@@ -253,7 +253,7 @@ def test_a_plain_access_races_with_an_atomic_one():
 
 
 def test_volatile_accesses_race_within_a_warp_alone():
-    """A flag between warps is let pass; lanes that count on running in lock step are not."""
+    """A flag between warps passes; lanes of one warp that rely on lock step do not."""
     assert kinds(SET, SEEN, writer=5, reader=40) == set()
     assert kinds(SET, SEEN, writer=5, reader=6) == {"race"}
     assert kinds(SET, LOAD, writer=5, reader=6) == set()
@@ -304,7 +304,7 @@ LOADS = {
 
 
 def handed_over(store, load):
-    """What is found where one warp hands data to another by a flag."""
+    """The findings for a warp that hands data to another by a flag."""
     source = HANDED.replace("STORE", STORES[store]).replace("LOAD", LOADS[load])
     run = emulate(source, "f", 2, 64, [np.arange(64, dtype=np.int32)])
     return {one.kind for one in run.findings}
@@ -313,7 +313,7 @@ def handed_over(store, load):
 @pytest.mark.parametrize("store", ["release", "update", "fence"])
 @pytest.mark.parametrize("load", ["acquire", "update", "fence"])
 def test_a_flag_hands_data_to_another_warp(store, load):
-    """By release and acquire, by a fence around volatile accesses, and by one of each."""
+    """By release and acquire, by fences and volatile accesses, and by one of each."""
     assert handed_over(store, load) == set()
 
 

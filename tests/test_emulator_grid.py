@@ -1,4 +1,4 @@
-"""Global memory: kernels that hand data over as they should have no finding, and broken ones have one."""
+"""Races in global memory: correct kernels have no finding, and broken ones have one with its remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemmery.lab.kernel import emulate
 pytest.importorskip("cuda.bindings")
 
 SCOPES = "#include <cuda/atomic>\nusing Int = cuda::atomic_ref<int, cuda::thread_scope_device>;\n"
-# Each is right in any order: (code, grid, block, arguments, what the first argument holds at the end).
+# Correct in any order: (code, (grid, block), arguments, the final values of the first argument).
 RIGHT = {
     "last block by ticket": (
         """__device__ unsigned ticket;
@@ -243,14 +243,14 @@ RIGHT = {
 }
 
 
-SPINS = "a flag of a block's own"  # which ends only where the warp that sets it runs first
+SPINS = "a flag of a block's own"  # ends only if the warp that sets it runs first
 
 
 @pytest.mark.parametrize(
     ("name", "seed"), [(name, seed) for name in RIGHT for seed in ((None,) if name == SPINS else (None, 1))]
 )
 def test_nothing_is_found_where_all_is_ordered(name, seed):
-    """In the usual order and in another, which has to give the same result."""
+    """In the usual order and in another one, with the same result."""
     code, dims, args, expected = RIGHT[name]
     args = [one.copy() for one in args]
     assert emulate(code, "f", *dims, args, seed=seed).findings == ()
@@ -259,7 +259,7 @@ def test_nothing_is_found_where_all_is_ordered(name, seed):
 
 
 def found(body, blocks=2, block=64, args=None):
-    """The findings of a kernel of this body, in words."""
+    """The texts of the findings of a kernel with this body."""
     args = [np.zeros(256, np.int32)] if args is None else args
     names = "".join(f", int* {name}" for name in "yz"[: len(args) - 1])
     return [
@@ -279,13 +279,13 @@ UPDATED = {
 
 @pytest.mark.parametrize("body", UPDATED)
 def test_an_update_without_an_atomic_is_told_which_one_it_wants(body):
-    """Whatever its values are: here all threads store the same."""
+    """Whatever its values: here all threads store the same."""
     (told,) = found(body, blocks=1)
     assert told.endswith(f"one update is lost: use {UPDATED[body]}")
 
 
 def test_a_race_that_an_atomic_does_not_mend_is_told_of_barriers():
-    """A sum in a tree reads what other threads store."""
+    """A tree of sums reads what other threads store."""
     told = found("for (int n = 32; n; n /= 2) if (threadIdx.x < n) x[threadIdx.x] += x[threadIdx.x + n];", blocks=1)
     assert any("put __syncthreads() there" in one or "put __syncwarp()" in one for one in told)
     assert not any("atomic" in one for one in told)
@@ -304,7 +304,7 @@ def test_a_message_names_both_threads_and_blocks():
 
 
 def test_a_read_by_one_of_many_blocks_is_kept():
-    """Two readers are remembered, of two blocks: the block that writes is not the only one of them."""
+    """Two readers of different blocks are kept, so one of them differs from the block that writes."""
     body = "if (blockIdx.x != 2 && x[0] > 5) y[threadIdx.x] = 1; __syncthreads(); if (blockIdx.x == 3) x[0] = 1;"
     told = found(body, 4, 64, [np.zeros(1, np.int32), np.zeros(64, np.int32)])
     assert len(told) == 1
@@ -313,7 +313,7 @@ def test_a_read_by_one_of_many_blocks_is_kept():
 
 
 def test_what_is_only_read_is_not_followed():
-    """Arrays that no store of the kernel can reach, by the registers of its addresses."""
+    """Arrays that no store of the kernel can access, by the registers of its addresses."""
     from gemmery.emulator.findings.pointers import reach
     from gemmery.emulator.memory import Global
     from gemmery.emulator.ptx import parse

@@ -22,7 +22,7 @@ def ptx(body):
 
 
 def threads(body, count=32, x=None):
-    """What the threads leave in their 4 bytes."""
+    """The 4 bytes of each thread after the run."""
     x = np.zeros(count, np.uint32) if x is None else x
     made = gm.emulate(ptx(body), "f", 1, count, [x])
     assert made.findings == ()
@@ -71,7 +71,7 @@ def test_loops_of_different_lengths(block, seed):
 
 
 def test_a_branch_counts_once_a_warp():
-    """Of four warps two part at the first branch, and none at the second."""
+    """Two of four warps diverge at the first branch, and none at the second."""
     body = """setp.lt.u32 %p1, %r1, 40; setp.lt.u32 %p2, %r1, 64; mov.u32 %r2, 1;
     @%p1 bra A;
     mov.u32 %r2, 2;
@@ -158,7 +158,7 @@ def test_every_block_comes_once_and_clusters_together(grid, sides, seed):
 
 
 def test_the_largest_grid_is_not_laid_out_at_once():
-    """Its blocks come chunk by chunk; an order of so many is not drawn."""
+    """Its blocks run chunk by chunk; a shuffled order of so many is refused."""
     launch = Launch((2**31 - 1, 2, 1), (32, 1, 1))
     chunks = in_order(launch, 512)
     assert next(chunks).tolist() == list(range(512))
@@ -321,7 +321,7 @@ SPINS = {
 @pytest.mark.parametrize("spin", SPINS)
 @pytest.mark.parametrize("seed", [None, 3])
 def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
-    """What they wait for cannot come here; arrays are as they were."""
+    """They wait for a value that never changes; arrays keep their values."""
     code = f"__global__ void f(int* x) {{\n{spin}\nx[2] = 1; }}"
     x = np.zeros(64, np.int32)
     with pytest.raises(gm.EmulationError, match=rf"loop forever at kernel.cu:{SPINS[spin]}: .*barrier.*two kernels"):
@@ -330,7 +330,7 @@ def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
 
 
 def test_a_long_loop_is_not_one_without_end():
-    """6,000 turns that write nothing, and 6,000 that count in memory."""
+    """6,000 iterations that write nothing, and 6,000 that count in memory."""
     code = """__global__ void f(unsigned* x) {
       unsigned s = threadIdx.x;
       for (int i = 0; i < 6000 + threadIdx.x % 3; ++i) { s = s * 3 + 1; if (s & 4) s ^= 8; }
@@ -367,14 +367,14 @@ def test_a_kernel_that_takes_too_many_steps_is_refused(seed):
 
 
 def test_a_limit_of_steps_is_for_the_blocks_that_run_together():
-    """Many blocks do not add up; a kernel that just ends within the limit is none without end."""
+    """Chunks do not add up, so a kernel of many blocks may take more steps in total."""
     code = "__global__ void f(float* x) { for (int i = 0; i < 100; ++i) __syncthreads(); x[blockIdx.x] = 1; }"
     x = np.zeros(300, np.float32)
     gm.emulate(code, "f", 300, 1024, [x], max_steps=300)
     assert x.all()
 
 
-# One thread empties what another fills by a bulk copy; the one that empties announces the bytes before it waits.
+# One thread reads what another one fills by a bulk copy; the reader expects the bytes before it waits.
 RING = """
 typedef unsigned u32;
 __device__ u32 place(const void* p) { return u32(__cvta_generic_to_shared(p)); }
@@ -413,8 +413,8 @@ __global__ void ring(const float* in, float* out, int steps) {
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
-def test_a_bulk_copy_that_begins_wakes_who_waits_for_it(seed):
-    """A ring of one stage, with more turns than there are other reasons to wake up."""
+def test_a_bulk_copy_that_starts_wakes_threads_that_wait_for_it(seed):
+    """A ring of one stage, with more steps than other events that wake threads."""
     x, y = np.arange(32 * 12, dtype=np.float32), np.zeros(1, np.float32)
     run = gm.emulate(RING, "ring", 1, 64, [x, y, np.int32(12)], seed=seed)
     assert run.findings == ()

@@ -15,7 +15,7 @@ WARPS = 6
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """As the machine runs."""
+    """The emulator's results."""
     with np.errstate(all="ignore"):
         yield
 
@@ -56,7 +56,7 @@ def members(active, mask):
 
 
 def by_lane(function):
-    """An oracle from a function of the lane's values, with the lanes that take part with it."""
+    """An oracle made of a function of a lane's values and the lanes that participate with it."""
 
     def oracle(active, *operands):
         *values, masks = operands
@@ -169,7 +169,7 @@ def masks(rng):
 
 
 def check(opcode, active, operands):
-    """Against the oracle, of the lanes that are active."""
+    """Against the oracle, for the active lanes."""
     op = WARP[opcode]
     given = [value.astype(NUMPY[kind]) for value, kind in zip(operands, op.operands, strict=True)]
     found = op.meaning(active, *given)

@@ -26,7 +26,7 @@ class Pairs:
         self.clocks[threads] = self.clocks[threads].max(axis=0)
 
     def access(self, kind, index, addresses, threads, width):
-        """What is wrong with it, as (byte, earlier instruction); the instruction is None where none has written."""
+        """The faults of an access as (byte, earlier instruction); None for a byte that nothing has written."""
         wrong = set()
         written = {one[0] for one in self.accesses if one[3] != "read"}
         for address, thread in zip(addresses, threads, strict=True):
@@ -74,7 +74,7 @@ def traces(draw, kinds, barriers):
 
 
 def both(steps):
-    """What the oracle and the detector say of each access of a trace."""
+    """The results of the oracle and of the detector for each access of a trace."""
     told = []
     oracle, history = Pairs(), History(1, THREADS, SIZE, lambda *what: told.append(what))
     for kind, *rest in steps:
@@ -92,7 +92,7 @@ def both(steps):
 @settings(max_examples=300, deadline=None)
 @given(traces(("read", "write", "update"), BARRIERS))
 def test_nothing_is_found_that_is_not_there(steps):
-    """Every race that is told is one, between the two instructions that are told."""
+    """Every reported race is one, between the two reported instructions."""
     for true, found in both(steps):
         assert found <= true, found - true
 
@@ -111,7 +111,7 @@ def test_the_first_fault_of_each_byte_is_found(steps):
 
 
 def history(threads=64):
-    """An empty history of a block, and the list of what it tells."""
+    """An empty history of a block, and the list of its reports."""
     told = []
     return History(1, threads, 1024, lambda *what: told.append((what[0], what[1]))), told
 
@@ -125,7 +125,7 @@ def access(does, index, threads, address=0, width=4, **options):
 @pytest.mark.parametrize("writer", [0, 33])
 @pytest.mark.parametrize("together", [True, False])
 def test_a_writer_meets_the_other_of_two_readers(writer, together):
-    """Whichever of the two that read a place writes it, the other has not been waited for."""
+    """Whichever of two readers writes the place, it has not waited for the other one."""
     one, told = history()
     access(one.writes, 1, [5])
     one.meets(np.ones((1, 2), bool))
@@ -136,7 +136,7 @@ def test_a_writer_meets_the_other_of_two_readers(writer, together):
 
 
 def test_release_and_acquire_order_two_warps():
-    """What a warp released to a key is seen by the one that acquires it, and by no other."""
+    """The warp that acquires a key sees what was released to it, and no other warp does."""
     one, told = history(96)
     first, second = np.array([[True, False, False]]), np.array([[False, True, False]])
     access(one.writes, 1, [0])
@@ -169,7 +169,7 @@ def test_a_copy_is_not_there_before_it_has_landed():
 
 
 def test_one_block_stands_for_all_until_it_does_not():
-    """Spread over its blocks a history still knows what was written, and then tells them apart."""
+    """A history that is spread over its blocks keeps the writes, and follows each block from then on."""
     one, told = history()
     access(one.writes, 1, [0])
     one.meets(np.ones((1, 2), bool))

@@ -24,7 +24,7 @@ _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern,
 
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
-BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane lie in a column of C
+BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane are in a column of C
 
 
 def per_chunk(kind: str) -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 _TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"
-_TILE = r"(?(1)(?:\.tile)?)"  # of tensors alone
+_TILE = r"(?(1)(?:\.tile)?)"  # only for tensors
 _COMPLETE = r"\.mbarrier::complete_tx::bytes"
 _LOADED = re.compile(
     rf"cp\.async\.bulk{_TENSOR}?\.shared::(?:cluster|cta)\.global{_TILE}{_COMPLETE}(?:\.multicast::cluster)?{_HINT}"

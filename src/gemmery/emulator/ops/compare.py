@@ -1,6 +1,6 @@
 """Comparison and selection: PTX ISA 9.0, "Comparison and Selection Instructions" (setp, set, selp, slct).
 
-`setp` gives p; where "p|q" is written, Op.complement gives q. Of f16 and bf16 there is no q, of pairs always.
+`setp` returns p; Op.complement returns q of "p|q". f16 and bf16 have no q; pairs always have one.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ OPPOSITE: dict[Meaning, Meaning] = {
 BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": np.bitwise_or, ".xor": np.bitwise_xor}
 INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 FLOATS = ("f16", "bf16", "f32", "f64")
-SUBNORMAL = {"f16": np.float16(2.0**-14), "f32": np.float32(2.0**-126)}  # below: flushed by .ftz
+SUBNORMAL = {"f16": np.float16(2.0**-14), "f32": np.float32(2.0**-126)}  # smaller numbers are flushed by .ftz
 
 
 def negated(meaning: Meaning) -> Meaning:
-    """True where `meaning` is false."""
+    """Negate a meaning."""
     return lambda *operands: np.logical_not(meaning(*operands))
 
 
 def nan(a: Values, b: Values) -> Values:
-    """At least one is not a number."""
+    """Whether at least one operand is NaN."""
     return np.isnan(a) | np.isnan(b)
 
 
 def unequal(a: Values, b: Values) -> Values:
-    """Both are numbers, and they differ."""
+    """Whether both operands are numbers and differ."""
     return (a < b) | (a > b)
 
 
-# Of floats the plain comparisons are false of NaN, those that end on u are true.
+# For floats, plain comparisons with NaN are false, and those that end with u are true.
 FLOAT: dict[str, Meaning] = {
     "eq": np.equal,
     "ne": unequal,
@@ -61,39 +61,39 @@ FLOAT: dict[str, Meaning] = {
 
 
 def comparisons(kind: str) -> dict[str, Meaning]:
-    """What a type can be asked: bits only whether they are equal."""
+    """The comparisons of a type: bits have only equality."""
     if kind in INTEGERS:
         return EQUAL if kind[0] == "b" else EQUAL | ORDERED | (UNSIGNED if kind[0] == "u" else {})
     return FLOAT
 
 
 def bf16(x: Values) -> Values:
-    """The bits of bfloat16 as float32."""
+    """Convert the bits of bfloat16 to float32."""
     return (x.astype(np.uint32) << 16).view(np.float32)
 
 
 def flushed(kind: str) -> Meaning:
-    """Subnormal numbers as zero."""
+    """Replace subnormal numbers by zero."""
     return lambda x: choose(np.abs(x) < SUBNORMAL[kind], x.dtype.type(0), x)
 
 
 def read_as(convert: Meaning | None, meaning: Meaning) -> Meaning:
-    """`meaning` of converted operands."""
+    """Apply a meaning to converted operands."""
     return meaning if convert is None else lambda a, b: meaning(convert(a), convert(b))
 
 
 def half(which: int, kind: str) -> Meaning:
-    """The lower or upper value of a packed pair."""
+    """Return the lower or upper value of a packed pair."""
     return lambda x: (x >> 16 * which).astype(np.uint16).view(NUMPY[kind])
 
 
 def joined(compare: Meaning, join: np.ufunc | None) -> Meaning:
-    """A comparison, joined with a third operand by a Boolean operator."""
+    """Combine a comparison with a third operand by a Boolean operator."""
     return compare if join is None else lambda a, b, c: join(compare(a, b), c)
 
 
 def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
-    """Of one type: "lt.ftz", without Boolean operator, its comparison and the opposite one."""
+    """Yield for one type "lt.ftz" without Boolean operator, its comparison and the opposite one."""
     for ftz in ("", ".ftz") if kind in SUBNORMAL else ("",):
         convert = flushed(kind) if ftz else bf16 if kind == "bf16" else None
         for name, compare in comparisons(kind).items():
@@ -102,7 +102,7 @@ def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
 
 
 def spelled(compare: str, boolean: str) -> str:
-    """The Boolean operator stands before .ftz."""
+    """Insert the Boolean operator before .ftz."""
     name, _, ftz = compare.partition(".")
     return name + boolean + ("." + ftz if ftz else "")
 
@@ -122,18 +122,18 @@ def setp() -> dict[str, Op]:
 
 
 def pair(first: Meaning, second: Meaning) -> Meaning:
-    """Two results of the same operands."""
+    """Return two results of the same operands."""
     return lambda *operands: (first(*operands), second(*operands))
 
 
 def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
-    """Of f16x2 or bf16x2: a comparison of the lower and one of the upper values."""
+    """Yield for f16x2 or bf16x2 a comparison of the lower and one of the upper values."""
     for name, compare, _ in scalar_comparisons(kind[:-2]):
         yield name, read_as(half(0, kind[:-2]), compare), read_as(half(1, kind[:-2]), compare)
 
 
 def setp_packed() -> dict[str, Op]:
-    """Comparisons of packed pairs: p is of the lower values, q of the upper ones."""
+    """Comparisons of packed pairs: p for the lower values, q for the upper ones."""
     table = {}
     for kind in ("f16x2", "bf16x2"):
         for name, low, high in packed_comparisons(kind):
@@ -146,7 +146,7 @@ def setp_packed() -> dict[str, Op]:
 
 
 def answers(kind: str) -> tuple[Values, Values]:
-    """What set writes for false and true: 0 and 1.0 of float types, 0 and all ones of integers."""
+    """The results of set for false and true: 0 and 1.0 for floats, 0 and all ones for integers."""
     dtype = np.dtype(NUMPY[kind]).type
     if kind == "bf16":
         return dtype(0), dtype(0x3F80)
@@ -154,13 +154,13 @@ def answers(kind: str) -> tuple[Values, Values]:
 
 
 def answered(compare: Meaning, kind: str) -> Meaning:
-    """A comparison whose result is written in a type."""
+    """Turn a comparison into one with a result of a type."""
     false, true = answers(kind)
     return lambda *operands: choose(compare(*operands), true, false)
 
 
 def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
-    """Two comparisons whose results are written into the halves of 32 bits."""
+    """Combine two comparisons, with results in the halves of 32 bits."""
     true = np.uint32({"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(kind, 0xFFFF))
     dtype = NUMPY[kind]
 
@@ -173,7 +173,7 @@ def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
 
 
 def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
-    """The types into which set writes what it found of a type."""
+    """The types of results of set for operands of a type."""
     if kind.endswith("x2"):
         return kind, "u32", "s32"
     if kind == "bf16":
@@ -183,7 +183,7 @@ def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
 
 
 def set_() -> dict[str, Op]:
-    """Comparisons into numbers."""
+    """Comparisons with numbers as results."""
     table = {}
     for kind in (*INTEGERS, *FLOATS, "f16x2", "bf16x2"):
         packed = kind.endswith("x2")
@@ -200,17 +200,17 @@ def set_() -> dict[str, Op]:
 
 
 def selp(a: Values, b: Values, p: Values) -> Values:
-    """`a` where `p` is true."""
+    """Return `a` where `p` is true, else `b`."""
     return choose(p, a, b)
 
 
 def slct(a: Values, b: Values, c: Values) -> Values:
-    """`a` where `c` is not negative; of NaN `b`, of -0.0 `a`."""
+    """Return `a` where `c` is not negative, else `b`; for NaN `b`, for -0.0 `a`."""
     return choose(c >= 0, a, b)
 
 
 def slct_flushed(a: Values, b: Values, c: Values) -> Values:
-    """slct with subnormal `c` as zero."""
+    """slct that treats a subnormal `c` as zero."""
     return slct(a, b, flushed("f32")(c))
 
 

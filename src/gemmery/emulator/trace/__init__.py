@@ -124,7 +124,7 @@ class Trace(Observer):
         if key in self.accesses and not feeds:
             return
         block = _Block(machine, event)
-        if key not in self.accesses and block.active.any():  # lanes of other blocks alone may be active
+        if key not in self.accesses and block.active.any():  # perhaps only lanes of other blocks are active
             self.accesses[key] = block.warps(machine.kernel.instructions[event.index])
             if event.space == "shared" and event.kind in ("st", "cp.async"):
                 self._stored(event, block)

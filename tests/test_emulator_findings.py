@@ -159,6 +159,24 @@ def test_a_message_says_who_where_and_what_to_do():
     assert "null pointer" in message("null_pointer")
 
 
+BEYOND = {
+    "x[-1] = 1;": "writes 4 bytes at address 0xffc, 4 bytes before argument 0; bound the index",
+    "x[0] = y[int(threadIdx.x) - 3];": "reads 4 bytes at address 0x13f4, 12 bytes before argument 1; bound the index",
+    "x[0] = y[16 + threadIdx.x];": "ending 4 bytes beyond the 64 of argument 1; bound the index, or allocate more",
+    "z[1000] = 1;": "at address 0xfa0, which is in no array: a null pointer? Pass an array, or check the pointer",
+    "z[-1] = 1;": "at address -0x4, which is in no array: a null pointer? Pass an array, or check the pointer",
+}
+
+
+@pytest.mark.parametrize("body", BEYOND)
+def test_an_access_outside_names_the_array_that_it_was_meant_for(body):
+    """By the parameter that its address is computed from, not by the nearest array."""
+    code = f"__global__ void f(float* x, float* y, float* z) {{ {body} }}"
+    (one,) = emulate(code, "f", 1, 1, [floats(16), floats(16), None]).findings
+    assert one.kind == "out of bounds"
+    assert one.message.endswith(BEYOND[body])
+
+
 def test_a_missing_barrier_shows_where_all_values_are_the_same():
     """Equal stores pass, but not a store over what another thread reads."""
     _, blocks, block, _ = FAULTS["missing_second_barrier"]

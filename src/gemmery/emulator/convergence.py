@@ -109,13 +109,21 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
 
     def run(machine: Machine, mask: Mask) -> None:
         named = members(machine.registers)
-        if (mask is not None or named.ndim or named != FULL) and machine.observers:
+        if machine.observers and (named.ndim or named != FULL or not _in_whole_warps(mask)):
             at = _Lanes(machine, index, mask, named, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
                 at.reading(*(read(machine.registers) for read in reads))
         step(machine, mask)
 
     return run
+
+
+def _in_whole_warps(mask: Mask) -> bool:
+    """Whether all lanes of each warp are active, or none."""
+    if mask is None:
+        return True
+    there = mask.reshape(-1, 32)
+    return np.array_equal(np.any(there, axis=1), np.all(there, axis=1))
 
 
 def _complete(index: int, step: Step) -> Step:

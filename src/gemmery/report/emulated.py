@@ -30,14 +30,14 @@ KINDS = {
 PARENTS = {rung.name: rung.parent for rung in CUDA}
 CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
 COUNTED = (
-    "Counted on the emulator, over the whole product. Sectors are pieces of 32 bytes of global memory that accesses of "
-    "warps move; no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are those "
-    "of the passes that exist because lanes want different words of one bank. Instructions are those of warps."
+    "Counted on the emulator, over the whole product. Sectors are the 32-byte pieces of global memory that warps move; "
+    "no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are the extra passes "
+    "because lanes need different words of one bank. Instructions are warp instructions."
 )
 FACTOR = "The factor is the parent's roof over the rung's."
 ROOF = (
     "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
-    "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) a clock of each multiprocessor. It assumes that "
+    "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. It assumes that "
     "the grid fills the device, as a large product does. × parent is the parent's roof over the rung's. No time was "
     "measured."
 )
@@ -178,7 +178,7 @@ def _lesson(rung: Rung) -> str:
     from gemmery.report.page import entry
 
     claims = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in rung.expect.items())
-    return entry(rung, f"Its claims, for an aligned product: {claims}." if claims else "")
+    return entry(rung, f"Expected counters of an aligned product: {claims}." if claims else "")
 
 
 def _gains(ladder: EmulatedLadder) -> dict[str, str]:
@@ -270,13 +270,13 @@ def _global(rungs: Sequence[EmulatedRung]) -> Sheet:
     head = (
         "accesses of warps",
         "sectors",
-        "sectors a load",
-        "sectors a store",
-        "bytes used of a loaded sector",
-        "bytes used of a stored sector",
+        "sectors per load",
+        "sectors per store",
+        "bytes used per loaded sector",
+        "bytes used per stored sector",
     )
     sheet = _sheet("Global memory", rungs, head, row)
-    return replace(sheet, notes=("Bytes used are those of a sector's 32 that some lane asked for.", *_products(rungs)))
+    return replace(sheet, notes=("Bytes used are those of a 32-byte sector that a lane requests.", *_products(rungs)))
 
 
 def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
@@ -351,7 +351,7 @@ def _kinds(rungs: Sequence[EmulatedRung]) -> Sheet:
         figures = [counted(one, column) for column in shown]
         return tuple(_figure(number / 1e3) for number in (*figures, one.counts.warp_instructions - sum(figures)))
 
-    return _sheet("Warps' instructions by kind, in thousands", rungs, (*shown, "others"), row)
+    return _sheet("Warp instructions by kind, in thousands", rungs, (*shown, "others"), row)
 
 
 def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:
@@ -365,7 +365,7 @@ def _checks(rungs: Sequence[EmulatedRung]) -> Sheet:
 
     notes = [f"{one.rung} {line}" for one in rungs for line in one.wrong]
     if any(not one.refused and not one.expected for one in rungs):
-        notes.append("Claims are of products that no tile's edge cuts; where none is made, the cell is empty.")
+        notes.append("Claims hold for products without partial tiles; the cell of a rung without claims is empty.")
     return replace(_sheet("Checks", rungs, ("error/bound", "findings", "claims"), row), notes=tuple(notes))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from gemmery.emulator import barriers, convergence, ops
 from gemmery.emulator.access import HANDLERS
 from gemmery.emulator.counters.merging import Merge, merged
-from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction, Kernel, Label, Not
+from gemmery.emulator.op import STORED, Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Label, Not, Register
 from gemmery.emulator.steps import Faster, Lowering, Read, Step, Write, refused
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
     if len(end.operands) not in barriers.operands(end.opcode):
         raise refused(end)
     found = barriers.REDUCTIONS.get(end.opcode)
+    for operand in end.operands[1:-1] if found else end.operands:  # the barrier's number, and a count of threads
+        if isinstance(operand, Register) and STORED.get(operand.type) == "u4":
+            lowering.slot(operand.name, "u4")
+        elif not isinstance(operand, Immediate):
+            raise refused(end)
     if found is None:
         return None
     way, kind = found
@@ -156,7 +161,7 @@ def _step(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     try:
         return _made(lowering, index, instruction)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise refused(instruction, "with these operands the instruction") from error
 
 

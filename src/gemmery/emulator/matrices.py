@@ -80,8 +80,10 @@ def warp_matrix(lowering: Lowering, index: int) -> Step:
     address, space = lowering.address(place, instruction), _space(instruction)
     given = instruction.operands[2:]
     apart: Read = lowering.read(given[0], "u32", instruction) if given else lambda _: np.uint32(fragment.stride)
-    make = _loading if loads else _storing
-    return make(lowering, instruction, index, fragment, lowering.flat((registers,)), (space, address, apart))
+    make, held = _loading if loads else _storing, lowering.flat((registers,))
+    if len(held) != fragment.registers:
+        raise refused(instruction, f"{len(held)} registers:")
+    return make(lowering, instruction, index, fragment, held, (space, address, apart))
 
 
 Where = tuple[str, Read, Read]  # a space, an address in it, the stride between rows in elements

@@ -156,6 +156,12 @@ def test_documents_and_messages_are_in_plain_english():
     assert mannered("`--help` shows what can\nbe said") == ["what can be said"]
 
 
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_value_begins_a_line(name):
+    """Markdown takes a line that begins with a comment for HTML, and drops the line break before it."""
+    assert re.findall(r"^ *<!-- value.*", (ROOT / name).read_text(), re.MULTILINE) == []
+
+
 def test_the_readme_is_short():
     assert (ROOT / "README.md").stat().st_size <= 6144
 

@@ -10,7 +10,7 @@
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
 | `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
-| `<!-- value: SUITE WHAT -->` | one value: `rate`, `share`, `time`, or the speed-up over the rival of that name |
+| `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
 
 Each block covers every machine that has a file of records: `machine=cpu` selects the CPUs, `machine=gpu` the GPUs,
 `machine=NAME` or `machine=first` one machine. Fields of a measurement narrow the selection: `n=1024 dtype=f32

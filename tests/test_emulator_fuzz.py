@@ -121,6 +121,10 @@ FOUND = {
     ".entry f() { .reg .b32 %r<2>; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}; ret; }": "with these operands",
     ".entry f() { .reg .b64 %d<2>; cvta.global.u64 %d1; ret; }": "with these operands",
     ".func g(.reg) { ret; } .entry f() { ret; }": "a register is declared as .reg",
+    ".entry f(.param .b128 x) { ret; }": "",
+    """.extern .func (.param .b32 r) vprintf(.param .b64 a, .param .b64 b); .global .b8 text[3] = {37, 100, 0};
+       .entry f() { .reg .b32 %r<2>; .reg .b64 %d<3>; mov.u64 %d1, text; .param .b64 p; .param .b64 q; .param .b32 r;
+       st.param.b64 [p], %d1; st.param.b64 [q], 0; call.uni (r), vprintf, (p, q); ld.param.b32 %r1, [r]; ret; }""": "",
     """.func g(.param .b32 a) { .reg .b32 %r<2>; ld.param %r1, [a]; ret; }
        .entry f() { .param .b32 b; call g, (b); ret; }""": "parameters are read by ld",
 }

@@ -288,3 +288,13 @@ def test_a_suite_takes_the_same_words(tmp_path):
     file.write_text('[[product]]\nsquare = [4]\ndtype = ["float32"]\nout = "double"')
     (work,) = suite.load(file).works
     assert (work.dtype, work.out) == ("f32", "f64")
+
+
+def test_all_suites_tell_how_long_they_take(monkeypatch, capsys):
+    def measure(*_, **__):
+        _[-1](lab.Event("gm.matmul", 0, 1))
+        return records.bench()
+
+    monkeypatch.setattr(lab, "bench", measure)
+    assert cli.run(["bench", "--no-html", "--no-store", "--seconds", "10"]) == 0
+    assert re.search(r"^\d+ measurements, about \d+ min\n", capsys.readouterr().err)

@@ -236,7 +236,10 @@ def bench(
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
         return partial(measured, "chain", chain, output, store=folder)
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
-    told = expected(loaded, threads, seconds) + threads_in_words(threads) if loaded else ""
+    every = (suite.load(suite.find(name)) for name in suite.names())
+    kind = asked.place(device or "cpu").kind
+    told = expected(loaded or [one for one in every if one.device == kind], threads, seconds)
+    told += threads_in_words(threads)
     return partial(measured, "bench", measure, output, store=folder, expected=told)
 
 

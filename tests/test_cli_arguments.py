@@ -173,7 +173,7 @@ def test_a_counted_sweep_has_a_page(capsys, tmp_path):
     text = page.read_text()
     assert "The sweep, emulated" in text
     assert "simt_smem tile=8" in text
-    assert "Which rung grew from which" not in text
+    assert "Rungs under their parents" not in text
 
 
 def test_a_size_is_measured_once():

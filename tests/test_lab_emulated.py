@@ -227,7 +227,7 @@ def test_the_page_shows_roofs_and_which_rung_grew_from_which(chain):
     assert plot.svg in text
     assert set(re.findall(r"var\(--(\w+)\)", plot.svg)) <= set(svg.PALETTE)
     assert all(f"{one.roof_seconds * 1e6:.3g}" in plot.svg for one in chain.rungs)
-    tree = text[text.index("Which rung grew") : text.index("The factor is")]
+    tree = text[text.index("Rungs under their") : text.index("The factor is")]
     assert tree.count("<ul class=tree>") == 4  # vectorized in threadtile, padded in that, two siblings in that
     assert "1.31× simt_vectorized" in tree
     assert 'href="#rung-simt_padded"' in tree

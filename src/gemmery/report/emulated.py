@@ -105,7 +105,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
             *(table(sheet) for sheet in overviews(ladder)),
             *(f"<p class=note>{html.escape(note)}</p>" for note in (COUNTED, ROOF)),
         ),
-        section("Which rung grew from which", tree(named, _gains(ladder)), f"<p class=note>{FACTOR}</p>")
+        section("Rungs under their parents", tree(named, _gains(ladder)), f"<p class=note>{FACTOR}</p>")
         if named
         else "",
         *(figure(plot) for plot in roofs(ladder)),

@@ -169,7 +169,7 @@ def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
 
 
 def _tree(run: Run, rungs: Sequence[Rung]) -> str:
-    """Which rung grew from which, with the gain at the largest square."""
+    """The rungs under their parents, with the gain at the largest square."""
     ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
     ran = {m.kernel for group in ladder for m in group.rungs}
     shown = [rung for rung in rungs if rung.name in ran]
@@ -183,7 +183,7 @@ def _tree(run: Run, rungs: Sequence[Rung]) -> str:
         if rung.parent and rung.name in own and (gain := speedup(own[rung.name], rung.parent, group))
     }
     note = f"<p class=note>The factor is the speed over the parent's at {html.escape(words.shape(group.one))}.</p>"
-    return section("Which rung grew from which", tree(shown, gains), note if gains else "")
+    return section("Rungs under their parents", tree(shown, gains), note if gains else "")
 
 
 def _rung(rung: Rung, ladder: Sequence[Group]) -> str:

@@ -1,4 +1,4 @@
-"""The tree of the rungs on a page: which rung grew from which."""
+"""The tree of the rungs on a page: each rung under its parent."""
 
 from __future__ import annotations
 

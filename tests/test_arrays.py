@@ -420,3 +420,12 @@ def test_bfloat16_in_numpy_needs_ml_dtypes(monkeypatch):
     with pytest.raises(DTypeError, match="import ml_dtypes"):
         arrays.numpy_dtype("bf16")
     assert arrays.scratch((2, 2), "bf16").strides == (4, 2)
+
+
+def test_an_export_can_be_freed_when_the_interpreter_ends(monkeypatch):
+    address = 1 << 40
+    exports = dlpack._exports
+    exports[address] = (object(),)
+    monkeypatch.setattr(dlpack, "_exports", None)  # what the end of the interpreter does to a module's globals
+    dlpack._done(address)
+    assert address not in exports

@@ -95,3 +95,13 @@ def test_memory_is_given_back_when_nobody_reads_it(calls):
     assert len(dlpack._exports) == before
     assert names(calls)[-2:] == ["synchronize", "free"]
     assert calls[-1] == ("free", 4096)
+
+
+def test_nothing_is_freed_while_the_interpreter_ends(calls):
+    array = DeviceArray((2, 2), "f32", 0, 7)
+    calls.clear()
+    array.__del__(lambda: True)
+    assert calls == []
+    array.__del__()
+    assert ("free", 4096) in calls
+    array._pointer = 0

@@ -162,7 +162,7 @@ def test_scalars_change_from_call_to_call():
     for alpha in (2.0, 3.0):
         out = y.clone()
         check(gm.gemv(a, b[:, 0], out, alpha=alpha, beta=0.5, out=out), a, b[:, 0], alpha, 0.5, y)
-        with pytest.raises(gm.ShapeError, match="gemm takes matrices"):
+        with pytest.raises(gm.ShapeError, match="gemm multiplies matrices"):
             gm.gemm(alpha, a, b[:, 0], 0.5, out, out=out)
 
 

@@ -107,15 +107,16 @@ def _torch_way(torch: Any) -> Way:
         torch.uint8,
     )
     tracing, modes, transforms = arrays.recorders(torch)
-    forward, written = torch.autograd.forward_ad, torch.autograd.graph.increment_version
+    forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
     products = _TENSORS
 
     def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
-        if not a.is_cuda or type(b) not in tensors:
+        ordinal = a.get_device()
+        if ordinal < 0 or type(b) not in tensors:
             return None
         if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
             return None
-        p, q, ordinal = a.data_ptr(), b.data_ptr(), a.get_device()
+        p, q = a.data_ptr(), b.data_ptr()
         if not p or not q:
             return None
         bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
@@ -123,7 +124,7 @@ def _torch_way(torch: Any) -> Way:
             met = products.get(
                 (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
             )
-            if met is None or (recording() and (a.requires_grad or b.requires_grad)) or a.is_neg() or b.is_neg():
+            if met is None or ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
                 return None
             made = a.new_empty(met.shape)
             r = made.data_ptr()
@@ -154,7 +155,7 @@ def _torch_way(torch: Any) -> Way:
                 or not r
                 or met.a_low < r - p < met.a_high
                 or met.b_low < r - q < met.b_high
-                or (recording() and (a.requires_grad or b.requires_grad or out.requires_grad))
+                or ((a.requires_grad or b.requires_grad or out.requires_grad) and recording())
                 or a.is_neg()
                 or b.is_neg()
                 or out.is_neg()
@@ -166,7 +167,7 @@ def _torch_way(torch: Any) -> Way:
         else:
             met.run(p, q, r, stream_of(ordinal), 0, 0, scalars)
         if out is not None:
-            written(out)
+            written((out,))
         return made
 
     return way

@@ -19,7 +19,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 """
 
 from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same, together
-from gemmery.arrays.pytorch import recorders
+from gemmery.arrays.pytorch import recorders, version_bump
 from gemmery.arrays.reading import view
 from gemmery.arrays.results import (
     allocates,
@@ -54,6 +54,7 @@ __all__ = [
     "scratch",
     "store",
     "together",
+    "version_bump",
     "view",
     "wrap",
     "written",

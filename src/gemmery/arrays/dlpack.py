@@ -192,9 +192,9 @@ def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
     return _new_capsule(address, _VERSIONED if versioned else _PLAIN, _destructor)
 
 
-def _done(address: int) -> None:
-    """Free an export; a consumer calls this as the deleter."""
-    _exports.pop(address, None)
+def _done(address: int, exports: dict[int, tuple[object, ...]] = _exports) -> None:
+    """Free an export; a consumer calls this as the deleter, also when the globals of a module that ends are gone."""
+    exports.pop(address, None)
 
 
 def _dropped(capsule: int) -> None:

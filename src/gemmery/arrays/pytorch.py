@@ -90,6 +90,17 @@ def written(tensor: Any, torch: Any) -> None:
     torch.autograd.graph.increment_version(tensor)
 
 
+def version_bump(torch: Any) -> Callable[[tuple[Any, ...]], Any]:
+    """Return `written` for tuples of tensors, without the 60 ns of PyTorch's public function where that is possible."""
+    direct: Callable[[tuple[Any, ...]], Any]
+    try:
+        direct = torch._C._increment_version
+        direct((torch.empty(0),))
+    except (AttributeError, TypeError):  # other versions take one tensor here
+        return lambda tensors: [torch.autograd.graph.increment_version(tensor) for tensor in tensors]
+    return direct
+
+
 @lru_cache(maxsize=1024)
 def _in_bytes(
     shape: tuple[int, ...], stride: tuple[int, ...], size: int, dtype: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -33,8 +35,9 @@ class DeviceArray:
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
 
-    def __del__(self) -> None:
-        if pointer := getattr(self, "_pointer", 0):
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        pointer = getattr(self, "_pointer", 0)
+        if pointer and not ending():  # the driver frees what a process leaves
             with suppress(DeviceError):  # a failed context frees nothing
                 ordered.free_after_all(pointer, self._ordinal)
 

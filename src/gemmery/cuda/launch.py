@@ -39,6 +39,7 @@ class Ready:
         self.workspace = workspace  # bytes
         self._steps = steps
         self._overlaps = overlaps or (False,) * len(steps)
+        self._single = steps[0] if len(steps) == 1 and not any(overlaps) else None  # without a loop: 0.2 us less
         self._argument = argument
         self._flipped = flipped
         self._scalars = struct.Struct("=2d" if len(argument) == _SCALARS_AT + 16 else "=2f")
@@ -62,21 +63,27 @@ class Ready:
             held = self._free.pop()
         except IndexError:
             held = self._buffer()
-        memory, _, parameters, early = held
+        memory = held[0]
         if self._flipped:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if int(self._current()[1]) == self._context:
-            self._run(stream, parameters, early)
+            self._run(stream, held)
         else:
             with driver.on(self.ordinal):
-                self._run(stream, parameters, early)
+                self._run(stream, held)
         self._free.append(held)
 
-    def _run(self, stream: int, parameters: int, early: tuple[Any, ...]) -> None:
+    def _run(self, stream: int, held: Held) -> None:
+        _, _, parameters, early = held
         launch = self._launch
+        if self._single is not None:
+            status = launch(*self._single, stream, parameters, 0)
+            if status[0]:
+                driver.check(status)
+            return
         for (function, x, y, z, width, height, depth, shared), config in zip(self._steps, early, strict=True):
             if config is None:
                 status = launch(function, x, y, z, width, height, depth, shared, stream, parameters, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ class Findings(Observer):
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str], Finding] = {}  # by kind and both lines
+        self._lines: dict[int, str] = {}  # of instructions
         self._machine: Any = None
         self._event: Any = None  # the access being checked
         self._orders: Orders | None = None
@@ -335,7 +337,12 @@ class Findings(Observer):
             thread, address, stamp = int(threads[first]), int(addresses[first]), int(others[first])
             place = f"{words.thread(self._machine, thread)} reads {words.address(self._machine, 'shared', address)}"
             count = int(these.sum()) * self._alike
-            if kind == "uninitialised":
+            if kind == "race":
+                if not self._again(kind, index, count, other):
+                    atomic = bool(stamp & ATOMIC)
+                    what = words.race(self._machine, index, thread, address, other, stamp & THREAD, atomic)
+                    self._add(kind, index, thread, count, what, other)
+            elif kind == "uninitialised":
                 what = f"{place}, which no thread has written: write it first, or do not read it"
                 self._add(kind, index, thread, count, what)
             elif kind == "not landed":
@@ -350,9 +357,6 @@ class Findings(Observer):
                     "fence.proxy.async since: put one after the store, before the barrier"
                 )
                 self._add("misuse", index, thread, count, what, other)
-            else:
-                what = words.race(self._machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC))
-                self._add("race", index, thread, count, what, other)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
         """Pairs of accesses of one block that do not race because both are atomic."""
@@ -373,18 +377,32 @@ class Findings(Observer):
         same: Flags = np.all(own == held, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
 
-    def _race(self, index: int, thread: int, count: int, message: str, other: int) -> None:
-        self._add("race", index, thread, count, message, other)
+    def _race(self, index: int, thread: int, count: int, message: Callable[[], str], other: int) -> None:
+        if not self._again("race", index, count, other):
+            self._add("race", index, thread, count, message(), other)
+
+    def _again(self, kind: str, index: int, count: int, other: int | None) -> bool:
+        """Count a finding that is known already; a kernel may have the same race thousands of times."""
+        key = self._key(kind, index, other)
+        if (known := self._found.get(key)) is None:
+            return False
+        self._found[key] = replace(known, count=known.count + count)
+        return True
 
     def _add(self, kind: str, index: int, thread: int, count: int, message: str, other: int | None = None) -> None:
-        key = kind, self._line(index), "" if other is None else self._line(other)
-        if (known := self._found.get(key)) is not None:
-            self._found[key] = replace(known, count=known.count + count)
+        if self._again(kind, index, count, other):
             return
         instructions = self._machine.kernel.instructions
         one, second = instructions[index], None if other is None else instructions[other].line
         where = words.indices(self._machine, thread)
-        self._found[key] = Finding(kind, one.line, message, *where, second, count, words.done_at(one))
+        self._found[self._key(kind, index, other)] = Finding(
+            kind, one.line, message, *where, second, count, words.done_at(one)
+        )
+
+    def _key(self, kind: str, index: int, other: int | None) -> tuple[str, str, str]:
+        return kind, self._line(index), "" if other is None else self._line(other)
 
     def _line(self, index: int) -> str:
-        return words.line_of(self._machine, index)
+        if index not in self._lines:
+            self._lines[index] = words.line_of(self._machine, index)
+        return self._lines[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from gemmery.emulator.simt import Machine
 
 # A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
-Add = Callable[[int, int, int, str, int], None]
+Add = Callable[[int, int, int, Callable[[], str], int], None]
 
 
 class GlobalRaces:
@@ -123,9 +124,17 @@ class GlobalRaces:
             chosen = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
             first = int(chosen.argmax())
             where = int(number[first] + self._grid.first) - 1
-            place = int(np.concatenate(self._ids)[where]), int(second[first])
-            what = words.grid_race(machine, index, int(threads[first]), int(addresses[first]), other, place)
-            self._add(index, int(threads[first]), int(these.sum()), what, other)
+            place = self._block_id(where), int(second[first])
+            message = partial(words.grid_race, machine, index, int(threads[first]), int(addresses[first]), other, place)
+            self._add(index, int(threads[first]), int(these.sum()), message, other)
+
+    def _block_id(self, number: int) -> int:
+        """The block with a number in the launch, from 0."""
+        for ids in self._ids:
+            if number < len(ids):
+                return int(ids[number])
+            number -= len(ids)
+        raise IndexError(number)
 
     def _same(self, threads: Words, addresses: Words, number: Words, second: Words, together: bool) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""

@@ -16,8 +16,8 @@ LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte
 FEWEST, MOST = 8, 16  # rows that are shown
 SMALL = LEAST  # font size of what a cell holds
 MEANINGS = (
-    ("accent", "lanes that are served together"),
-    ("rival", "lanes that meet on a bank"),
+    ("accent", "lanes served together"),
+    ("rival", "lanes in a bank conflict"),
     ("rule", "the rest of the tile"),
 )
 READING = (

@@ -16,16 +16,16 @@ from gemmery.report.svg import Plot
 
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes
-MEANINGS = {False: ("accent", "lanes alone on their banks"), True: ("rival", "lanes that meet others on a bank")}
+MEANINGS = {False: ("accent", "lanes without conflicts"), True: ("rival", "lanes in a bank conflict")}
 READING = (
-    "A box is a word, or neighbouring words, with the lanes that ask for it; boxes on one bank are stacked, and the "
+    "A box is a word, or neighbouring words, with the lanes that request it; boxes on one bank are stacked, and the "
     "highest stack of a group is its number of wavefronts."
 )
 
 
 @dataclass(frozen=True)
 class Box:
-    """Words on neighbouring banks that the same lanes ask for in the same wavefront of their group."""
+    """Words on neighbouring banks that the same lanes request in the same wavefront of their group."""
 
     level: int
     bank: int
@@ -37,7 +37,7 @@ class Box:
 def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
     """The banks of one access, for each group of lanes that is served together.
 
-    A box is a word, or neighbouring words, with the lanes that ask for it. Boxes on one bank are stacked; the highest
+    A box is a word, or neighbouring words, with the lanes that request it. Boxes on one bank are stacked; the highest
     stack of a group is its number of wavefronts.
     """
     turns = groups(access)

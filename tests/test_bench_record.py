@@ -178,7 +178,7 @@ def test_the_machine_runs_what_the_rival_runs_whatever_the_shell_exports():
         {},
         {"run": "a", "machine": 5},
         {"run": "a", "measurement": [1]},
-        {"run": 7, "machine": {}},
+        {"run": 7, "machine": dataclasses.asdict(MACHINE)},
         {"run": ["a"], "measurement": {}},
         {"run": "a", "measurement": {**dataclasses.asdict(measurement()), "seconds": "soon"}},
         {"run": "a", "machine": {**dataclasses.asdict(MACHINE), "gpu": 3}},

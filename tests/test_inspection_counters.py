@@ -5,6 +5,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gemmery.lab.inspection import shared_dtype
 from gemmery.ladder.inspection import Comparison
 from gemmery.report import counters
 from gemmery.report.inspection import inspection_page, parts
+from gemmery.report.roofs import roofline_plot
 from gemmery.report.side_by_side import comparison_page, glance, sections
 
 SIDE = 256  # of what is emulated
@@ -129,6 +131,16 @@ def test_the_page_has_the_pictures(smem):
     assert any(title.startswith("Banks of ld.shared") for title in titles)
     assert any(title.startswith("Sectors of ") for title in titles)
     assert page.count("<figure>") == page.count("<figcaption>") == page.count("<svg ") - 1  # of the roofline
+
+
+def test_the_roofline_has_both_points_under_their_roofs(smem):
+    plot = roofline_plot(smem)
+    assert plot is not None
+    for said in ("as it loads", "each element once", f"peak {smem.loads.peak:,.0f}", "memory 1,555 GB/s"):
+        assert said in plot.svg
+    assert plot.svg in inspection_page(smem)
+    nowhere = replace(smem, loads=replace(smem.loads, bandwidth=0.0))
+    assert roofline_plot(nowhere) is None
 
 
 def test_a_line_chooses_the_pictures():

@@ -78,16 +78,23 @@ def roofline_plot(found: Inspection) -> Plot | None:
         on.set_xscale("log", base=2)
         on.set_yscale("log")
         left, right = min([*intensities, ridge]) / 6, max([*intensities, ridge]) * 6
-        on.set(xlim=(left, right), ylim=(min(one.attainable for one in points.values()) / 4, 3 * peak))
+        on.set(xlim=(left, right), ylim=(0.7 * bandwidth * left, 2.5 * peak))
         slopes(on, peak, bandwidth)
         for (name, one), colour in zip(points.items(), (SERIES[0], SERIES[1]), strict=True):
-            label = f"{name}: {words.digits(one.attainable)} GFLOP/s"
             on.plot(
                 [one.intensity, one.intensity], [on.get_ylim()[0], one.attainable], ":", color=colour, linewidth=1.5
             )
             on.plot(one.intensity, one.attainable, "o", color=colour, zorder=5)
+            side = "right" if one.intensity > (left * right) ** 0.5 else "left"
             on.annotate(
-                label, (one.intensity, one.attainable), (8, -14), textcoords="offset points", color=colour, bbox=HALO
+                name,
+                (one.intensity, one.attainable),
+                (-8 if side == "right" else 8, -16),
+                textcoords="offset points",
+                ha=side,
+                color=colour,
+                bbox=HALO,
+                zorder=6,
             )
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -168,6 +168,20 @@ def test_a_copy_is_not_there_before_it_has_landed():
     assert told == []
 
 
+def test_an_update_does_not_hide_the_store_before_it():
+    """A thread stores and updates; another one updates without a barrier in between."""
+    one, told = history()
+    access(one.writes, 1, [0])
+    access(one.updates, 2, [0])
+    access(one.updates, 3, [33])
+    assert told == [("race", 3)]
+    told.clear()
+    one.meets(np.ones((1, 2), bool))
+    access(one.updates, 4, [33])
+    access(one.updates, 5, [0])
+    assert told == []
+
+
 def test_one_block_stands_for_all_until_it_does_not():
     """A history that is spread over its blocks keeps the writes, and follows each block from then on."""
     one, told = history()

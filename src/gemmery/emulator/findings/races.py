@@ -40,6 +40,7 @@ class History:
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._granules = -(-max(size, 1) // 16)
         self._written, self._read, self._read_too = np.zeros((3, blocks * self._granules), np.int64)
+        self._stored = np.zeros_like(self._written)  # the last plain write, where atomics have come since
         self._clock = np.ones((blocks, self._warps), np.int64)
         self._seen = np.zeros((blocks, self._warps, self._warps), np.int64)
         self._told: dict[Any, NDArray[np.int64]] = {}
@@ -72,8 +73,8 @@ class History:
     def spread(self, blocks: int) -> None:
         """Follow each block from now on, and not one for all."""
         self.blocks = blocks
-        self._written, self._read, self._read_too = (
-            np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too)
+        self._written, self._read, self._read_too, self._stored = (
+            np.tile(stamps, blocks) for stamps in (self._written, self._read, self._read_too, self._stored)
         )
         self._clock = np.tile(self._clock, (blocks, 1))
         self._seen, self._at_fence, self._heard = (
@@ -118,6 +119,12 @@ class History:
         if not written.min():
             self._tell("uninitialised", index, written == 0, places, threads, written)
         self._check_write(index, places, threads, stamps)
+        stored = np.where(written & ATOMIC != 0, self._stored[places], 0)
+        if stored.max(initial=0) >= self._new:
+            race = self._unordered(stored, threads, stamps) & (stored != 0)
+            if race.any():
+                self._tell("race", index, race, places, threads, stored & ~UNDER_WAY)
+        self._stored[places] = np.where(written & ATOMIC != 0, stored, written)
         self._keep_read(places, stamps)
         self._written[places] = stamps
 
@@ -215,8 +222,8 @@ class History:
     def _halve(self) -> None:
         self._shift -= 1
         self._granules *= 2
-        self._written, self._read, self._read_too = (
-            np.repeat(stamps, 2) for stamps in (self._written, self._read, self._read_too)
+        self._written, self._read, self._read_too, self._stored = (
+            np.repeat(stamps, 2) for stamps in (self._written, self._read, self._read_too, self._stored)
         )
 
     def _unordered(self, then: Words, threads: Words, stamps: Words) -> Flags:

@@ -274,9 +274,11 @@ def test_dlpack_of_unsupported_types(fields, words):
     [
         ({"data": None}, LayoutError, r"HandMade, of shape \(3, 4\), has a null pointer"),
         ({"data": None, "byte_offset": 4096}, LayoutError, "null pointer"),
-        ({"shape": None}, LayoutError, "2 dimensions and no shape"),
+        ({"shape": None}, LayoutError, "2 dimensions and no shape: it needs a shape, of at most 64 dimensions"),
+        ({"ndim": 1_000_000}, LayoutError, "1000000 dimensions and a shape.*at most 64"),
+        ({"strides": (2**60, 1)}, LayoutError, r"a stride of less than 2\*\*63 bytes"),
         ({"ndim": -1}, LayoutError, "-1 dimensions"),
-        ({"shape": (3, -4)}, LayoutError, r"\(3, -4\): a dimension cannot be negative"),
+        ({"shape": (3, -4)}, LayoutError, r"shape \(3, -4\).*dimensions that are not negative"),
         ({"device_type": 2}, DeviceError, r"says \(1, 0\), and its capsule \(2, 0\)"),
     ],
 )

@@ -269,3 +269,19 @@ def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
     state.forward_ad._current_level = 0
     assert multiply(a, b, out) is None
     assert launches == []
+
+
+def test_a_result_that_no_tensor_can_hold_is_refused():
+    one = torch.ones(1, 1)
+    for length in (2**21, 2**40):  # more than there is, and more bytes than 64 bits count
+        with pytest.raises(MemoryError, match=r"no memory for a float32 tensor of shape"):
+            gm.matmul(one.expand(length, 1), one.expand(1, length))
+    deep = one.expand((1,) * 70 + (1, 1))
+    assert gm.matmul(deep, one).ndim == 72
+    with pytest.raises(gm.GemmeryError, match="too large"):
+        gm.matmul(deep.to(torch.int32), one)
+
+
+def test_symbolic_tracing_is_refused_by_name():
+    with pytest.raises(gm.LayoutError, match=r"torch\.fx is tracing.*torch\.matmul"):
+        torch.fx.symbolic_trace(lambda x: gm.matmul(x, x))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 def shown(value: object) -> str:
-    """Return at most 40 characters of a value, for a message. Python does not print integers of 5,000 digits.
+    """Return at most 40 characters of a value on one line, for a message.
 
     >>> shown(1.5), shown(10**50)
     ('1.5', '1000000000000000000000000000000000000...')
     """
     try:
-        text = repr(value)
-    except ValueError:
-        return f"an {type(value).__name__} too large to print"
+        text = " ".join(repr(value).split())
+    except Exception:  # Python prints no integer of 5,000 digits, and an object's own __repr__ may raise anything
+        return "an int too large to print" if isinstance(value, int) else f"<{type(value).__name__}>"
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

@@ -38,11 +38,14 @@ def named(dtype: Any) -> str:
 
     Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
     """
-    text = str(dtype).removeprefix("torch.")
+    try:
+        text = str(dtype).removeprefix("torch.")
+    except Exception:  # of an object's own __str__
+        text = shown(dtype)
     if text in _NUMPY_CODES or (text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME):
         try:
             name = np.dtype(dtype).name
-        except TypeError:
+        except Exception:  # TypeError, ValueError, or what an object's own `dtype` raises
             name = ""  # not one of NumPy's spellings
         text = name if name in dtypes.BY_NUMPY_NAME else text
     return dtypes.resolve(text, dtypes.BY_NAME)
@@ -69,10 +72,10 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     else:
         try:
             number = complex(value)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name} must be a number (got {shown(value)})") from error
         except OverflowError as error:
             raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {shown(value)})") from error
+        except Exception as error:  # TypeError, ValueError, or what an object's own methods raise
+            raise ArgumentError(f"{name} must be a number (got {shown(value)})") from error
         if row.kind == "f":
             if number.imag != 0:
                 raise ArgumentError(
@@ -99,9 +102,10 @@ def _integer(name: str, value: Any, long: str) -> int:
         value = value.real
     try:
         whole = int(value)
-    except (TypeError, ValueError, OverflowError):
-        whole = None
-    if whole is None or whole != value:
+        exact = bool(whole == value)
+    except Exception:  # TypeError, ValueError, OverflowError, or what an object's own methods raise
+        whole, exact = 0, False
+    if not exact:
         raise ArgumentError(
             f"{name} must be an integer for {long} operands (got {shown(value)}); convert a or b to float64 first"
         )

@@ -9,8 +9,8 @@ import ctypes
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.memory import View, contiguous, elsewhere, no_memory
-from gemmery.errors import DeviceError, GemmeryError, LayoutError
+from gemmery.arrays.memory import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory
+from gemmery.errors import DeviceError, GemmeryError, LayoutError, shown
 
 
 class Tensor(ctypes.Structure):
@@ -81,7 +81,7 @@ def read(obj: Any) -> View:
     for a capsule that cannot be read.
     """
     name = type(obj).__name__
-    kind, ordinal = (int(x) for x in obj.__dlpack_device__())
+    kind, ordinal = _device(obj)
     if kind not in (*_HOST, *_DEVICE):
         raise elsewhere(_OTHERS.get(kind, f"DLPack type {kind}"))
     capsule = _exported_by(obj, {"stream": 1} if kind in _DEVICE else {})
@@ -93,6 +93,19 @@ def read(obj: Any) -> View:
             f"{tensor.device_type, tensor.device_id}: they must be equal"
         )
     return _viewed(tensor, "cpu" if kind in _HOST else f"cuda:{ordinal}", writable, name, (capsule, obj))
+
+
+def _device(obj: Any) -> tuple[int, int]:
+    """Return the kind and the number of the device that an object says it is on."""
+    given = obj.__dlpack_device__()
+    try:
+        kind, ordinal = (int(x) for x in given)
+    except (TypeError, ValueError) as error:
+        raise LayoutError(
+            f"__dlpack_device__ of {type(obj).__name__} returned {shown(given)}: it must return two integers, the kind "
+            "of the device and its number"
+        ) from error
+    return kind, ordinal
 
 
 def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
@@ -128,16 +141,18 @@ def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
 
 
 def _viewed(tensor: Tensor, device: str, writable: bool, name: str, owner: object) -> View:
-    if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
-        raise LayoutError(f"the DLPack capsule of {name} has {tensor.ndim} dimensions and no shape")
+    if not 0 <= tensor.ndim <= MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
+        raise LayoutError(
+            f"the DLPack capsule of {name} has {tensor.ndim} dimensions and {'a' if tensor.shape else 'no'} shape: it "
+            f"needs a shape, of at most {MOST_DIMENSIONS} dimensions"
+        )
     shape = tuple(tensor.shape[: tensor.ndim])
-    if min(shape, default=0) < 0:
-        raise LayoutError(f"the DLPack capsule of {name} has the shape {shape}: a dimension cannot be negative")
     row = dtypes.get(_element(tensor))
     if tensor.strides:
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
     else:
         strides = contiguous(shape, row.size)
+    check(f"the DLPack capsule of {name}", shape, strides)
     if not tensor.data and 0 not in shape:
         raise no_memory(f"the DLPack capsule of {name}, of shape {shape},")
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, row.name, device, 0, writable, owner)

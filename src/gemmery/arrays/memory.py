@@ -77,6 +77,21 @@ def elsewhere(device: str) -> DeviceError:
     )
 
 
+def check(what: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Raise LayoutError unless a shape and strides in bytes from another library are those of an array."""
+    if len(shape) > MOST_DIMENSIONS:
+        raise LayoutError(f"{what} has {len(shape)} dimensions: at most {MOST_DIMENSIONS} are supported")
+    if any(not 0 <= n < _MOST for n in shape) or len(strides) != len(shape) or any(abs(s) >= _MOST for s in strides):
+        raise LayoutError(
+            f"{what} has the shape {shape} and strides of {strides} bytes: it needs dimensions that are not negative, "
+            "and a stride of less than 2**63 bytes for each"
+        )
+
+
+MOST_DIMENSIONS = 64  # of a NumPy array
+_MOST = 2**63
+
+
 def no_memory(what: str) -> LayoutError:
     """Return the error for an array that has elements and a null pointer."""
     return LayoutError(f"{what} has a null pointer: its memory was never allocated, or has been freed")

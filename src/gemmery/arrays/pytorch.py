@@ -79,7 +79,12 @@ def _view(tensor: Any, torch: Any) -> View:
 def empty(shape: tuple[int, ...], dtype: str, like: Any, torch: Any) -> tuple[Any, View]:
     """Return an uninitialised C-contiguous tensor on the device of `like`, and its View."""
     row = dtypes.get(dtype)
-    tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=like.device)
+    try:
+        tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=like.device)
+    except RuntimeError as error:  # PyTorch has an OutOfMemoryError of its own for CUDA devices alone
+        if not like.is_cpu:
+            raise
+        raise MemoryError(f"no memory for a {row.numpy} tensor of shape {tuple(shape)}") from error
     if not tensor.is_cpu:
         return tensor, view(tensor, torch)
     return tensor, View(tensor.data_ptr(), shape, contiguous(shape, row.size), dtype, owner=tensor)

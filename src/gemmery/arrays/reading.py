@@ -10,8 +10,8 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.memory import View, contiguous, no_memory
-from gemmery.errors import DeviceError, DTypeError, LayoutError
+from gemmery.arrays.memory import View, check, contiguous, no_memory
+from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +47,24 @@ def view(obj: object) -> View:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(obj, cupy.ndarray):
         return _cupy_view(obj, cupy)
+    try:
+        return _exported(obj)
+    except (GemmeryError, MemoryError):
+        raise
+    except Exception as error:  # an object's own methods may raise anything, or return what no protocol allows
+        raise _unreadable(obj, error) from error
+
+
+def _exported(obj: object) -> View:
+    """The memory of an object that offers it by one of the protocols, or of NumPy's array of it."""
+    if isinstance(obj, type):
+        raise DTypeError(f"an operand is the class {obj.__name__}, not an array: pass an instance")
+    fx = sys.modules.get("torch.fx")
+    if fx is not None and isinstance(obj, fx.Proxy):
+        raise LayoutError(
+            "torch.fx is tracing, and it cannot record products of gemmery: call gemmery outside of it, or use "
+            "torch.matmul inside"
+        )
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         from gemmery.arrays import dlpack
 
@@ -55,7 +73,9 @@ def view(obj: object) -> View:
         return _cuda_view(obj)
     _refuse_own_arithmetic(obj)
     if hasattr(obj, "__array_interface__"):
-        return _numpy_view(_as_array(obj, obj))
+        array = _as_array(obj, obj)
+        found = _numpy_view(array)
+        return found._replace(writable=False) if array.base is None else found  # NumPy copies its own scalars
     try:
         buffer = memoryview(obj)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes a copy
@@ -64,6 +84,11 @@ def view(obj: object) -> View:
     if array.flags.owndata and array.size:  # NumPy allocates where a buffer's pointer is null
         raise no_memory(f"the buffer of a {type(obj).__name__}")
     return _numpy_view(array)
+
+
+def _unreadable(obj: object, error: Exception) -> LayoutError:
+    name, reason = type(obj).__name__, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return LayoutError(f"{name} does not export its memory correctly ({reason}): pass a NumPy array of its numbers")
 
 
 def _refuse_own_arithmetic(obj: object) -> None:
@@ -178,11 +203,7 @@ def _cuda_view(obj: Any) -> View:
             "for the per-thread one, a handle, or None"
         )
     steps = contiguous(shape, row.size) if strides is None else tuple(strides)
-    if min(shape, default=0) < 0 or len(steps) != len(shape):
-        raise LayoutError(
-            f"__cuda_array_interface__ with shape {shape} and strides {strides}: it needs dimensions >= 0 and one "
-            "stride for each dimension"
-        )
+    check(f"the __cuda_array_interface__ of {type(obj).__name__}", shape, steps)
     if not pointer and 0 not in shape:
         raise no_memory(f"the __cuda_array_interface__ of {type(obj).__name__}, of shape {shape},")
     handle = 0 if stream in (None, 1) else int(stream)  # the driver calls the legacy default stream 0

@@ -11,7 +11,7 @@ from gemmery import dtypes
 from gemmery.arrays import pytorch
 from gemmery.arrays.memory import View
 from gemmery.arrays.reading import SHORT, Array, view
-from gemmery.errors import DTypeError
+from gemmery.errors import DTypeError, ShapeError
 
 
 def kind(*operands: object) -> object:
@@ -35,8 +35,16 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
-    array = np.empty(shape, own)
+    array = _memory(shape, own)
     return array, view(array)
+
+
+def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Uninitialised memory; NumPy raises MemoryError or, for more bytes or dimensions than it can count, ValueError."""
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        raise ShapeError(f"a result of shape {shape} is too large for an array: {error}") from error
 
 
 def allocates(like: object) -> bool:
@@ -49,7 +57,7 @@ def allocates(like: object) -> bool:
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
     """Return uninitialised C-contiguous memory for intermediate results."""
-    memory = np.empty(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
+    memory = _memory(shape, np.uint16 if dtype == "bf16" else dtypes.get(dtype).numpy)
     return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
 
 
@@ -59,12 +67,20 @@ def wrap(like: object, result: Any) -> Any:
         return result
     if type(like) is not np.ndarray:
         if isinstance(like, np.ndarray):
-            return like.__array_wrap__(result)
+            return _wrapped(like, result)
         if isinstance(like, memoryview):
             return memoryview(result)  # type: ignore[arg-type]
         if hasattr(like, "__dlpack__") and hasattr(like, "__array_namespace__"):
             return like.__array_namespace__().from_dlpack(_exporter(result))
     return result if result.ndim else result[()]
+
+
+def _wrapped(like: Array, result: Array) -> Any:
+    """What `__array_wrap__` makes of a result; before NumPy 2 it took the array alone."""
+    try:
+        return like.__array_wrap__(result, None, result.ndim == 0)
+    except TypeError:
+        return like.__array_wrap__(result)
 
 
 def _exporter(result: Array) -> Any:
@@ -89,7 +105,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def converted(source: View, dtype: str) -> View:
     """Copy to C-contiguous memory of another element type, rounding to nearest, ties to even."""
-    values = np.ascontiguousarray(_cast(source, dtype))
+    try:
+        values = np.ascontiguousarray(_cast(source, dtype))
+    except ValueError as error:  # more bytes or dimensions than NumPy can count
+        raise ShapeError(f"an operand of shape {source.shape} is too large to be converted: {error}") from error
     return View(values.ctypes.data, source.shape, values.strides, dtype, owner=values)
 
 

@@ -40,7 +40,7 @@ def checked(count: Any) -> int:
     """Return a number of threads that a caller passed as an int; raise ArgumentError for anything else."""
     try:
         number = None if isinstance(count, bool) else operator.index(count)
-    except TypeError:
+    except Exception:  # TypeError, or what an object's own __index__ raises
         number = None
     most = _most()
     if number is None or not 1 <= number <= most:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ops.half import from_bf16, to_bf16
-from gemmery.errors import ArgumentError, EmulationError, LayoutError
+from gemmery.errors import ArgumentError, EmulationError, LayoutError, shown
 
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box
@@ -98,8 +98,8 @@ def tensor_map(
 def _whole(name: str, given: Any) -> tuple[int, ...]:
     try:
         return tuple(operator.index(one) for one in given)
-    except TypeError:
-        raise ArgumentError(f"{name}={given!r}: pass a tuple of whole numbers, one for each dimension") from None
+    except Exception:  # TypeError, or what an object's own methods raise
+        raise ArgumentError(f"{name}={shown(given)}: pass a tuple of whole numbers, one for each dimension") from None
 
 
 @dataclass(frozen=True)

@@ -130,17 +130,19 @@ def climb(
         before: dict[int, Measurement] = {}
         for n in lengths:
             levels: dict[Work, Level] = {}
-            for index, (rung, config) in enumerate(chosen):
-                work = suited(rung, n, dtype)
-                if work not in levels:
-                    levels[work] = Level(session, suite, work, threads, seconds, ladder)
-                session.begin(f"{rung.name}, {work}")
-                m = levels[work].measure(rung, config, before.get(index))
-                if not m.refused:
-                    before[index] = m
-                session.end(m)
-            for level in levels.values():
-                session.add(*level.rivals())
+            try:
+                for index, (rung, config) in enumerate(chosen):
+                    work = suited(rung, n, dtype)
+                    if work not in levels:
+                        levels[work] = Level(session, suite, work, threads, seconds, ladder)
+                    session.begin(f"{rung.name}, {work}")
+                    m = levels[work].measure(rung, config, before.get(index))
+                    if not m.refused:
+                        before[index] = m
+                    session.end(m)
+            finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
+                for level in levels.values():
+                    session.add(*level.rivals())
         for rung, config, work in special:
             level = Level(session, suite, work, threads, seconds, ladder)
             session.begin(f"{rung.name}, {work}")

@@ -33,15 +33,17 @@ def climb(
     before: dict[int, Measurement] = {}
     for n in sorted(sizes):
         levels: dict[Work, GpuLevel] = {}
-        for index, (rung, config) in enumerate(chosen):
-            work = shape(rung, n, like, session.device)
-            session.begin(f"{rung.name}, {work}")
-            if work not in levels:
-                levels[work] = GpuLevel(session, suite, work, seconds, CUDA)
-            m = levels[work].measure(rung, config, before.get(index))
-            if not m.refused:
-                before[index] = m
-            session.end(m)
-        for level in levels.values():
-            session.add(*level.rivals())
+        try:
+            for index, (rung, config) in enumerate(chosen):
+                work = shape(rung, n, like, session.device)
+                session.begin(f"{rung.name}, {work}")
+                if work not in levels:
+                    levels[work] = GpuLevel(session, suite, work, seconds, CUDA)
+                m = levels[work].measure(rung, config, before.get(index))
+                if not m.refused:
+                    before[index] = m
+                session.end(m)
+        finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
+            for level in levels.values():
+                session.add(*level.rivals())
     return session.run

@@ -36,9 +36,9 @@ RIGHT = {
             if (t == 0) ticket = 0;
           }
         }""",
-        (150, 128),
-        [np.zeros(1, np.float32), np.zeros(150, np.float32), np.ones(150 * 128, np.float32)],
-        [150 * 128],
+        (30, 128),
+        [np.zeros(1, np.float32), np.zeros(30, np.float32), np.ones(30 * 128, np.float32)],
+        [30 * 128],
     ),
     "ticket with a fence before it alone": (
         """__device__ unsigned ticket;

@@ -126,6 +126,23 @@ RIGHT = {
         [np.zeros(1, np.int32)],
         [40],
     ),
+    "more locks than a block keeps apart": (
+        """__global__ void f(int* x, int* lock) {
+          if (threadIdx.x) return;
+          for (int i = 0; i < 150; ++i)
+            for (bool done = false; !done;)
+              if (atomicCAS(lock + i, 0, 1) == 0) {
+                __threadfence();
+                x[i] += 1;
+                __threadfence();
+                atomicExch(lock + i, 0);
+                done = true;
+              }
+        }""",
+        (3, 32),
+        [np.zeros(150, np.int32), np.zeros(150, np.int32)],
+        [3] * 150,
+    ),
     "a maximum by compare and swap": (
         """__device__ void largest(float* at, float x) {
           int old = *(int*)at, seen;

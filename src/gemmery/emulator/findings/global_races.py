@@ -89,20 +89,26 @@ class GlobalRaces:
         inside, across = self._own_fence, self._fence
         if not (releases or self._handover.any or inside.any()):
             return
+        covered: dict[tuple[int, int, int], Words] = {}
         blocks, own = np.divmod(threads, self._machine.block_threads)
-        for block, warp, address in zip(blocks.tolist(), (own >> 5).tolist(), addresses.tolist(), strict=True):
-            number = self._grid.first + block
+        for block, place, address in zip(blocks.tolist(), own.tolist(), addresses.tolist(), strict=True):
+            number, warp = self._grid.first + block, place >> 5
+            thread = number, place
             for key, fenced in ((address, -1), across), ((address, number), inside):
                 if key[1] < 0 and orders.own[index]:
                     continue
                 if event.kind != "st" and event.kind != "red":
-                    self._handover.acquire(key, block, by_fence=not acquires)
-                if releases or event.kind != "ld":
-                    vouched = every[block, warp]
+                    self._handover.acquire(key, block, thread, by_fence=not acquires)
+                if not releases and event.kind == "ld":
+                    continue
+                each = block, warp, key[1]
+                if each not in covered:
+                    covered[each] = every[block, warp]
                     if not releases:  # covers the accesses before fences that this warp has seen
                         before = fenced[block]
-                        vouched = np.where((before.diagonal() <= vouched)[:, None], before, 0).max(axis=0)
-                    self._handover.release(key, block, number, vouched)
+                        ready = before.diagonal() <= every[block, warp]
+                        covered[each] = np.where(ready[:, None], before, 0).max(axis=0)
+                self._handover.release(key, block, thread, covered[each])
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""

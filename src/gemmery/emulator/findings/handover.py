@@ -3,7 +3,7 @@
 Each address has a log of releases for all blocks, and one for the threads of each block. An entry holds the releasing
 block and the clock of each of its warps up to which the release covers their accesses. A block that acquires knows the
 log up to that point, and what the releasing blocks knew. Knowledge is kept per block: what one thread acquires counts
-as known to its whole block.
+as known to its whole block. A block that knows more than 128 logs counts as knowing everything.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from gemmery.emulator.findings.races import Flags, Words
 
 Key = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
 Known = dict[Key, int]  # key -> known entries of its log
+MOST = 128  # logs of which a block keeps apart how much it knows
+EVERYTHING: Key = (-1, -1)  # the one key of a block that knows more
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Log:
     """The releases to one key."""
 
     length: int = 0
+    only: tuple[int, int] | None = None  # the block and thread, if a single one has released
     entries: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = field(default_factory=dict)  # of each block
     known: Known = field(default_factory=dict)  # what the releasing blocks knew
 
@@ -67,12 +70,14 @@ class Handover:
         """Start a chunk of blocks."""
         self._knows, self._heard = {}, {}
 
-    def acquire(self, key: Key, block: int, by_fence: bool) -> None:
+    def acquire(self, key: Key, block: int, thread: tuple[int, int], by_fence: bool) -> None:
         """A block reads atomically: it knows the log now, or after its next fence."""
         log = self._logs.get(key)
-        if log is None:
+        if log is None or log.only == thread:  # its own releases tell it nothing
             return
         known = (self._heard if by_fence else self._knows).setdefault(block, {})
+        if EVERYTHING in known:
+            return
         _join(known, log.known)
         known[key] = log.length
 
@@ -82,18 +87,23 @@ class Handover:
             if heard := self._heard.get(block):
                 _join(self._knows.setdefault(block, {}), {key: heard[key] for key in heard if not own or key[1] >= 0})
 
-    def release(self, key: Key, block: int, number: int, clocks: NDArray[np.int64]) -> None:
+    def release(self, key: Key, block: int, thread: tuple[int, int], clocks: NDArray[np.int64]) -> None:
         """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""
         if not clocks.any():
             return
-        log = self._logs.setdefault(key, Log())
-        log.add(number, clocks)
+        log = self._logs.setdefault(key, Log(only=thread))
+        if log.only != thread:
+            log.only = None
+        log.add(thread[0], clocks)
         _join(log.known, self._knows.get(block, {}))
 
     def observed(self, block: int, address: int, number: int) -> bool:
         """Whether a block has acquired a release of another block, by number, to this address itself."""
+        known = self._knows.get(block, {})
+        if EVERYTHING in known:
+            return True
         for start in {address, address & ~3, address & ~7}:  # a granule may be narrower than the atomic
-            log, length = self._logs.get((start, -1)), self._knows.get(block, {}).get((start, -1), 0)
+            log, length = self._logs.get((start, -1)), known.get((start, -1), 0)
             if log is not None and log.vouches(length, number, 0, 0):
                 return True
         return False
@@ -104,7 +114,7 @@ class Handover:
         unique, back = np.unique(queries, axis=1, return_inverse=True)
         answers = [
             any(
-                self._logs[key].vouches(length, other // each, other % each, clock)
+                key == EVERYTHING or self._logs[key].vouches(length, other // each, other % each, clock)
                 for key, length in self._knows.get(block, {}).items()
             )
             for block, other, clock in unique.T.tolist()
@@ -114,5 +124,10 @@ class Handover:
 
 
 def _join(known: Known, more: Known) -> None:
+    if EVERYTHING in known:
+        return
     for key, length in more.items():
         known[key] = max(known.get(key, 0), length)
+    if EVERYTHING in known or len(known) > MOST:
+        known.clear()
+        known[EVERYTHING] = 0

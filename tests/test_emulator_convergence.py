@@ -96,6 +96,28 @@ RIGHT = {
         }""",
         [0, 0, 0, 3, 4, 5, 6, 0],
     ),
+    "sums that a condition drops": (
+        """__global__ void f(int* out, const int* in) {
+          int i = threadIdx.x, v = in[i], lane = i % 32;
+          unsigned mask = __ballot_sync(~0u, i < 108);
+          if (i >= 108) return;
+          for (int apart = 1; apart < 32; apart *= 2) {
+            int more = __shfl_down_sync(mask, v, apart);
+            if (lane + apart < __popc(mask)) v += more;
+          }
+          if (lane == 0) out[i / 32] = v;
+        }""",
+        [496, 1520, 2544, 1218],
+    ),
+    "values that one side of a branch uses": (
+        """__global__ void f(int* out, const int* in) {
+          int i = threadIdx.x;
+          if (i >= 100) return;
+          int next = __shfl_down_sync(i < 96 ? ~0u : 0xf, in[i], 1);
+          if (i < 99 && next % 2 == 0) atomicAdd(out, next);
+        }""",
+        [2450 - 32 - 64 - 96],
+    ),
     "halves with masks of their own": (
         """__global__ void f(int* out, const int* in) {
           int v = in[threadIdx.x];
@@ -191,6 +213,9 @@ def test_a_message_names_the_lanes_and_the_way_out():
     assert "leaves out its own lane 8" in told("v = __any_sync(0xff, v);")
     assert "lanes 0, 2-31 do not" in told("if (t == 1) v = __reduce_max_sync(~0u, v);")
     assert "reads lane 9, which its mask leaves out" in told("if (t < 4) v = __shfl_sync(0xf, v, 9);")
+    tree = "if (t < 20) for (int i = 16; i; i /= 2) v += __shfl_down_sync(0xfffff, v, i);"
+    assert "reads lane 20, which its mask leaves out" in told(tree)
+    assert "reads lane 20, which its mask leaves out" in told(tree.replace("for", "\n#pragma unroll 1\nfor"))
     assert "reads lane 20, which the block lacks" in told("v = __shfl_sync(~0u, v, 20);", 20)
     assert "and lane 2 with mask 0xc" in told("if (t < 4) v = __shfl_sync(t < 2 ? 0xf : 0xc, v, t);")
     waits = told("if (t < 3) __syncwarp(0xf); __syncthreads();")

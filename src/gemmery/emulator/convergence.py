@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.discarded import used
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ops.warp import LANES, sources
 from gemmery.emulator.ptx import Immediate, Instruction
@@ -208,14 +209,14 @@ class _Lanes:
         return self._tell(bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same")
 
     def reading(self, b: Any, c: Any) -> bool:
-        """Report lanes that read from a lane which does not execute the instruction."""
+        """Report lanes that use a value from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
         source = sources(opcode, *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
         source = np.broadcast_to(source, self._there.shape)
         outside = self._named >> source.astype("u4") & 1 == 0
         bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))
-        if not bad.any():
+        if not bad.any() or not used(machine.kernel, self._index):
             return False
         warp, lane, does = self._at(bad)
         read = int(source[warp, lane])

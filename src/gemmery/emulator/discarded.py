@@ -1,0 +1,75 @@
+"""Results of instructions that a program may throw away.
+
+A shuffle at the end of a tree reads lanes outside its mask, and a condition after it drops what they return:
+`u = __shfl_down_sync(mask, v, 8); if (lane + 8 < count) v += u;`. Compilers compute the sum anyway and select.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gemmery.emulator.ptx import Instruction, Kernel, Label, Memory, Not, Operand, Register, Vector
+
+NO_RESULT = ("st", "red", "bra", "brx", "bar", "barrier", "ret", "exit", "trap", "fence", "membar", "cp", "prefetch")
+EFFECTS = (*NO_RESULT, "ld", "atom", "shfl", "vote", "match", "redux", "call", "mma", "wmma", "stmatrix", "ldmatrix")
+
+
+def used(kernel: Kernel, index: int) -> bool:
+    """Whether every way through the kernel uses the first result of an instruction, in all lanes.
+
+    Selections, guarded instructions and conjunctions of predicates may leave a value out, and so may code that only
+    one side of a branch executes.
+    """
+    first = _names(kernel.instructions[index].operands[:1])[:1]
+    return _reaches(kernel, index + 1, frozenset(first), {})
+
+
+def _reaches(kernel: Kernel, at: int, values: frozenset[str], seen: dict[tuple[int, frozenset[str]], bool]) -> bool:
+    """Whether all ways from an instruction use one of these registers."""
+    while values and at < len(kernel.instructions):
+        one = kernel.instructions[at]
+        name = one.opcode.partition(".")[0]
+        if name == "bra":
+            if one.guard is not None and one.guard.name in values:
+                return True
+            if (at, values) in seen:
+                return seen[at, values]
+            seen[at, values] = False  # a loop that does not use the values drops them
+            ways = [kernel.labels[each.name] for each in one.operands if isinstance(each, Label)]
+            ways += [at + 1] if one.guard is not None else []
+            seen[at, values] = all(_reaches(kernel, way, values, seen) for way in ways)
+            return seen[at, values]
+        if name in ("ret", "exit", "trap", "brx") and one.guard is None:
+            return False
+        after = _after(one, name, values)
+        if after is None:
+            return True
+        at, values = at + 1, after
+    return False
+
+
+def _after(one: Instruction, name: str, values: frozenset[str]) -> frozenset[str] | None:
+    """The registers that hold the value after an instruction; None if the instruction uses it."""
+    results = [] if name in NO_RESULT else _names(one.operands[:1])
+    sources = one.operands if name in NO_RESULT else one.operands[1:]
+    if one.guard is not None:
+        return None if one.guard.name in values else values
+    may_drop = name == "selp" or (name in ("and", "or") and one.opcode.endswith(".pred"))
+    reads = not values.isdisjoint(_names(sources[-1:] if name == "selp" else () if may_drop else sources))
+    if reads and (name == "selp" or name in EFFECTS):
+        return None
+    return values | set(results) if reads else values - set(results)
+
+
+def _names(operands: Iterable[Operand]) -> list[str]:
+    """The names of registers in operands."""
+    found: list[str] = []
+    for operand in operands:
+        match operand:
+            case Register(name=name) | Not(register=Register(name=name)):
+                found.append(name)
+            case Vector(elements=elements):
+                found += _names(elements)
+            case Memory(base=base, coordinates=coordinates):
+                found += _names((base, *coordinates))
+    return found

@@ -445,6 +445,23 @@ def test_the_doctor_sees_a_cache_folder_that_others_can_write(monkeypatch, tmp_p
     assert findings()["cache folder"].ok
 
 
+def test_the_doctor_names_a_cache_folder_that_is_a_link_or_a_file(monkeypatch, tmp_path):
+    real, link, file = tmp_path / "real", tmp_path / "link", tmp_path / "file"
+    real.mkdir(mode=0o700)
+    link.symlink_to(real)
+    file.touch()
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(link))
+    finding = findings()["cache folder"]
+    assert not finding.ok
+    assert finding.value == f"{link}, a link"
+    assert f"links are not followed: set GEMMERY_CACHE_DIR={real}" in finding.advice
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(file))
+    finding = findings()["cache folder"]
+    assert not finding.ok
+    assert finding.value == str(file)
+    assert "a folder that only you can write" in finding.advice
+
+
 def test_the_doctor_sees_more_threads_than_cores_and_values_that_are_none(monkeypatch):
     monkeypatch.setenv("GEMMERY_NUM_THREADS", "4096")
     assert not findings()["threads"].ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable
@@ -36,6 +37,7 @@ _NEWER = (
     "amx_int8",
 )  # instructions that some kernels use if available
 _PROBE = "doctor"
+_RECOMPILED = "every process recompiles kernels"
 
 
 @dataclass(frozen=True)
@@ -145,15 +147,16 @@ def _environment() -> Finding:
 def _cache_folder() -> Finding:
     path = config.cache_dir()
     if path is None:
-        return Finding(
-            "", "none", False, "every process recompiles kernels: set HOME, or GEMMERY_CACHE_DIR to a folder"
-        )
+        return Finding("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
     folder = Path(path)
     usable = cache.write(str(folder), _PROBE, b"probe") and cache.read(str(folder), _PROBE) == b"probe"
-    (folder / _PROBE).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / _PROBE).unlink()
     if not usable:
-        advice = "every process recompiles kernels: make it writable only for you (chmod 700), or set GEMMERY_CACHE_DIR"
-        return Finding("", str(folder), False, advice)
+        rule = "make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another"
+        if folder.is_symlink():  # its owner could point it elsewhere between a check and a use
+            rule = f"links are not followed: set GEMMERY_CACHE_DIR={folder.resolve()}"
+        return Finding("", f"{folder}, a link" if folder.is_symlink() else str(folder), False, f"{_RECOMPILED}: {rule}")
     files = [path for path in folder.iterdir() if path.is_file()]
     size = _size(sum(path.stat().st_size for path in files))
     return Finding("", f"{folder}: {len(files)} entries, {size}, writable only for you")

@@ -116,6 +116,17 @@ def test_tf32_is_listed_where_it_is_taken():
         ("sweep tile --device emulator --n 2048", "sides of 1 to 1024"),
         ("sweep tile --device emulator --rungs simt_naive", "no tile to vary"),
         ("bench --rivals nump", "known: numpy"),
+        ("bench small --store kept --no-store", "give one of them"),
+        ("bench --workload chian", "workload 'chian' is not known; the only one is chain"),
+        ("exhibit bank_stride --device cuda --as a100", "only the emulator runs as a named card"),
+        ("inspect simt_naive --html /proc/nowhere/p.html", "page '/proc/nowhere/p.html': "),
+        ("inspect simt_naive --svg /proc/nowhere", "choose another place with --svg"),
+        ("inspect simt_naive packed", "rung 'packed' runs on the CPU; `inspect` takes GPU rungs"),
+        ("inspect simt_naive bank_stride", "compare two rungs, or two exhibits"),
+        ("inspect simt_naive --config x", "'x' is not KEY=NUMBER"),
+        ("inspect simt_naive --config bm=128", "simt_naive has no such key"),
+        ("inspect simt_naive --dtype i8", "rung simt_naive takes f32"),
+        ("inspect simt_naive --device sm_20", "did you mean 'sm_120a'? known: cuda"),
     ],
 )
 def test_a_mistake_is_named_with_the_way_out(line, said, capsys, monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import As, HtmlToo, Json, place, settings
-from gemmery.cli.showing import console, write_page
+from gemmery.cli.showing import check_writable, console, write_page
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -103,17 +103,23 @@ def inspect(
     names = [rung, *([other] if other else [])]
     for name in names:
         asked.inspectable(name)
+    asked.together(names)
+    keys = settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
-    from gemmery import lab
-    from gemmery.lab.inspection import shared_dtype, together
-
-    together(names)
+    asked.taken(names, dtype, keys)
     for option, given in (("--ptx", ptx), ("--sass", sass)):
         if given and other and not json:
             raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
+    if html is not None:
+        check_writable(html)
+    if svg is not None:
+        check_writable(svg / "picture.svg", "--svg")
+    from gemmery import lab
+    from gemmery.lab.inspection import shared_dtype
+
     sides = (m or 0, n or 0, k or 0)
     dtype = dtype or shared_dtype(names, *sides, device)
-    looks = [partial(lab.inspect, name, *sides, dtype, settings(config), device, line) for name in names]
+    looks = [partial(lab.inspect, name, *sides, dtype, keys, device, line) for name in names]
     return partial(_inspect, looks, ptx, sass, json, html, svg)
 
 

@@ -25,7 +25,7 @@ from gemmery.cli.options import (
     place,
     threads_in_words,
 )
-from gemmery.cli.showing import Output, counted, measured
+from gemmery.cli.showing import Output, check_store, counted, measured
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ SweptSizes = Annotated[str, Option(metavar="N,M", help="Sizes to vary.", show_de
 SweptOn = Annotated[
     str,
     Option("--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"),
+]
+ExhibitOn = Annotated[
+    str,
+    Option("--device", metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda"),
 ]
 
 
@@ -143,6 +147,7 @@ def ladder(
     measure = partial(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
     )
+    check_store(store)
     told = f"{expected(len(chosen), lengths, where.kind)}{threads_in_words(threads)}"
     return partial(measured, "ladder", measure, output, asked.registry(where.kind), store, told)
 
@@ -212,13 +217,15 @@ def bench(
     from gemmery.lab import asked
 
     asked.limit(seconds)
+    if no_store and store is not None:
+        raise ArgumentError(f"--store {store} --no-store: give one of them")
     if device:
         asked.ordinal(device)
     if workload:
-        if workload != "chain" or suites or rivals or threads:
-            raise ArgumentError(
-                f"--workload {workload}: the only workload is chain, and it takes no suites, --rivals or --threads"
-            )
+        if workload != "chain":
+            raise ArgumentError(f"workload {workload!r} is not known; the only one is chain")
+        if suites or rivals or threads:
+            raise ArgumentError("--workload chain: it takes no suites, --rivals or --threads; leave them out")
         sides = asked.sides(numbers("--n", n) or (2048, 4096))
         dtype = asked.element_type(dtype or "f32", "cuda")
     else:
@@ -231,7 +238,7 @@ def bench(
     from gemmery import lab
     from gemmery.lab.suites import expected, results_folder
 
-    folder = None if no_store else store or results_folder()
+    folder = check_store(None if no_store else store or results_folder())
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
         return partial(measured, "chain", chain, output, store=folder)
@@ -302,6 +309,7 @@ def sweep(
         count = partial(lab.emulated_sweep, experiment, names(rungs), asked.sides(chosen, MOST_EMULATED), dtype, shown)
         return partial(counted, count, shown, "", output)
     plan = planned(experiment, names(rungs), chosen, dtype, threads, seconds, device)
+    check_store(store)
     output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
     told = expected(len(plan.chosen), plan.sizes, "cpu" if plan.gpu is None else "cuda") + threads_in_words(threads)
@@ -320,7 +328,9 @@ def sweep(
 )
 def exhibit(
     name: Annotated[str, Argument(metavar="NAME", help="An exhibit.", show_default="list them")] = "",
-    device: Annotated[str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.")] = "cuda",
+    device: Annotated[
+        str, Option(metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda")
+    ] = "",
     card: As = "",
     seconds: Annotated[float, Option(metavar="S", help="Seconds for each config.")] = 0.3,
     store: Keep = None,
@@ -338,7 +348,7 @@ def exhibit(
     from gemmery.lab import asked
     from gemmery.ladder.exhibits import find
 
-    where = asked.place("emulator" if card and device == "cuda" else device, card)
+    where = asked.place(device or ("emulator" if card else "cuda"), card)
     asked.limit(seconds)
     if where.kind == "cpu":
         raise ArgumentError("--device cpu: exhibits run on a GPU: use cuda, cuda:N, or emulator")
@@ -349,6 +359,7 @@ def exhibit(
             raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
         return partial(listed, json)
     shown, output = find(name), Output(json, html, html is None)
+    check_store(store)
     missing = ""
     if where.kind == "cuda":
         from gemmery.cuda import driver

@@ -182,6 +182,21 @@ def check_writable(path: Path, option: str = "--html") -> None:
         raise _unwritable(path, error, option) from error
 
 
+def check_store(folder: Path | None) -> Path | None:
+    """Make the folder of the records and return it. Raises ArgumentError if no file can be written there."""
+    if folder is None:
+        return None
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(None, "it is not a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ArgumentError(f"store {str(folder)!r}: {error.strerror}; choose another folder with --store") from error
+    return folder
+
+
 def write_page(path: Path, text: str, option: str = "--html") -> Path:
     """Write a file that an option asks for, with its folders; return its path.
 

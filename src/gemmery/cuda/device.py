@@ -150,9 +150,9 @@ def card(name: str) -> Device:
             return row
     archs = dict.fromkeys(row.arch for row in KNOWN.values())
     close = get_close_matches(wanted, (*KNOWN, *archs), 1)
-    meant = f"; did you mean {close[0]!r}?" if close else ""
+    meant = f"; did you mean {close[0]!r}?" if close else ";"
     raise DeviceError(
-        f"device {name!r} is neither present nor known{meant}; known: cuda, cuda:N, {', '.join((*KNOWN, *archs))}"
+        f"device {name!r} is neither present nor known{meant} known: cuda, cuda:N, {', '.join((*KNOWN, *archs))}"
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -12,6 +13,7 @@ from gemmery.errors import ArgumentError, DeviceError, DTypeError
 
 if TYPE_CHECKING:
     from gemmery.cuda.device import Device
+    from gemmery.ladder.exhibits import Exhibit
     from gemmery.ladder.rung import Rung
 
 EMULATED_AS = "h200"  # the card that the emulator runs as unless one is named
@@ -148,17 +150,56 @@ def spelled(dtype: str) -> str:
 
 
 def inspectable(name: str) -> None:
-    """Raise ArgumentError for what is neither a rung nor an exhibit; the message has the name that was meant."""
+    """Raise ArgumentError for a name that is neither a GPU rung nor an exhibit; the message suggests a close one."""
     from gemmery.ladder.exhibits import EXHIBITS
 
-    known = [*(rung.name for rung in registry("cuda")), *(one.name for one in EXHIBITS)]
-    if name in known or name in {rung.name for rung in registry("cpu")}:  # of which inspect says that it has no GPU's
+    on_gpu = [rung.name for rung in registry("cuda")]
+    known = [*on_gpu, *(one.name for one in EXHIBITS)]
+    if name in known:
         return
+    if name in {rung.name for rung in registry("cpu")}:
+        raise ArgumentError(f"rung {name!r} runs on the CPU; `inspect` takes GPU rungs: {', '.join(on_gpu)}")
     close = get_close_matches(name, known, 1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     raise ArgumentError(
         f"rung {name!r} is neither in the GPU's ladder nor an exhibit; {meant}known: {', '.join(known)}"
     )
+
+
+def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the config. Raises ArgumentError for an unknown key, and for a value that is not a whole number."""
+    known = dict.fromkeys([*row.space, *row.default])
+    for key in config:
+        if key not in known:
+            having = f"its keys are {', '.join(known)}" if known else "it has no config"
+            raise ArgumentError(f"config {key!r}: {row.name} has no such key; {having}")
+        if not isinstance(config[key], Integral):
+            raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
+    return config
+
+
+def taken(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
+    """Raise ArgumentError for an element type or a config key that one of these GPU rungs or exhibits does not have."""
+    from gemmery.ladder.exhibits import EXHIBITS
+
+    for row in registry("cuda"):
+        if row.name in names and dtype and dtype != TF32 and dtype not in row.dtypes:
+            raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
+    for one in (*registry("cuda"), *EXHIBITS):
+        if one.name in names:
+            keys(one, config)
+
+
+def together(names: Sequence[str]) -> None:
+    """Raise ArgumentError for a rung next to an exhibit: they do different work, so their counters do not compare."""
+    from gemmery.ladder.exhibits import EXHIBITS
+
+    exhibits = {one.name for one in EXHIBITS}
+    kinds = {name in exhibits: name for name in names}
+    if len(kinds) > 1:
+        raise ArgumentError(
+            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
+        )
 
 
 def looked_at(device: str, card: str = "") -> str:

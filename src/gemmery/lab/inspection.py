@@ -16,7 +16,6 @@ from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.lab import asked
 from gemmery.lab.counted import counted, counted_exhibit, small
 from gemmery.lab.exhibits import EMULATED
-from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS, Exhibit
 from gemmery.ladder.exhibits import find as find_exhibit
@@ -65,7 +64,7 @@ def inspect(
     row = _on_gpu(rung)
     chosen = _device(device)
     problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], chosen)
-    full = {**row.default, **_checked(row, config or {})}
+    full = {**row.default, **asked.keys(row, config or {})}
     reason = row.refuses(problem)
     full = full if reason else {**row.settled(problem, full)}  # the smaller product that is counted has the same tile
     geometry = _launch(row.geometry, problem, full, config) if row.geometry and not reason else None
@@ -75,16 +74,6 @@ def inspect(
     launches = inspected(row.name, row.idea, problem, row.stated(full), geometry, chosen)
     run, missing = _counted(counted, row, small(problem), full, chosen.arch, line) if counters else (None, "")
     return Inspection(**_fields(launches), emulated=run, not_emulated=missing)
-
-
-def together(rungs: Sequence[str]) -> None:
-    """Raise ArgumentError for a rung next to an exhibit: their counters are not of the same work."""
-    kinds = {rung in NAMES: rung for rung in rungs}
-    if len(kinds) > 1:
-        _on_gpu(kinds[False])
-        raise ArgumentError(
-            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
-        )
 
 
 def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:
@@ -107,7 +96,7 @@ def _exhibit(
     show = shown.show
     if not _is_whole(n) or n < 0:
         raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
-    full, elements = {**shown.default, **_checked(shown, config)}, n or show.n
+    full, elements = {**shown.default, **asked.keys(shown, config)}, n or show.n
     geometry = _launch(show.launch, elements, full, config)
     reason = refusal(geometry, device)
     if reason:
@@ -148,9 +137,6 @@ def _counted(count: Callable[..., Emulated], *given: Any) -> tuple[Emulated | No
 
 
 def _on_gpu(name: str) -> Rung:
-    if any(rung.name == name for rung in CPU):
-        known = ", ".join(rung.name for rung in CUDA)
-        raise ArgumentError(f"rung {name!r} runs on the CPU; `inspect` takes GPU rungs: {known}")
     asked.inspectable(name)
     return find_rung(CUDA, name)
 
@@ -180,14 +166,3 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
 
 def _is_whole(given: object) -> bool:
     return isinstance(given, Integral)
-
-
-def _checked(rung: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
-    known = dict.fromkeys([*rung.space, *rung.default])
-    for key in config:
-        if key not in known:
-            having = f"its keys are {', '.join(known)}" if known else "it has no config"
-            raise ArgumentError(f"config {key!r}: {rung.name} has no such key; {having}")
-        if not _is_whole(config[key]):
-            raise ArgumentError(f"config {key!r}: {config[key]!r} is not a whole number")
-    return config

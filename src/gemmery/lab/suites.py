@@ -65,7 +65,9 @@ def bench(
         loaded = [found for found in loaded if found.device == kind]
     for found in loaded:
         if found.device != kind:
-            raise ArgumentError(f"suite {found.name!r} is for {found.device}, not {kind}: run those of one device")
+            raise ArgumentError(
+                f"suite {found.name!r} is for {found.device}, not {kind}; choose suites of one device, and that device"
+            )
     if rivals and all(found.kind in suite.ALONE for found in loaded):
         names = ", ".join(found.name for found in loaded)
         raise ArgumentError(f"rivals={', '.join(rivals)}: suite {names} has no rivals; leave them out")

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 import gemmery as gm
-from gemmery import dtypes
+from gemmery import dtypes, lab
 from gemmery.api import types
 from gemmery.api.options import ACTIVATIONS
 
@@ -89,6 +89,12 @@ def test_type_checkers_see_the_public_names_and_no_others():
     seen = {name.asname for node in ast.walk(block) if isinstance(node, ast.ImportFrom) for name in node.names}
     assert seen == set(gm.__all__)
     assert set(dir(gm)) == {*gm.__all__, "__version__"}
+
+
+@pytest.mark.parametrize("package", [gm, lab])
+def test_type_checkers_do_not_see_the_loader_of_names(package):
+    body = ast.parse(Path(package.__file__).read_text()).body
+    assert "__getattr__" not in {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("name", [name for name in gm.__all__ if name[0].islower()])

@@ -7,7 +7,8 @@ from dataclasses import fields
 from html import escape
 
 from gemmery import lab
-from gemmery.lab.inspection import shared_dtype, together
+from gemmery.lab import asked
+from gemmery.lab.inspection import shared_dtype
 from gemmery.ladder import inspection
 from gemmery.report.inspection import inspection_page, where
 from gemmery.report.side_by_side import comparison_page
@@ -69,7 +70,9 @@ def inspect(
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
     names = [rung, *([other] if other else [])]
-    together(names)
+    for name in names:
+        asked.inspectable(name)
+    asked.together(names)
     dtype = dtype or shared_dtype(names, m, n, k, device)
     found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in names]
     if len(found) == 2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemmery.errors import not_installed
 
@@ -64,14 +64,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used: `emulate` needs half of the modules."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(home), name)
-    except ModuleNotFoundError as error:
-        raise not_installed(error, f"gemmery.lab.{name}") from error
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with it type checkers would accept any name
+
+    def __getattr__(name):
+        """Load a public name when it is first used: `ladder` needs nothing of the emulator."""
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")
+        try:
+            value = getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            raise not_installed(error, f"gemmery.lab.{name}") from error
+        globals()[name] = value
+        return value

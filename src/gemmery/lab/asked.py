@@ -183,11 +183,13 @@ def taken(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
     from gemmery.ladder.exhibits import EXHIBITS
 
     for row in registry("cuda"):
-        if row.name in names and dtype and dtype != TF32 and dtype not in row.dtypes:
-            raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
-    for one in (*registry("cuda"), *EXHIBITS):
-        if one.name in names:
-            keys(one, config)
+        if row.name in names:
+            if dtype and dtype != TF32 and dtype not in row.dtypes:
+                raise ArgumentError(f"dtype {dtype!r}: rung {row.name} takes {', '.join(row.dtypes)}")
+            keys(row, config)
+    for exhibit in EXHIBITS:
+        if exhibit.name in names:
+            keys(exhibit, config)
 
 
 def together(names: Sequence[str]) -> None:

@@ -206,14 +206,16 @@ def _taken(run: Run) -> str:
 
 
 def _joined(notes: Iterable[str]) -> Iterator[str]:
-    """What the rivals are, each part once; notes that differ only in their last word share a line.
+    """Descriptions of the rivals, each once; notes that differ only in their last word share a line.
 
-    >>> list(_joined(["cuBLAS 13, torch.mm", "cuBLAS 13, torch.mv", "torch 2; no wider result", "torch 2"]))
-    ['cuBLAS 13, torch.mm and torch.mv', 'torch 2', 'no wider result']
+    >>> list(_joined(["cuBLAS 13, torch.mm", "cuBLAS 13, torch.mv", "torch 2; returns f16: none is wider", "torch 2"]))
+    ['cuBLAS 13, torch.mm and torch.mv', 'torch 2', 'PyTorch returns f16 where C is float32']
     """
     by_head: dict[str, dict[str, None]] = {}
     for note in notes:
-        for part in note.split("; "):
+        for said in note.split("; "):
+            returned = said.partition(":")[0]
+            part = f"PyTorch {returned} where C is float32" if said.startswith("returns ") else said
             head, comma, tail = part.rpartition(", ")
             by_head.setdefault(head + comma if comma else part, {})[tail if comma else ""] = None
     for head, tails in by_head.items():

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import records
 from gemmery import report
-from gemmery.report import sheet, svg, words
+from gemmery.report import sheet, svg, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 
@@ -167,6 +167,12 @@ def test_without_pairwise_ratios_the_medians_are_compared():
     assert sheet.speedup(a, "numpy", group) == (pytest.approx(0.25), 0.0)
     assert sheet.speedup(a, "torch", group) is None
     assert sheet.speedup(b, "numpy", group) is None
+
+
+def test_no_cache_is_named_while_the_caches_are_not_known():
+    run = replace(RUNS["sweep_block"], machine=terminal.NOWHERE)
+    (growing,) = sheet.sheets(run, ())
+    assert {row[2].text for row in growing.rows} == {""}
 
 
 def test_blocks_are_set_against_the_caches():

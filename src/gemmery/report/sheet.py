@@ -301,10 +301,11 @@ def side(cache: int, dtype: str) -> float:
 def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     """Time by the side of a block, and the cache that three blocks fit into; rivals have no block."""
     best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
-    rows = []
+    rows, known = [], words.caches(machine)
+    largest = "memory" if known else ""  # the caches are not known while the table grows
     for m in sorted(measurements, key=lambda m: m.config.get("block", math.inf)):
         blocked = "block" in m.config
-        fits = next((name for name, held in words.caches(machine) if blocked and working_set(m) <= held), "memory")
+        fits = next((name for name, held in known if blocked and working_set(m) <= held), largest)
         rows.append(
             (
                 Cell(str(m.config["block"]) if blocked else words.kernel(m.kernel)),

@@ -141,7 +141,7 @@ def test_bools_of_pytorch():
 
 
 def test_explain_says_how_bools_are_multiplied(monkeypatch):
-    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0))
+    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0, 0.0))
     text = str(gm.explain(bools(8, 8), bools(8, 8)))
     assert "a is converted from bool to uint8" in text
     assert "the result is bool" in text

@@ -131,7 +131,18 @@ def test_other_numbers_of_threads_are_refused(count):
 
 def test_explain_measures_no_more_threads_than_there_are_cores(monkeypatch):
     measured = []
-    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (measured.append(threads), (100.0, 10.0))[1])
+    monkeypatch.setattr(
+        explanation, "_limits", lambda dtype, threads: (measured.append(threads), (100.0, 10.0, 0.0))[1]
+    )
     a = np.ones((64, 64), np.float32)
     assert [gm.explain(a, a, threads=count).threads for count in (1, 200, 256)] == [1, 200, 256]
     assert measured == [1, min(200, cores()), min(256, cores())]
+
+
+@pytest.mark.parametrize(("load", "marked"), [(0.0, False), (50.0, True)])
+def test_explain_marks_figures_of_a_busy_machine(load, marked, monkeypatch):
+    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0, load))
+    a = np.ones((64, 64), np.float32)
+    found = gm.explain(a, a)
+    assert ("unreliable other processes used 50 of " in str(found)) == marked
+    assert ("while the machine was measured" in found._repr_html_()) == marked

@@ -39,6 +39,7 @@ class Explanation:
     bandwidth_gbs: float  # measured read bandwidth
     attainable_gflops: float
     bound: str  # "compute" or "memory"
+    load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
 
     @property
     def flops(self) -> int:
@@ -79,7 +80,16 @@ class Explanation:
             ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
             ("machine", limits),
             ("bound by", f"{self.bound}: {roof}"),
+            *(("unreliable", text) for text in self._doubts()),
         ]
+
+    def _doubts(self) -> tuple[str, ...]:
+        """A warning if other processes kept the cores busy while the machine was measured."""
+        from gemmery.bench import load
+
+        if self.problem.device != "cpu" or self.load <= load.limit(cores()):
+            return ()
+        return (f"other processes used {self.load:.2g} of {cores()} cores while the machine was measured",)
 
 
 @opaque.opaque
@@ -130,9 +140,9 @@ def explain(
     from gemmery.bench.roofline import attainable
 
     plan, problem, form = prepared
-    peak, bandwidth = _limits(problem.dtype, min(count, cores()))
+    peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
-    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit))
+    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), load)
 
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
@@ -159,6 +169,7 @@ def _explanation(
     copies: tuple[str, ...],
     threads: int,
     limits: tuple[float, float, "Bound"],
+    load: float = 0.0,
 ) -> Explanation:
     peak, bandwidth, limit = limits
     return Explanation(
@@ -174,6 +185,7 @@ def _explanation(
         bandwidth_gbs=bandwidth,
         attainable_gflops=limit.gflops,
         bound=limit.by,
+        load=load,
     )
 
 
@@ -193,11 +205,12 @@ def _converted(x: View, dtype: str) -> View:
 
 
 @cache
-def _limits(dtype: str, threads: int) -> tuple[float, float]:
-    """Return peak GFLOP/s and read bandwidth in GB/s, measured once per process."""
-    from gemmery.bench import roofline
+def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
+    """Return peak GFLOP/s, read bandwidth in GB/s, and the load meanwhile, measured once per process."""
+    from gemmery.bench import load, roofline
 
-    return roofline.peak(dtype, threads), roofline.bandwidth(threads).read
+    meter = load.Meter()
+    return roofline.peak(dtype, threads), roofline.bandwidth(threads).read, meter.load()
 
 
 @cache

@@ -52,6 +52,15 @@ class Gathering:
     members: Read | None  # the lanes that each thread names; None for all
 
 
+@dataclass(frozen=True)
+class Undefined:
+    """The threads to which a shuffle gave an undefined value, which the program may drop."""
+
+    lanes: NDArray[np.bool_]
+    message: str
+    selections: dict[int, bool]  # instructions that choose between it and another value, and whether it is the first
+
+
 def names_lanes(instruction: Instruction) -> bool:
     """Whether an instruction has its member mask in a register; it then starts a basic block."""
     masked = _MASKED.match(instruction.opcode) is not None
@@ -101,6 +110,8 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
     opcode = instruction.opcode
     if opcode.startswith(_WHOLE):
         return _complete(index, step)
+    if opcode.startswith("selp."):
+        return _selecting(lowering, index, step)
     if _MASKED.match(opcode) is None:
         return step
     operands = lowering.flat(instruction.operands)
@@ -110,6 +121,8 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
 
     def run(machine: Machine, mask: Mask) -> None:
         named = members(machine.registers)
+        if machine.undefined:
+            machine.undefined.pop(index, None)
         if machine.observers and (named.ndim or named != FULL or not _in_whole_warps(mask)):
             at = _Lanes(machine, index, mask, named, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
@@ -216,14 +229,35 @@ class _Lanes:
         source = np.broadcast_to(source, self._there.shape)
         outside = self._named >> source.astype("u4") & 1 == 0
         bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))
-        if not bad.any() or not used(machine.kernel, self._index):
+        if not bad.any():
             return False
         warp, lane, does = self._at(bad)
         read = int(source[warp, lane])
         inside = warp * 32 % machine.block_threads + read < machine.launch.block_threads
         why = "its mask leaves out" if outside[warp, lane] else "does not execute it" if inside else "the block lacks"
         what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
-        return self._tell(bad, what)
+        certain, selections = used(machine.kernel, self._index)
+        if certain:
+            return self._tell(bad, what)
+        machine.undefined[self._index] = Undefined(bad.reshape(-1), what, selections)
+        return False
+
+
+def _selecting(lowering: Lowering, index: int, step: Step) -> Step:
+    """The step of a selection, with a report of lanes that select an undefined value."""
+    instruction = lowering.kernel.instructions[index]
+    predicate = lowering.read(instruction.operands[3], "pred", instruction)
+
+    def run(machine: Machine, mask: Mask) -> None:
+        for shuffle, one in machine.undefined.items():
+            if index in one.selections:
+                bad = one.lanes & (machine.spread(predicate(machine.registers)) == one.selections[index])
+                threads = np.flatnonzero(bad if mask is None else bad & mask)
+                if threads.size:
+                    tell(machine, shuffle, threads, one.message)
+        step(machine, mask)
+
+    return run
 
 
 def check_barrier(machine: Machine, index: int, mask: Mask, named: Any) -> None:

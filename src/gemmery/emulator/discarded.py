@@ -14,17 +14,24 @@ NO_RESULT = ("st", "red", "bra", "brx", "bar", "barrier", "ret", "exit", "trap",
 EFFECTS = (*NO_RESULT, "ld", "atom", "shfl", "vote", "match", "redux", "call", "mma", "wmma", "stmatrix", "ldmatrix")
 
 
-def used(kernel: Kernel, index: int) -> bool:
-    """Whether every way through the kernel uses the first result of an instruction, in all lanes.
+def used(kernel: Kernel, index: int) -> tuple[bool, dict[int, bool]]:
+    """Whether every way through the kernel uses the first result of an instruction, and the selections that may not.
 
     Selections, guarded instructions and conjunctions of predicates may leave a value out, and so may code that only
-    one side of a branch executes.
+    one side of a branch executes. Selections are told by index, with whether the value is the first of the two.
     """
     first = _names(kernel.instructions[index].operands[:1])[:1]
-    return _reaches(kernel, index + 1, frozenset(first), {})
+    selections: dict[int, bool] = {}
+    return _reaches(kernel, index + 1, frozenset(first), {}, selections), selections
 
 
-def _reaches(kernel: Kernel, at: int, values: frozenset[str], seen: dict[tuple[int, frozenset[str]], bool]) -> bool:
+def _reaches(
+    kernel: Kernel,
+    at: int,
+    values: frozenset[str],
+    seen: dict[tuple[int, frozenset[str]], bool],
+    selections: dict[int, bool],
+) -> bool:
     """Whether all ways from an instruction use one of these registers."""
     while values and at < len(kernel.instructions):
         one = kernel.instructions[at]
@@ -37,10 +44,14 @@ def _reaches(kernel: Kernel, at: int, values: frozenset[str], seen: dict[tuple[i
             seen[at, values] = False  # a loop that does not use the values drops them
             ways = [kernel.labels[each.name] for each in one.operands if isinstance(each, Label)]
             ways += [at + 1] if one.guard is not None else []
-            seen[at, values] = all(_reaches(kernel, way, values, seen) for way in ways)
+            seen[at, values] = all([_reaches(kernel, way, values, seen, selections) for way in ways])
             return seen[at, values]
         if name in ("ret", "exit", "trap", "brx") and one.guard is None:
             return False
+        if name == "selp" and one.guard is None:
+            held = [not values.isdisjoint(_names([operand])) for operand in one.operands[1:3]]
+            if held[0] != held[1]:
+                selections[at] = held[0]
         after = _after(one, name, values)
         if after is None:
             return True

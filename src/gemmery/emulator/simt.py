@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import barriers, reach, specials, spinning
+from gemmery.emulator import barriers, convergence, reach, specials, spinning
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.hopper import bulk, cluster, mbarrier, products
@@ -87,6 +87,7 @@ class Machine:
         self.waiting = barriers.Waiting(self)
         self.failed: Any = False  # the threads whose latest wait failed
         self.order: NDArray[np.int64] | None = None
+        self.undefined: dict[int, convergence.Undefined] = {}  # by shuffle
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
         if idle.any():
             self.places = np.where(idle, program.stop, 0).astype(np.int32)

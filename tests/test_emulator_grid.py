@@ -326,7 +326,7 @@ def test_a_read_by_one_of_many_blocks_is_kept():
     told = found(body, 4, 64, [np.zeros(1, np.int32), np.zeros(64, np.int32)])
     assert len(told) == 1
     assert "of block 3 writes" in told[0]
-    assert "of block 1 reads" in told[0]
+    assert "of block 0 reads" in told[0]
 
 
 def test_what_is_only_read_is_not_followed():

@@ -100,11 +100,16 @@ class Two:
             some = (before == 0) | (before & atomic != 0)
             places, stamps, before = places[some], stamps[some], before[some]
         self.last[places] = stamps
-        last = self.last[places]
-        self._replace(places, before, last)
-        lost = stamps != last  # threads whose place a later one accesses too
-        if lost.any():
-            self._replace(places[lost], stamps[lost], last[lost])
+        latest = np.flatnonzero(self.last[places] == stamps)  # one access of each place
+        if len(latest) == len(places):
+            self._replace(places, before, stamps)
+            return
+        self.last[places[::-1]] = stamps[::-1]
+        once, last = places[latest], stamps[latest]
+        first = self.last[once]  # of another block if any thread is, since threads come in the order of their blocks
+        self.last[once] = last
+        self._replace(once, before[latest], last)
+        self._replace(once, first, last)
 
     def _replace(self, places: Words, candidates: Words, last: Words) -> None:
         layout = self._layout
@@ -132,6 +137,7 @@ class Grid:
         self._size = size
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._written: Words = np.zeros(-(-size // 16), np.int64)
+        self._low, self._high = len(self._written), -1  # the first and the last place that was written
         self._reads: Two | None = None  # None until something is read
         self._updates: Two | None = None  # the same for atomic updates
         self._someone, self._block = layout.someone, layout.same_block
@@ -173,7 +179,8 @@ class Grid:
         places, threads, stamps = self._places(index, addresses, threads, width, atomic)
         if self._full:
             return
-        self._check(index, places, threads, stamps, self._written[places])
+        if self._low <= self._high and self._low <= places.max() and places.min() <= self._high:
+            self._check(index, places, threads, stamps, self._written[places])
         if not atomic:
             self._check_two(index, places, threads, stamps, self._updates)
         self._reads = self._kept(self._reads, places, stamps)
@@ -189,6 +196,7 @@ class Grid:
             self._updates = self._kept(self._updates, places, stamps)
             return
         self._check_two(index, places, threads, stamps, self._updates)
+        self._low, self._high = min(self._low, int(places.min())), max(self._high, int(places.max()))
         self._written[places] = stamps
         last = self._written[places]
         lost = np.flatnonzero(last != stamps)
@@ -210,6 +218,7 @@ class Grid:
 
     def _halve(self) -> None:
         self._shift -= 1
+        self._low, self._high = 2 * self._low, 2 * self._high + 1
         if not self._written.any():  # keeps the pages untouched
             self._written = np.zeros(2 * len(self._written), np.int64)
         else:

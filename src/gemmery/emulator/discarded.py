@@ -44,7 +44,8 @@ def _reaches(
             seen[at, values] = False  # a loop that does not use the values drops them
             ways = [kernel.labels[each.name] for each in one.operands if isinstance(each, Label)]
             ways += [at + 1] if one.guard is not None else []
-            seen[at, values] = all([_reaches(kernel, way, values, seen, selections) for way in ways])
+            each_way = [_reaches(kernel, way, values, seen, selections) for way in ways]  # all, for their selections
+            seen[at, values] = all(each_way)
             return seen[at, values]
         if name in ("ret", "exit", "trap", "brx") and one.guard is None:
             return False

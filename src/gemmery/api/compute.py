@@ -56,9 +56,10 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
         _compute(x, y, common, result, target, terms)
         return arrays.wrap(like, made)
     target = view(out)
-    arrays.together(a=x, b=y, out=target)
+    if not x.device == y.device == target.device:
+        arrays.together(a=x, b=y, out=target)
     writable(target, shape, result)
-    if target.dtype == result and not any(arrays.overlap(z, target) for z in _inputs(x, y, terms, target)):
+    if target.dtype == result and not _overlaps(target, x, y, terms):
         _compute(x, y, common, result, target, terms)
     else:
         _compute_aside(x, y, common, result, target, terms)
@@ -66,10 +67,14 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     return out
 
 
-def _inputs(x: View, y: View, terms: Terms, target: View) -> list[View]:
-    """Return the views that must not change while the product is written to `target`."""
+def _overlaps(target: View, x: View, y: View, terms: Terms) -> bool:
+    """Return True if writing to `target` would change an input before it is read."""
+    if arrays.overlap(x, target) or arrays.overlap(y, target):
+        return True
+    if terms is PLAIN:
+        return False
     others = (terms.bias, None if terms.old is None or arrays.same(terms.old, target) else terms.old)
-    return [x, y, *(z for z in others if z is not None)]
+    return any(z is not None and arrays.overlap(z, target) for z in others)
 
 
 @lru_cache(maxsize=4096)

@@ -245,6 +245,9 @@ def test_the_number_of_threads_is_what_was_set_then_the_variable_then_the_cores(
         monkeypatch.setenv("GEMMERY_NUM_THREADS", "1000000")
         with pytest.raises(ArgumentError, match="GEMMERY_NUM_THREADS=1000000: it must be at most 256"):
             counts.get()
+        monkeypatch.setenv("GEMMERY_NUM_THREADS", "9" * 50)
+        with pytest.raises(ArgumentError, match=r"GEMMERY_NUM_THREADS=9{37}\.\.\.: it must be at most 256"):
+            counts.get()
     finally:
         counts.set_(None)
         monkeypatch.undo()

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, shown
 
 ISAS = ("generic", "avx2", "avx512")
 
@@ -24,8 +24,10 @@ def num_threads() -> int | None:
     text = os.environ.get("GEMMERY_NUM_THREADS", "").strip()
     if not text:
         return None
-    if not re.fullmatch("0*[1-9][0-9]{0,8}", text, re.ASCII):
-        raise ArgumentError(f"GEMMERY_NUM_THREADS={text!r}: it must be an integer >= 1; unset it to use every core")
+    if not re.fullmatch("0*[1-9][0-9]{0,99}", text, re.ASCII):
+        raise ArgumentError(
+            f"GEMMERY_NUM_THREADS={shown(text)}: it must be an integer >= 1; unset it to use every core"
+        )
     return int(text)
 
 

@@ -27,7 +27,9 @@ def _allowed() -> int:
     """Return the default, read once: reading affinity mask and cgroup takes 10 us, a small product 1 us."""
     number, most = config.num_threads() or cores(), _most()
     if number > most:
-        raise ArgumentError(f"GEMMERY_NUM_THREADS={number}: it must be at most {most}; unset it to use every core")
+        raise ArgumentError(
+            f"GEMMERY_NUM_THREADS={shown(number)}: it must be at most {most}; unset it to use every core"
+        )
     return number
 
 

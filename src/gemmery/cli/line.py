@@ -43,10 +43,22 @@ def run(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         way_out = f"see `{context.command_path if context else 'gemmery'} --help`"
-        return _complain(f"{shlex.join(arguments)}: {error.format_message().rstrip('.')}; {way_out}", 2)
+        return _complain(f"{shlex.join(arguments)}: {_plain(error.format_message())}; {way_out}", 2)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return code
+
+
+def _plain(message: str) -> str:
+    """Return a message of the parser without the words of its library.
+
+    >>> _plain("Invalid value for '--n': Input should be a valid integer, unable to parse string as an integer")
+    "Invalid value for '--n': it must be an integer"
+    """
+    plain = message.rstrip(".").partition(", unable to parse")[0]
+    for words, ours in (("a valid integer", "an integer"), ("a valid number", "a number"), ("Input should", "it must")):
+        plain = plain.replace(words, ours)
+    return plain
 
 
 def _complain(message: str, code: int) -> int:

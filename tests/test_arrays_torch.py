@@ -285,3 +285,16 @@ def test_a_result_that_no_tensor_can_hold_is_refused():
 def test_symbolic_tracing_is_refused_by_name():
     with pytest.raises(gm.LayoutError, match=r"torch\.fx is tracing.*torch\.matmul"):
         torch.fx.symbolic_trace(lambda x: gm.matmul(x, x))
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_scalar_that_requires_grad_is_refused_like_an_operand(name):
+    two = torch.tensor(2.0, requires_grad=True)
+
+    def product():
+        return gm.gemm(two, ONES, ONES) if name == "alpha" else gm.gemm(1, ONES, ONES, two, ONES)
+
+    with pytest.raises(gm.LayoutError, match="requires grad"):
+        product()
+    with torch.no_grad():
+        assert torch.equal(product(), torch.full((3, 3), 6.0 if name == "alpha" else 5.0))

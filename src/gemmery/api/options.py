@@ -61,6 +61,8 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     and DTypeError for bools.
     """
     row = dtypes.get(dtype)
+    if hasattr(value, "requires_grad"):
+        view(value)  # raises if PyTorch records operations on this tensor: it would not see the product
     if row.kind == "b":
         raise DTypeError("gemm and gemv do not take bool operands alone; use gm.matmul, or convert one to int32 first")
     if type(value) is float and row.kind not in "iu":

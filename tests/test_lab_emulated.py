@@ -292,3 +292,16 @@ def find_one(run, name):
 def test_cards_are_known_in_any_case():
     """RTX3090 is rtx3090."""
     assert emulated.emulated_card("RTX3090") is emulated.emulated_card("rtx3090")
+
+
+@pytest.mark.parametrize(
+    ("rungs", "said"),
+    [
+        (["simt_naive"], "The grid has 1 block at this size"),
+        (["simt_naive", "simt_uncoalesced"], "All grids have 1 block at this size"),
+    ],
+)
+def test_the_number_of_grids_agrees_with_its_verb(rungs, said):
+    shown = io.StringIO()
+    report.show_emulated(lab.emulated_ladder(rungs, [8]), Console(file=shown, width=200))
+    assert said in shown.getvalue()

@@ -241,9 +241,11 @@ def _tiles(ran: Sequence[EmulatedRung], device: Device) -> list[str]:
     if few := [one for one in ran if one.blocks < device.sms]:
         least, most = min(one.blocks for one in few), max(one.blocks for one in few)
         blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
-        which = "All grids" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids"
+        which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
+        if len(few) == 1:
+            which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
         notes.append(
-            f"{which} have {blocks} at this size, fewer than the {device.sms} multiprocessors; the roofs are those of "
+            f"{which} {blocks} at this size, fewer than the {device.sms} multiprocessors; the roofs are those of "
             "larger products."
         )
     chosen = [f"{one.rung} {one.tile[0]} × {one.tile[1]}" for one in ran if one.rung in CHOOSING]

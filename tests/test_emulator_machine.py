@@ -312,8 +312,8 @@ def test_a_special_register_without_a_value_is_refused_where_it_is_read(name):
 SPINS = {
     "while (atomicAdd(x, 0) == 0);": 2,
     "unsigned ns = 8; while (*(volatile int*)x == 0) { __nanosleep(ns);\n if (ns < 256) ns *= 2; }": 2,
-    "\n\nwhile (atomicCAS(x, 0, 1) != 0);\n x[1] += 1; atomicExch(x, 0);": 4,
-    "\nif (threadIdx.x < 32) { while (*(volatile int*)x == 0); } else x[0] = 1;": 3,
+    "\n\nwhile (atomicCAS(x, 0, 1) != 0);\n x[1] += 1;": 4,
+    "\nif (threadIdx.x < 32) { while (*(volatile int*)x == 0); } else x[1] = 1;": 3,
     "for (;;) __syncthreads();": 2,
 }
 
@@ -327,6 +327,27 @@ def test_threads_that_loop_for_ever_are_named_with_their_line(spin, seed):
     with pytest.raises(gm.EmulationError, match=rf"loop forever at kernel.cu:{SPINS[spin]}: .*barrier.*two kernels"):
         gm.emulate(code, "f", 2, 64, [x], seed=seed)
     assert not x.any()
+
+
+HANDING = {
+    "lock": "if (t == 0) { while (atomicCAS(x, 0, 1)); __threadfence(); ++x[1]; __threadfence(); atomicExch(x, 0); }",
+    "flag": """if (b == 1) { x[9] = 5; __syncthreads(); if (t == 0) { __threadfence(); atomicExch(x + 8, 1); } }
+      else { if (t == 0) { while (!atomicAdd(x + 8, 0)); __threadfence(); } __syncthreads();
+             if (t == 0) atomicAdd(x + 1, x[9]); }""",
+    "all blocks": """if (t == 0) x[16 + b] = b; __syncthreads();
+      if (t == 0) { __threadfence(); atomicAdd(x + 8, 1); while (atomicAdd(x + 8, 0) < 4); __threadfence(); }
+      __syncthreads(); if (t == 0) atomicAdd(x + 1, 2 * x[16 + (b + 1) % 4]);""",
+}
+
+
+@pytest.mark.parametrize("handing", HANDING)
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_threads_that_wait_in_a_loop_let_others_run(handing, seed):
+    """Locks, flags and barriers of all blocks that run together."""
+    code = f"__global__ void f(int* x) {{ int t = threadIdx.x, b = blockIdx.x; {HANDING[handing]} }}"
+    x = np.zeros(32, np.int32)
+    assert gm.emulate(code, "f", 4, 64, [x], seed=seed).findings == ()
+    assert x[1] == {"lock": 4, "flag": 15, "all blocks": 12}[handing]
 
 
 def test_a_long_loop_is_not_one_without_end():

@@ -133,11 +133,7 @@ class Waiting:
         alive = places < machine.program.stop
         if not alive.any():
             return False
-        moved = False
-        if self._parked.any():
-            for number in np.unique(self._number[self._parked]):
-                moved |= self._complete(int(number), alive)
-        if moved:
+        if self.released(alive):
             return True
         if self.asleep and np.count_nonzero(alive) != self._alive:  # a thread that ended may have been waited for
             self._alive = int(np.count_nonzero(alive))
@@ -160,6 +156,14 @@ class Waiting:
                 observer.deadlock(machine, int(index), mask)
         places[alive] = machine.program.stop
         return False
+
+    def released(self, alive: NDArray[np.bool_]) -> bool:
+        """Complete the barriers that all threads have reached; False if there is none."""
+        moved = False
+        if self._parked.any():
+            for number in np.unique(self._number[self._parked]):
+                moved |= self._complete(int(number), alive)
+        return moved
 
     def _gathered(self, places: NDArray[np.int32]) -> bool:
         """Wake threads that wait for lanes; if nothing has changed since the last time, they go on without them."""

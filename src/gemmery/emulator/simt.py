@@ -88,6 +88,8 @@ class Machine:
         self.failed: Any = False  # the threads whose latest wait failed
         self.order: NDArray[np.int64] | None = None
         self.undefined: dict[int, convergence.Undefined] = {}  # by shuffle
+        self.ran: Mask = None  # the threads of the latest step
+        self.yielding: Mask = None  # threads that loop until another one writes, and let the others run
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
         if idle.any():
             self.places = np.where(idle, program.stop, 0).astype(np.int32)
@@ -131,6 +133,11 @@ class Machine:
         ready = self.waiting.ready(self.places)
         if ready is None:
             return self.waiting.resolve(self.places)
+        if self.yielding is not None:
+            if (ready & ~self.yielding).any():
+                ready = ready & ~self.yielding
+            else:
+                self.yielding = None
         if self.order is not None:
             rank = np.where(ready, self.order, self.warps)
             ready = rank == rank.min()
@@ -138,7 +145,7 @@ class Machine:
         mask = (self.places == at) & ready  # the place of a thread that waits at a barrier is already the next one
         if mask.all():
             self.places, mask = None, None
-        self.at = at
+        self.at, self.ran = at, mask
         self._execute(self.program.blocks[at], mask, at)
         if self.order is not None:
             self.part()

@@ -150,7 +150,7 @@ def _unsupported(array: Array) -> DTypeError:
     elif dtype.kind == "V":
         what = f"an array of elements of {dtype.itemsize} raw bytes each"
     elif array.ndim == 0:
-        what = f"a {type(array.item()).__name__}, which is no array"
+        return DTypeError(f"an operand is a {type(array.item()).__name__}; pass an array of {dtypes.supported()}")
     else:
         what = f"an array of {_WORDS[dtype.kind]}"
     return DTypeError(f"an operand is {what}; gemmery multiplies {dtypes.supported()}: convert with astype first")

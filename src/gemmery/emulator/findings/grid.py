@@ -100,10 +100,12 @@ class Two:
             some = (before == 0) | (before & atomic != 0)
             places, stamps, before = places[some], stamps[some], before[some]
         self.last[places] = stamps
-        latest = np.flatnonzero(self.last[places] == stamps)  # one access of each place
-        if len(latest) == len(places):
-            self._replace(places, before, stamps)
+        kept = self.last[places] == stamps
+        if kept.all():
+            if before.any():
+                self._replace(places, before, stamps)
             return
+        latest = np.flatnonzero(kept)  # one access of each place
         self.last[places[::-1]] = stamps[::-1]
         once, last = places[latest], stamps[latest]
         first = self.last[once]  # of another block if any thread is, since threads come in the order of their blocks

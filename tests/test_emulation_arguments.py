@@ -122,6 +122,7 @@ ARGUMENTS = {
     "too large": ([X, 2**32], gm.ArgumentError, "argument 1 is 4294967296.*pass a number of 32 bits"),
     "bytes": ([X, b"abc"], gm.ArgumentError, "argument 1 is 3 bytes.*pass 4 bytes"),
     "gaps": ([np.zeros((8, 8))[:, ::2], 1], gm.LayoutError, "argument 0 has strides.*ascontiguousarray"),
+    "text": ([np.array(["a"]), 1], gm.ArgumentError, "argument 0 holds text.*int8"),
     "objects": ([np.array([None]), 1], gm.ArgumentError, "argument 0 holds Python objects.*astype"),
     "byte order": ([FOREIGN, 1], gm.LayoutError, "argument 0 has the non-native byte order.*astype"),
 }

@@ -153,6 +153,8 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         )
     if array.dtype.hasobject:
         raise ArgumentError(f"{name} holds Python objects, but a kernel needs numbers: convert it with astype")
+    if array.dtype.kind == "U":
+        raise ArgumentError(f"{name} holds text ({array.dtype}), but a kernel needs numbers: pass its bytes as int8")
     if not array.dtype.isnative:
         raise LayoutError(f"{name} has the non-native byte order {array.dtype.str}: convert it with astype")
 

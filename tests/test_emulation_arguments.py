@@ -289,3 +289,10 @@ def test_blocks_of_a_required_size():
         gm.emulate(text, "f", 1, (8, 2), [None], options=("-DN=1",))
     with pytest.raises(gm.ArgumentError, match="kernel 'g': this PTX has f; name one of them"):
         gm.emulate(text, "g", 1, (8, 2), [None])
+
+
+@pytest.mark.parametrize("option", ["swizzle", "steps"])
+def test_arrays_as_options_of_a_tensor_map_are_refused(option):
+    """Not with NumPy's words about truth values."""
+    with pytest.raises(gm.GemmeryError, match=option):
+        gm.tensor_map(np.zeros((16, 16), np.float32), (8, 8), **{option: np.ones(5)})

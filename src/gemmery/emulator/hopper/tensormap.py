@@ -72,14 +72,14 @@ def tensor_map(
         raise ArgumentError(f"tensor_map: {type(array).__name__} is no array; pass a NumPy array")
     if array.dtype.name not in TYPES or not array.dtype.isnative:
         raise ArgumentError(f"tensor_map: an array of {array.dtype}; a map describes {', '.join(TYPES)}")
-    box, steps = _whole("box", box), _whole("steps", steps or (1,) * array.ndim)
+    box, steps = _whole("box", box), _whole("steps", (1,) * array.ndim if steps is None else steps)
     if not 1 <= array.ndim <= MOST_DIMENSIONS or not len(box) == len(steps) == array.ndim:
         raise ArgumentError(
             f"box={box}, steps={steps}: the array has {array.ndim} dimensions; give one number for each"
         )
     if any(not 1 <= side <= LONGEST_BOX for side in box) or any(not 1 <= step <= 8 for step in steps) or steps[-1] > 1:
         raise ArgumentError(f"box={box}, steps={steps}: sides are 1 to {LONGEST_BOX}, steps 1 to 8, the last one 1")
-    if swizzle not in SWIZZLES:
+    if np.ndim(swizzle) or swizzle not in SWIZZLES:
         raise ArgumentError(f"swizzle={swizzle}: 0, 32, 64 or 128 bytes")
     if array.strides[-1] != array.itemsize or any(step % ALIGNMENT or step < 0 for step in array.strides[:-1]):
         raise LayoutError(

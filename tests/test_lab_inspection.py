@@ -190,3 +190,10 @@ def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
 
 def test_every_known_card_runs_the_first_rung():
     assert [lab.inspect("simt_naive", n=256, device=name, counters=False).device.name for name in KNOWN] == list(KNOWN)
+
+
+@pytest.mark.parametrize("rung", [None, 1, ["simt_naive"], {}])
+def test_a_rung_that_is_not_text_is_refused(rung):
+    """By name, before anything is looked up."""
+    with pytest.raises(ArgumentError, match="pass its name as text"):
+        lab.inspect(rung)

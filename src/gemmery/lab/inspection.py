@@ -57,6 +57,8 @@ def inspect(
     Raises ArgumentError for a CPU rung, an unknown rung, an unknown key of its config, or a line without memory
     accesses; RefusedError where the rung or the device does not take the product.
     """
+    if not issubclass(type(rung), str):
+        raise ArgumentError(f"rung is {rung!r}: pass its name as text")
     if rung in NAMES:
         if m or k or dtype:
             raise ArgumentError(f"exhibit {rung} takes one array of n floats: leave out m, k and dtype")

@@ -60,7 +60,7 @@ def test_broadcasting_and_vectors(one, two, name):
 
 @pytest.mark.parametrize("one", [(1, 1), (1, 2), (3, 1), (2, 2)])
 def test_every_pattern_of_broadcast_batches_of_tiny_products(one, monkeypatch):
-    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0))
+    monkeypatch.setattr(explanation, "_limits", lambda dtype, threads: (100.0, 10.0, 0.0))
     draw = np.random.default_rng(0)
     for others in itertools.product([(1, 1), (1, 2), (3, 1), (2, 2)], repeat=2):
         of_a, of_b = zip(one, *others, strict=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gemmery.errors import ShapeError
@@ -41,16 +41,27 @@ class Arrangement:
         """Number of times that the kernel runs."""
         return math.prod(length for length, _ in self.loops)
 
-    def offsets(self) -> Iterator[Three]:
-        """Yield for each run of the kernel the bytes to add to the pointers of A, B and C."""
-        if not self.loops:
-            yield (0, 0, 0)
-            return
-        outside = replace(self, loops=self.loops[1:])
-        length, (a, b, c) = self.loops[0]
-        for x, y, z in outside.offsets():
-            for i in range(length):
-                yield x + i * a, y + i * b, z + i * c
+    def offsets(self) -> Iterable[Three]:
+        """Return for each run of the kernel the bytes to add to the pointers of A, B and C."""
+        return _listed(self.loops) if self.runs <= _FEW else _walked(self.loops)
+
+
+_FEW = 512  # runs whose offsets are kept for the next product: at most 20 MB in all
+
+
+def _walked(loops: tuple[Loop, ...]) -> Iterator[Three]:
+    if not loops:
+        yield (0, 0, 0)
+        return
+    length, (a, b, c) = loops[0]
+    for x, y, z in _walked(loops[1:]):
+        for i in range(length):
+            yield x + i * a, y + i * b, z + i * c
+
+
+@lru_cache(maxsize=256)
+def _listed(loops: tuple[Loop, ...]) -> tuple[Three, ...]:
+    return tuple(_walked(loops))
 
 
 @lru_cache(maxsize=4096)

@@ -126,6 +126,7 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
     source, out = kernel_types(common, result)
     if terms.alpha == 0:  # BLAS then reads neither A nor B
         x, y = _zero(x, source, -1), _zero(y, source, max(-2, -len(y.shape)))
+    repeats = terms is PLAIN and x.dtype == y.dtype == source and len(x.shape) == len(y.shape) == 2
     x = x if x.dtype == source else arrays.converted(x, source)
     y = y if y.dtype == source else arrays.converted(y, source)
     scaled = terms.alpha != 1 or terms.beta != 0
@@ -135,7 +136,7 @@ def _compute(x: View, y: View, common: str, result: str, target: View, terms: Te
     if prepared is None:
         _compute_aside(x, y, source, result, target, terms)
         return
-    _launch(prepared, x, y, target, terms)
+    _launch(prepared, x, y, target, terms, repeats)
 
 
 def _compute_aside(x: View, y: View, common: str, result: str, target: View, terms: Terms) -> None:
@@ -155,8 +156,8 @@ def _compute_any(x: View, y: View, target: View, terms: Terms) -> None:
     arrays.store(counts, target)
 
 
-def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) -> None:
-    """Run the kernel for every offset of the form."""
+def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms, repeats: bool) -> None:
+    """Run the kernel for every offset of the form; `repeats` if the compiled entry takes more products like it."""
     kernel = prepared.plan.kernel
     generation, threads = cpu_threads.generation, terms.threads or cpu_threads.get()
     if terms.old is not None and not arrays.same(terms.old, target):
@@ -167,7 +168,7 @@ def _launch(prepared: Prepared, x: View, y: View, target: View, terms: Terms) ->
     for offset in form.offsets() if form.loops else _ONCE:
         a, b, c = _operands(prepared, x, y, target, offset)
         kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if terms is PLAIN and len(x.shape) == len(y.shape) == 2:  # gm.matmul of matrices, which the entry takes
+    if repeats:
         _remember(prepared, x, y, target, threads)
         if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
             entry.forget()

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emulated import problem_of, product
+from gemmery.emulator.findings import global_races
+from gemmery.emulator.findings.pointers import reach
+from gemmery.emulator.memory import Global
+from gemmery.emulator.ptx import parse
 from gemmery.lab.kernel import emulate
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
 
 pytest.importorskip("cuda.bindings")
 
@@ -355,3 +362,45 @@ def test_what_is_only_read_is_not_followed():
         "st.global.u32 [%d6], %r3",
         "ld.global.u32 %r5, [%d7]",
     }
+
+
+@pytest.mark.parametrize("name", ["simt_naive", "simt_smem", "mma_pipelined"])
+def test_arrays_that_a_rung_only_reads_are_not_followed(name, monkeypatch):
+    """Also where the address of the argument is moved before the pointers are loaded from it."""
+    reaches = []
+
+    def spy(kernel, *others):
+        reaches.append((kernel, reach(kernel, *others)))
+        return reaches[-1][1]
+
+    monkeypatch.setattr(global_races, "reach", spy)
+    rung = find(CUDA, name)
+    product(rung, problem_of((64, 64, 64), rung.dtypes[0], ("row", "row", "row")), {}, {})
+    ((kernel, found),) = reaches
+    opcodes = {one.opcode.split(".")[0] for one, kept in zip(kernel.instructions, found.followed, strict=True) if kept}
+    assert opcodes == {"st"}
+
+
+@pytest.mark.parametrize("step", ["%rd9", "-200", "9000"])
+def test_a_parameter_at_an_unknown_place_may_point_anywhere(step):
+    source = f""".version 8.0
+.target sm_80
+.address_size 64
+.visible .entry f(.param .align 8 .b8 p[16]) {{
+  .reg .b64 %rd<10>;
+  .reg .b32 %r<4>;
+  mov.u32 %r1, %tid.x;
+  cvt.u64.u32 %rd9, %r1;
+  mov.b64 %rd1, p;
+  add.s64 %rd2, %rd1, {step};
+  ld.param.u64 %rd3, [%rd2];
+  ld.param.u64 %rd4, [p+8];
+  ld.global.u32 %r2, [%rd4];
+  st.global.u32 [%rd3], %r2;
+  ret;
+}}
+"""
+    kernel = parse(source).kernels["f"]
+    memory = Global({"x": 64, "y": 64})
+    starts = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "y"))
+    assert reach(kernel, memory, starts).arrays[-2] is None

@@ -7,13 +7,13 @@ anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmery.emulator import modifiers
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
-from gemmery.emulator.ptx import Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register
@@ -33,6 +33,7 @@ _UPDATES = {
     "or": "atomicOr()",
     "xor": "atomicXor()",
 }
+_MOST = 4096  # bytes of parameters, as far as an address is followed: a loop that moves it ends there
 _FAR = 64  # registers between a store and the load that it depends on
 
 
@@ -94,6 +95,8 @@ def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes)
     found, null, own = set(), False, False
     for one in origins:
         if isinstance(one, tuple) and one[0] == "pointer":
+            if not 0 <= one[1] <= len(parameters) - 8:
+                return None, False
             value = int.from_bytes(parameters[one[1] : one[1] + 8], "little")
             null |= value == 0
             found |= {each.name for each in memory.allocations if each.start <= value <= each.stop}
@@ -155,8 +158,24 @@ def _made(one: Instruction, found: Mapping[str, Origins], offsets: Mapping[str, 
                 made.add(("parameter", offsets[each.name] + each.offset))
             else:
                 made |= _of(each, found)
-        return frozenset(made)
+        return _advanced(frozenset(made), name, sources)
     return frozenset() if name in _NEVER else frozenset((ANYWHERE,))
+
+
+def _advanced(made: Origins, name: str, sources: Sequence[Operand]) -> Origins:
+    """Origins after an instruction with these sources: the address of a parameter moves with what is added to it."""
+    if name in ("mov", "cvta") or not any(isinstance(one, tuple) and one[0] == "parameter" for one in made):
+        return made
+    steps = [_signed(one.bits) for one in sources if isinstance(one, Immediate)]
+    if name != "add" or len(steps) != 1 or len(made) > 1:
+        return frozenset((ANYWHERE,))
+    ((kind, offset),) = ((one[0], one[1]) for one in made if isinstance(one, tuple))
+    moved = offset + steps[0]
+    return frozenset(((kind, moved),)) if abs(moved) <= _MOST else frozenset((ANYWHERE,))
+
+
+def _signed(bits: int) -> int:
+    return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _parameter(place: Operand, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:

@@ -11,6 +11,7 @@ import pytest
 from gemmery.arrays import dlpack, view
 from gemmery.cuda import driver
 from gemmery.cuda.array import DeviceArray
+from gemmery.cuda.ordered import Mark
 from gemmery.errors import DTypeError
 
 
@@ -105,3 +106,10 @@ def test_nothing_is_freed_while_the_interpreter_ends(calls):
     array.__del__()
     assert ("free", 4096) in calls
     array._pointer = 0
+
+
+def test_no_event_is_destroyed_while_the_interpreter_ends(calls):
+    mark = Mark(7, 0)
+    calls.clear()
+    mark.__del__(lambda: True)
+    assert calls == []

@@ -6,6 +6,8 @@ Reference: NVIDIA, CUDA Driver API, stream-ordered memory allocator, stream and 
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Callable
 
 from gemmery.cuda import driver
 
@@ -73,8 +75,9 @@ class Mark:
         with driver.on(self._ordinal):
             driver.check(driver.api().cuStreamWaitEvent(stream, self._event, 0))
 
-    def __del__(self) -> None:
-        if (event := getattr(self, "_event", None)) is not None:
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        event = getattr(self, "_event", None)
+        if event is not None and not ending():  # the driver frees what a process leaves
             with driver.on(self._ordinal):
                 driver.api().cuEventDestroy(event)  # the driver keeps it until it has completed
 

@@ -317,7 +317,10 @@ def test_without_a_device_one_line_says_what_is_missing(ask):
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda: lab.ladder(["packed"], device="cuda"), "rung 'packed' runs on the CPU: the device must be cpu"),
+        (
+            lambda: lab.ladder(["packed"], device="cuda"),
+            "rung 'packed' runs on the CPU: name a rung of the GPU's ladder",
+        ),
         (lambda: lab.ladder(["simt_naive"]), "rung 'simt_naive' runs on a GPU: the device must be cuda, or emulator"),
         (lambda: lab.ladder(device="cuda", dtype="f12"), "dtype 'f12'"),
         (lambda: lab.ladder(device="cuda", sizes=[0]), "size 0"),

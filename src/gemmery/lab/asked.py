@@ -115,7 +115,9 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
         close = get_close_matches(name, by_name, 1)
         if name in {rung.name for rung in registry("cuda" if kind == "cpu" else "cpu")}:
             other = (
-                "a GPU: the device must be cuda, or emulator" if kind == "cpu" else "the CPU: the device must be cpu"
+                "a GPU: the device must be cuda, or emulator"
+                if kind == "cpu"
+                else "the CPU: name a rung of the GPU's ladder, or use the device cpu"
             )
             raise ArgumentError(f"rung {name!r} runs on {other}")
         meant = f"did you mean {close[0]!r}? " if close else ""
@@ -131,6 +133,8 @@ def element_type(dtype: str, kind: str) -> str:
 
     Raises ArgumentError for a name that is not known, and for a type that no rung of the device takes.
     """
+    if kind == "cpu" and dtype.strip().lower() == TF32:
+        raise ArgumentError("dtype 'tf32' is for rungs of a GPU: the device must be cuda, or emulator")
     known = tuple(dict.fromkeys(name for rung in registry(kind) for name in rung.dtypes))
     try:
         return dtypes.resolve(dtype, known, also=() if kind == "cpu" else (TF32,))

@@ -19,7 +19,6 @@ from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import asked, results
-from gemmery.lab.emulator_speed import emulator_speed
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
 from gemmery.lab.rungs import estimate
@@ -103,6 +102,8 @@ def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
     """Run every product of a suite with that many threads; a rival that cannot run is recorded once."""
     if found.kind == "emulator":
+        from gemmery.lab.emulator_speed import emulator_speed  # 0.2 s that other suites need not wait
+
         for work in found.works:
             session.begin(f"{found.name}: {work}")
             session.end(*emulator_speed(found.name, work, found.rungs.get(work.name, ()), seconds))

@@ -312,3 +312,10 @@ def test_all_suites_tell_how_long_they_take(monkeypatch, capsys):
     monkeypatch.setattr(lab, "bench", measure)
     assert cli.run(["bench", "--no-html", "--no-store", "--seconds", "10"]) == 0
     assert re.search(r"^\d+ measurements, about \d+ min\n", capsys.readouterr().err)
+
+
+def test_the_announced_number_of_measurements_is_that_of_the_run(capsys):
+    assert cli.run(["ladder", "--rungs", "direct", "--sizes", "16", "--no-html"]) == 0
+    announced, *progress = capsys.readouterr().err.splitlines()
+    assert announced.startswith("2 measurements")
+    assert [line.partition(" ")[0] for line in progress[:2]] == ["1/2", "2/2"]

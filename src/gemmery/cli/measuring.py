@@ -142,13 +142,15 @@ def ladder(
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
         return partial(counted, count, shown, reason, output, told)
     from gemmery import lab
+    from gemmery.lab.level import meant
     from gemmery.lab.rungs import expected
 
     measure = partial(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
     )
     check_store(store)
-    told = f"{expected(len(chosen), lengths, where.kind)}{threads_in_words(threads)}"
+    special = sum(meant(rung, dtype or "f32") is not None for rung in chosen) if where.kind == "cpu" else 0
+    told = f"{expected(len(chosen), lengths, where.kind, special)}{threads_in_words(threads)}"
     return partial(measured, "ladder", measure, output, asked.registry(where.kind), store, told)
 
 

@@ -80,13 +80,16 @@ def climb_on_gpu(
     return gpu_climb(suite, chosen, lengths, element(dtype), device, seconds, on_event, shape or gpu_suited, store)
 
 
-def expected(rungs: int, sizes: Sequence[int], kind: str) -> str:
-    """Return the number of measurements of a ladder or a sweep and the time they take, as text."""
+def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> str:
+    """Return the number of measurements of a ladder or a sweep and the time they take, as text.
+
+    `special` products are measured besides those of every size.
+    """
     lengths = sizes or {"cpu": SIZES, "cuda": GPU_SIZES, "emulator": EMULATED_SIZES}[kind]
     each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
     if each is None:  # compilation, then some 10**8 emulated operations per second
         each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
-    return estimate(rungs * len(lengths), each)
+    return estimate(rungs * len(lengths) + special, each)
 
 
 def estimate(measurements: int, each: float) -> str:

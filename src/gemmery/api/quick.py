@@ -100,12 +100,8 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
 
 
 def _torch_way(torch: Any) -> Way:
-    stream_of, recording, tensors, byte = (
-        torch._C._cuda_getCurrentRawStream,
-        torch.is_grad_enabled,
-        _tensors(torch),
-        torch.uint8,
-    )
+    stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
+    tensors, byte = _tensors(torch), torch.uint8
     tracing, modes, transforms = arrays.recorders(torch)
     forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
     products = _TENSORS

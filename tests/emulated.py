@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), 
 def needed(rung: Rung, name: str) -> str:
     """Return the precision that the rung requires for this element type: "tf32" on tensor cores."""
     plain = Problem(64, 64, 64, name, name, device="h200")
-    fewer = replace(plain, precision="tf32")
+    fewer = plain._replace(precision="tf32")
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
 
 

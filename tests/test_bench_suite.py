@@ -1,7 +1,6 @@
 """Suite files: the ones shipped load, and each mistake is named."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def untaken(label: str, work: Work, name: str = "h200") -> str:
     one = entrant(label, CUDA)
     if one.rung is None:
         return ""
-    problem = replace(work.problem, device=name, alignments=(16, 16, 16))
+    problem = work.problem._replace(device=name, alignments=(16, 16, 16))
     if problem.dtype not in one.rung.dtypes:
         return f"{problem.dtype} is not of its types"
     reason = one.rung.refuses(problem)

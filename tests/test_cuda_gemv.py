@@ -1,7 +1,6 @@
 """How a matrix times a vector is launched: which operand is the matrix, how it is shared out, what is refused."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -29,7 +28,7 @@ def parameters(geometry):
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize("problem", [ROW, COLUMN, replace(ROW, batch=7), replace(ROW, n=1), replace(ROW, k=0)])
+@pytest.mark.parametrize("problem", [ROW, COLUMN, ROW._replace(batch=7), ROW._replace(n=1), ROW._replace(k=0)])
 def test_every_result_has_its_threads(rung, problem):
     for key, values in {"": (0,), **rung.space}.items():
         for value in values:
@@ -63,23 +62,23 @@ def test_a_matrix_of_results_is_refused_in_words(rung):
 
 def test_the_contiguous_side_of_the_matrix_decides_the_kernel():
     assert launched(ROW).source == launched(COLUMN).source == "gemv_vectorized.cu"
-    assert launched(ACROSS).source == launched(replace(COLUMN, a_layout="col")).source == "gemv_columns.cu"
-    assert launched(replace(ROW, n=1, b_layout="row")).source == "gemv_vectorized.cu"  # one column is a vector, too
+    assert launched(ACROSS).source == launched(COLUMN._replace(a_layout="col")).source == "gemv_columns.cu"
+    assert launched(ROW._replace(n=1, b_layout="row")).source == "gemv_vectorized.cu"  # one column is a vector, too
 
 
 @pytest.mark.parametrize(
     ("problem", "elements"),
     [
         (ROW, 8),
-        (replace(ROW, dtype="f32", out="f32"), 4),
-        (replace(ROW, dtype="f64", out="f64"), 2),
-        (replace(ROW, alignments=(16, 4, 16)), 2),
-        (replace(ROW, alignments=(8, 16, 2)), 4),  # x is read in the same chunks
-        (replace(ROW, a_layout="col"), 1),
-        (replace(COLUMN, alignments=(16, 2, 16)), 8),  # of a column the kernel looks
-        (replace(COLUMN, alignments=(4, 16, 16)), 2),
-        (replace(ROW, alignments=(16, 2, 16)), 1),
-        (replace(ROW, b_layout="any"), 1),
+        (ROW._replace(dtype="f32", out="f32"), 4),
+        (ROW._replace(dtype="f64", out="f64"), 2),
+        (ROW._replace(alignments=(16, 4, 16)), 2),
+        (ROW._replace(alignments=(8, 16, 2)), 4),  # x is read in the same chunks
+        (ROW._replace(a_layout="col"), 1),
+        (COLUMN._replace(alignments=(16, 2, 16)), 8),  # of a column the kernel looks
+        (COLUMN._replace(alignments=(4, 16, 16)), 2),
+        (ROW._replace(alignments=(16, 2, 16)), 1),
+        (ROW._replace(b_layout="any"), 1),
     ],
 )
 def test_a_chunk_is_what_the_matrix_alignment_allows(problem, elements):
@@ -90,7 +89,7 @@ def test_a_chunk_is_what_the_matrix_alignment_allows(problem, elements):
 def test_what_a_kernel_is_told_of_the_end_of_k_holds(split):
     told = set()
     for k in [*range(1, 700, 3), *(64 << power for power in range(14))]:
-        geometry = launched(replace(ROW, k=k), split=split)
+        geometry = launched(ROW._replace(k=k), split=split)
         vec, cover, team, _, steps = parameters((*geometry.before, geometry)[0])[3:8]
         told.add(cover)
         step = vec * team * steps * split
@@ -99,12 +98,12 @@ def test_what_a_kernel_is_told_of_the_end_of_k_holds(split):
 
 
 def test_a_split_leaves_its_sums_in_a_workspace_and_adds_them_up():
-    geometry = launched(replace(ROW, batch=3), split=8)
+    geometry = launched(ROW._replace(batch=3), split=8)
     assert geometry.source == "gemv_finish.cu"
     (first,) = geometry.before
     assert first.grid[2] == 8
     assert geometry.workspace == 8 * 3 * 1000 * 4
-    assert launched(replace(ROW, out="f64"), split=8).workspace == 8 * 1000 * 8
+    assert launched(ROW._replace(out="f64"), split=8).workspace == 8 * 1000 * 8
     assert launched(ROW).workspace == 0
 
 
@@ -134,7 +133,7 @@ def test_along_columns_a_team_is_part_of_a_warp():
 @pytest.mark.parametrize("name", ["f16", "f64"])
 def test_nothing_spills_at_any_number_of_threads(name):
     pytest.importorskip("cuda.bindings")
-    problem = replace(ROW, k=16384, dtype=name, out=name)
+    problem = ROW._replace(k=16384, dtype=name, out=name)
     for config in ({"team": 1024}, {"threads": 512}, {"rows": 1, "steps": 8}, {"rows": 2, "steps": 4}, {"split": 64}):
         geometry = launched(problem, **config)
         for one in (*geometry.before, geometry):
@@ -144,23 +143,23 @@ def test_nothing_spills_at_any_number_of_threads(name):
 
 
 @pytest.mark.parametrize(("device", "overlap", "early"), [("h200", 1, True), ("h200", 0, False), ("a100", 1, False)])
-@pytest.mark.parametrize("problem", [ROW, replace(ROW, b_layout="row", n=64)])
+@pytest.mark.parametrize("problem", [ROW, ROW._replace(b_layout="row", n=64)])
 def test_a_launch_overlaps_with_the_one_before_where_the_device_can(problem, device, overlap, early):
     rung = find(GEMV, "gemv_vectorized")
-    made = rung.geometry(replace(problem, device=device), {**rung.default, "overlap": overlap})
+    made = rung.geometry(problem._replace(device=device), {**rung.default, "overlap": overlap})
     assert made.overlaps is early
     assert made.kernel.endswith(f", {int(early)}>")
 
 
 def test_a_launch_of_more_blocks_than_run_at_once_waits_its_turn():
-    assert launched(replace(ROW, device="h200", n=4096)).overlaps
-    assert not launched(replace(ROW, device="h200", n=4096, k=4096)).overlaps
-    assert not launched(replace(ROW, device="h200", batch=10_000)).overlaps
+    assert launched(ROW._replace(device="h200", n=4096)).overlaps
+    assert not launched(ROW._replace(device="h200", n=4096, k=4096)).overlaps
+    assert not launched(ROW._replace(device="h200", batch=10_000)).overlaps
 
 
 def test_what_adds_up_parts_of_k_waits_for_them():
     rung = find(GEMV, "gemv_vectorized")
-    made = rung.geometry(replace(ROW, device="h200", k=1 << 20, n=1), {**rung.default, "split": 8})
+    made = rung.geometry(ROW._replace(device="h200", k=1 << 20, n=1), {**rung.default, "split": 8})
     (parts,) = made.before
     assert parts.overlaps
     assert not made.overlaps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -86,14 +85,14 @@ def test_a_result_in_columns_is_the_product_of_the_transposes(monkeypatch):
     rows = Problem(64, 4096, 512, "f16", "f16", device="h200", b_layout="col")
     assert dispatch.choice(rows.transposed()) == dispatch.choice(rows)
     seen = []
-    rung = replace(cuda._RUNGS["mma_pipelined"], refuses=lambda problem: seen.append(problem) or "not today")
+    rung = cuda._RUNGS["mma_pipelined"]._replace(refuses=lambda problem: seen.append(problem) or "not today")
     monkeypatch.setitem(cuda._RUNGS, "mma_pipelined", rung)
     dispatch.choice(rows.transposed())
     assert seen == [rows]
 
 
 def test_rungs_that_refuse_are_passed_over(monkeypatch):
-    everything = {name: replace(rung, refuses=lambda problem: "not today") for name, rung in cuda._RUNGS.items()}
+    everything = {name: rung._replace(refuses=lambda problem: "not today") for name, rung in cuda._RUNGS.items()}
     monkeypatch.setattr(cuda, "_RUNGS", {**everything, "simt_naive": cuda._RUNGS["simt_naive"]})
     assert chosen((64, 64, 64), "f16").rung.name == "simt_naive"
     monkeypatch.setattr(cuda, "_RUNGS", everything)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -148,7 +147,7 @@ def test_wide_accesses_to_a_misaligned_matrix_are_found():
     assert case.alignments == (4, 16, 16)
     rung = find(CUDA, "simt_vectorized")
     assert [one.findings for one in run_rung(rung, case, {}, given)] == [()]
-    (wide,) = run_rung(rung, replace(case, alignments=(16, 16, 16)), {}, given)
+    (wide,) = run_rung(rung, case._replace(alignments=(16, 16, 16)), {}, given)
     assert {one.kind for one in wide.findings} == {"misaligned"}
 
 

@@ -192,7 +192,7 @@ def test_after_scratch_memory_ran_out_the_device_works():
     """Packed copies of a broadcast operand may need more than there is; C is then left alone."""
     rung = find(CUDA, "simt_packed")
     a, b, c = matrices((64, 64, 64), "f64", "f64", batch=2)
-    kernel = rung.build(replace(problem(a, b, c), m=8192, n=8192, k=8192, batch=2000), rung.default)
+    kernel = rung.build(problem(a, b, c)._replace(m=8192, n=8192, k=8192, batch=2000), rung.default)
     with pytest.raises(DeviceError, match="free arrays on the device"):
         kernel(a.view(), b.view(), c.view())
     driver.synchronize()

@@ -170,14 +170,14 @@ def test_claims_are_of_aligned_products_alone():
 
 
 def test_a_claim_that_does_not_hold_is_wrong(monkeypatch):
-    boast = replace(find(CUDA, "simt_uncoalesced"), expect={"load_sectors_a_request": 4, "divergent_branches": 0})
+    boast = find(CUDA, "simt_uncoalesced")._replace(expect={"load_sectors_a_request": 4, "divergent_branches": 0})
     found = emulated.emulated_rung(boast, emulated.suited(boast, 128, "", KNOWN["h200"]), KNOWN["h200"])
     assert found.unmet == ("load_sectors_a_request",)
     assert found.wrong == ("claims load_sectors_a_request = 4, and has 16.5",)
 
 
 def test_a_result_outside_its_bound_is_wrong():
-    strict = replace(find(CUDA, "simt_naive"), bound=lambda _: 0.0)
+    strict = find(CUDA, "simt_naive")._replace(bound=lambda _: 0.0)
     found = emulated.emulated_rung(strict, emulated.suited(strict, 16, "", KNOWN["h200"]), KNOWN["h200"])
     assert not found.error <= 1
     assert "outside its error bound" in found.wrong[0]

@@ -29,7 +29,7 @@ class Resident:
     """Operands where NumPy finds them."""
 
     def __init__(self, work):
-        self.work, self.problem = work, replace(work.problem, device="cuda:0")
+        self.work, self.problem = work, work.problem._replace(device="cuda:0")
         self.host = tuple(x if x.ndim == 3 else x[None] for x in operands(work))
         self.sets = (Operands(*self.host), Operands(*(x.copy() for x in self.host)))
         self.stream = self

@@ -58,7 +58,7 @@ def test_a_key_is_varied_to_what_the_device_cannot_run(asked, experiment, rung, 
 def test_the_value_beyond_is_refused_with_its_reason(experiment, beyond):
     one = next(one for one in sweeps.ALL if one.name == experiment)
     rung = next(rung for rung in CUDA if rung.name == one.rungs[0])
-    problem = replace(sweeps.element("f32").problem, m=512, n=512, k=512, device="h200")
+    problem = sweeps.element("f32").problem._replace(m=512, n=512, k=512, device="h200")
     reasons = {}
     for value in one.values:
         try:

@@ -66,7 +66,7 @@ def inspected():
 def test_markup_in_records_is_shown_as_text():
     run = records.ladder()
     bad = tuple(replace(m, note=BAD, refused=m.refused and BAD) for m in run.measurements)
-    rungs = tuple(replace(rung, idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)
+    rungs = tuple(rung._replace(idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)
     machine = replace(run.machine, cpu=BAD, blas=BAD, os=BAD)
     shown = replace(find("bank_stride"), idea=BAD, lesson=BAD)
     one = lab.emulated_exhibit("divergence_split", 64)[0]

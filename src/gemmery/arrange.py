@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gemmery.errors import ShapeError
 
@@ -19,8 +19,7 @@ Three = tuple[int, int, int]
 Loop = tuple[int, Three]  # how often, and the step of A, B and C in bytes
 
 
-@dataclass(frozen=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """`batch` products of (m, k) by (k, n); strides in bytes are (batch, row, column).
 
     `loops` are the batch dimensions that are left around the kernel, innermost first: none unless the batch cannot be

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from time import time_ns
+from typing import NamedTuple
 
 from gemmery.errors import DTypeError, shown
 
@@ -13,8 +13,7 @@ from gemmery.errors import DTypeError, shown
 IMPORTED_AT = time_ns()
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """One element type.
 
     `accumulator` is the type in which products of two elements are summed; `unit_roundoff` is 2**-p for p bits of

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gemmery import dtypes
 
 _FLIPPED = {"row": "col", "col": "row", "any": "any"}
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """C[m, n] = alpha * A[m, k] @ B[k, n] + beta * C, `batch` times.
 
     Layouts: "row" when the elements of a row are adjacent, "col" when those of a column are, "any" for
@@ -38,8 +37,7 @@ class Problem:
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""
-        return replace(
-            self,
+        return self._replace(
             m=self.n,
             n=self.m,
             a_layout=_FLIPPED[self.b_layout],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gemmery import dtypes
@@ -42,8 +41,7 @@ class Span(NamedTuple):
     mask: Value | None
 
 
-@dataclass(frozen=True)
-class Small:
+class Small(NamedTuple):
     """The repeated product: its shape, the element types in memory, and the accumulator's LLVM type.
 
     A complex product is a real one with twice the columns and twice the depth: rows of A stay (re, im, re, im, ...),

@@ -10,7 +10,7 @@ one block both give the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
@@ -18,8 +18,7 @@ from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.target import Target, direct_tile
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """The register tiles into which an m x n product is cut.
 
     Rows: tiles of `mr`, then one of `mr_edge` (0: none). Columns: tiles of `nv` vectors, then one of `nv_edge`
@@ -106,8 +105,7 @@ def direct(target: Target, shape: Cut) -> Module:
     return module
 
 
-@dataclass(frozen=True)
-class _Tile:
+class _Tile(NamedTuple):
     """The values that all tiles of a call share."""
 
     f: Function

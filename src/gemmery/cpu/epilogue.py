@@ -8,7 +8,7 @@ silu, down to the smallest normal number; u is 2**-24 or 2**-53. NaN and +inf st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmery.cpu.convert import narrow
 from gemmery.cpu.ir import Function, Value, element_of, with_element
@@ -17,8 +17,7 @@ from gemmery.dtypes import DType
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
-@dataclass(frozen=True)
-class _Format:
+class _Format(NamedTuple):
     """The constants of the approximations for a floating-point type."""
 
     integer: str

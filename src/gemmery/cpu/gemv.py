@@ -15,7 +15,6 @@ kept. Every element of y is summed in the same order, at any position and for an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cpu import gemv_ways, jit
@@ -47,7 +46,7 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     unit = Unit(rows, rows, rows * size / BANDWIDTH)
     out_size = dtypes.get(problem.out).size
     return Launch(
-        found["gemv"], product.accumulator, out_size, lambda m, n, k: replace(blocks, nc=n), unit=unit
+        found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks._replace(nc=n), unit=unit
     )  # fmt: skip
 
 

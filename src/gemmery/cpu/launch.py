@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gemmery.arrays import View
 from gemmery.cpu import pool
@@ -21,8 +21,7 @@ _pack = struct.Struct(f"<{len(FIELDS)}q16s16s{8 * _PLAN}s").pack
 _pack_plan = struct.Struct(f"<{_PLAN}q").pack
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """mc, kc, nc of one part, and the bytes of workspace that they need."""
 
     mc: int = 0

@@ -8,8 +8,7 @@ Rows past the edge repeat the last one or are zero: their results are never stor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
@@ -21,8 +20,7 @@ PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), 
 Count = TypeVar("Count", int, Value)
 
 
-@dataclass(frozen=True)
-class Panels:
+class Panels(NamedTuple):
     """One operand's packing."""
 
     name: str  # function name: "pack_a", "pack_b"

@@ -6,7 +6,6 @@ Each part packs its own panels: this packs more in total, but no thread ever wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 # ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes late,
@@ -18,8 +17,7 @@ FINEST = 4  # largest number of parts per thread
 SPARE = 1.04  # accepted slowdown by finer parts: with them, a thread that is interrupted delays the others less
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """How a kernel may be cut, and its costs. Parts are multiples of rows x columns of C.
 
     `step` is the ns for one step of k on rows x columns, `pack` the ns to pack one element, 0 without packing.

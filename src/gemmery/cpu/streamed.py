@@ -9,7 +9,7 @@ same reason. Every element of C is still one chain of fused multiply-adds over k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
@@ -17,8 +17,7 @@ from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
 from gemmery.cpu.target import Target
 
 
-@dataclass(frozen=True)
-class Streams:
+class Streams(NamedTuple):
     """The sizes of one module: rows of B walked together, and vectors of each per step."""
 
     dtype: str

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import platform
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gemmery import config
 
@@ -23,8 +23,7 @@ _SYSFS_CACHES = "/sys/devices/system/cpu/cpu0/cache"
 SHALLOW = 128  # up to this k, writing C dominates, and packed tiles go along the rows of C
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A CPU for the kernel generators. Cache sizes are in bytes for one core (L3: shared), 0 when unknown."""
 
     isa: str  # "avx512", "avx2", "generic"
@@ -70,11 +69,10 @@ class Target:
         if isa not in _LEVELS or order(self.isa) < order(isa) or self.machine not in ("x86_64", "amd64"):
             return self
         name, features = _LEVELS[isa]
-        return replace(self, isa=isa, features=self.features & features, llvm=name)
+        return self._replace(isa=isa, features=self.features & features, llvm=name)
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """Sizes of the packed product, in elements: the register tile mr x (nv vectors), and the three blocks.
 
     mr * nv accumulators, nv vectors of B and one broadcast must fit the register file (32 vectors with

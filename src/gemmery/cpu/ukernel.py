@@ -7,15 +7,14 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu.ir import SIZES, Function, Value, Var, vector
 from gemmery.cpu.target import Target, Tile, tile
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """The types that a packed product reads, packs, accumulates and writes (gemmery's short names).
 
     The steps are
@@ -84,8 +83,7 @@ class Product:
         return self.step == "dot_i8"
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A tile in elements of one accumulator type."""
 
     mr: int

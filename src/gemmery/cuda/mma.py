@@ -61,7 +61,7 @@ def pipelined(problem: Problem, config: Config) -> Geometry:
     packed = [n * size < 4 or cut for n, cut in zip(given, _ragged(problem, given), strict=True)]
     vectors = tuple(16 // size if pack else elements for elements, pack in zip(given, packed, strict=True))
     bits = packed[0] + 2 * packed[1]
-    summed = replace(problem, epilogue="", scaled=False) if splits > 1 else problem
+    summed = problem._replace(epilogue="", scaled=False) if splits > 1 else problem
     made = _by_warps("mma_pipelined", summed, config, vectors, bits, splits, stages=stages)
     if bits and problem.k:
         made = _with_packing(made, problem, bits)
@@ -129,7 +129,7 @@ def _with_packing(made: Geometry, problem: Problem, packed: int) -> Geometry:
     blocks = sum(-(-rows // PACK_ROWS) * -(-columns * size // PACK_BYTES) for rows, columns in chosen)
     kernel = instance(
         "mma_pipelined_pack",
-        replace(problem, epilogue="", scaled=False),
+        problem._replace(epilogue="", scaled=False),
         LAYOUTS[problem.a_layout],
         LAYOUTS[problem.b_layout],
         packed,

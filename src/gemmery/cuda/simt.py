@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
@@ -55,7 +54,7 @@ def packed(problem: Problem, config: Config) -> Geometry:
     blocks = problem.batch * depth * (rows + columns)
     threads = (side, side, 1)
     columns_first = bool(config["layout"])
-    copy = instance("simt_packed_blocks", replace(problem, epilogue="", scaled=False), side, columns_first)
+    copy = instance("simt_packed_blocks", problem._replace(epilogue="", scaled=False), side, columns_first)
     return Geometry(
         "simt_packed.cu",
         instance("simt_packed", problem, side, columns_first),

@@ -115,7 +115,7 @@ def _launch(
         )
     kernel = instance(
         name,
-        replace(problem, precision=""),  # exact f32 products satisfy tf32 too
+        problem._replace(precision=""),  # exact f32 products satisfy tf32 too
         LAYOUTS[problem.a_layout],
         LAYOUTS[problem.b_layout],
         *accesses,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gemmery.dispatch import cpu
 from gemmery.dispatch.candidate import Candidate
@@ -12,8 +12,7 @@ from gemmery.ladder.rung import Config, Kernel, Rung
 from gemmery.problem import Problem
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The rung chosen for a problem, built and ready to call."""
 
     rung: Rung

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -32,7 +31,7 @@ TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 
 def small(problem: Problem) -> Problem:
     """The same product with no side above MOST."""
-    return replace(problem, m=min(problem.m, MOST), n=min(problem.n, MOST), k=min(problem.k, MOST))
+    return problem._replace(m=min(problem.m, MOST), n=min(problem.n, MOST), k=min(problem.k, MOST))
 
 
 def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:

@@ -79,7 +79,7 @@ def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
     square = Work(n, n, n, element, element, precision=precision)
     small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
     for work in (square, small, replace(vector, m=1, b_layout="col")):
-        if not rung.refuses(replace(work.problem, device=card.name)):
+        if not rung.refuses(work.problem._replace(device=card.name)):
             return work
     return square
 

@@ -160,8 +160,8 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
     side = n or SIDE
     where = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
     square = Problem(m or side, side, k or side, element, element, device=where, precision=precision)
-    if m in (0, 1) and rung.refuses(replace(square, m=side)):
-        row = replace(square, m=1, b_layout="col")
+    if m in (0, 1) and rung.refuses(square._replace(m=side)):
+        row = square._replace(m=1, b_layout="col")
         return square if rung.refuses(row) else row
     return square
 

@@ -246,7 +246,7 @@ def _serves(rung: Rung, like: Work, device: str) -> bool:
     if like.dtype not in rung.dtypes:
         return False
     work = suited(rung, 2048, like, device)
-    return not rung.refuses(replace(work.problem, device=device))
+    return not rung.refuses(work.problem._replace(device=device))
 
 
 def _vector(rung: Rung, side: int, like: Work, device: str, n: int = 0, k: int = 0) -> Work:

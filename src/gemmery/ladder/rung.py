@@ -1,10 +1,10 @@
-"""The Rung dataclass, and look-up by name."""
+"""The Rung tuple, and look-up by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
@@ -36,8 +36,7 @@ class Kernel(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True)
-class Rung:
+class Rung(NamedTuple):
     """One kernel of the ladder.
 
     `expect` holds for an aligned product: square and row-major with sides that are multiples of 128 (32 for the single
@@ -53,9 +52,9 @@ class Rung:
     refuses: Callable[[Problem], str]  # "" or the reason
     build: Callable[[Problem, Config], Kernel]
     bound: Callable[[int], float] = float  # f(k) of the error bound f(k) u |A||B|
-    space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    default: Config = field(default_factory=dict)
-    expect: Mapping[str, float] = field(default_factory=dict)  # fields of emulated.RungCounts
+    space: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    default: Config = MappingProxyType({})
+    expect: Mapping[str, float] = MappingProxyType({})  # fields of emulated.RungCounts
     normwise: bool = False  # the bound is on norms, not on each element
     lesson: str = ""  # what it teaches, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"

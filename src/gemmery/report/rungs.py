@@ -6,7 +6,6 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gemmery import dtypes
@@ -60,15 +59,15 @@ def refusals(rung: Rung) -> tuple[str, ...]:
     whole = [other for other in rung.dtypes if dtypes.get(other).kind in "iu"]
     asked = [
         plain,
-        replace(plain, n=1),
-        replace(plain, batch=2),
-        replace(plain, out=OTHER[name]),
-        replace(plain, scaled=True),
-        replace(plain, epilogue="bias+relu"),
-        replace(plain, epilogue="bias+relu", c_layout="col"),
-        replace(plain, b_layout="any"),
-        replace(plain, c_layout="any"),
-        *(replace(plain, dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
+        plain._replace(n=1),
+        plain._replace(batch=2),
+        plain._replace(out=OTHER[name]),
+        plain._replace(scaled=True),
+        plain._replace(epilogue="bias+relu"),
+        plain._replace(epilogue="bias+relu", c_layout="col"),
+        plain._replace(b_layout="any"),
+        plain._replace(c_layout="any"),
+        *(plain._replace(dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
     ]
     return tuple(dict.fromkeys(reason for problem in asked if (reason := rung.refuses(problem))))
 

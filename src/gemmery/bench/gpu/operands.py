@@ -70,7 +70,7 @@ class Resident:
         """The problem that a rung is built for."""
         views = (self.sets[0].a, self.sets[0].b, self.sets[0].c)
         a, b, c = (alignment(view) for view in views)
-        return replace(self.work.problem, device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
+        return self.work.problem._replace(device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
     @property
     def bytes(self) -> int:

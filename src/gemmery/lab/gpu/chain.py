@@ -143,7 +143,7 @@ class Operands:
 def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
     """Return gemmery's sum and product as steps of the chain, and the rung that multiplies."""
     aligned = alignment(operands.views[0])  # all four have the same layout
-    plan = dispatch.plan(replace(work.problem, device=device, alignments=(aligned, aligned, aligned)))
+    plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
     sums = simt.addition(a, b, total), simt.addition(r, b, total)
 

@@ -157,5 +157,5 @@ def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
     """Return the product that shows a rung at size n: two squares, or x W' for a rung that refuses small squares."""
     square, small = (replace(like, m=side, n=side, k=side) for side in (n, SMALL))
     vector = replace(square, m=1, b_layout="col")
-    refuses_squares = rung.refuses(replace(small.problem, device=device))
-    return vector if refuses_squares and not rung.refuses(replace(vector.problem, device=device)) else square
+    refuses_squares = rung.refuses(small.problem._replace(device=device))
+    return vector if refuses_squares and not rung.refuses(vector.problem._replace(device=device)) else square

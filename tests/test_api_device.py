@@ -11,6 +11,7 @@ import pytest
 import gemmery as gm
 from gemmery.api import device
 from gemmery.api.options import NO_OPTIONS, Options
+from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous, memory
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
@@ -166,6 +167,31 @@ def test_a_shape_is_planned_once(problems):
     assert len(problems) == 1
     device.planned(x._replace(pointer=4100), y, NO_OPTIONS)
     assert len(problems) == 2
+
+
+class Run:
+    """A launch with a workspace, which does nothing."""
+
+    workspace = 64
+
+    def __call__(self, *addresses):
+        self.addresses = addresses
+
+
+def test_a_product_with_a_workspace_is_remembered(monkeypatch):
+    """It was planned at every call, which took 48 us, because its scratch memory counted as a converted operand."""
+    x, y = views((8, 8), (8, 8))
+    run, kept = Run(), []
+    plan = device.Prepared(None, None, arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
+    monkeypatch.setattr(device, "_located", lambda view: view)
+    monkeypatch.setattr(device, "_ordinal", lambda view: 0)
+    monkeypatch.setattr(device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
+    monkeypatch.setattr(device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+    monkeypatch.setattr(device, "prepared", lambda *_: plan)
+    monkeypatch.setattr(device.quick, "remember", lambda *given: kept.append(given[-1]))
+    device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
+    assert run.addresses[5] == 1 << 21
+    assert kept == [run]
 
 
 def test_a_product_on_the_cpu_loads_nothing_for_devices():

@@ -271,7 +271,7 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
     others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
-    owners = operands.owners
+    owners = list(operands.owners)  # a copy: scratch memory does not keep a product from being remembered
     x, y = (_apart(a, z, target, stream, owners) for z in operands[:2])
     bias_view = None if bias is None else _apart(a, bias, target, stream, owners)
     scratch = 0

@@ -90,8 +90,7 @@ def packed(problem: Problem, config: Config) -> Launch:
     p, target = upright(problem), host()
     made = product(target, p)
     sizes = tile(target)
-    name = f"packed_{made.name}_{p.a_layout}_{p.b_layout}"
-    found = jit.load(target, name, lambda: loops.packed(target, made, p.a_layout, p.b_layout))
+    found = jit.load(target, f"packed_{made.name}", lambda: loops.packed(target, made))
     register = shape(target, made)
     mc, kc, nc = (
         config.get(name, size) for name, size in (("mc", sizes.mc), ("kc", sizes.kc * made.group), ("nc", sizes.nc))

@@ -20,21 +20,21 @@ from gemmery.cpu.update import PARAMS, sums_apart, update
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 SLACK = 64  # bytes that a transposing pack may write past its last panel
 
-_WAY_A = {"row": "turn", "col": "copy"}
-_WAY_B = {"row": "copy", "col": "turn"}
 _TILES = (("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"), *PARAMS)
 
 
-def packed(target: Target, product: Product, a_layout: str, b_layout: str, sizes: Tile | None = None) -> Module:
-    """Return the module of one packed product; its entry is `packed`. Operands of other layouts work, slowly."""
+def packed(target: Target, product: Product, sizes: Tile | None = None) -> Module:
+    """Return the module of the packed product of some element types; its entry is `packed`.
+
+    It serves operands of any strides, since packing chooses its way at run time. Code for all of them takes LLVM 20 ms
+    longer than code for one layout of A and of B.
+    """
     module = Module(target)
     register = shape(target, product, sizes or tile(target))
     a, b = pack.operands(product, register)
     ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
-    # Compiling code for every layout would take twice as long.
-    way_a, way_b = _WAY_A.get(a_layout, "each"), _WAY_B.get(b_layout, "each")
-    pack.pack(module, a, {way: body for way, body in ways_a.items() if way in ("each", way_a)})
-    pack.pack(module, b, {way: body for way, body in ways_b.items() if way in ("each", way_b)})
+    pack.pack(module, a, ways_a)
+    pack.pack(module, b, ways_b)
     _tiles(module, product, register)
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)

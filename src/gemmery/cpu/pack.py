@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
-from gemmery.cpu.ir import SIZES, Function, Module, Value, lanes_of, vector
+from gemmery.cpu.ir import SIZES, Function, Module, Value, element_of, lanes_of, vector
 from gemmery.cpu.ukernel import Product, Shape, multiply_add
 
 PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
@@ -64,27 +64,22 @@ def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
     The strides select one of `ways`: "copy" if elements are adjacent across, "turn" if they are adjacent along k, else
-    "each", element by element, which must always be among them.
+    "each", element by element.
     """
     for way, body in ways.items():
         with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
             body(f, panels)
     with module.function(panels.name, *PARAMS, local=True) as f:
-        _choose(f, panels, [way for way in ("copy", "turn", "each") if way in ways])
+        size, operands = dtypes.get(panels.product.dtype).size, [f[name] for _, name in PARAMS]
+        with f.if_(f["across"].equals(size)):
+            f.call(f"{panels.name}_copy", *operands)
+        with f.else_():
+            with f.if_(f["along"].equals(size)):
+                f.call(f"{panels.name}_turn", *operands)
+            with f.else_():
+                f.call(f"{panels.name}_each", *operands)
         if panels.seeded:
             _seed(f, panels)
-
-
-def _choose(f: Function, panels: Panels, ways: list[str]) -> None:
-    name, given = f"{panels.name}_{ways[0]}", [f[name] for _, name in PARAMS]
-    if ways[0] == "each":
-        f.call(name, *given)
-        return
-    neighbours = f["across" if ways[0] == "copy" else "along"]
-    with f.if_(neighbours.equals(dtypes.get(panels.product.dtype).size)):
-        f.call(name, *given)
-    with f.else_():
-        _choose(f, panels, ways[1:])
 
 
 def panel(f: Function, panels: Panels, i: Value) -> Value:
@@ -201,13 +196,14 @@ def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
     """Transpose `lanes` rows of `lanes` elements by log2(lanes) rounds of two-input shuffles.
 
     An element is `unit` neighbouring lanes of the vector. Missing rows are poison, so that LLVM removes unused
-    shuffles.
+    shuffles. The first rounds move blocks of 16 bytes, the last ones elements inside them (16 x 16 floats from memory,
+    Zen 4: 10 % faster than the other way round).
     """
     lanes = lanes_of(rows[0].type) // unit
     empty = Value(f, rows[0].type, "poison")
     rows = [*rows, *[empty] * (lanes - len(rows))]
-    span = 1
-    while span < lanes:
+    inside = min(lanes, max(16 // (unit * SIZES[element_of(rows[0].type)]), 1))
+    for span in (*_powers(inside, lanes), *_powers(1, inside)):
         low = [lane if not lane & span else lanes + lane - span for lane in range(lanes)]
         high = [lane + span if not lane & span else lanes + lane for lane in range(lanes)]
         for r in range(lanes):
@@ -218,8 +214,12 @@ def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
                 continue
             picks = ([unit * lane + part for lane in order for part in range(unit)] for order in (low, high))
             rows[r], rows[r + span] = (f.shuffle(x, y, order) for order in picks)
-        span *= 2
     return rows
+
+
+def _powers(start: int, stop: int) -> list[int]:
+    """Return start, 2 start, 4 start, ... below stop."""
+    return [start << i for i in range(stop.bit_length()) if start << i < stop]
 
 
 def _each(f: Function, panels: Panels) -> None:

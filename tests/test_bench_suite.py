@@ -143,6 +143,13 @@ def test_defaults(tmp_path):
         ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = [1]", "rungs = 1"),
         ("[[product]]\nsquare = [4]\nname = 'a'\nrungs = ['packed']\ncall = ['out']", "call"),
         (2 * "[[product]]\nsquare = [4]\nname = 'a'\nrungs = ['packed']\n", "product 2: name = 'a'"),
+        ("kind = 'calls'\n[[product]]\nsquare = [4]\ncall = ['a @ c']", "'a @ c': it must be one of a @ b, "),
+        ("kind = 'calls'\n[[product]]\nsquare = [4]\narrays = 'cupy'", "'cupy': it must be one of numpy, torch"),
+        ("kind = 'calls'\n[[product]]\nsquare = [4]\narrays = 'torch'\ncall = ['f32 by f64']", "'f32 by f64'"),
+        ("kind = 'calls'\n[[product]]\nsquare = [4]\ndtype = ['f64']", "'dtype' is not known"),
+        ("kind = 'calls'\n[[product]]\nsquare = [99999999999]", "at most 1099511627776 elements"),
+        ("device = 'cuda'\nkind = 'calls'\n[[product]]\nsquare = [4]", 'only for suites with device = "cpu"'),
+        ("[[product]]\nsquare = [4]\narrays = 'torch'", "'arrays' is not known"),
         ("[[product", "not TOML"),
     ],
 )
@@ -169,7 +176,7 @@ def test_an_unknown_suite_is_named_with_the_one_that_was_meant(name, said):
 def test_suites_of_the_cpu_take_every_rival():
     loaded = [suite.load(path) for path in SHIPPED]
     some = {found.name: found.rivals for found in loaded if found.device == "cpu" and found.rivals}
-    assert some == {"findings": ("numpy",), "first_call": ("numpy",)}
+    assert some == {"calls": ("numpy", "torch"), "findings": ("numpy",), "first_call": ("numpy",)}
 
 
 class Rival:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import config, dtypes
+from gemmery.bench import calls
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
@@ -131,6 +132,8 @@ def _not_installed(package: str) -> str:
 
 
 def _prepare_numpy(work: Work) -> Prepared:
+    if work.arrays:
+        return Prepared(calls.sample(work, "numpy", {"np": np}))
     a, b, c = operands(work)
     function: Callable[..., object] = np.matmul
     note = ""
@@ -141,7 +144,7 @@ def _prepare_numpy(work: Work) -> Prepared:
     return Prepared(products(function, a, b, c), note)
 
 
-def _as_tensor(array: Any) -> Any:
+def as_tensor(array: Any) -> Any:
     """Return a tensor on the array's memory; bfloat16 is passed as integers."""
     import torch
 
@@ -156,6 +159,8 @@ def _as_tensor(array: Any) -> Any:
 def _prepare_torch(work: Work) -> Prepared:
     import torch
 
+    if work.arrays:
+        return Prepared(calls.sample(work, "torch", {"torch": torch}, as_tensor))
     a, b, c = operands(work)
     function: Callable[..., object] = torch.mv if work.vector else torch.bmm if work.batch > 1 else torch.mm
     note = ""
@@ -169,7 +174,7 @@ def _prepare_torch(work: Work) -> Prepared:
             )
         else:
             raise RefusedError(f"PyTorch has no product {work.dtype} -> {work.out} on the CPU")
-    tensors = [None if x is None else _as_tensor(x) for x in (a, b, c)]
+    tensors = [None if x is None else as_tensor(x) for x in (a, b, c)]
     try:
         function(*tensors[:2])
     except RuntimeError as error:

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gemmery import dtypes
+from gemmery.bench import calls
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError, DTypeError
 
 SUITES = Path(__file__).parent / "suites"
-KINDS = ("product", "first_call", "call", "compile", "emulator")
+KINDS = ("product", "calls", "first_call", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds for a GPU only
-ON_A_CPU = ("first_call", "emulator")  # kinds for the CPU only
+ON_A_CPU = ("calls", "first_call", "emulator")  # kinds for the CPU only
 ALONE = ("emulator", "compile")  # kinds without rivals
 PRECISIONS = ("", "tf32")
+_CALLS = {"square", "call", "arrays"}  # keys of a product of calls
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
@@ -118,7 +120,8 @@ def load(path: Path) -> Suite:
             raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
         if device == "cpu" and "precision" in row:
             raise ArgumentError(f'{where}: product {index + 1}: precision: only for suites with device = "cuda"')
-    works = tuple(work for index, row in enumerate(rows) for work in _works(row, f"{where}: product {index + 1}"))
+    read = _calls if kind == "calls" else _works
+    works = tuple(work for index, row in enumerate(rows) for work in read(row, f"{where}: product {index + 1}"))
     return Suite(
         name=path.stem,
         about=_text(table.get("about", ""), f"{where}: about"),
@@ -172,6 +175,19 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
             raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements per matrix")
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
         yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
+
+
+def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
+    """Yield the calls of a [[product]] table of a suite of kind "calls", for each size."""
+    _only(row, _CALLS, where)
+    arrays = _one_of(row.get("arrays", "numpy"), calls.ARRAYS, f"{where}: arrays")
+    known = tuple(name for name, call in calls.CALLS.items() if getattr(call, arrays))
+    wanted = _list(row.get("call", list(known)), f"{where}: call")
+    names = [_one_of(name, known, f"{where}: call") for name in wanted]
+    for (n, _, _), name in product(_shapes(row, where), names):
+        if n * n > LARGEST:
+            raise ArgumentError(f"{where}: n = {n}: at most {LARGEST} elements per matrix")
+        yield Work(n, n, n, "f32", "f32", call=name, arrays=arrays)
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from timeit import Timer
 
 from gemmery.errors import ArgumentError
 
@@ -125,6 +126,16 @@ def products(function: Callable[..., object], a: object, b: object, c: object | 
         return time.perf_counter_ns() - start
 
     return _quietly(fresh if c is None else into)
+
+
+def expression(text: str, names: Mapping[str, object]) -> Sample:
+    """Return a sampler of a Python expression, written into the loop as a user would write it; `names` are its names.
+
+    >>> expression("len(x)", {"x": [1, 2]})(10, 1) > 0
+    True
+    """
+    timer = Timer(text, timer=time.perf_counter_ns, globals={**names})
+    return _quietly(lambda inner: int(timer.timeit(inner)))
 
 
 @dataclass(frozen=True)

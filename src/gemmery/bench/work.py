@@ -22,7 +22,8 @@ class Work:
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
     column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector`, B and C
-    are 1-D. The same Work has the same operands in every process.
+    are 1-D. In a suite of kind "calls", `call` is a key of `bench.calls.CALLS`. The same Work has the same operands in
+    every process.
     """
 
     m: int
@@ -38,6 +39,7 @@ class Work:
     seed: int = 0
     name: str = ""  # of the comparison it belongs to
     precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
+    arrays: str = ""  # whose arrays a call of `bench.calls` gets, "numpy" or "torch"
 
     @property
     def problem(self) -> Problem:
@@ -51,7 +53,8 @@ class Work:
         """How it differs from the plain product of its shape, as text: "a transposed, allocating"."""
         words = {"col": "transposed", "strided": "strided"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
-        return ", ".join(filter(None, [self.name, *parts, "allocating" if self.call == "new" else ""]))
+        how = {"out": "", "new": "allocating"}.get(self.call, self.call)
+        return ", ".join(filter(None, [self.name, *parts, how, "tensors" if self.arrays == "torch" else ""]))
 
     @property
     def _layouts(self) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -19,6 +19,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import asked, results
+from gemmery.lab.calls import calls
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
 from gemmery.lab.rungs import estimate
@@ -118,7 +119,7 @@ def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[
             processes.append(session.rival(name, threads))
         except RefusedError as refused:
             session.add(results.blank(found.name, name, found.works[0], threads, refused=str(refused)))
-    measure = first_call if found.kind == "first_call" else contest
+    measure = {"calls": calls, "first_call": first_call}.get(found.kind, contest)
     for work in found.works:
         session.begin(f"{found.name}: {work}, {threads} thread{'s' * (threads != 1)}")
         if work.name in found.rungs:

@@ -96,9 +96,16 @@ def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
     """A suite on one number of threads: gemmery's products with their speed-up over each rival, and who did not run."""
     shown = [m for m in measurements if is_own(m)]
     rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
-    timed_only = all(m.kernel != OWN for m in shown)  # a first call has no rate
+    called = any(m.kernel == OWN and m.seconds for m in shown) and not any(m.peak_gflops for m in shown)
+    timed_only = called or all(m.kernel != OWN for m in shown)  # neither calls nor first calls have a rate
     rates = () if timed_only else (_rate_of(shown), "% of peak", "GB/s")
-    head = ("product", "rung", "time", *rates, *(f"× {words.kernel(rival)}" for rival in rivals))
+    head = (
+        "product",
+        "call" if called else "rung",
+        "time",
+        *rates,
+        *(f"× {words.kernel(rival)}" for rival in rivals),
+    )
     rows = []
     for m in shown:
         work = Cell(product(m))

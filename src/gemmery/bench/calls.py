@@ -1,0 +1,134 @@
+"""Calls of every kind on small arrays, each next to the expression that a user of NumPy or PyTorch writes for it.
+
+The names in an expression are: a, b, c (n x n), x, y, bias (n), batches p, q (4 x n x n), r (2 x 1 x n x n) and
+s (3 x n x n), w (b in float64), u and v (every second row and column of larger matrices), g and h (bfloat16), out and
+wide (n x n in float32 and float64, which receive results).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gemmery.bench.timing import Sample, expression
+from gemmery.bench.work import Work, numpy_dtype
+from gemmery.errors import RefusedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Call(NamedTuple):
+    """One kind of call as three expressions; that of PyTorch is "" where it has none."""
+
+    ours: str
+    numpy: str
+    torch: str = ""
+
+
+CALLS: dict[str, Call] = {
+    "a @ b": Call("gm.matmul(a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
+    "a @ b, out": Call("gm.matmul(a, b, out=out)", "np.matmul(a, b, out=out)", "torch.mm(a, b, out=out)"),
+    "a @ x": Call("gm.matmul(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
+    "x @ a": Call("gm.matmul(x, a)", "np.matmul(x, a)", "torch.matmul(x, a)"),
+    "x @ y": Call("gm.matmul(x, y)", "np.matmul(x, y)", "torch.dot(x, y)"),
+    "batch of 4": Call("gm.matmul(p, q)", "np.matmul(p, q)", "torch.bmm(p, q)"),
+    "broadcast batches": Call("gm.matmul(r, s)", "np.matmul(r, s)", "torch.matmul(r, s)"),
+    "gemm": Call("gm.gemm(1.0, a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
+    "gemm, alpha": Call("gm.gemm(2.0, a, b)", "2.0 * np.matmul(a, b)", "2.0 * torch.mm(a, b)"),
+    "gemm, alpha, beta": Call(
+        "gm.gemm(2.0, a, b, 3.0, c)", "2.0 * np.matmul(a, b) + 3.0 * c", "torch.addmm(c, a, b, beta=3.0, alpha=2.0)"
+    ),
+    "gemm, out": Call(
+        "gm.gemm(2.0, a, b, out=out)",
+        "np.multiply(np.matmul(a, b, out=out), 2.0, out=out)",
+        "torch.addmm(c, a, b, beta=0.0, alpha=2.0, out=out)",
+    ),
+    "gemv": Call("gm.gemv(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
+    "gemv, alpha, beta": Call(
+        "gm.gemv(a, x, y, alpha=2.0, beta=3.0)",
+        "2.0 * np.matmul(a, x) + 3.0 * y",
+        "torch.addmv(y, a, x, beta=3.0, alpha=2.0)",
+    ),
+    "bias and relu": Call(
+        'gm.matmul(a, b, bias=bias, activation="relu")',
+        "np.maximum(np.matmul(a, b) + bias, 0)",
+        "torch.relu(torch.addmm(bias, a, b))",
+    ),
+    "f32 by f64": Call("gm.matmul(a, w)", "np.matmul(a, w)"),
+    "strided views": Call("gm.matmul(u, v)", "np.matmul(u, v)", "torch.mm(u, v)"),
+    "out of another type": Call("gm.matmul(a, b, out=wide)", "np.matmul(a, b, out=wide)"),
+    "bfloat16": Call("gm.matmul(g, h)", "np.matmul(g, h)", "torch.mm(g, h)"),
+}
+ARRAYS = ("numpy", "torch")  # the kinds of arrays, which are also the rivals
+Convert = Callable[[Any], Any]
+
+
+def text(work: Work, library: str) -> str:
+    """Return the expression of a call in "ours", "numpy" or "torch"; raise RefusedError where there is none."""
+    found: str = getattr(CALLS[work.call], library)
+    if not found:
+        raise RefusedError(f"{library} has no such call on its arrays")
+    return found
+
+
+def operands(work: Work, library: str) -> dict[str, Any]:
+    """Return the arrays that the expression of a call names, the same in every process."""
+    import numpy as np
+
+    n, rng = work.n, np.random.default_rng(work.seed)
+    shapes = {"a": (n, n), "b": (n, n), "c": (n, n), "x": (n,), "y": (n,), "bias": (n,)}
+    shapes |= {"p": (4, n, n), "q": (4, n, n), "r": (2, 1, n, n), "s": (3, n, n), "u": (2 * n, 2 * n)}
+    shapes |= {"v": (2 * n, 2 * n), "g": (n, n), "h": (n, n)}
+    arrays: dict[str, Any] = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    arrays["w"] = arrays["b"].astype(np.float64)
+    arrays |= {name: arrays[name][::2, ::2] for name in "uv"}
+    arrays |= {"out": np.zeros((n, n), np.float32), "wide": np.zeros((n, n))}
+    named = compile(text(work, library), work.call, "eval").co_names
+    if {"g", "h"} & set(named):
+        arrays |= {name: arrays[name].astype(numpy_dtype("bf16")) for name in "gh"}
+    return {name: array for name, array in arrays.items() if name in named}
+
+
+def sample(work: Work, library: str, modules: Mapping[str, Any], convert: Convert = lambda array: array) -> Sample:
+    """Return a sampler of a call in "ours", "numpy" or "torch"; `convert` makes a library's array of NumPy's.
+
+    `modules` are the libraries by their names in the expressions: {"np": numpy}.
+    """
+    arrays = {name: convert(array) for name, array in operands(work, library).items()}
+    return expression(text(work, library), {**modules, **arrays})
+
+
+def result(work: Work, library: str, names: Mapping[str, Any]) -> Any:
+    """Return the value of the expression of a call in "ours", "numpy" or "torch"."""
+    values: list[Any] = []
+    expression(f"values.append({text(work, library)})", {**names, "values": values})(1, 0)
+    return values[0]
+
+
+def error(work: Work, found: Any) -> float:
+    """Return the largest error of a result, given as a NumPy array, over its bound.
+
+    The bound is that of k products and the few operations around them, rounded in float32 and once more to the type of
+    the result. NumPy's expression in float64 gives the reference, and of absolute values the size that the bound needs:
+    no expression subtracts.
+    """
+    import numpy as np
+
+    arrays = {name: np.asarray(array, np.float64) for name, array in operands(work, "numpy").items()}
+    exact = _evaluated(work, arrays)
+    if found.shape != exact.shape:
+        return np.inf
+    size = _evaluated(work, {name: np.abs(array) for name, array in arrays.items()})
+    last = 2.0**-8 if CALLS[work.call].ours == "gm.matmul(g, h)" else 0.0
+    bound = ((work.n + 4) * 2.0**-24 + last) * size
+    difference = np.abs(np.asarray(found, np.float64) - exact)
+    ratio = float(np.max(difference / bound, initial=0.0))
+    return ratio if ratio <= np.inf else np.inf  # NaN is not
+
+
+def _evaluated(work: Work, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    import numpy as np
+
+    copies = {name: array.copy() for name, array in arrays.items()}
+    return np.array(result(work, "numpy", {"np": np, **copies}))

@@ -15,7 +15,8 @@ from fences import survives
 from gemmery.api import products
 from gemmery.cpu import entry
 
-PYTHON = products._matmul
+FUNCTIONS = (products._matmul, products._gemm, products._gemv)
+DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def met():
     gm.matmul(a, b)
     if not inspect.isbuiltin(gm.matmul):
         pytest.skip("no compiled entry on this interpreter")
-    gm.matmul(a, b)
+    gm.matmul(a, b, out=np.empty((5, 3), np.float32))
     return a, b, a.astype(np.float64) @ b
 
 
@@ -35,18 +36,18 @@ class Handed:
 
     def __init__(self, monkeypatch):
         self.calls = 0
-        self.builtin = entry.builtin(self, "matmul", "gemmery", "matmul(a, b)\n--\n\n")
+        self.builtin, *_ = entry.builtins((self, *FUNCTIONS[1:]), DOCS)
         monkeypatch.setattr(products, "_entry", self.builtin)
 
     def __call__(self, *args, **options):
         self.calls += 1
-        return PYTHON(*args, **options)
+        return FUNCTIONS[0](*args, **options)
 
 
 @pytest.fixture
 def handed(met, monkeypatch):
     yield Handed(monkeypatch)
-    entry.builtin(PYTHON, "matmul", "gemmery", "matmul(a, b)\n--\n\n")  # the table has one Python function
+    entry.builtins(FUNCTIONS, DOCS)  # the table has one Python function for each builtin
 
 
 def near(result, exact):

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
 from gemmery import arrays, config
 from gemmery.api import opaque, quick
-from gemmery.api.compute import PLAIN, Terms, product
+from gemmery.api.calls import PLAIN, Terms
+from gemmery.api.compute import product
 from gemmery.api.options import NO_OPTIONS, Options, epilogue, named, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
@@ -137,26 +136,15 @@ def _matmul(
     result = common if dtype is None else widened(common, named(dtype))
     if plain:
         terms = PLAIN
-        _compile_entry()
     else:
         name, row = epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads))
+        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, widens=dtype is not None)
+    _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
-
-
-@functools.cache
-def _compile_entry() -> None:
-    """Replace gm.matmul by the compiled entry, at the first product on the CPU."""
-    global _entry
-    if config.fast_entry():
-        _entry = entry.builtin(_matmul, "matmul", "gemmery", f"{_SIGNATURE}\n--\n\n{matmul.__doc__}")
-        for module in ("gemmery", "gemmery.api"):
-            sys.modules[module].matmul = _entry  # type: ignore[attr-defined]
 
 
 _matmul.__name__ = _matmul.__qualname__ = "matmul"  # the name in Python's errors about arguments
 _entry: Callable[..., Any] = _matmul
-_SIGNATURE = "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)"
 
 
 if TYPE_CHECKING:
@@ -213,20 +201,38 @@ def gemm(
 
     Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
     """
+    return _gemm_entry(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+
+
+@opaque.opaque
+def _gemm(
+    alpha: complex,
+    a: Any,
+    b: Any,
+    beta: complex = 0.0,
+    c: Any = None,
+    *,
+    out: Any = None,
+    threads: int | None = None,
+    precision: Literal["tf32"] | None = None,
+) -> Any:
+    """Compute a gemm that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
-        return gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
+        return _gemm(alpha, a, b, beta, c, out=out, threads=threads, precision=precision)
     if c is out and threads is None and precision is None:
         done = quick.scaled(a, b, out, "gemm", alpha, beta)
         if done is not None:
             return done
-    if c is None and threads is None and precision is None and _is_matmul(alpha, a, b, beta):
-        return _entry(a, b, out)
     x, y = view(a), view(b)
     if len(x.shape) < 2 or len(y.shape) < 2:
         raise ShapeError(
             f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
         )
     return _scaled("gemm", alpha, a, b, x, y, beta, c, out, threads, precision)
+
+
+_gemm.__name__ = _gemm.__qualname__ = "gemm"
+_gemm_entry: Callable[..., Any] = _gemm
 
 
 if TYPE_CHECKING:
@@ -263,8 +269,24 @@ def gemv(
 
     Raises the errors of `gemm`.
     """
+    return _gemv_entry(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
+
+
+@opaque.opaque
+def _gemv(
+    a: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    out: Any = None,
+    threads: int | None = None,
+    precision: Literal["tf32"] | None = None,
+) -> Any:
+    """Compute a gemv that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
-        return gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
+        return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, threads=threads, precision=precision)
     if y is out and threads is None and precision is None:
         done = quick.scaled(a, x, out, "gemv", alpha, beta)
         if done is not None:
@@ -276,6 +298,31 @@ def gemv(
             "other shapes"
         )
     return _scaled("gemv", alpha, a, x, matrix, vector, beta, y, out, threads, precision)
+
+
+_gemv.__name__ = _gemv.__qualname__ = "gemv"
+_gemv_entry: Callable[..., Any] = _gemv
+
+
+@functools.cache
+def _compile_entries() -> None:
+    """Replace gm.matmul, gm.gemm and gm.gemv by the compiled entry, at the first product on the CPU."""
+    global _entry, _gemm_entry, _gemv_entry
+    if not config.fast_entry():
+        return
+    public = (matmul, gemm, gemv)
+    docs = [f"{signature}\n--\n\n{function.__doc__}" for signature, function in zip(_SIGNATURES, public, strict=True)]
+    _entry, _gemm_entry, _gemv_entry = made = entry.builtins((_matmul, _gemm, _gemv), docs)
+    for name in ("gemmery", "gemmery.api"):
+        module = sys.modules[name]
+        module.matmul, module.gemm, module.gemv = made  # type: ignore[attr-defined]
+
+
+_SIGNATURES = (
+    "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)",
+    "gemm(alpha, a, b, beta=0.0, c=None, *, out=None, threads=None, precision=None)",
+    "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
+)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -301,13 +348,6 @@ def get_num_threads() -> int:
     True
     """
     return cpu_threads.get()
-
-
-def _is_matmul(alpha: Any, a: Any, b: Any, beta: Any) -> bool:
-    """Return True for a gemm of NumPy matrices that scales nothing: the compiled entry runs it ten times as fast."""
-    if type(alpha) not in (float, int) or type(beta) not in (float, int) or alpha != 1 or beta != 0:
-        return False
-    return type(a) is type(b) is np.ndarray and a.ndim == b.ndim == 2 and a.dtype.kind != "b"
 
 
 def _scaled(
@@ -343,4 +383,6 @@ def _scaled(
         old = None
     elif old is None:
         raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
-    return product(a, b, x, y, common, result, out, Terms(alpha, beta, old, threads=thread_count(threads)))
+    terms = Terms(alpha, beta, old, threads=thread_count(threads), widens=old is None and result != common)
+    _compile_entries()
+    return product(a, b, x, y, common, result, out, terms)

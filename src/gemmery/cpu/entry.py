@@ -1,9 +1,8 @@
-"""A compiled builtin for `gm.matmul` that repeats products: 50 ns instead of the microseconds of Python.
+"""Compiled builtins for `matmul`, `gemm` and `gemv` that repeat products: 50 ns instead of the microseconds of Python.
 
-The first product of a kind (element types, shapes, strides) goes through Python, which checks, plans and stores a
-prepared job in a table in plain memory. From then on `gm.matmul` is a builtin of compiled code: it reads the fields of
-the NumPy arrays, finds the job with the same key, allocates the result and runs the job. Every other call goes to the
-Python function.
+The first product of a kind (element types, shapes, strides, options) goes through Python, which checks, plans and
+stores a prepared job in a table in plain memory. From then on the builtins read the fields of the NumPy arrays, find
+the job with the same key, allocate the result and run the job. Every other call goes to the Python functions.
 
 Source: CPython's `PyMethodDef` (METH_FASTCALL | METH_KEYWORDS).
 """
@@ -12,269 +11,130 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
-from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.entry_layout import ENTRY
 from gemmery.cpu.layout import JOB
-from gemmery.cpu.target import Target, host
+from gemmery.cpu.target import host
 
-_JOBS = 512  # a power of two; a job replaces the one that has its place
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-
-
-# The head of the table: objects, then functions of the C API.
-_HEAD = tuple(
-    (name, "ptr")
-    for name in (
-        "array_type",
-        "none",
-        "new_array",
-        "incref",
-        "decref",
-        "save_thread",
-        "restore_thread",
-        "no_memory",
-        "vectorcall",
-        "run",
-        "out_name",
-        "python",  # the function for every other call
-    )
-)
-# One prepared job: the key, the result, the job.
-_KEY = (
-    ("a_element", "i64"),
-    ("b_element", "i64"),
-    ("m", "i64"),
-    ("k", "i64"),
-    ("n", "i64"),
-    ("a_row", "i64"),
-    ("a_col", "i64"),
-    ("b_row", "i64"),
-    ("b_col", "i64"),
-)
-_ENTRY = (
-    *_KEY,
-    ("used", "i64"),
-    ("c_element", "i64"),
-    ("c_descr", "ptr"),  # NumPy's own object of the element type, which lives as long as the process
-    ("c_row", "i64"),
-    ("c_col", "i64"),
-    ("a_bytes", "i64"),  # from the first byte of the array to one past its last
-    ("b_bytes", "i64"),
-    ("c_bytes", "i64"),
-    ("plain", "i64"),  # 1: one thread and no workspace, so the kernel is called directly
-    ("long", "i64"),  # 1: long enough to release the GIL
-    *((f"job_{name}", type_) for name, type_ in JOB),
-)
-_HEAD_BYTES = 8 * len(_HEAD)
-_ENTRY_BYTES = -(-8 * len(_ENTRY) // 64) * 64
-_JOB_AT = 8 * (len(_ENTRY) - len(JOB))
-_ALPHA_AT = 8 * [name for name, _ in JOB].index("alpha_value")
 # Operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns.
 _LONG = 1 << 21
 
 
-def module(target: Target) -> Module:
-    """Return the module of `call(self, args, count, names)`, which runs matmul(a, b, out=None) or calls Python."""
-    made = Module(target)
-    params = (("ptr", "self"), ("ptr", "args"), ("i64", "count"), ("ptr", "names"))
-    with made.function("call", *params, returns="ptr") as f:
-        table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
-        head = Args(f, table, _HEAD)
-        done, answer = f.var(f.const("i1", 0)), f.var(Value(f, "ptr", "null"))
-        out = f.var(Value(f, "ptr", "null"))
-        _find_out(f, head, out)
-        with f.if_(f.emit("i1", f"icmp ne {out.value}, null")):
-            a, b = f.load("ptr", f["args"]), f.load("ptr", f["args"] + 8)
-            with f.if_(_is_matrix(f, head.array_type, a) & _is_matrix(f, head.array_type, b)):
-                _look_up(f, table, head, a, b, out.value, done, answer)
-        with f.if_(done.value ^ True):
-            answer.value = _called(f, head.vectorcall, "ptr", head.python, f["args"], f["count"], f["names"])
-        f.ret(answer.value)
-    return made
+class Array(NamedTuple):
+    """What the table knows of an array."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def words(self) -> list[int]:
+        """Return the words of the key."""
+        return [objects.element(self.dtype), *(x for both in zip(self.shape, self.strides, strict=True) for x in both)]
+
+    def reach(self) -> tuple[int, int]:
+        """Return the lowest byte and one past the highest, from the first element."""
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        return sum(s for s in steps if s < 0), sum(s for s in steps if s > 0) + self.dtype.itemsize
 
 
-def _find_out(f: Function, head: Args, out: Var) -> None:
-    """Set `out` to that of a call (a, b), (a, b, out) or (a, b, out=out): None if missing, NULL for other calls."""
-    names, count = f["names"], f["count"]
-    with f.if_(f.emit("i1", f"icmp eq {names}, null")):
-        with f.if_(count.equals(2)):
-            out.value = head.none
-        with f.if_(count.equals(3)):
-            out.value = f.load("ptr", f["args"] + 16)
-    with f.else_():
-        one_name = count.equals(2) & f.load("i64", names + objects.TUPLE_SIZE).equals(1)
-        with f.if_(one_name), f.if_(_same(f, f.load("ptr", names + objects.TUPLE_ITEMS), head.out_name)):
-            out.value = f.load("ptr", f["args"] + 16)
+class Kind(NamedTuple):
+    """The key of products: what the arguments of two calls must have in common to share a job."""
+
+    a: Array
+    b: Array
+    out: Array | None = None
+    bias: Array | None = None  # an array of numbers of the kernel's type, contiguous
+    bias_is_number: bool = False
+    scaled: bool = False  # alpha is not 1 or beta is not 0
+    beta: bool = False  # beta is not 0, and `out` is the old C
+    activation: str = ""
+
+    def words(self) -> list[int]:
+        """Return the words of the key, as compiled code writes them."""
+        bias = layout.NUMBER_BIAS if self.bias_is_number else layout.NO_BIAS if self.bias is None else layout.ARRAY_BIAS
+        activation = layout.ACTIVATIONS.index(self.activation) + 1 if self.activation else 0
+        options = self.scaled * layout.SCALED | self.beta * layout.BETA | activation << layout.ACTIVATION_SHIFT
+        out = 0 if self.out is None else len(self.out.shape) + 1
+        first = len(self.a.shape) | len(self.b.shape) << 8 | out << 16 | bias << 24 | options << 32
+        arrays = (x for x in (self.a, self.b, self.out, self.bias) if x is not None)
+        return [first, *(word for array in arrays for word in array.words())]
 
 
-def _same(f: Function, x: Value, y: Value) -> Value:
-    return f.emit("i1", f"icmp eq {x}, {y.text}")
+class Work(NamedTuple):
+    """The prepared job of a product, run once for each place of `loops`: (length, steps of A, B and C in bytes)."""
+
+    job: bytes
+    scalar: str  # LLVM's name of the type of alpha and beta
+    flops: int
+    loops: Sequence[tuple[int, tuple[int, int, int]]] = ()
+    swapped: bool = False  # the job computes C' = B' A'
 
 
-def _is_matrix(f: Function, array_type: Value, x: Value) -> Value:
-    """Return true for a 2-D ndarray that is not a subclass; `ndim` is read only once the type is known."""
-    found = f.var(f.const("i1", 0))
-    with f.if_(_same(f, f.load("ptr", x + objects.TYPE), array_type)):
-        found.value = f.load("i32", x + objects.NDIM).equals(2)
-    return found.value
+_kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
+_turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
 
-def _look_up(f: Function, table: Value, head: Args, a: Value, b: Value, out: Value, done: Var, answer: Var) -> None:
-    """Find the prepared job for a and b, check or allocate `out`, and run the job."""
-    a_descr, b_descr = f.load("ptr", a + objects.DESCR), f.load("ptr", b + objects.DESCR)
-    key = _key(f, a, b, a_descr, b_descr)
-    entry_at = table + _HEAD_BYTES + _place(f, list(key.values())) * _ENTRY_BYTES
-    entry = Args(f, entry_at, _ENTRY)
-    # A result inherits the metadata of a dtype, so those that have some are left to Python.
-    metadata = f.load("i64", a_descr + objects.METADATA) | f.load("i64", b_descr + objects.METADATA)
-    b_rows = f.load("i64", f.load("ptr", b + objects.SHAPE))
-    match = entry.used.differs(0) & b_rows.equals(key["k"]) & metadata.equals(0)
-    for name, value in key.items():
-        match = match & f.emit("i1", f"icmp eq {value}, {getattr(entry, name).text}")
-    with f.if_(match):
-        has_out = _same(f, out, head.none) ^ True
-        target = f.var(out)
-        fits = f.var(f.const("i1", 1))
-        with f.if_(has_out):
-            fits.value = _fits(f, head, entry, a, b, out)
-        with f.else_():
-            sizes = f.buffer(16)
-            f.store(key["m"], sizes)
-            f.store(key["n"], sizes + 8)
-            f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
-            null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
-            made = _called(
-                f,
-                head.new_array,
-                "ptr",
-                head.array_type,
-                entry.c_descr,
-                f.const("i32", 2),
-                sizes,
-                null,
-                null,
-                flags,
-                null,
-            )
-            target.value = answer.value = made
-            done.value = f.const("i1", 1)  # a NULL carries NumPy's MemoryError
-            fits.value = f.emit("i1", f"icmp ne {made}, null")
-        with f.if_(fits.value):
-            done.value = f.const("i1", 1)
-            with f.if_(has_out):
-                f.call_address(head.incref, "void", out)
-                answer.value = out
-            error = _run(f, head, entry, entry_at, (a, b, target.value))
-            with f.if_(error.differs(0)):
-                f.call_address(head.decref, "void", answer.value)
-                answer.value = _called(f, head.no_memory, "ptr")
+@functools.cache
+def _table() -> int:
+    """Return the address of this process's table, or 0 where the fields of arrays are unknown or there is no pool."""
+    if not pool.address() or not objects.known():
+        return 0
+    at = workspace.pages(layout.TABLE_BYTES)
+    _write(at + layout.FACTORS_AT, layout.FACTORS)
+    return at
 
 
-def _key(f: Function, a: Value, b: Value, a_descr: Value, b_descr: Value) -> dict[str, Value]:
-    a_shape, b_shape = f.load("ptr", a + objects.SHAPE), f.load("ptr", b + objects.SHAPE)
-    a_strides, b_strides = f.load("ptr", a + objects.STRIDES), f.load("ptr", b + objects.STRIDES)
-    values = (
-        f.load("i64", a_descr + objects.ELEMENT),
-        f.load("i64", b_descr + objects.ELEMENT),
-        f.load("i64", a_shape),
-        f.load("i64", a_shape + 8),
-        f.load("i64", b_shape + 8),
-        f.load("i64", a_strides),
-        f.load("i64", a_strides + 8),
-        f.load("i64", b_strides),
-        f.load("i64", b_strides + 8),
-    )
-    return {name: value for (name, _), value in zip(_KEY, values, strict=True)}
+def _write(at: int, words: Sequence[int]) -> None:
+    ctypes.memmove(at, struct.pack(f"<{len(words)}q", *words), 8 * len(words))
 
 
-def _place(f: Function, values: list[Value]) -> Value:
-    """Return the index in the table: the high bits of the sum of the key's words, each times a constant.
+def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
+    api = ctypes.pythonapi
+    python = (
+        api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread,
+        api.PyObject_Vectorcall, api.PyLong_AsLongLongAndOverflow,
+    )  # fmt: skip
+    return [
+        *map(id, (np.ndarray, None, float, int)),
+        *map(id, functions),
+        *map(id, objects.KEYWORDS),
+        *map(id, objects.ACTIVATIONS),
+        *objects.numpy_functions(),
+        *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in python),
+        pool.entries()["run"],
+    ]
 
-    Source: Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic" (1996).
+
+def builtins(functions: Sequence[Callable[..., Any]], docs: Sequence[str]) -> list[Callable[..., Any]]:
+    """Return the compiled entries for Python's matmul, gemm and gemv, or these where arrays cannot be read.
+
+    Each text of `docs` begins with the signature, as builtins' do, so that `help` and `inspect.signature` know it.
     """
-    mixed = f.index(0)
-    for value, factor in zip(values, _FACTORS, strict=True):
-        mixed = mixed + value * factor
-    return mixed >> (64 - _JOBS.bit_length() + 1)
+    table = _table()
+    if not table:
+        return list(functions)
+    target = host()
+    for function in functions:
+        workspace.forever(function)
+    _write(table, _head(functions))
 
+    def generate() -> Any:
+        from gemmery.cpu import entry_code
 
-def place(values: list[int]) -> int:
-    """`_place` in Python."""
-    mixed = sum(value * factor for value, factor in zip(values, _FACTORS, strict=True))
-    return (mixed & 0xFFFFFFFFFFFFFFFF) >> (64 - _JOBS.bit_length() + 1)
+        return entry_code.module(target)
 
-
-def _signed(word: int) -> int:
-    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-# Odd numbers that look random: the powers of 2**64 over the golden ratio.
-_FACTORS = [_signed(pow(0x9E3779B97F4A7C15, i, 1 << 64)) for i in range(1, len(_KEY) + 1)]
-
-
-def _fits(f: Function, head: Args, entry: Args, a: Value, b: Value, out: Value) -> Value:
-    """Return true for a writable `out` of the prepared type, shape and strides that does not overlap a or b."""
-    good = f.var(f.const("i1", 0))
-    with f.if_(_is_matrix(f, head.array_type, out)):
-        shape, strides = f.load("ptr", out + objects.SHAPE), f.load("ptr", out + objects.STRIDES)
-        good.value = (
-            f.load("i64", f.load("ptr", out + objects.DESCR) + objects.ELEMENT).equals(entry.c_element)
-            & f.load("i64", shape).equals(entry.m)
-            & f.load("i64", shape + 8).equals(entry.n)
-            & f.load("i64", strides).equals(entry.c_row)
-            & f.load("i64", strides + 8).equals(entry.c_col)
-            & (f.load("i32", out + objects.FLAGS) & objects.WRITEABLE).differs(0)
-        )
-        start, end = _span(f, out, entry.c_bytes)
-        for other, size in ((a, entry.a_bytes), (b, entry.b_bytes)):
-            other_start, other_end = _span(f, other, size)
-            good.value = good.value & ((end <= other_start) | (other_end <= start))
-    return good.value
-
-
-def _span(f: Function, array: Value, size: Value) -> tuple[Value, Value]:
-    start = f.load("i64", array + objects.DATA)
-    return start, start + size
-
-
-def _called(f: Function, address: Value, type_: str, *values: Value) -> Value:
-    found = f.call_address(address, type_, *values)
-    assert found is not None
-    return found
-
-
-def _run(f: Function, head: Args, entry: Args, entry_at: Value, arrays: tuple[Value, Value, Value]) -> Value:
-    """Run a copy of the job on these arrays; return an errno.
-
-    A copy, because another thread may replace the entry while this one runs without the GIL.
-    """
-    job_at = f.buffer(8 * len(JOB))
-    for i in range(len(JOB)):
-        f.store(f.load("i64", entry_at + (_JOB_AT + 8 * i), align=8), job_at + 8 * i, align=8)
-    job = Args(f, job_at, JOB)
-    for name, array in zip("abc", arrays, strict=True):
-        setattr(job, name, f.load("ptr", array + objects.DATA))
-    error = f.var(f.index(0))
-    with f.if_(entry.plain.differs(0)):
-        job.alpha, job.beta = job_at + _ALPHA_AT, job_at + (_ALPHA_AT + 16)
-        f.call_address(job.kernel, "void", job_at)
-    with f.else_():
-        is_long = entry.long.differs(0)
-        state = f.var(Value(f, "ptr", "null"))
-        with f.if_(is_long):
-            state.value = _called(f, head.save_thread, "ptr")
-        error.value = _called(f, head.run, "i64", job_at)
-        with f.if_(is_long):
-            f.call_address(head.restore_thread, "void", state.value)
-    return error.value
+    addresses = jit.load(target, "entry", generate, table)
+    return [_builtin(name, addresses[name], doc) for name, doc in zip(layout.BUILTINS, docs, strict=True)]
 
 
 class _Method(ctypes.Structure):
@@ -283,71 +143,89 @@ class _Method(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
 
 
-_kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
-
-
-@functools.cache
-def _table() -> int:
-    """Return the address of this process's table, or 0 where the fields of arrays are unknown or there is no pool."""
-    return workspace.pages(_HEAD_BYTES + _JOBS * _ENTRY_BYTES) if pool.address() and objects.known() else 0
-
-
-def builtin(python: Callable[..., Any], name: str, module_name: str, doc: str) -> Callable[..., Any]:
-    """Return the compiled entry for `python`, or `python` itself where compiled code cannot read arrays.
-
-    `doc` begins with the signature, as builtins' do, so that `help` and `inspect.signature` know it.
-    """
-    table = _table()
-    if not table:
-        return python
-    target, api = host(), ctypes.pythonapi
-    functions = (
-        api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread, api.PyErr_NoMemory,
-        api.PyObject_Vectorcall,
-    )  # fmt: skip
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    head: tuple[Any, ...] = (id(np.ndarray), id(None), objects.new_from_descr(), *addresses, pool.entries()["run"])
-    (ctypes.c_int64 * len(_HEAD)).from_address(table)[:] = [*head, id(objects.OUT[0]), id(python)]
-    call = jit.load(target, "entry", lambda: module(target), table)["call"]
-    method = _Method(name.encode(), call, _METH_FASTCALL_KEYWORDS, doc.encode())
+def _builtin(name: str, address: int, doc: str) -> Callable[..., Any]:
+    method = _Method(name.encode(), address, _METH_FASTCALL_KEYWORDS, doc.encode())
     workspace.forever(method)
-    workspace.forever(python)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     # Its `self` is the module, as for functions of C extensions, so that it is pickled by name.
-    made: Callable[..., Any] = new(ctypes.addressof(method), sys.modules[module_name], module_name)
+    made: Callable[..., Any] = new(ctypes.addressof(method), sys.modules["gemmery"], "gemmery")
     return made
 
 
-def remember(a: Any, b: Any, c: Any, job: bytes, flops: int) -> None:
-    """Store a job for calls with matrices like a and b and a result like c, all exact ndarrays, c contiguous."""
-    table = _table()
-    if not table or min(*a.strides, *b.strides) < 0:  # `_span` starts at the first element
-        return
+def remember(kind: Kind, c: Array, work: Work | None) -> None:
+    """Store the job of products of this kind, whose results are like c; without a job they are computed aside."""
+    table, key = _table(), kind.words()
     own: np.dtype[Any] = np.dtype(c.dtype.type)
-    elements = [objects.element(x.dtype) for x in (a, b, c)]
-    if elements[2] != objects.element(own):
+    many = work is not None and len(work.loops) > layout.LOOPS
+    if not table or len(key) > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
+        return
+    if objects.element(own) != objects.element(c.dtype):
         return
     _kept[id(own)] = own
-    key = (*elements[:2], *a.shape, b.shape[1], *a.strides, *b.strides)
-    fields = struct.unpack(f"<{len(JOB)}q", job)
-    plan = dict(zip((name for name, _ in JOB), fields, strict=True))
-    plain = plan["parts"] == 1 and not plan["workspace_bytes"] and flops < _LONG
-    spans = (_bytes(x) for x in (a, b, c))
-    entry = [*key, 1, elements[2], id(own), *c.strides, *spans, plain, flops >= _LONG, *fields]
-    at = table + _HEAD_BYTES + place(list(key)) * _ENTRY_BYTES
-    (ctypes.c_int64 * len(_ENTRY)).from_address(at)[:] = entry
+    entry = dict.fromkeys((name for name, _ in ENTRY), 0)
+    entry |= {f"key_{i}": word for i, word in enumerate(key)}
+    entry |= {f"c_shape_{i}": length for i, length in enumerate(c.shape)}
+    entry |= {"count": len(key), "kind": layout.ASIDE, "c_descr": id(own), "c_ndim": len(c.shape)}
+    for name, array in (("a", kind.a), ("b", kind.b), ("c", c), ("bias", kind.bias)):
+        if array is not None:
+            entry[f"{name}_low"], entry[f"{name}_high"] = array.reach()
+    if work is not None:
+        entry |= {"kind": layout.RUN, **_work(work)}
+    hash_ = layout.hashed(key)
+    index = _index(table, hash_)
+    _write(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, list(entry.values()))
+    ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = hash_
+
+
+_SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}
+
+
+def _work(work: Work) -> dict[str, int]:
+    """Return the fields of an entry that describe how its job runs."""
+    fields = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", work.job), strict=True))
+    long = work.flops >= _LONG
+    plain = fields["parts"] == 1 and not fields["workspace_bytes"] and not long
+    single = fields["batch"] == 1 or fields["at_once"]
+    loops = [*work.loops, *[(1, (0, 0, 0))] * (layout.LOOPS - len(work.loops))]
+    found = {
+        "plain": int(plain),
+        "quick": int(plain and single and not work.loops and not work.swapped),
+        "long": int(long),
+        "scalar": _SCALARS.get(work.scalar, layout.INTEGER),
+        "swapped": int(work.swapped),
+        "runs": math.prod(length for length, _ in work.loops),
+    }
+    names = "bac" if work.swapped else "abc"
+    for i, (length, steps) in enumerate(loops):
+        found |= {f"loop{i}_length": length} | {f"loop{i}_{x}": step for x, step in zip(names, steps, strict=True)}
+    return found | {f"job_{name}": word for name, word in fields.items()}
+
+
+def _index(table: int, hash_: int) -> int:
+    """Return where an entry with this hash is, or a free place, or the place whose turn it is."""
+    first = layout.place(hash_)
+    stored = list((ctypes.c_uint64 * layout.WAYS).from_address(table + layout.HASHES_AT + 8 * first))
+    for wanted in (hash_, 0):
+        if wanted in stored:
+            return first + stored.index(wanted)
+    turn = _turns.get(first, 0)
+    _turns[first] = (turn + 1) % layout.WAYS
+    return first + turn
 
 
 def forget() -> None:
     """Drop every prepared job, because the number of threads has changed."""
     table = _table()
     if table:
-        ctypes.memset(table + _HEAD_BYTES, 0, _JOBS * _ENTRY_BYTES)
+        ctypes.memset(table + layout.HASHES_AT, 0, 8 * layout.SETS * layout.WAYS)
+
+
+def counts() -> tuple[int, int]:
+    """Return the number of prepared products in the table, and the number of its places."""
+    table, places = _table(), layout.SETS * layout.WAYS
+    used = (ctypes.c_uint64 * places).from_address(table + layout.HASHES_AT) if table else ()
+    return sum(1 for word in used if word), places
 
 
 threads.at_change.append(forget)
-
-
-def _bytes(x: Any) -> int:
-    return int(sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))) + int(x.itemsize)

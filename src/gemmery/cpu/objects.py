@@ -21,8 +21,15 @@ TUPLE_SIZE, TUPLE_ITEMS = 16, 24
 ELEMENT, METADATA = 24, 56
 WRITEABLE = 0x400  # in FLAGS
 
+FLOAT_VALUE = 16  # of a float, a double
+C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
+
 OUT = (sys.intern("out"),)  # the names of a call with out=
-_NEW_FROM_DESCR = 94  # PyArray_NewFromDescr in NumPy's table of C functions, which only ever grows
+KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y")))
+ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
+_FLOAT = 0.1
+# PyArray_NewFromDescr, _NewCopy, _CopyInto, _FromArray and _Return in NumPy's table of C functions, which only grows.
+_FUNCTIONS = (94, 85, 50, 109, 76)
 
 
 def element(dtype: np.dtype[Any]) -> int:
@@ -30,12 +37,16 @@ def element(dtype: np.dtype[Any]) -> int:
     return _word(id(dtype) + ELEMENT)
 
 
-def new_from_descr() -> int:
-    """Return the address of PyArray_NewFromDescr, from the capsule that extension modules import."""
+def numpy_functions() -> list[int]:
+    """Return the addresses of PyArray_NewFromDescr, _NewCopy, _CopyInto, _FromArray and _Return.
+
+    They are in the capsule that extension modules import.
+    """
     capsule = np._core._multiarray_umath._ARRAY_API  # type: ignore[attr-defined]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    return (ctypes.c_void_p * (_NEW_FROM_DESCR + 1)).from_address(pointer(capsule, None))[_NEW_FROM_DESCR] or 0
+    table = (ctypes.c_void_p * (max(_FUNCTIONS) + 1)).from_address(pointer(capsule, None))
+    return [table[index] or 0 for index in _FUNCTIONS]
 
 
 def known() -> bool:
@@ -54,6 +65,9 @@ def known() -> bool:
         and tuple(strides(_word(at + STRIDES))) == x.strides
         and _word(at + DESCR) == id(x.dtype)
         and bool(ctypes.c_int32.from_address(at + FLAGS).value & WRITEABLE) == x.flags.writeable
+        and x.flags.c_contiguous == bool(ctypes.c_int32.from_address(at + FLAGS).value & C_CONTIGUOUS)
+        and ctypes.c_double.from_address(id(_FLOAT) + FLOAT_VALUE).value == _FLOAT
+        and _word(id(_FLOAT) + TYPE) == id(float)
         and _word(id(OUT) + TUPLE_SIZE) == 1
         and _word(id(OUT) + TUPLE_ITEMS) == id(OUT[0])
         and all(_is_known(np.dtype(spelling)) for spelling in (np.float32, ">i2", np.longlong))

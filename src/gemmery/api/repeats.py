@@ -1,0 +1,101 @@
+"""What the compiled entry is told of a product on the CPU, so that it runs the next one like it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from gemmery import arrays
+from gemmery.api.calls import Call, Prepared
+from gemmery.arrays import View
+from gemmery.cpu import entry
+from gemmery.cpu.entry import Array, Kind, Work
+from gemmery.cpu.launch import Launch
+
+
+def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out: Any, threads: int) -> None:
+    """Store the job of a product of the views x and y, which are those of its operands or converted copies."""
+    kernel = prepared.plan.kernel
+    kind = _kind(call, x, y, target, out)
+    if kind is None or not isinstance(kernel, Launch):
+        return
+    form, problem = prepared.form, prepared.problem
+    a, b, c = prepared.operands(x, y, target)
+    job = kernel.job(a, b, c, 1, 0, call.terms.bias, threads)
+    work = Work(job, kernel.accumulator, problem.flops * form.runs, form.loops, kernel.swaps(c))
+    entry.remember(kind, Array(_dtype(call), target.shape, target.strides), work)
+
+
+def remember_aside(call: Call, target: View, out: Any) -> None:
+    """Store that products into arrays like `out` are computed in other memory, and copied."""
+    kind = None if out is None or call.result == "bool" else _kind(call, call.x, call.y, target, out)
+    if kind is not None and kind.out is not None:
+        entry.remember(kind, Array(_dtype(call), target.shape, target.strides), None)
+
+
+def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
+    """Return the key of a product, or None if its arguments are none that compiled code reads."""
+    terms = call.terms
+    if terms.widens or terms.threads is not None or terms.alpha == 0 or not (_plain(call.a) and _plain(call.b)):
+        return None
+    dtype = _dtype(call)
+    if not (x is call.x or call.common == call.result) or not (y is call.y or call.common == call.result):
+        return None
+    if out is None:
+        written = Array(dtype, target.shape, target.strides) if terms.old is not None else None
+    elif _plain(out) and target.owner is out:
+        written = Array(out.dtype, out.shape, out.strides)
+    else:
+        return None
+    old: Any = None if terms.old is None else terms.old.owner
+    if terms.old is not None and not (_plain(old) and written and old.dtype is written.dtype):
+        return None
+    bias = _bias(terms.bias_array, terms.bias)
+    if bias is None:
+        return None
+    return Kind(
+        _array(call.a, x, call.x, dtype),
+        _array(call.b, y, call.y, dtype),
+        written,
+        None if bias is _NUMBER or bias is _NO_BIAS else bias,
+        bias is _NUMBER,
+        terms.alpha != 1 or terms.beta != 0,
+        terms.beta != 0,
+        terms.epilogue.removeprefix("bias").removeprefix("+"),
+    )
+
+
+_NUMBER, _NO_BIAS = (Array(np.dtype(np.float64), (), ()) for _ in range(2))
+
+
+def _plain(x: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    """Return True for an ndarray, no subclass, whose dtype has no metadata."""
+    return type(x) is np.ndarray and x.dtype.metadata is None
+
+
+def _dtype(call: Call) -> np.dtype[Any]:
+    """Return the element type of a new result."""
+    own: np.dtype[Any] = call.a.dtype
+    return own if call.x.dtype == call.result and own.isnative else arrays.numpy_dtype(call.result)
+
+
+def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any]) -> Array:
+    """Return an operand as compiled code sees it: as it is, or converted to the type of the result."""
+    owner: Any = viewed.owner
+    if used is viewed and owner is operand:
+        return Array(operand.dtype, operand.shape, operand.strides)
+    return Array(dtype, used.shape, used.strides)
+
+
+def _bias(passed: Any, used: View | None) -> Array | None:
+    """Return the bias as compiled code sees it; None for one that Python must convert."""
+    if used is None:
+        return _NO_BIAS
+    if type(passed) is float:
+        return _NUMBER
+    if _plain(passed):
+        given = arrays.view(passed)
+        if given.owner is passed and given.dtype == used.dtype and given.pointer == used.pointer:
+            return Array(passed.dtype, passed.shape, passed.strides)
+    return None

@@ -1,0 +1,217 @@
+"""The arguments of a call of the compiled builtins: positions and names -> the record of a call."""
+
+from __future__ import annotations
+
+from gemmery.cpu import objects
+from gemmery.cpu.abi import Args
+from gemmery.cpu.atomics import call
+from gemmery.cpu.entry_layout import (
+    ACTIVATION_SHIFT,
+    ACTIVATIONS,
+    ARGUMENTS,
+    ARRAY_BIAS,
+    BETA,
+    CALL,
+    HEAD,
+    NO_BIAS,
+    NUMBER_BIAS,
+    OPERAND,
+    SCALED,
+    at,
+)
+from gemmery.cpu.ir import Function, Module, Value, Var
+
+# Positions and names of the arguments, by builtin: at least as many positions as the second number.
+POSITIONS = {
+    "matmul": (("a", "b", "out"), 2),
+    "gemm": (("alpha", "a", "b", "beta", "old"), 3),
+    "gemv": (("a", "b", "old"), 2),
+}
+NAMES = {
+    "matmul": {"out": "out", "bias": "bias", "activation": "activation"},
+    "gemm": {"beta": "beta", "c": "old", "out": "out"},
+    "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out"},
+}
+_EXACT = 1 << 53  # integers up to this have a double
+
+
+def same(f: Function, x: Value, y: Value) -> Value:
+    """Compare addresses."""
+    return f.emit("i1", f"icmp eq {x}, {y.text}")
+
+
+def is_null(f: Function, x: Value) -> Value:
+    """Return whether an address is NULL."""
+    return f.emit("i1", f"icmp eq {x}, null")
+
+
+def read(f: Function, head: Args, x: Value, record: Value) -> Value:
+    """Fill an operand's record; return whether x is an ndarray, no subclass, whose dtype has no metadata.
+
+    A result inherits the metadata of a dtype, so those that have some are left to Python.
+    """
+    good = f.var(f.const("i1", 0))
+    with f.if_(same(f, f.load("ptr", x + objects.TYPE), head.array_type)):
+        descr, data = f.load("ptr", x + objects.DESCR), f.load("ptr", x + objects.DATA)
+        operand = Args(f, record, OPERAND)
+        operand.object, operand.data = x, data
+        operand.ndim = f.convert("zext", f.load("i32", x + objects.NDIM), "i64")
+        operand.shape, operand.strides = f.load("ptr", x + objects.SHAPE), f.load("ptr", x + objects.STRIDES)
+        operand.element, operand.unit = f.load("i64", descr + objects.ELEMENT), 1
+        operand.flags = f.convert("zext", f.load("i32", x + objects.FLAGS), "i64")
+        good.value = f.load("i64", descr + objects.METADATA).equals(0) & (is_null(f, data) ^ True)
+    return good.value
+
+
+def define_read(made: Module) -> None:
+    """Define `read` for the operands that few calls have."""
+    with made.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+        f.ret(f.convert("zext", read(f, Args(f, f["table"], HEAD), f["x"], f["record"]), "i64"))
+
+
+def define_number(made: Module) -> None:
+    """Define `number(table, x, record)`, which reads a float or an int: a double, an integer, whether both are exact.
+
+    Returns 0 for other objects, and for integers without a double.
+    """
+    with made.function("number", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+        head, x, record = Args(f, f["table"], HEAD), f["x"], f["record"]
+        type_, good = f.load("ptr", x + objects.TYPE), f.var(f.index(0))
+        with f.if_(same(f, type_, head.float_type)):
+            number = f.load("double", x + objects.FLOAT_VALUE)
+            whole = f.var(f.index(0))
+            with f.if_((number <= float(_EXACT)) & (number >= float(-_EXACT))):
+                whole.value = f.convert("fptosi", number, "i64")
+            f.store(number, record)
+            f.store(whole.value, record + 8)
+            exact = f.convert("sitofp", whole.value, "double").equals(number)
+            f.store(f.convert("zext", exact, "i64"), record + 16)
+            good.value = 1
+        with f.else_(), f.if_(same(f, type_, head.int_type)):
+            overflow = f.buffer(8)
+            integer = f.call_address(head.integer, "i64", x, overflow)
+            assert integer is not None
+            f.store(f.convert("sitofp", integer, "double"), record)
+            f.store(integer, record + 8)
+            f.store(f.index(1), record + 16)
+            small = (integer <= _EXACT) & (integer >= -_EXACT) & f.load("i32", overflow).equals(0)
+            good.value = f.convert("zext", small, "i64")
+        f.ret(good.value)
+
+
+def parse(f: Function, head: Args, builtin: str, arguments: Value) -> Value:
+    """Fill in the arguments of METH_FASTCALL; return whether every one has a place of its own."""
+    positions, least = POSITIONS[builtin]
+    args, count, names = f["args"], f["count"], f["names"]
+    slots = Args(f, arguments, ARGUMENTS)
+    null = Value(f, "ptr", "null")
+    for name, _ in ARGUMENTS:
+        setattr(slots, name, null)
+    good = f.var((count >= least) & (count <= len(positions)))
+    with f.if_(good.value):
+        for i, name in enumerate(positions):
+            if i < least:
+                setattr(slots, name, f.load("ptr", args + 8 * i))
+            else:
+                with f.if_(count > i):
+                    setattr(slots, name, f.load("ptr", args + 8 * i))
+        with f.if_(is_null(f, names) ^ True), f.loop(0, f.load("i64", names + objects.TUPLE_SIZE)) as number:
+            _keyword(f, head, builtin, arguments, number, good)
+    return good.value
+
+
+def _keyword(f: Function, head: Args, builtin: str, arguments: Value, i: Value, good: Var) -> None:
+    """Put the keyword argument number i in its place."""
+    name = f.load("ptr", f["names"] + objects.TUPLE_ITEMS + i * 8)
+    offset = f.index(-1)
+    for keyword, slot in NAMES[builtin].items():
+        offset = f.select(same(f, name, getattr(head, f"name_{keyword}")), f.index(at(ARGUMENTS, slot)), offset)
+    good.value = good.value & (offset >= 0)
+    with f.if_(good.value):
+        good.value = is_null(f, f.load("ptr", arguments + offset))
+        f.store(f.load("ptr", f["args"] + (f["count"] + i) * 8), arguments + offset)
+
+
+def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Value, record: Value) -> Value:
+    """Fill in the record of a call from its arguments; return whether the entry can take it."""
+    slots, fields = Args(f, arguments, ARGUMENTS), Args(f, record, CALL)
+    null = Value(f, "ptr", "null")
+    fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, NO_BIAS, f.const("double", 0)
+    fields.out_object = fields.old_object = fields.bias_object = null
+    fields.out_ndim = fields.bias_ndim = 0
+    good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
+    with f.if_(good.value):
+        good.value = read(f, head, slots.b, record + at(CALL, "b_object"))
+    a_ndim, b_ndim = fields.a_ndim, fields.b_ndim
+    if builtin == "matmul":
+        good.value = good.value & (a_ndim >= 1) & (b_ndim >= 1)
+    else:
+        shapes = (a_ndim >= 2) & (b_ndim >= 2) if builtin == "gemm" else a_ndim.equals(2) & b_ndim.equals(1)
+        good.value = good.value & shapes
+    _optional(f, head, table, slots.out, record, "out", good)
+    if builtin == "matmul":
+        _epilogue(f, head, table, slots, record, good)
+    else:
+        _scalars(f, head, table, slots, record, good)
+    return good.value
+
+
+def _passed(f: Function, head: Args, x: Value) -> Value:
+    return (is_null(f, x) ^ True) & (same(f, x, head.none) ^ True)
+
+
+def _optional(f: Function, head: Args, table: Value, x: Value, record: Value, name: str, good: Var) -> None:
+    """Read an array that may be missing or None."""
+    with f.if_(good.value & _passed(f, head, x)):
+        good.value = call(f, "i64", "read", table, x, record + at(CALL, f"{name}_object")).differs(0)
+
+
+def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
+    """Read the bias and the activation of a matmul."""
+    fields = Args(f, record, CALL)
+    bias, activation = slots.bias, slots.activation
+    with f.if_(_passed(f, head, bias)):
+        with f.if_(same(f, f.load("ptr", bias + objects.TYPE), head.float_type)):
+            fields.bias_number, fields.bias_kind = f.load("double", bias + objects.FLOAT_VALUE), NUMBER_BIAS
+        with f.else_():
+            fields.bias_kind = ARRAY_BIAS
+            _optional(f, head, table, bias, record, "bias", good)
+    with f.if_(_passed(f, head, activation)):
+        number = f.index(0)
+        for i, name in enumerate(ACTIVATIONS, 1):
+            number = f.select(same(f, activation, getattr(head, f"is_{name}")), f.index(i), number)
+        good.value = good.value & number.differs(0)
+        fields.options = number << ACTIVATION_SHIFT
+
+
+def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
+    """Read alpha, beta and the C that beta multiplies, of gemm and gemv.
+
+    Left to Python: alpha = 0, with which A and B are not read; a C that is not read, but may give the result its type.
+    """
+    fields = Args(f, record, CALL)
+    fields.alpha, fields.alpha_integer, fields.beta_integer = f.const("double", 1), 1, 0
+    integral = f.var(f.index(1))
+    number = f.buffer(24)
+    for name in ("alpha", "beta"):
+        x = getattr(slots, name)
+        with f.if_(good.value & (is_null(f, x) ^ True)):
+            good.value = call(f, "i64", "number", table, x, number).differs(0)
+            with f.if_(good.value):
+                setattr(fields, name, f.load("double", number))
+                setattr(fields, f"{name}_integer", f.load("i64", number + 8))
+                integral.value = integral.value & f.load("i64", number + 16)
+    fields.integral = integral.value
+    alpha, beta = fields.alpha, fields.beta
+    good.value = good.value & alpha.differs(0)
+    scales = f.convert("zext", alpha.differs(1) | beta.differs(0), "i64") * SCALED
+    fields.options = scales | f.convert("zext", beta.differs(0), "i64") * BETA
+    old = slots.old
+    has_old = _passed(f, head, old)
+    is_out = same(f, old, fields.out_object)
+    with f.if_(beta.equals(0)):
+        good.value = good.value & ((has_old ^ True) | (is_out & fields.out_element.equals(fields.a_element)))
+    with f.else_():
+        good.value = good.value & has_old
+        with f.if_(good.value & (is_out ^ True)):
+            good.value = call(f, "i64", "read", table, old, record + at(CALL, "old_object")).differs(0)

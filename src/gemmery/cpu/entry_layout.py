@@ -1,0 +1,121 @@
+"""The memory that the compiled entry reads: its table, and the records of a call, which it keeps on the stack.
+
+The table is the head (objects and functions by address), the factors of the hash, the hashes of the entries, the
+entries. Every field is a word of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from gemmery.cpu.layout import JOB
+
+Fields = tuple[tuple[str, str], ...]
+
+
+def _pointers(*names: str) -> Fields:
+    return tuple((name, "ptr") for name in names)
+
+
+def _words(*names: str) -> Fields:
+    return tuple((name, "i64") for name in names)
+
+
+def size(fields: Fields) -> int:
+    """Return the bytes of a record."""
+    return 8 * len(fields)
+
+
+def at(fields: Fields, name: str) -> int:
+    """Return the offset of a field."""
+    return 8 * [field for field, _ in fields].index(name)
+
+
+# Python's functions for the calls that the entry passes on, in the order of the builtins.
+BUILTINS = ("matmul", "gemm", "gemv")
+KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y")
+ACTIVATIONS = ("relu", "gelu", "silu")
+OBJECTS = ("array_type", "none", "float_type", "int_type")
+FUNCTIONS = (
+    "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
+    "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
+    "run",  # the pool's
+)  # fmt: skip
+HEAD = _pointers(
+    *OBJECTS,
+    *(f"python_{name}" for name in BUILTINS),
+    *(f"name_{name}" for name in KEYWORDS),
+    *(f"is_{name}" for name in ACTIVATIONS),
+    *FUNCTIONS,
+)
+
+# An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.
+OPERAND = (
+    *_pointers("object", "data"),
+    *_words("ndim"),
+    *_pointers("shape", "strides"),
+    *_words("element", "unit", "flags"),
+)
+OPERANDS = ("a", "b", "out", "old", "bias")  # `old` is the C that beta multiplies
+MOST_WORDS = 32  # of a key; products with more dimensions are Python's
+CALL = (
+    *((f"{operand}_{name}", type_) for operand in OPERANDS for name, type_ in OPERAND),
+    *_words("options"),  # SCALED, BETA, and the number of the activation
+    ("alpha", "double"), *_words("alpha_integer"),
+    ("beta", "double"), *_words("beta_integer"),
+    *_words("integral"),  # 1: alpha and beta are integers
+    ("bias_number", "double"), *_words("bias_kind"),
+    *_words("raw"),  # 1: the result is an array even without dimensions
+    *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
+)  # fmt: skip
+SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
+NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
+
+# What the parsers fill in: objects, NULL where the caller passed none.
+ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old")
+
+MOST_DIMENSIONS = 8  # of a result
+LOOPS = 3  # around the kernel
+RUN, ASIDE = 1, 2  # run the job; compute in memory of its own, then copy
+SINGLE, DOUBLE, INTEGER = range(3)  # the type of alpha and beta in a job
+ENTRY = (
+    *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
+    *_words("kind"),
+    *_pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
+    *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
+    *_words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
+    *_words("plain"),  # 1: one thread and no workspace, so the kernel is called directly
+    *_words("quick"),  # 1: plain, one run, A and B in order
+    *_words("long"),  # 1: long enough to release the GIL
+    *_words("scalar"),
+    *_words("swapped"),  # 1: the job computes C' = B' A', so its A is b
+    *_words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
+    *((f"job_{name}", type_) for name, type_ in JOB),
+)
+
+SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the oldest is replaced
+SET_BITS = SETS.bit_length() - 1
+ENTRY_BYTES = -(-size(ENTRY) // 64) * 64
+FACTORS_AT = size(HEAD)
+HASHES_AT = -(-(FACTORS_AT + 8 * MOST_WORDS) // 64) * 64
+ENTRIES_AT = HASHES_AT + 8 * SETS * WAYS
+TABLE_BYTES = ENTRIES_AT + SETS * WAYS * ENTRY_BYTES
+
+
+def _signed(word: int) -> int:
+    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# Odd numbers that look random: the powers of 2**64 over the golden ratio.
+FACTORS = [_signed(pow(0x9E3779B97F4A7C15, i, 1 << 64)) for i in range(1, MOST_WORDS + 1)]
+
+
+def hashed(key: list[int]) -> int:
+    """Return the hash of a key: the sum of its words, each times a constant, and odd, since 0 is a free place.
+
+    Source: Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic" (1996).
+    """
+    return sum(word * factor for word, factor in zip(key, FACTORS, strict=False)) % (1 << 64) | 1
+
+
+def place(hash_: int) -> int:
+    """Return the index of the first entry where a key with this hash may be."""
+    return (hash_ >> (64 - SET_BITS)) * WAYS

@@ -1,0 +1,269 @@
+"""What the compiled entry does with a call whose product is prepared."""
+
+from __future__ import annotations
+
+from gemmery.cpu import objects
+from gemmery.cpu.abi import Args
+from gemmery.cpu.atomics import call
+from gemmery.cpu.entry_arguments import is_null, read
+from gemmery.cpu.entry_layout import (
+    ASIDE,
+    CALL,
+    DOUBLE,
+    ENTRY,
+    HEAD,
+    INTEGER,
+    LOOPS,
+    NUMBER_BIAS,
+    SCALED,
+    SINGLE,
+    at,
+    size,
+)
+from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.layout import JOB, JOB_AT
+
+UNKNOWN, RAISED = 0, 1  # results that are no object: a call for Python; an error is set
+_COPIED = 8  # words copied at once
+
+
+def called(f: Function, address: Value, type_: str, *values: Value) -> Value:
+    """Call a function that returns a value."""
+    result = f.call_address(address, type_, *values)
+    assert result is not None
+    return result
+
+
+def special(f: Function, number: int) -> Value:
+    """Return UNKNOWN or RAISED as an address."""
+    return f.emit("ptr", f"inttoptr i64 {number} to ptr")
+
+
+def is_object(f: Function, x: Value) -> Value:
+    """Return whether an address is that of an object."""
+    return f.emit("i64", f"ptrtoint {x} to i64") > RAISED
+
+
+def define_product(made: Module) -> None:
+    """Define `product(table, call)`: the result of a call, UNKNOWN or RAISED."""
+    with made.function("product", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+        table, record = f["table"], f["call"]
+        entry = call(f, "ptr", "find", table, record)
+        answer = f.var(special(f, UNKNOWN))
+        with f.if_(is_null(f, entry) ^ True):
+            answer.value = call(f, "ptr", "prepared", table, record, entry)
+        f.ret(answer.value)
+
+
+def define_prepared(made: Module) -> None:
+    """Define `prepared(table, call, place)`: checks or allocates the result, and runs the job."""
+    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"))
+    with made.function("prepared", *params, local=True, returns="ptr") as f:
+        head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
+        answer = f.var(special(f, UNKNOWN))
+        good, data = f.var(f.const("i1", 1)), f.var(fields.out_data)
+        scaled = (fields.options & SCALED).differs(0)
+        with f.if_(scaled & entry.scalar.equals(INTEGER)):
+            good.value = fields.integral.differs(0)
+        has_out = is_null(f, fields.out_object) ^ True
+        with f.if_(good.value & has_out):
+            _into_out(f, fields, entry, answer, good)
+        with f.if_(good.value & (has_out ^ True)):
+            _allocate(f, head, entry, answer, data, good)
+        with f.if_(good.value):
+            error = call(f, "i64", "execute", f["table"], f["call"], f["place"], data.value)
+            with f.if_(error.differs(0)):  # no memory: Python tries again, and says so
+                f.call_address(head.decref, "void", answer.value)
+                answer.value = special(f, UNKNOWN)
+            with f.else_(), f.if_(entry.c_ndim.equals(0) & fields.raw.equals(0) & (has_out ^ True)):
+                answer.value = called(f, head.to_scalar, "ptr", answer.value)
+        f.ret(answer.value)
+
+
+def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
+    """Make an array for the result; a NULL carries NumPy's MemoryError."""
+    f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
+    null, flags = Value(f, "ptr", "null"), f.const("i32", 0)
+    ndim = f.convert("trunc", entry.c_ndim, "i32")
+    shape = f["place"] + at(ENTRY, "c_shape_0")
+    array = called(
+        f, head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null
+    )  # fmt: skip
+    with f.if_(is_null(f, array)):
+        answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+    with f.else_():
+        answer.value, data.value = array, f.load("ptr", array + objects.DATA)
+
+
+def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) -> None:
+    """Use `out` where it can be written and shares no byte with an operand; else compute aside."""
+    good.value = (fields.out_flags & objects.WRITEABLE).differs(0)
+    with f.if_(good.value):
+        out = f.emit("i64", f"ptrtoint {fields.out_data} to i64")
+        low, high = out + entry.c_low, out + entry.c_high
+        apart = entry.kind.differs(ASIDE)
+        for name in ("a", "b", "bias"):
+            start = f.emit("i64", f"ptrtoint {getattr(fields, f'{name}_data')} to i64")
+            clear = (high <= start + getattr(entry, f"{name}_low")) | (start + getattr(entry, f"{name}_high") <= low)
+            apart = apart & (clear | is_null(f, getattr(fields, f"{name}_object")))
+        with f.if_(apart):
+            f.call_address(Args(f, f["table"], HEAD).incref, "void", fields.out_object)
+            answer.value = fields.out_object
+        with f.else_():
+            answer.value = call(f, "ptr", "aside", f["table"], f["call"])
+            good.value = f.const("i1", 0)
+
+
+def define_aside(made: Module) -> None:
+    """Define `aside(table, call)`: computes in memory of its own, and copies the result to `out`.
+
+    With beta, that memory starts as a copy of the old C: `old` if there is one, else `out`.
+    """
+    with made.function("aside", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+        table, record = f["table"], f["call"]
+        head, fields = Args(f, table, HEAD), Args(f, record, CALL)
+        out, null = fields.out_object, Value(f, "ptr", "null")
+        out_ndim, out_shape = fields.out_ndim, fields.out_shape
+        answer, copy = f.var(special(f, UNKNOWN)), f.var(null)
+        raw, good = fields.raw, f.var(fields.raw.equals(0))
+        with f.if_(good.value & fields.beta.differs(0)):
+            source = f.select(is_null(f, fields.old_object), out, fields.old_object)
+            copy.value = called(f, head.new_copy, "ptr", source, f.const("i32", 0))
+            with f.if_(is_null(f, copy.value)):
+                answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+            with f.else_():
+                good.value = read(f, head, copy.value, record + at(CALL, "out_object"))
+        with f.else_():
+            fields.out_object, fields.out_ndim = null, 0
+        with f.if_(good.value):
+            fields.raw, fields.old_object = 1, null
+            result = call(f, "ptr", "product", table, record)
+            fields.raw = raw
+            answer.value = result
+            with f.if_(is_object(f, result) & (is_null(f, out) ^ True)):
+                answer.value = special(f, UNKNOWN)
+                with f.if_(_same_shape(f, result, out_ndim, out_shape)):
+                    answer.value = call(f, "ptr", "copied", table, out, result)
+                f.call_address(head.decref, "void", result)
+        with f.if_(is_null(f, copy.value) ^ True):
+            f.call_address(head.decref, "void", copy.value)
+        f.ret(answer.value)
+
+
+def _same_shape(f: Function, array: Value, ndim: Value, shape: Value) -> Value:
+    """Compare the shape of an array with ndim numbers."""
+    different = f.var(f.convert("zext", f.load("i32", array + objects.NDIM), "i64") ^ ndim)
+    with f.if_(different.value.equals(0)):
+        own = f.load("ptr", array + objects.SHAPE)
+        with f.loop(0, ndim) as i:
+            different.value = different.value | (f.load("i64", own + i * 8) ^ f.load("i64", shape + i * 8))
+    return different.value.equals(0)
+
+
+def define_copied(made: Module) -> None:
+    """Define `copied(table, out, result)`: copies the result to `out`, converted; returns a reference to out."""
+    with made.function(
+        "copied", ("ptr", "table"), ("ptr", "out"), ("ptr", "result"), local=True, returns="ptr"
+    ) as f:  # fmt: skip
+        head, answer = Args(f, f["table"], HEAD), f.var(special(f, RAISED))
+        error = called(f, head.copy_into, "i32", f["out"], f["result"])
+        with f.if_(error.equals(0)):
+            f.call_address(head.incref, "void", f["out"])
+            answer.value = f["out"]
+        f.ret(answer.value)
+
+
+def define_execute(made: Module) -> None:
+    """Define `execute(table, call, place, data)`: runs a copy of the job on the arrays of a call; returns an errno.
+
+    A copy, because another thread may replace the entry while this one runs without the GIL.
+    """
+    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"), ("ptr", "data"))
+    with made.function("execute", *params, local=True, returns="i64") as f:
+        head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
+        job_at = f.buffer(-(-size(JOB) // 64) * 64)
+        copy_words(f, f["place"] + at(ENTRY, f"job_{JOB[0][0]}"), job_at, len(JOB))
+        job = Args(f, job_at, JOB)
+        a, b, swapped = fields.a_data, fields.b_data, entry.swapped.differs(0)
+        job.a, job.b, job.c = f.select(swapped, b, a), f.select(swapped, a, b), f["data"]
+        with f.if_((fields.options & SCALED).differs(0)):
+            _scalars(f, fields, entry.scalar, job_at)
+        number = f.buffer(16)
+        with f.if_(fields.bias_kind.differs(0)):
+            with f.if_(fields.bias_kind.equals(NUMBER_BIAS)):
+                _number(f, entry.scalar, fields.bias_number, number)
+                job.bias = number
+            with f.else_():
+                job.bias = fields.bias_data
+        state = f.var(Value(f, "ptr", "null"))
+        is_long, plain = entry.long.differs(0), entry.plain.differs(0)
+        with f.if_(is_long):
+            state.value = called(f, head.save_thread, "ptr")
+        error = f.var(f.index(0))
+        with f.if_(entry.runs.equals(1)):
+            error.value = call(f, "i64", "launch", f["table"], job_at, f.convert("zext", plain, "i64"))
+        with f.else_():
+            loops = f.buffer(8 * 4 * LOOPS)
+            copy_words(f, f["place"] + at(ENTRY, "loop0_length"), loops, 4 * LOOPS)
+            _loops(f, loops, job_at, job, f.convert("zext", plain, "i64"), error)
+        with f.if_(is_long):
+            f.call_address(head.restore_thread, "void", state.value)
+        f.ret(error.value)
+
+
+def copy_words(f: Function, source: Value, target: Value, words: int) -> None:
+    """Copy words by vectors."""
+    for first in range(0, words, _COPIED):
+        count = min(_COPIED, words - first)
+        type_ = f"<{count} x i64>"
+        f.store(f.load(type_, source + 8 * first, align=8), target + 8 * first, align=8)
+
+
+def _scalars(f: Function, fields: Args, scalar: Value, job_at: Value) -> None:
+    """Set alpha and beta in a job, as its kernel reads them."""
+    with f.if_(scalar.equals(INTEGER)):
+        for name in ("alpha", "beta"):
+            f.store(getattr(fields, f"{name}_integer"), job_at + JOB_AT[f"{name}_value"])
+    with f.else_():
+        for name in ("alpha", "beta"):
+            _number(f, scalar, getattr(fields, name), job_at + JOB_AT[f"{name}_value"])
+
+
+def _number(f: Function, scalar: Value, number: Value, target: Value) -> None:
+    """Store a real number of a kernel's type, and zeros for its imaginary part."""
+    f.store(f.index(0), target)
+    f.store(f.index(0), target + 8)
+    with f.if_(scalar.equals(SINGLE)):
+        f.store(f.convert("fptrunc", number, "float"), target)
+    with f.if_(scalar.equals(DOUBLE)):
+        f.store(number, target)
+
+
+def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, error: Var) -> None:
+    """Run the job once for each product of a batch that the kernel cannot walk, until it fails."""
+    lengths = [f.load("i64", loops + 32 * i) for i in range(LOOPS)]
+    starts = [getattr(job, name) for name in "abc"]
+    with f.loop(0, lengths[2]) as z, f.loop(0, lengths[1]) as y, f.loop(0, lengths[0]) as x:
+        for operand, name in enumerate("abc"):
+            step = [f.load("i64", loops + (32 * i + 8 * (operand + 1))) for i in range(LOOPS)]
+            setattr(job, name, starts[operand] + (x * step[0] + y * step[1] + z * step[2]))
+        with f.if_(error.value.equals(0)):
+            error.value = call(f, "i64", "launch", f["table"], job_at, plain)
+
+
+def define_launch(made: Module) -> None:
+    """Define `launch(table, job, plain)`: runs a job here, or with the pool; returns an errno."""
+    params = (("ptr", "table"), ("ptr", "job"), ("i64", "plain"))
+    with made.function("launch", *params, local=True, returns="i64") as f:
+        error = f.var(f.index(0))
+        with f.if_(f["plain"].equals(0)):
+            error.value = called(f, Args(f, f["table"], HEAD).run, "i64", f["job"])
+        with f.else_():
+            job = Args(f, f["job"], JOB)
+            job.alpha, job.beta = f["job"] + JOB_AT["alpha_value"], f["job"] + JOB_AT["beta_value"]
+            kernel, count = job.kernel, f.select(job.at_once.differs(0), f.index(1), job.batch)
+            f.call_address(kernel, "void", f["job"])
+            with f.loop(1, count):
+                job.a, job.b, job.c = job.a + job.a_batch, job.b + job.b_batch, job.c + job.c_batch
+                f.call_address(kernel, "void", f["job"])
+        f.ret(error.value)

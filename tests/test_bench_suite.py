@@ -150,6 +150,12 @@ def test_defaults(tmp_path):
         ("kind = 'calls'\n[[product]]\nsquare = [99999999999]", "at most 1099511627776 elements"),
         ("device = 'cuda'\nkind = 'calls'\n[[product]]\nsquare = [4]", 'only for suites with device = "cpu"'),
         ("[[product]]\nsquare = [4]\narrays = 'torch'", "'arrays' is not known"),
+        ("kind = 'new_shapes'\n[[product]]\ncount = 4", "largest: 0 must be"),
+        ("kind = 'new_shapes'\n[[product]]\ncount = 4\nlargest = [8]", r"largest: \[8\] must be"),
+        ("kind = 'new_shapes'\n[[product]]\ncount = 4\nlargest = 8\nsquare = [4]", "'square' is not known"),
+        ("kind = 'new_shapes'\n[[product]]\ncount = 99999999\nlargest = 9999", "at most 1099511627776 elements"),
+        ("threads = ['some']\n[[product]]\nsquare = [4]", "threads: 'some' must be"),
+        ("threads = []\n[[product]]\nsquare = [4]", "threads: the list is empty"),
         ("[[product", "not TOML"),
     ],
 )
@@ -176,7 +182,7 @@ def test_an_unknown_suite_is_named_with_the_one_that_was_meant(name, said):
 def test_suites_of_the_cpu_take_every_rival():
     loaded = [suite.load(path) for path in SHIPPED]
     some = {found.name: found.rivals for found in loaded if found.device == "cpu" and found.rivals}
-    assert some == {"calls": ("numpy", "torch"), "findings": ("numpy",), "first_call": ("numpy",)}
+    assert some == dict.fromkeys(("findings", "first_call", "new_shapes"), ("numpy",)) | {"calls": ("numpy", "torch")}
 
 
 class Rival:

@@ -16,13 +16,18 @@ from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError, DTypeError
 
 SUITES = Path(__file__).parent / "suites"
-KINDS = ("product", "calls", "first_call", "call", "compile", "emulator")
+KINDS = ("product", "calls", "first_call", "new_shapes", "call", "compile", "emulator")
 DEVICES = ("cpu", "cuda")
 ON_A_GPU = ("call", "compile")  # kinds for a GPU only
 ON_A_CPU = ("calls", "first_call", "emulator")  # kinds for the CPU only
 ALONE = ("emulator", "compile")  # kinds without rivals
+IN_PROCESS = {  # kinds whose rival runs in gemmery's own process, and why no other does
+    "first_call": "only NumPy's first product is timed",
+    "new_shapes": "only NumPy is timed in the same process",
+}
 PRECISIONS = ("", "tf32")
 _CALLS = {"square", "call", "arrays"}  # keys of a product of calls
+_NEW_SHAPES = {"count", "largest", "dtype"}  # keys of a product of new shapes
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
 _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
@@ -30,7 +35,7 @@ _PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "
 
 @dataclass(frozen=True)
 class Suite:
-    """A list of products. Each is timed with each number of threads in `threads`."""
+    """A list of products. Each is timed with each number of threads in `threads`, where 0 is one for each core."""
 
     name: str
     about: str
@@ -83,8 +88,9 @@ def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> 
     """Return a suite's rivals, or `wanted` instead, and why each other installed rival is left out."""
     chosen = tuple(wanted) or found.rivals or tuple(peer.name for peer in known)
     left_out: dict[str, str] = {}
-    if found.kind == "first_call":  # it times scripts, of which NumPy has one
-        left_out = dict.fromkeys((name for name in chosen if name != "numpy"), "only NumPy's first product is timed")
+    if found.kind in IN_PROCESS and found.device == "cpu":  # they time scripts, of which NumPy has one
+        reason = IN_PROCESS[found.kind]
+        left_out = dict.fromkeys((name for name in chosen if name != "numpy"), reason)
         chosen = tuple(name for name in chosen if name == "numpy")
     reason = f"not among the rivals asked for: {', '.join(wanted)}" if wanted else f"suite {found.name} leaves it out"
     absent = (peer for peer in known if peer.name not in (*chosen, *left_out) and not peer.missing())
@@ -120,14 +126,14 @@ def load(path: Path) -> Suite:
             raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
         if device == "cpu" and "precision" in row:
             raise ArgumentError(f'{where}: product {index + 1}: precision: only for suites with device = "cuda"')
-    read = _calls if kind == "calls" else _works
+    read = {"calls": _calls, "new_shapes": _new_shapes}.get(kind, _works)
     works = tuple(work for index, row in enumerate(rows) for work in read(row, f"{where}: product {index + 1}"))
     return Suite(
         name=path.stem,
         about=_text(table.get("about", ""), f"{where}: about"),
         kind=kind,
         works=works,
-        threads=tuple(_sizes(table.get("threads", [1]), f"{where}: threads")),
+        threads=_threads(table.get("threads", [1]), f"{where}: threads"),
         rivals=tuple(_texts(table.get("rivals", []), f"{where}: rivals")),
         rungs=_rungs(rows, where),
         device=device,
@@ -188,6 +194,22 @@ def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
         if n * n > LARGEST:
             raise ArgumentError(f"{where}: n = {n}: at most {LARGEST} elements per matrix")
         yield Work(n, n, n, "f32", "f32", call=name, arrays=arrays)
+
+
+def _new_shapes(row: dict[str, Any], where: str) -> Iterator[Work]:
+    """Yield the works of a [[product]] table of a suite of kind "new_shapes": `batch` products up to (m, n, k)."""
+    _only(row, _NEW_SHAPES, where)
+    (count,), (largest,) = (_sizes([row.get(key, 0)], f"{where}: {key}") for key in ("count", "largest"))
+    if largest * largest * count > LARGEST:
+        raise ArgumentError(f"{where}: {count} products up to {largest}: at most {LARGEST} elements")
+    for name in _list(row.get("dtype", ["f32"]), f"{where}: dtype"):
+        dtype = _dtype(name, f"{where}: dtype")
+        yield Work(largest, largest, largest, dtype, dtype, batch=count, call="new", seed=5)
+
+
+def _threads(value: Any, where: str) -> tuple[int, ...]:
+    """Return the numbers of threads, 0 for "all": those that the process may use."""
+    return tuple(0 if one == "all" else _sizes([one], where)[0] for one in _list(value, where) or _sizes(value, where))
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:

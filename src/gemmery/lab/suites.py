@@ -22,6 +22,7 @@ from gemmery.lab import asked, results
 from gemmery.lab.calls import calls
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_call import first_call
+from gemmery.lab.new_shapes import new_shapes
 from gemmery.lab.rungs import estimate
 from gemmery.lab.session import CpuSession
 from gemmery.lab.threads import in_force, on
@@ -83,7 +84,7 @@ def bench(
     for found in loaded:
         for label in {label for labels in found.rungs.values() for label in labels}:
             entrant(label, CUDA if found.kind == "emulator" else CPU)
-    rounds = [(found, count) for found in loaded for count in ((threads,) if threads else found.threads)]
+    rounds = [(found, count) for found in loaded for count in _counts(found, threads)]
     able = [(found, count) for found, count in rounds if count <= target.cores()]
     with CpuSession(sum(len(found.works) for found, _ in able), on_event, store) as session:
         for found, count in rounds:
@@ -95,9 +96,14 @@ def bench(
         return session.run
 
 
+def _counts(found: Suite, threads: int) -> tuple[int, ...]:
+    """Return the numbers of threads with which a suite runs, each once."""
+    return (threads,) if threads else tuple(dict.fromkeys(count or target.cores() for count in found.threads))
+
+
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
-    return estimate(sum(len(one.works) * (1 if threads else len(one.threads)) for one in suites), seconds)
+    return estimate(sum(len(one.works) * len(_counts(one, threads)) for one in suites), seconds)
 
 
 def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[str], seconds: float) -> None:
@@ -122,6 +128,12 @@ def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[
     measure = {"calls": calls, "first_call": first_call}.get(found.kind, contest)
     for work in found.works:
         session.begin(f"{found.name}: {work}, {threads} thread{'s' * (threads != 1)}")
+        if found.kind == "new_shapes":
+            plain = results.blank(found.name, OURS, work, threads)
+            notes = {rival.name: rival.runs for rival in processes}
+            rows = new_shapes(plain, work, threads, tuple(notes), seconds)
+            session.end(*(replace(m, note=notes.get(m.kernel, "")) for m in rows))
+            continue
         if work.name in found.rungs:
             labels = found.rungs[work.name]
             session.end(*tournament(session, found.name, work, labels, threads, processes, seconds))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from gemmery.bench.record import Measurement
 from gemmery.report import words
+from gemmery.report.new_shapes import is_total, of_new_shapes
 from gemmery.report.sheet import Cell, Sheet, notes_below
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
@@ -16,6 +17,8 @@ def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a sheet for each tournament of rungs, then one for each number of threads; or one sheet for a suite that
     times the compilation or emulation of kernels.
     """
+    if any(is_total(m) for m in measurements):
+        return [of_new_shapes(suite, measurements)]
     if not any(m.flops for m in measurements):
         return [_ways(suite, measurements)]
     cases = tournaments(measurements)

@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmery.arrays import View
+from gemmery.bench import new_shapes as shapes
 from gemmery.bench.gpu.operands import Operands, Resident, Shared
 from gemmery.bench.gpu.timing import Put, replays
+from gemmery.bench.new_shapes import Pairs
 from gemmery.bench.record import version
 from gemmery.bench.timing import Sample, products
+from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, RefusedError
 
 TRIES = 5  # samples to choose the faster of two ways
@@ -90,6 +93,17 @@ def _tensor(shared: Shared, device: str) -> Any:
 
     tensor = torch.as_tensor(shared, device=device)
     return tensor.view(torch.bfloat16) if shared.view.dtype == "bf16" else tensor
+
+
+def new_shapes(work: Work, device: str) -> tuple[Pairs, Callable[[Any, Any], object], Callable[[], object]]:
+    """Return tensors of the shapes of a work on a device, PyTorch's product, and what waits for a result."""
+    import torch
+
+    def convert(array: Any) -> Any:
+        tensor = torch.from_numpy(array.view("int16") if work.dtype == "bf16" else array)
+        return (tensor.view(torch.bfloat16) if work.dtype == "bf16" else tensor).to(device)
+
+    return shapes.pairs(work, convert), torch.matmul, torch.cuda.synchronize
 
 
 Sets = Sequence[tuple[Any, ...]]

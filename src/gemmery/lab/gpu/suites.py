@@ -27,6 +27,7 @@ from gemmery.lab.event import OnEvent
 from gemmery.lab.gpu import check
 from gemmery.lab.gpu.level import build
 from gemmery.lab.gpu.session import GpuSession
+from gemmery.lab.new_shapes import new_shapes
 from gemmery.lab.tournament import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
 
@@ -75,6 +76,8 @@ def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds:
         try:
             if found.kind == "compile":
                 rows = compilations(session, found.name, work, labels)
+            elif found.kind == "new_shapes":
+                rows = new(session, found.name, work, able, seconds)
             elif found.kind == "call":
                 rows = call(session, found.name, work, able, seconds)
             else:
@@ -153,6 +156,16 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
     for label, taken in found.timings.items():
         rows[label] = results.timed(rows[label], taken, (0.0, 0.0), found.versus if label == HOST else None)
     return list(rows.values())
+
+
+def new(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
+    """Time products of new shapes in new processes, next to cuBLAS through PyTorch, whose tensors they multiply."""
+    if "cublas" not in [peer.name for peer in rivals]:
+        raise RefusedError("the products are of PyTorch's tensors; install torch and keep cublas among the rivals")
+    device = f"cuda:{session.stream.ordinal}"
+    notes = {"cublas": peers.find("cublas").runs()}
+    rows = new_shapes(session.blank(name, PRODUCT, work), work, 0, tuple(notes), seconds, device)
+    return [replace(m, note=notes.get(m.kernel, "")) for m in rows]
 
 
 def compilations(session: GpuSession, name: str, work: Work, labels: Sequence[str]) -> list[Measurement]:

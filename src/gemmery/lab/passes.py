@@ -1,0 +1,65 @@
+"""The part of `new_shapes` that runs in a new process: products of new shapes, then of the same again, next to a rival.
+
+The process prints its times as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gemmery.bench import new_shapes
+from gemmery.bench.new_shapes import Pairs
+from gemmery.bench.work import Work
+
+PASSES = 5  # over all shapes once they are known, in turn with the rival
+LONG = 0.5  # seconds of a pass from which it is not repeated
+
+
+def main(work: dict[str, Any], device: str, rest: float) -> None:
+    """Run every product of `work` on "cpu" or a GPU, "cuda:0", and print the seconds of each pass.
+
+    `rest` is a pause before each repeated pass. `import gemmery` is outside the clock: the suite first_call times it.
+    """
+    if device != "cpu":
+        from gemmery.bench.gpu.peers import new_shapes as on_gpu
+
+        pairs, theirs, wait = on_gpu(Work(**work), device)
+    else:
+        import numpy as np
+
+        pairs, theirs, wait = new_shapes.pairs(Work(**work)), np.matmul, _no_wait
+    theirs(*pairs[0])
+    wait()
+    import gemmery
+
+    gemmery.matmul  # noqa: B018 (loads the entry)
+    first, _ = one_pass(gemmery.matmul, pairs[:1], wait)
+    new, worst = one_pass(gemmery.matmul, pairs, wait)
+    again: list[float] = []
+    rival: list[float] = []
+    for _ in range(PASSES):
+        for function, taken in ((gemmery.matmul, again), (theirs, rival)):
+            time.sleep(rest)
+            if not taken or taken[-1] < LONG:
+                taken.append(one_pass(function, pairs, wait)[0])
+    sys.stdout.write(json.dumps({"first": first, "new": new, "worst": worst, "again": again, "rival": rival}) + "\n")
+
+
+def one_pass(function: Callable[[Any, Any], object], pairs: Pairs, wait: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of all products, each until its result is there, and those of the longest."""
+    total = worst = 0
+    for a, b in pairs:
+        start = time.perf_counter_ns()
+        function(a, b)
+        wait()
+        taken = time.perf_counter_ns() - start
+        total, worst = total + taken, max(worst, taken)
+    return total / 1e9, worst / 1e9
+
+
+def _no_wait() -> None:
+    """Wait for nothing: a product on the CPU has its result when it returns."""

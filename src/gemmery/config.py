@@ -6,6 +6,7 @@
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
 | `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul` |
+| `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ def isa_limit() -> str | None:
 def fast_entry() -> bool:
     """Return False if GEMMERY_FAST_ENTRY=0 selects the plain Python entry."""
     return os.environ.get("GEMMERY_FAST_ENTRY", "1").strip() != "0"
+
+
+def tiers() -> bool:
+    """Return False if GEMMERY_TIERS=off switches off background work."""
+    text = os.environ.get("GEMMERY_TIERS", "").strip().lower()
+    if text not in ("", "on", "off"):
+        raise ArgumentError(f"GEMMERY_TIERS={shown(text)}: it must be on or off; unset it for on")
+    return text != "off"
 
 
 def cache_dir() -> str | None:

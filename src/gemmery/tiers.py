@@ -1,0 +1,172 @@
+"""Work done in the background: specialised kernels for products that come back often.
+
+General kernels serve a product at once. A faster kernel for one product is compiled here, by one thread, while the
+program goes on. `GEMMERY_TIERS=off` switches this off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+from gemmery import config
+
+WAITING = 64  # jobs in the queue; further ones are dropped
+REMEMBERED = 4096  # keys that are not made again
+_FAILURES = 16  # messages that are kept
+_PATIENCE = 2.0  # s that a fork waits for the job in progress
+
+Make = Callable[[], object]
+
+
+class State(NamedTuple):
+    """What the background thread does and has done."""
+
+    working: bool
+    waiting: int  # jobs in the queue
+    finished: int  # jobs that ended, the failed ones too
+    dropped: int  # jobs refused because the queue was full
+    failures: tuple[str, ...]  # messages of the last jobs that failed
+
+
+class _Work:
+    """The queue of one process, and what became of the jobs."""
+
+    def __init__(self) -> None:
+        # Reentrant, because `aside` may be interrupted by a signal handler or a `__del__` that multiplies.
+        self.changed = threading.Condition(threading.RLock())
+        self.job = threading.RLock()  # held during a job, and during a fork
+        self.queue: deque[tuple[Hashable, Make]] = deque()
+        self.keys: dict[Hashable, None] = {}  # queued, in progress or finished, oldest first
+        self.current: Hashable = None  # the key of the job in progress
+        self.thread: threading.Thread | None = None
+        self.finished = 0
+        self.dropped = 0
+        self.failures: deque[str] = deque(maxlen=_FAILURES)
+
+
+_work = _Work()
+
+
+def enabled() -> bool:
+    """Return False if GEMMERY_TIERS=off. Raises ArgumentError for a value that is neither "on" nor "off"."""
+    return config.tiers()
+
+
+def aside(key: Hashable, make: Make) -> None:
+    """Call `make()` in the background, once for each key.
+
+    An exception in `make` is kept for `state()`, and its key is not tried again. At most 64 jobs wait: further ones are
+    dropped, and their keys may be asked for again. The 4096 keys of the last jobs are remembered. Does nothing with
+    GEMMERY_TIERS=off, where no thread can start, and in a process that ends.
+    """
+    if not enabled() or not threading.main_thread().is_alive():
+        return
+    work = _work
+    with work.changed:
+        if key in work.keys:
+            return
+        if len(work.queue) >= WAITING:
+            work.dropped += 1
+            return
+        work.keys[key] = None
+        if len(work.keys) > REMEMBERED:
+            del work.keys[next(iter(work.keys))]
+        work.queue.append((key, make))
+        if work.thread is None:
+            _start(work)
+
+
+def wait() -> None:
+    """Return when no background work is left; at once if called by it."""
+    work = _work
+    with work.changed:
+        if threading.current_thread() is not work.thread:
+            work.changed.wait_for(lambda: work.thread is None)
+
+
+def state() -> State:
+    """Return what the background thread does and has done in this process."""
+    work = _work
+    with work.changed:
+        return State(work.thread is not None, len(work.queue), work.finished, work.dropped, tuple(work.failures))
+
+
+def _start(work: _Work) -> None:
+    _register()
+    # Not a daemon: the interpreter waits for it at its end. It would otherwise free what a compilation still uses.
+    work.thread = threading.Thread(target=_run, args=(work,), name="gemmery-tiers", daemon=False)
+    try:
+        work.thread.start()
+    except RuntimeError:  # the limit of threads, a subinterpreter without threads, the end of the process
+        _forget(work)
+
+
+def _forget(work: _Work) -> None:
+    """Empty the queue, so that its keys may be asked for again."""
+    for key, _ in work.queue:
+        work.keys.pop(key, None)
+    work.queue.clear()
+    work.thread = None
+
+
+def _run(work: _Work) -> None:
+    """Do the jobs in the queue, then end. The interpreter ends after the job in progress, without the others."""
+    while True:
+        with work.changed:
+            if not work.queue or not threading.main_thread().is_alive():
+                _forget(work)
+                work.changed.notify_all()
+                return
+            key, make = work.queue.popleft()
+            work.current = key
+        with work.job:
+            try:
+                make()
+            except BaseException as error:  # SystemExit too: it concerns no caller
+                work.failures.append(_words(key, error))
+        work.finished += 1
+        work.current = None
+        del key, make
+
+
+def _words(key: Hashable, error: BaseException) -> str:
+    try:
+        return f"{key}: {type(error).__name__}: {error}"
+    except Exception:  # the __str__ of another's exception may raise anything
+        return type(error).__name__
+
+
+@functools.cache
+def _register() -> None:
+    """Let forks wait for the job in progress, which may hold locks, such as that of a module being imported.
+
+    Registered late, so that it comes before the handler of `cpu/jit.py`: a fork that held the lock of compilations
+    would wait for a job that waits for this lock.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+def _before_fork() -> None:
+    # A thread that forks in the middle of a compilation (a signal handler) holds what the job may wait for.
+    _work.job.acquire(timeout=_PATIENCE)
+
+
+def _in_parent() -> None:
+    with contextlib.suppress(RuntimeError):  # not acquired in time
+        _work.job.release()
+
+
+def _in_child() -> None:
+    """Start anew in a forked process: the thread is not there, and the parent makes what was in its queue."""
+    global _work
+    old, _work = _work, _Work()
+    unfinished = {old.current, *(key for key, _ in old.queue)}
+    old.queue.clear()
+    _work.keys = {key: None for key in old.keys if key not in unfinished}

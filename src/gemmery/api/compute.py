@@ -94,7 +94,7 @@ def prepare(
         epilogue,
         scaled,
     )
-    return Prepared(dispatch.plan(problem), problem, form)
+    return Prepared(dispatch.specialised(problem) or dispatch.plan(problem), problem, form)
 
 
 def _compute(call: Call, target: View, out: Any = None) -> None:

@@ -6,16 +6,19 @@ Each builder imports the modules that it needs, since importing all of them woul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from gemmery import dtypes
 from gemmery.cpu import jit
+from gemmery.cpu.ir import Module
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, host, tile
+from gemmery.cpu.target import Target, direct_tile, host, tile
 from gemmery.cpu.ukernel import Product, shape
 from gemmery.problem import Problem
 
 Config = Mapping[str, int]
+Image = tuple[str, Callable[[], Module]]  # the name and the generator of a module
 
 
 def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
@@ -148,11 +151,21 @@ def upright(problem: Problem) -> Problem:
 
 
 def direct(problem: Problem, config: Config) -> Launch:
-    """Return the kernel without packing, tiled for the problem's shape; `mr` of the config is the tile height."""
+    """Return the kernel without packing: the general one, or with `specialised` one with tiles for the problem's shape.
+
+    `mr` of the config is the height of those tiles.
+    """
+    p = upright(problem)
+    if config.get("specialised") or config.get("mr"):
+        return _specialised(p, config.get("mr", 0))
+    return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)))
+
+
+def _specialised(p: Problem, mr: int) -> Launch:
     from gemmery.cpu import direct as unpacked
 
-    p, target = upright(problem), host()
-    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, config.get("mr", 0))
+    target = host()
+    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, mr)
     found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
@@ -160,6 +173,39 @@ def direct(problem: Problem, config: Config) -> Launch:
     return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
 
 
+@cache
+def direct_columns(dtype: str) -> list[int]:
+    """Return the numbers of columns from which on C is cut for threads differently."""
+    lanes = host().lanes(dtypes.get(dtype).size)
+    narrow = [least for least in (2, 4, 8) if least < lanes]
+    return [*narrow, lanes + 1] if narrow else [2]
+
+
+@cache
+def general(dtype: str, least: int) -> Launch:
+    """Return the kernel without packing for every shape, to be cut as a C of at least so many columns is."""
+    target, element = host(), dtypes.get(dtype)
+    found = jit.load(target, *direct_image(target, dtype))
+    lanes = target.lanes(element.size)
+    nv = 1 if least <= lanes else direct_tile(target)[1]
+    each = _step(1) / lanes * max(lanes / least, _RAGGED)
+    unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each)
+    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
+
+
+def direct_image(target: Target, dtype: str) -> Image:
+    """Return the image of the kernel without packing for every shape."""
+
+    def generate() -> Module:
+        from gemmery.cpu import direct as unpacked
+
+        return unpacked.general(target, dtype)
+
+    return f"direct_{dtype}", generate
+
+
+_ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height
+_RAGGED = 1.25  # time of a C wider than a vector, relative to one of whole tiles
 _NO_BLOCKS = Blocks()
 
 

@@ -1,15 +1,19 @@
 """Products without packing: small ones, where packing costs more than it saves, and skinny ones.
 
 A is read in place, one element broadcast at a time, so it may have any strides; the rows of B and C must be
-contiguous. m, n, k and strides are run-time values; a module is made for the few tile shapes into which an m x n
-product is cut (`cut`), so a handful of modules serves every size.
+contiguous. m, n, k, strides, alpha and beta are run-time values. There are two kinds of module:
 
-Each element of C is one chain of fused multiply-adds over k, as in the packed product within a block of k: for k up to
-one block both give the same bits.
+- `general`: one for an element type, with a function for each height and width of the register tile; the call chooses
+  among them. It serves every shape.
+- `direct`: one for the few tile shapes into which an m x n product is cut (`cut`).
+
+Each element of C is one chain of fused multiply-adds over k in both, so their bits are the same; and as in the packed
+product within a block of k: for k up to one block all three give the same bits.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from gemmery import dtypes
@@ -42,12 +46,16 @@ class Cut(NamedTuple):
         return f"direct_{self.dtype}_{self.a_layout}_{rows}x{columns}{flags}"
 
 
+# Rows of A a multiple of 4 KiB apart share one set of the L1 cache, which has 8 ways or more, so tiles of such rows
+# have at most 8 (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with 8).
+_SAME_SET = 4096
+_WAYS = 8
+
+
 def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0) -> Cut:
     """Choose tiles for an m x n product: as wide as C, then as tall as the registers allow, of nearly equal height.
 
-    `rows` above 0 sets the height instead. Rows of A a multiple of 4 KiB apart share one set of the L1 cache, which has
-    8 ways or more, so such a tile has at most 8 rows (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with
-    8).
+    `rows` above 0 sets the height instead.
     """
     most_rows, most_vectors = direct_tile(target)
     size = dtypes.get(dtype).size
@@ -55,8 +63,8 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
     vectors = -(-n // lanes)
     nv = min(vectors, most_vectors)
     tallest = most_rows if nv == most_vectors else min(16, most_rows * most_vectors // nv)
-    if a_layout == "row" and k * size % 4096 == 0:
-        tallest = min(tallest, 8)
+    if a_layout == "row" and k * size % _SAME_SET == 0:
+        tallest = min(tallest, _WAYS)
     tallest = rows or tallest
     count = -(-m // tallest)
     mr = -(-m // count)
@@ -80,7 +88,7 @@ def direct(target: Target, shape: Cut) -> Module:
         if shape.a_layout == "col":
             a_row = f.index(SIZES[element])
         scale = (f.load(element, args.alpha), f.load(element, args.beta)) if shape.scaled else None
-        tile = _Tile(f, element, lanes, k, a_row, a_col, b_row, c_row, scale)
+        tile = _Tile(f, element, lanes, k, a_row, a_col, b_row)
         size = SIZES[element]
 
         down = m // shape.mr * shape.mr
@@ -93,7 +101,8 @@ def direct(target: Target, shape: Cut) -> Module:
             for start, stop, mr in ((f.index(0), down, shape.mr), (down, m, shape.mr_edge)):
                 if mr:
                     with f.loop(start, stop, mr) as i:
-                        _tile(tile, mr, nv, mask, a + i * a_row, b + j * size, c + i * c_row + j * size)
+                        totals = _sums(tile, mr, nv, mask, a + i * a_row, b + j * size)
+                        _store(tile, totals, c + i * c_row + j * size, c_row, mask, scale)
 
         # Edges are loops of one step or none: a thread's part of a product may have no edge.
         if shape.nv:
@@ -106,7 +115,7 @@ def direct(target: Target, shape: Cut) -> Module:
 
 
 class _Tile(NamedTuple):
-    """The values that all tiles of a call share."""
+    """The values that all tiles of a function share."""
 
     f: Function
     element: str
@@ -115,12 +124,10 @@ class _Tile(NamedTuple):
     a_row: Value
     a_col: Value
     b_row: Value
-    c_row: Value
-    scale: tuple[Value, Value] | None
 
 
-def _tile(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, c: Value) -> None:
-    """Compute one mr x (nv vectors) tile of C over all of k."""
+def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value) -> list[list[Var]]:
+    """Compute one mr x (nv vectors) tile of A B over all of k; the last vector under the mask."""
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
     totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
@@ -139,19 +146,161 @@ def _tile(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, c:
                 for v in range(nv):
                     totals[r][v].value = f.fma(scale, columns[v], totals[r][v].value)
             base.value = from_here + t.a_col
-    for r in range(mr):
-        for v in range(nv):
-            at = c + t.c_row * r + v * t.lanes * size
-            _store(t, totals[r][v], at, mask if v == nv - 1 else None)
+    return totals
 
 
-def _store(t: _Tile, total: Var, at: Value, mask: Value | None) -> None:
+def _store(
+    t: _Tile, totals: list[list[Var]], c: Value, c_row: Value, mask: Value | None, scale: tuple[Value, Value] | None
+) -> None:
+    """Store a tile: alpha times the sums plus beta C with a `scale`, else the sums."""
     f = t.f
-    if t.scale:
-        alpha, beta = t.scale
-        total.value = total.value * f.broadcast(alpha, t.lanes)
-        with f.if_(beta.differs(0)):
-            old = f.load_masked(vector(t.lanes, t.element), at, mask)
-            total.value = f.fma(old, f.broadcast(beta, t.lanes), total.value)
-    value = total.value
-    f.store_masked(value, at, mask)
+    for r, row in enumerate(totals):
+        for v, total in enumerate(row):
+            at, last = c + c_row * r + v * t.lanes * SIZES[t.element], mask if v == len(row) - 1 else None
+            if scale:
+                alpha, beta = scale
+                total.value = total.value * f.broadcast(alpha, t.lanes)
+                with f.if_(beta.differs(0)):
+                    old = f.load_masked(vector(t.lanes, t.element), at, last)
+                    total.value = f.fma(old, f.broadcast(beta, t.lanes), total.value)
+            f.store_masked(total.value, at, last)
+
+
+# The general module.
+
+_PLACE = (("i64", "j"), ("i64", "left"), ("i1", "plain"), ("ptr", "room"))
+_ROWS = (("ptr", "args"), *_PLACE)
+_COLUMN = (("ptr", "args"), ("i64", "first"), ("i64", "last"), *_PLACE)
+
+
+class _Width(NamedTuple):
+    """A width of tiles: `nv` vectors, the last one under a mask when `masked`, for at least `least` columns."""
+
+    nv: int
+    masked: bool
+    least: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.nv}{'m' if self.masked else ''}"
+
+
+def _widths(target: Target, lanes: int) -> list[_Width]:
+    """Return the widths of the general module, widest first. With AVX-512 masks are free, so every tile has one."""
+    most = range(direct_tile(target)[1], 0, -1)
+    if target.isa == "avx512":
+        return [_Width(nv, True, (nv - 1) * lanes + 1) for nv in most]
+    return [*(_Width(nv, False, nv * lanes) for nv in most), _Width(1, True, 1)]
+
+
+def heights(target: Target, nv: int) -> tuple[int, ...]:
+    """Return the heights of the general module's tiles of `nv` vectors: all that fit the registers."""
+    rows, vectors = direct_tile(target)
+    return tuple(range(1, min(16, rows * vectors // nv) + 1))
+
+
+def general(target: Target, dtype: str) -> Module:
+    """Return the module for every shape of a type; its entry is `direct`, C = alpha A B + beta C."""
+    module = Module(target)
+    element = dtypes.get(dtype).llvm
+    lanes, size = target.lanes(SIZES[element]), SIZES[element]
+    _finish(module, element, lanes)
+    widths = _widths(target, lanes)
+    for width in widths:
+        for mr in heights(target, width.nv):
+            _column(module, element, lanes, mr, width)
+        _rows(module, width, size)
+    largest = max(mr * width.nv for width in widths for mr in heights(target, width.nv))
+    with module.function("direct", ("ptr", "args")) as f:
+        args = Args(f, f["args"])
+        n = args.n
+        plain = f.load(element, args.alpha).equals(1) & f.load(element, args.beta).equals(0)
+        room = f.buffer(largest * lanes * size)
+        j = f.var(f.index(0))
+
+        def widest(left: Value, widths: list[_Width]) -> None:
+            """Run the widest tiles that fit the columns left."""
+            if widths:
+                nv, _, least = widths[0]
+                with f.if_(left >= least):
+                    f.call(f"rows_{widths[0].name}", f["args"], j.value, left - (nv - 1) * lanes, plain, room)
+                    j.value = j.value + nv * lanes
+                with f.else_():
+                    widest(left, widths[1:])
+
+        with f.while_() as again:
+            left = n - j.value
+            again.until(left <= 0)
+            widest(left, widths)
+    return module
+
+
+def _rows(module: Module, width: _Width, size: int) -> None:
+    """Define `rows_WIDTH`: all tiles of one width, down the rows, of nearly equal height."""
+    every = heights(module.target, width.nv)
+    tallest = every[-1]
+    with module.function(f"rows_{width.name}", *_ROWS, local=True) as f:
+        args = Args(f, f["args"])
+        m, a_row, a_col = args.m, args.a_row, args.a_col
+        same_set = (a_row & (_SAME_SET - 1)).equals(0) & a_col.equals(size)
+        most = f.select(same_set, f.index(min(tallest, _WAYS)), f.index(tallest))
+        done = f.var(f.index(0))
+        with f.while_() as again:
+            first, left = done.value, m - done.value
+            again.until(left <= 0)
+            height, last = f.var(left), f.var(m)
+            with f.if_(left > most):
+                count = (left + (most - 1)) // most
+                height.value = (left + (count - 1)) // count
+                last.value = first + left // height.value * height.value
+            done.value = last.value
+            cases = {mr: f"column_{mr}x{width.name}" for mr in every}
+            place = [f[name] for _, name in _PLACE]
+            f.switch(
+                height.value,
+                {mr: partial(f.call, name, f["args"], first, last.value, *place) for mr, name in cases.items()},
+            )
+
+
+def _column(module: Module, element: str, lanes: int, mr: int, width: _Width) -> None:
+    """Define `column_MRxWIDTH`: tiles of mr rows, from row `first` to `last`, in the columns from `j` on.
+
+    A tile that is not stored as it is goes to `room`, where `finish` takes it: alpha and beta cost plain products
+    nothing, and there is one copy of the code for them. So does one with a mask, except with AVX-512.
+    """
+    size, nv = SIZES[element], width.nv
+    with module.function(f"column_{mr}x{width.name}", *_COLUMN, local=True) as f:
+        args = Args(f, f["args"])
+        offset = f["j"] * size
+        a, b, c, c_row = args.a, args.b + offset, args.c + offset, args.c_row
+        tile = _Tile(f, element, lanes, args.k, args.a_row, args.a_col, args.b_row)
+        mask = f.first_lanes(f["left"], lanes) if width.masked else None
+        free = not width.masked or f.target.isa == "avx512"
+        plain = f["plain"] if free else f.const("i1", 0)
+        with f.loop(f["first"], f["last"], mr) as i:
+            totals = _sums(tile, mr, nv, mask, a + i * tile.a_row, b)
+            there = c + i * c_row
+            to, row = f.select(plain, there, f["room"]), f.select(plain, c_row, f.index(nv * lanes * size))
+            _store(tile, totals, to, row, mask if free else None, None)
+            with f.if_(plain ^ True):
+                f.call("finish", f["args"], there, f.index(mr), f.index(nv), f["left"], f["room"])
+
+
+def _finish(module: Module, element: str, lanes: int) -> None:
+    """Define `finish`: C = alpha * (a tile in `room`) + beta * C, the last of its nv vectors with `left` columns."""
+    size, wide = SIZES[element], vector(lanes, element)
+    with module.function("finish", *_FINISH, local=True) as f:
+        args = Args(f, f["args"])
+        nv, c_row = f["nv"], args.c_row
+        alpha, beta = f.broadcast(f.load(element, args.alpha), lanes), f.load(element, args.beta)
+        with f.loop(0, nv) as v:
+            mask = f.first_lanes(f.select((v + 1).equals(nv), f["left"], f.index(lanes)), lanes)
+            with f.loop(0, f["mr"]) as r:
+                at = f["c"] + r * c_row + v * (lanes * size)
+                total = f.var(f.load(wide, f["room"] + (r * nv + v) * (lanes * size)) * alpha)
+                with f.if_(beta.differs(0)):
+                    total.value = f.fma(f.load_masked(wide, at, mask), f.broadcast(beta, lanes), total.value)
+                f.store_masked(total.value, at, mask)
+
+
+_FINISH = (("ptr", "args"), ("ptr", "c"), ("i64", "mr"), ("i64", "nv"), ("i64", "left"), ("ptr", "room"))

@@ -43,7 +43,7 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     blocks = Blocks(mc=mc, kc=kc, workspace=(mc + product.parts * kc) * product.parts * SIZES[product.accumulator])
     down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
     rows = LONG_ROWS if down_columns else ROWS
-    unit = Unit(rows, rows, rows * size / BANDWIDTH)
+    unit = Unit(rows, rows, rows * size / BANDWIDTH, each=size / BANDWIDTH)
     out_size = dtypes.get(problem.out).size
     return Launch(
         found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks._replace(nc=n), unit=unit

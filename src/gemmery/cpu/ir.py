@@ -12,7 +12,7 @@ Reference: the LLVM Language Reference Manual.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gemmery.cpu.target import Target
@@ -327,6 +327,18 @@ class Function:
             raise ValueError("else_ must directly follow an if_")
         yield
         self._lines += [jump, end]
+
+    def switch(self, value: Value, cases: Mapping[int, Callable[[], None]]) -> None:
+        """Run the body of the case that equals the value; none if there is no such case."""
+        number = self._fresh()
+        labels = {case: f"case{number}_{case}" for case in cases}
+        targets = " ".join(f"{value.type} {case}, label %{label}" for case, label in labels.items())
+        self.line(f"switch {value}, label %end{number} [ {targets} ]")
+        for case, body in cases.items():
+            self._label(labels[case])
+            body()
+            self.line(f"br label %end{number}")
+        self._label(f"end{number}")
 
     # memory
 

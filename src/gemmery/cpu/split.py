@@ -21,7 +21,8 @@ class Unit(NamedTuple):
     """How a kernel may be cut, and its costs. Parts are multiples of rows x columns of C.
 
     `step` is the ns for one step of k on rows x columns, `pack` the ns to pack one element, 0 without packing.
-    If `columns` or `rows` is 0, the kernel is not cut in that direction, and `step` is for its whole extent.
+    If `columns` or `rows` is 0, the kernel is not cut in that direction, and `step` is for its whole extent. `each`, if
+    not 0, is the ns of one multiply-add, for a kernel whose costs do not go by whole steps.
     """
 
     rows: int
@@ -29,9 +30,12 @@ class Unit(NamedTuple):
     step: float
     pack: float = 0.0
     wide: int = 1024  # A is packed again after this many columns
+    each: float = 0.0
 
     def cost(self, m: int, n: int, k: int) -> float:
         """Return the ns of an m x n x k product on one thread."""
+        if self.each:
+            return m * n * k * self.each
         tiles = (-(-m // self.rows) if self.rows else 1) * (-(-n // self.columns) if self.columns else 1)
         return k * (tiles * self.step + self.pack * (m * -(-n // self.wide) + n))
 
@@ -79,6 +83,21 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     limit = SPARE * min(durations.values())
     best = max(choices, key=lambda found: (durations[found] <= limit, found.parts, -durations[found]))
     return best._replace(wakes=work > WAKES)
+
+
+def most_alone(unit: Unit | None, m: int, n: int) -> int:
+    """Return the most m n k batch for which products of at least m x n all run on one thread."""
+    if unit is None:
+        return 1 << 62
+    if unit.each:
+        return int(2 * WORTH / unit.each) - 1
+    # The costliest sizes, per row and per column, are the least one and the first that needs another tile.
+    tiles = 1.0
+    for size, tile in ((m, unit.rows), (n, unit.columns)):
+        more = size + (-size % tile) + 1 if tile else size
+        tiles *= max(-(-x // tile) / x for x in (size, more)) if tile else 1 / size
+    packed = unit.pack * (1 / m + max(1 / n, 2 / (unit.wide + 1)))
+    return int(2 * WORTH / (tiles * unit.step + packed)) - 1
 
 
 def _cut(unit: Unit, batch: int, m: int, n: int, threads: int, row_parts: int, column_parts: int) -> Grid:

@@ -31,6 +31,16 @@ def plan(problem: Problem) -> Plan:
     return Plan(rung, config, rung.build(problem, config), reason)
 
 
+@lru_cache(maxsize=1024)
+def specialised(problem: Problem) -> Plan | None:
+    """Return the plan with a kernel compiled for this problem's shape, where it is faster than that of `plan`."""
+    candidate = cpu.specialised(problem) if problem.device == "cpu" else None
+    if candidate is None:
+        return None
+    rung, config, reason = candidate
+    return Plan(rung, config, rung.build(problem, config), reason)
+
+
 def choice(problem: Problem) -> Candidate:
     """Return the best rung that does not refuse this problem.
 

@@ -35,9 +35,33 @@ _DIRECT_MANY = 1.0
 _DIRECT_MANY_INTEL = 0.375
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
 # streamed, 98 packed; see docs/findings.md.
-_STREAMED_ROWS = 160
+STREAMED_ROWS = 160
+LARGE_C = 4.0  # times L2, from which writing C takes longest in a product with small k
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
+# Multiply-adds up to which tiles chosen while compiling are worth it: 8 x 8 x 8 takes 14 ns with them, 19 without.
+_TINY = 16**3
+
+
+def specialised(problem: Problem) -> Candidate | None:
+    """Return the rung compiled for the shape of this problem that is faster than the one for every shape, if any."""
+    if problem.batch >= _MANY:
+        batched = _RUNGS["batched"]
+        reason = f"{problem.batch} products of one small shape: the kernel is compiled for it, with the loop over them"
+        candidate = Candidate(batched, batched.default, reason)
+        if not refusal(problem, candidate):
+            return candidate
+    direct = _RUNGS["direct"]
+    candidate = Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")
+    p = upright(problem)
+    tiny = p.batch * p.m * p.n * p.k <= _TINY and 1 not in (p.m, p.n)
+    return candidate if tiny and not refusal(problem, candidate) else None
+
+
+def direct_b(target: Target, few: bool) -> float:
+    """Return the bytes of B below which reading it in place is faster than packing it, for few or many rows of A."""
+    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
+    return (_DIRECT_FEW if few else many) * (target.l2 or 1 << 20)
 
 
 def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
@@ -46,25 +70,17 @@ def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
-    if p.batch >= _MANY:
-        choices.append(
-            (
-                "batched",
-                f"{p.batch} products of one small shape: the kernel is compiled for it, with the loop over them",
-            )
-        )
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
-    if c_bytes > 4 * l2 and p.k <= SHALLOW:
+    if c_bytes > LARGE_C * l2 and p.k <= SHALLOW:
         choices.append(
             (
                 "packed",
                 f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
-    few = p.m <= _STREAMED_ROWS
-    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
-    if b_bytes < (_DIRECT_FEW if few else many) * l2:
+    few = p.m <= STREAMED_ROWS
+    if b_bytes < direct_b(target, few):
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )

@@ -187,7 +187,7 @@ def _product(function: Callable[..., object], work: Work) -> Callable[..., objec
 def _checked(work: Work, given: tuple[Any, Any, Any], threads: int) -> tuple[float, str]:
     """Return (error over bound, name of the rung) of one product."""
     a, b, out = given
-    rung = dispatch.plan(work.problem).rung
+    rung = (dispatch.specialised(work.problem) or dispatch.plan(work.problem)).rung
     function = _product(gemmery.matmul, work)
     with in_force(threads):
         c = function(a, b) if out is None else function(a, b, out=out)

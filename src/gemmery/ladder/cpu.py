@@ -163,12 +163,12 @@ CPU = (
     ),
     Rung(
         name="direct",
-        idea="register tiles that read A and B in place, specialized to the shape: nothing is packed",
+        idea="register tiles that read A and B in place, chosen for the shape: nothing is packed",
         parent="packed",
         dtypes=_FLOATS,
         refuses=build.direct_refuses,
         build=build.direct,
-        space={"mr": (4, 8, 12, 16)},
+        space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(
             "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "
             "too few of the latter. A register tile that reads A and B in place is then faster, as long as B stays in "

@@ -1,0 +1,130 @@
+"""Families of shapes: what one general kernel of the CPU serves on one thread, as ranges.
+
+A caller that finds a product in a family runs its kernel without a plan: the first family that fits has the kernel and
+the bits of `dispatch.plan`. Products that fit none, such as those cut for threads, are planned one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gemmery import dtypes
+from gemmery.cpu.build import direct_columns, product
+from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.split import most_alone
+from gemmery.cpu.target import SHALLOW, host, tile
+from gemmery.dispatch import cpu
+from gemmery.ladder.cpu import CPU
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
+
+UNLIMITED = 1 << 62
+_RUNGS = {rung.name: rung for rung in CPU}
+
+Range = tuple[int, int]  # inclusive
+
+
+class Family(NamedTuple):
+    """Ranges of m, n and k, and limits of their products, within which one kernel runs on the caller's thread.
+
+    A and the batch may have any strides, C is row-major. The blocks are those of a record of every member.
+    """
+
+    rung: Rung
+    launch: Launch
+    blocks: Blocks
+    m: Range
+    n: Range
+    k: Range
+    b_elements: int  # most k * n
+    c_elements: int  # most m * n
+    work: int  # most m * n * k * batch
+
+    def has(self, m: int, n: int, k: int, batch: int = 1) -> bool:
+        """Return True for a product that the family serves."""
+        return (
+            self.m[0] <= m <= self.m[1]
+            and self.n[0] <= n <= self.n[1]
+            and self.k[0] <= k <= self.k[1]
+            and k * n <= self.b_elements
+            and m * n <= self.c_elements
+            and m * n * k * batch <= self.work
+        )
+
+
+def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, threads: int) -> tuple[Family, ...]:
+    """Return the families of an element type and an epilogue, in the order in which they are to be tried.
+
+    `b_layout` is "row" where the elements of a row of B are adjacent, else "any". Missing kernels are compiled.
+    """
+    sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
+    groups = (_gemv(sample, threads), _direct(sample, threads), _packed(sample, threads))
+    return tuple(family for group in groups for family in group)
+
+
+def _built(name: str, problem: Problem) -> tuple[Rung, Launch] | None:
+    """Return a rung and its kernel for a problem; None where it refuses the problem."""
+    rung = _RUNGS[name]
+    if problem.dtype not in rung.dtypes or rung.refuses(problem):
+        return None
+    launch = rung.build(problem, rung.default)
+    assert isinstance(launch, Launch)
+    return rung, launch
+
+
+def _family(built: tuple[Rung, Launch], m: Range, n: Range, threads: int, blocks: Blocks, **limits: int) -> Family:
+    """Return the family of a kernel; with several threads its products are too short for a second one."""
+    work = UNLIMITED if threads == 1 else most_alone(built[1].unit, m[0], n[0])
+    k = (0, limits.get("k", UNLIMITED))
+    b_elements, c_elements = (limits.get(name, UNLIMITED) for name in ("b_elements", "c_elements"))
+    return Family(*built, blocks, m, n, k, b_elements, c_elements, min(work, limits.get("work", UNLIMITED)))
+
+
+def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
+    """One column of C, then one row: of matrices up to a size from which more columns of it are read at once."""
+    largest = (host().l3 or 1 << 25) // 2 // dtypes.get(sample.dtype).size
+    for m, n in (((1, UNLIMITED), (1, 1)), ((1, 1), (2, UNLIMITED))):
+        built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
+        if built:
+            yield _family(built, m, n, threads, built[1].blocks(m[0], n[0], 1), work=largest)
+
+
+def _direct(sample: Problem, threads: int) -> Iterator[Family]:
+    """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
+    size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
+    c_elements = int(cpu.LARGE_C * l2) // size
+    few, many = ((int(cpu.direct_b(host(), few)) - 1) // size for few in (True, False))
+    starts = direct_columns(sample.dtype) if threads > 1 else [2]
+    for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
+        built = _built("direct", sample._replace(m=2, n=n[0], k=2))
+        narrow = n[1] < UNLIMITED  # its B is never large
+        for m, b_elements in (
+            ((2, cpu.STREAMED_ROWS), few),
+            ((2 if narrow else cpu.STREAMED_ROWS + 1, UNLIMITED), many),
+        ):
+            if built and not (narrow and b_elements == few):
+                limits = {"b_elements": b_elements, "c_elements": c_elements}
+                yield _family(built, m, n, threads, Blocks(), **limits)
+
+
+def _packed(sample: Problem, threads: int) -> Iterator[Family]:
+    """Products with k of one block, so that the sums do not depend on the blocks."""
+    built = _built("packed", sample._replace(m=2, n=2, k=2))
+    if not built:
+        return
+    made, sizes, launch = product(host(), sample), tile(host()), built[1]
+    kc = sizes.kc * made.group // made.parts
+    blocks = launch.blocks(sizes.mc, sizes.nc // made.parts, kc)
+    least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
+    if _built("direct", sample._replace(m=2, n=2, k=2)):
+        # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
+        # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
+        if threads == 1:
+            size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
+            rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (2, UNLIMITED)
+            yield _family(built, rows, columns, 1, blocks, k=min(kc, SHALLOW))
+            yield _family(built, rows, columns, 1, blocks, k=kc, c_elements=int(cpu.LARGE_C * l2) // size)
+        return
+    for m, n in ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),):
+        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=kc)

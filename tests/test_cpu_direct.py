@@ -1,0 +1,88 @@
+"""Products without packing: the general kernel has the bits of a chain of multiply-adds, and of the specialised one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gemmery.cpu import build, direct
+from gemmery.cpu.fused import fma
+from gemmery.cpu.target import host
+from operands import LAYOUTS, numpy_dtype, place, problem, random
+
+ROWS = ("C", "padded", "misaligned", "rows reversed")  # layouts with adjacent elements in rows
+SCALARS = [(1, 0), (1, 1), (2.5, 0), (-0.5, 3), (0, 1)]
+TYPES = ("f32", "f64")
+
+
+def chain(a, b, old, alpha, beta):
+    """alpha A B + beta C, each element one chain of multiply-adds over k."""
+    add = fma() or (lambda x, y, z: x * y + z)
+    totals = np.zeros(old.shape, old.dtype)
+    for p in range(a.shape[2]):
+        totals = add(a[:, :, p, None], b[:, None, p], totals)
+    totals = totals * old.dtype.type(alpha)
+    return totals if beta == 0 else add(old, old.dtype.type(beta), totals)
+
+
+def multiply(a, b, c, alpha, beta, config):
+    """The bytes of C; what is around C and the operands stays as it was."""
+    kernel = build.direct(problem(a, b, c, scaled=(alpha, beta) != (1, 0)), config)
+    kernel(a.view, b.view, c.view, alpha=alpha, beta=beta)
+    assert a.untouched()
+    assert b.untouched()
+    assert c.untouched_around()
+    return c.array.tobytes()
+
+
+def operands(name, shape, layouts, old=None):
+    m, n, k = shape
+    values = random((1, m, k), name, 1), random((1, k, n), name, 2)
+    a, b = (place(x, name, layout) for x, layout in zip(values, layouts, strict=False))
+    # Without a beta the old C is not read: NaN there does not reach the result.
+    return a, b, place(np.full((1, m, n), np.nan, numpy_dtype(name)) if old is None else old, name, layouts[2])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_tile_has_the_bits_of_a_chain(name):
+    """Every height alone and after taller tiles; widths that end a vector, or one column before or after."""
+    lanes = host().lanes(numpy_dtype(name).itemsize)
+    widths = sorted({1, 2, *(nv * lanes + more for nv in range(1, 5) for more in (-1, 0, 1))})
+    draw = np.random.default_rng(1)
+    for m in range(1, 36):
+        for n in widths if m < 17 else draw.choice(widths, 3, replace=False):
+            layouts = [str(draw.choice(kinds)) for kinds in (LAYOUTS, ROWS, ROWS)]
+            alpha, beta = SCALARS[draw.integers(len(SCALARS))]
+            k = int(draw.choice([0, 1, 2, 7]))
+            old = random((1, m, int(n)), name, 3) if beta else None
+            a, b, c = operands(name, (m, int(n), k), layouts, old)
+            expected = chain(a.array, b.array, c.array.copy(), alpha, beta)
+            assert multiply(a, b, c, alpha, beta, {}) == expected.tobytes(), (m, n, k, layouts, alpha, beta)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_rows_in_one_set_of_the_cache_have_the_same_bits(name):
+    k = 4096 // numpy_dtype(name).itemsize
+    a, b, c = operands(name, (21, 5, k), ("C", "C", "C"))
+    assert multiply(a, b, c, 1, 0, {}) == chain(a.array, b.array, c.array, 1, 0).tobytes()
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (8, 8, 8), (5, 37, 3), (29, 33, 11), (3, 70, 40)])
+def test_specialised_tiles_have_the_bits_of_general_ones(name, shape):
+    draw = np.random.default_rng(shape)
+    for alpha, beta in SCALARS[:4:2]:
+        layouts = [str(draw.choice(kinds)) for kinds in (("C", "F", "padded", "reversed"), ROWS, ROWS)]
+        bits = [
+            multiply(*operands(name, shape, layouts), alpha, beta, config) for config in ({}, {"specialised": 1})
+        ]  # fmt: skip
+        assert bits[0] == bits[1], (alpha, beta, layouts)
+
+
+def test_the_configs_choose_the_kernel():
+    a, b, c = operands("f32", (9, 9, 9), "CCC")
+    described = problem(a, b, c)
+    general = build.direct(described, {})
+    assert build.direct(described._replace(m=200, k=1, a_layout="col", scaled=True), {}) is general
+    assert build.direct(described, {"specialised": 1}).address != general.address
+    assert direct.cut(host(), "f32", "row", 9, 9, 9, False, 4).mr == 3  # three tiles of nearly equal height

@@ -1,0 +1,105 @@
+"""Families: whatever is in one is planned with the same kernel, on one thread, and gets the same bits."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from gemmery import dispatch
+from gemmery.cpu.launch import Launch
+from gemmery.cpu.layout import JOB_AT
+from gemmery.cpu.target import host
+from gemmery.dispatch.family import families
+from gemmery.problem import Problem
+from operands import place, problem, random
+
+TYPES = [("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("i8", "i32"), ("c64", "c64"), ("bf16", "f32")]
+
+
+def shapes(draw, count):
+    """(m, n, k) of every scale, some with a dimension of 1."""
+    for _ in range(count):
+        most = draw.choice([2, 5, 8, 13], 3)
+        yield tuple(int(x) for x in 2 ** draw.uniform(0, most))
+
+
+def first(found, *shape):
+    return next((family for family in found if family.has(*shape)), None)
+
+
+def same(family, m, n, k):
+    return family.blocks
+
+
+@pytest.mark.parametrize("threads", [1, 2, 17])
+@pytest.mark.parametrize("b_layout", ["row", "any"])
+@pytest.mark.parametrize(("dtype", "out"), TYPES)
+def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layout, threads):
+    draw = np.random.default_rng(threads)
+    found = families(dtype, out, b_layout, "", False, threads)
+    members = 0
+    for m, n, k in shapes(draw, 400):
+        batch = int(draw.choice([1, 1, 3, 100]))
+        family = first(found, m, n, k, batch)
+        if family is None:
+            continue
+        members += 1
+        a_layout, b = str(draw.choice(["row", "col", "any"])), b_layout if b_layout == "row" else "col"
+        plan = dispatch.plan(Problem(m, n, k, dtype, out, batch, a_layout, b if n > 1 else "row"))
+        shape = (m, n, k, batch)
+        assert plan.rung is family.rung, shape
+        assert plan.kernel.address == family.launch.address or plan.rung.name == "packed", shape
+        _, fields = plan.kernel.plan(batch, m, n, k, threads)
+        at = JOB_AT["kernel"]
+        words = np.frombuffer(bytes(at) + fields, np.int64)
+        assert words[JOB_AT["threads"] // 8] == words[JOB_AT["parts"] // 8] == 1, shape
+        own = plan.kernel.blocks(m, n, k)
+        assert own.kc == family.blocks.kc or (family.rung.name == "packed" and own.kc >= k), shape
+        assert own.workspace <= family.blocks.workspace, shape
+    assert members > 100
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "f16", "i8", "c64"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_the_blocks_of_a_family_give_the_bits_of_the_plan(name, layout):
+    draw = np.random.default_rng(3)
+    found = families(name, name, "row" if layout == "C" else "any", "", False, 1)
+    served = set()
+    for shape in [(1, 70, 33), (50, 1, 40), (5, 6, 7), (100, 130, 70), (193, 7, 64), *shapes(draw, 12)]:
+        m, n, k = (min(x, 300) for x in shape)
+        family = first(found, m, n, k)
+        if family is None:
+            continue
+        a, b = place(random((1, m, k), name, 1), name, "F"), place(random((1, k, n), name, 2), name, layout)
+        results = [place(np.zeros((1, m, n), a.array.dtype), name) for _ in range(2)]
+        plan = dispatch.plan(problem(a, b, results[0]))
+        plan.kernel(a.view, b.view, results[0].view)
+        launch = Launch(
+            family.launch.address, family.launch.accumulator, family.launch.out_size, functools.partial(same, family)
+        )  # fmt: skip
+        launch(a.view, b.view, results[1].view)
+        assert results[0].array.tobytes() == results[1].array.tobytes(), (m, n, k)
+        served.add(family.rung.name)
+    assert "gemv" in served
+    assert len(served) == 2
+
+
+def test_a_product_that_several_threads_would_share_is_in_no_family():
+    for threads, members in ((1, 1), (2, 0)):
+        found = families("f32", "f32", "row", "", False, threads)
+        assert (first(found, 256, 256, 256) is not None) == members
+        assert (first(found, 32, 32, 32, 2000) is not None) == members
+        assert first(found, 64, 64, 64).rung.name == "direct"
+
+
+def test_small_products_are_in_a_family_whatever_their_shape():
+    for b_layout in ("row", "any"):
+        found = families("f32", "f32", b_layout, "", False, 2)
+        for m, n, k in [(8, 8, 8), (1, 8, 8), (8, 1, 8), (1, 1, 8), (2, 3, 30), (40, 2, 40), (3, 50, 1), (20, 20, 0)]:
+            assert first(found, m, n, k), (m, n, k, b_layout)
+    assert families("f32", "f32", "row", "bias+relu", False, 2)
+    kc = families("f64", "f64", "any", "", False, 1)[-1].k[1]
+    assert first(families("f64", "f64", "any", "", False, 1), 50, 50, kc + 1) is None
+    assert kc >= (256 if host().isa == "avx512" else 1)

@@ -256,7 +256,7 @@ def test_a_forked_process_has_a_queue_of_its_own(monkeypatch):
 
 
 @forks
-def test_a_fork_waits_for_the_job_in_progress():
+def test_a_fork_waits_for_the_job_in_progress(monkeypatch):
     gate, ended = Gate(), []
     tiers.aside("next", lambda: None)
     genuine = tiers._work.job
@@ -268,15 +268,14 @@ def test_a_fork_waits_for_the_job_in_progress():
             gate.opened.set()
             ended.append(genuine.acquire(timeout=60))
 
-        release = genuine.release
+        release, __enter__, __exit__ = genuine.release, genuine.__enter__, genuine.__exit__
 
-    tiers._work.job = Opening()
+    monkeypatch.setattr(tiers._work, "job", Opening())
     child = os.fork()
     if child == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert ended == [True]
-    tiers._work.job = genuine
 
 
 @forks

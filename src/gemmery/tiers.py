@@ -108,31 +108,43 @@ def _start(work: _Work) -> None:
 
 
 def _forget(work: _Work) -> None:
-    """Empty the queue, so that its keys may be asked for again."""
+    """Empty the queue, so that its keys may be asked for again, and let those who wait go on."""
     for key, _ in work.queue:
         work.keys.pop(key, None)
     work.queue.clear()
     work.thread = None
+    work.changed.notify_all()
 
 
 def _run(work: _Work) -> None:
-    """Do the jobs in the queue, then end. The interpreter ends after the job in progress, without the others."""
-    while True:
+    try:
+        while job := _taken(work):
+            with work.job:
+                _do(work, *job)
+    except BaseException:  # no memory even for this: callers of `wait` go on
         with work.changed:
-            if not work.queue or not threading.main_thread().is_alive():
-                _forget(work)
-                work.changed.notify_all()
-                return
-            key, make = work.queue.popleft()
-            work.current = key
-        with work.job:
-            try:
-                make()
-            except BaseException as error:  # SystemExit too: it concerns no caller
-                work.failures.append(_words(key, error))
-        work.finished += 1
-        work.current = None
-        del key, make
+            _forget(work)
+        raise
+
+
+def _taken(work: _Work) -> tuple[Hashable, Make] | None:
+    """Take a job from the queue. The last one is None: if none is left, or if the interpreter ends."""
+    with work.changed:
+        if not work.queue or not threading.main_thread().is_alive():
+            _forget(work)
+            return None
+        key, make = work.queue.popleft()
+        work.current = key
+        return key, make
+
+
+def _do(work: _Work, key: Hashable, make: Make) -> None:
+    try:
+        make()
+    except BaseException as error:  # SystemExit too: it concerns no caller
+        work.failures.append(_words(key, error))
+    work.finished += 1
+    work.current = None
 
 
 def _words(key: Hashable, error: BaseException) -> str:

@@ -149,6 +149,23 @@ def test_an_element_is_summed_in_one_order_wherever_it_lies():
         assert multiply(place(values[:, i : i + 1], "f32"), x, vector(1, "f32"))[0] == whole[i]
 
 
+def test_rows_and_columns_with_and_without_bias_share_one_image():
+    shapes = [(70, 1, 5), (1, 70, 5), (1, 1, 9), (5000, 1, 5000), (1, 5000, 5000)]
+    problems = [Problem(*shape, "f32", "f32", epilogue=epilogue) for shape in shapes for epilogue in ("", "bias")]
+    assert len({RUNG.build(problem, RUNG.default).address for problem in problems}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i8", "c64", "c128"])
+@pytest.mark.parametrize("layout", ["C", "strided"])
+def test_rows_are_summed_alike_alone_and_with_others(dtype, layout):
+    """The sums of several rows share additions."""
+    values, x = random((1, 23, 71), dtype, 0), vector(71, dtype)
+    whole = multiply(place(values, dtype, layout), x, vector(23, dtype))
+    for i in range(23):
+        alone = multiply(place(values[:, i : i + 1], dtype, layout), x, vector(1, dtype))
+        assert alone[0].tobytes() == whole[i].tobytes()
+
+
 def test_what_it_refuses():
     assert "m or n must be 1" in RUNG.refuses(Problem(2, 2, 2, "f32", "f32"))
     assert "row-major" in RUNG.refuses(Problem(1, 5, 2, "f32", "f32", c_layout="col", epilogue="bias"))

@@ -215,35 +215,59 @@ def test_what_it_refuses_and_why(name, out, epilogue, layout, words):
     assert words in build.packed_refuses(Problem(4, 4, 4, name, out, c_layout=layout, epilogue=epilogue))
 
 
+def run_in(blocks, kernel, a, b, c):
+    """C by one call of the compiled function, with a workspace of just the size of these blocks."""
+    (_, m, k), n = a.array.shape, b.array.shape[2]
+    room = np.full(blocks.workspace + 8192, 0xA5, np.uint8)
+    start = -room.ctypes.data % 4096
+    scalars = np.frombuffer(launch.scalar(kernel.accumulator, 1) + launch.scalar(kernel.accumulator, 0), np.uint8)
+    fields = {"m": m, "n": n, "k": k, "mc": blocks.mc, "kc": blocks.kc, "nc": blocks.nc}
+    fields |= {"workspace": room.ctypes.data + start, "alpha": scalars.ctypes.data, "beta": scalars.ctypes.data + 16}
+    for key, placed in (("a", a), ("b", b), ("c", c)):
+        fields |= {key: placed.view.pointer, f"{key}_row": placed.view.strides[1], f"{key}_col": placed.view.strides[2]}
+    record = abi.Record()
+    for key, value in fields.items():
+        record[abi.SLOT[key]] = value
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(record))
+    assert (room[start + blocks.workspace :] == 0xA5).all()
+    assert (room[:start] == 0xA5).all()
+    return c.array
+
+
 @pytest.mark.parametrize(("name", "out"), PAIRS)
 def test_the_workspace_it_asks_for_holds_every_write(name, out):
     for size, layouts in itertools.product([(13, 71, 37), (6, 64, 16), (1, 1, 1), (7, 129, 70)], ("CCC", "CFC", "FCC")):
         a, b, c = operands(size, name, out, layouts)
         kernel = build.packed(problem(a, b, c), {})
-        blocks = kernel.blocks(*size)
-        room = np.full(blocks.workspace + 8192, 0xA5, np.uint8)
-        start = -room.ctypes.data % 4096
-        room[start : start + blocks.workspace] = 0
-        scalars = np.frombuffer(launch.scalar(kernel.accumulator, 1) + launch.scalar(kernel.accumulator, 0), np.uint8)
-        fields = {"m": size[0], "n": size[1], "k": size[2], "mc": blocks.mc, "kc": blocks.kc, "nc": blocks.nc}
-        fields |= {
-            "workspace": room.ctypes.data + start,
-            "alpha": scalars.ctypes.data,
-            "beta": scalars.ctypes.data + 16,
-        }
-        for key, placed in (("a", a), ("b", b), ("c", c)):
-            fields |= {
-                key: placed.view.pointer,
-                f"{key}_row": placed.view.strides[1],
-                f"{key}_col": placed.view.strides[2],
-            }
-        record = abi.Record()
-        for key, value in fields.items():
-            record[abi.SLOT[key]] = value
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(record))
-        assert verify.check(c.array, a.array, b.array).ok
-        assert (room[start + blocks.workspace :] == 0xA5).all()
-        assert (room[:start] == 0xA5).all()
+        assert verify.check(run_in(kernel.blocks(*size), kernel, a, b, c), a.array, b.array).ok
+
+
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+def test_one_job_serves_products_of_any_shape_with_the_bits_of_their_plans(name, out):
+    deepest = build.packed_blocks(Problem(1, 1, 1, name, out), 1).kc // (2 if name in COMPLEX else 1)
+    for m, n, k in [(1, 1, 1), (13, 71, 37), (97, 130, 5), (96, 65, deepest), (3, 4500, 2), (100, 0, 3), (5, 5, 0)]:
+        a, b, c = operands((m, n, k), name, out)
+        kernel = build.packed(problem(a, b, c), {})
+        kernel(a.view, b.view, c.view)
+        planned = c.array.tobytes()
+        c.array[...] = 0
+        assert run_in(build.packed_blocks(problem(a, b, c), n * k), kernel, a, b, c).tobytes() == planned, (m, n, k)
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "i8", "c64"])
+def test_one_job_serves_several_blocks_of_k_where_sums_stay_in_c(name):
+    a, b, c = operands((7, 70, 4000), name, name)
+    kernel = build.packed(problem(a, b, c), {})
+    kernel(a.view, b.view, c.view)
+    planned = c.array.tobytes()
+    assert run_in(build.packed_blocks(problem(a, b, c), 70 * 4000), kernel, a, b, c).tobytes() == planned
+
+
+def test_a_bias_takes_no_image_of_its_own():
+    for epilogue in ("", "relu"):
+        with_bias = f"bias+{epilogue}" if epilogue else "bias"
+        images = {build.packed(Problem(4, 4, 4, "f32", "f32", epilogue=e), {}).address for e in (epilogue, with_bias)}
+        assert len(images) == 1
 
 
 @pytest.mark.parametrize(("name", "out"), PAIRS)

@@ -39,9 +39,8 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
 
 def product(target: Target, problem: Problem) -> Product:
     """Return the element types and the multiply step with which a target computes a problem."""
-    bias, activation = epilogue(problem)
     packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out)
-    return Product(problem.dtype, problem.out, packed, accumulator, group, step, activation, bias)
+    return Product(problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1])
 
 
 def _arithmetic(target: Target, dtype: str, out: str) -> tuple[str, str, int, str]:
@@ -116,6 +115,20 @@ def packed(problem: Problem, config: Config) -> Launch:
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
+
+
+def packed_blocks(problem: Problem, b_elements: int) -> Blocks:
+    """Return the blocks of a job that serves every product of these types with so many elements of B at most.
+
+    The kernel cuts k as for a plan of the shape, so the bits are the same. Where C is narrower than its sums (float16),
+    k must fit in one block, `kc` real numbers: there is no room for the sums of several.
+    """
+    from gemmery.cpu import loops
+
+    target = host()
+    made, sizes = product(target, problem), tile(target)
+    room = loops.workspace_limit(target, made, b_elements * made.parts**2)
+    return Blocks(sizes.mc, sizes.kc * made.group, sizes.nc, room)
 
 
 def _step(vectors: int) -> float:

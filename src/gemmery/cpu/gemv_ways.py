@@ -65,7 +65,7 @@ def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | N
 def dots(f: Function, product: Product, apart: int) -> None:
     """Compute sums[i] += row i of A times x, with as many rows at once as leave half of the registers for loads."""
     count = f["count"]
-    rows = (8 if f.target.isa == "avx512" else 4) // product.parts
+    rows = (8 if f.target.isa == "avx512" else 4) // product.parts // apart
     whole = count // rows * rows
     with f.loop(0, whole, rows) as i:
         _dot_rows(f, product, apart, i, rows)
@@ -96,10 +96,9 @@ def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) ->
             cells = _cells(f, product, row + p * step, apart, k - p)
             for one, of_part in zip(some, of_row, strict=True):
                 of_part[0].value = f.fma(cells, one, of_part[0].value)
-    for number, of_part in enumerate(of_part for of_row in totals for of_part in of_row):
-        at = f["sums"] + i * (parts * size) + number * size
-        total = _sum_lanes(f, _sum([total.value for total in of_part]))
-        f.store(f.load(product.accumulator, at) + total, at)
+    at = f["sums"] + i * (parts * size)
+    total = _sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
+    f.store(f.load(total.type, at) + total, at)
 
 
 def _number_size(product: Product) -> int:
@@ -114,12 +113,24 @@ def _sum(values: list[Value]) -> Value:
     return values[0]
 
 
-def _sum_lanes(f: Function, value: Value) -> Value:
-    """Return the sum of a vector's lanes, added by halves."""
-    while (lanes := lanes_of(value.type)) > 1:
-        low, high = list(range(lanes // 2)), list(range(lanes // 2, lanes))
-        value = f.shuffle(value, value, low) + f.shuffle(value, value, high)
-    return f.emit(element_of(value.type), f"extractelement {value}, i64 0")
+def _sum_lanes(f: Function, values: list[Value]) -> Value:
+    """Return the sum of each vector's lanes, added by halves, in one vector; a scalar for one vector.
+
+    Two vectors share an addition: the halves of both are as many lanes as one has. So the sums of 8 vectors of 16 lanes
+    take 8 additions in place of 32.
+    """
+    count, whole = len(values), lanes_of(values[0].type)
+    block = whole  # lanes of a vector that hold the partial sums of one of the values
+    while block > 1:
+        pairs = list(zip(values[::2], values[1::2], strict=True)) if len(values) > 1 else [(values[0], values[0])]
+        lanes = lanes_of(values[0].type) * min(len(values), 2)
+        low = [lane for lane in range(lanes) if lane % block < block // 2]
+        values = [f.shuffle(x, y, low) + f.shuffle(x, y, [lane + block // 2 for lane in low]) for x, y in pairs]
+        block //= 2
+    while len(values) > 1:  # more vectors than lanes
+        every = list(range(2 * lanes_of(values[0].type)))
+        values = [f.shuffle(x, y, every) for x, y in zip(values[::2], values[1::2], strict=True)]
+    return values[0] if count > 1 else f.emit(element_of(values[0].type), f"extractelement {values[0]}, i64 0")
 
 
 def axpys(f: Function, product: Product, apart: int, columns: int) -> None:

@@ -411,6 +411,10 @@ class Function:
         """Return the same bits as another type of the same size."""
         return value if type_ == value.type else self.emit(type_, f"bitcast {value} to {type_}")
 
+    def is_null(self, pointer: Value) -> Value:
+        """Return whether a pointer is null."""
+        return self.emit("i1", f"icmp eq {pointer}, null")
+
     # vectors
 
     def broadcast(self, value: Value, lanes: int) -> Value:

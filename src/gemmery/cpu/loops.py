@@ -48,6 +48,16 @@ def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: 
     return a + b + sums + 64
 
 
+def workspace_limit(target: Target, product: Product, elements: int) -> int:
+    """Return the bytes that suffice for any product with so many real numbers in B, at the target's blocks."""
+    sizes, nr = tile(target), shape(target, product).nr
+    kc, width = sizes.kc * product.group, sizes.nc + nr
+    # A block of n columns is packed as (n + 2 nr) columns at most, k as one step more, and one for the seeds.
+    cells = elements // product.group + 2 * width + 2 * nr * (sizes.kc + 2)
+    whole = workspace_bytes(target, product, 0, sizes.mc, kc, sizes.nc)
+    return min(whole, workspace_bytes(target, product, 0, sizes.mc, kc, 0) + _aligned(cells * SIZES[product.cell]))
+
+
 def _buffers(
     product: Product, register: Shape, mc: pack.Count, kc: pack.Count, nc: pack.Count
 ) -> tuple[pack.Count, pack.Count]:
@@ -64,7 +74,9 @@ def _aligned(size: pack.Count) -> pack.Count:
 def _five_loops(f: Function, product: Product, register: Shape) -> None:
     args = Args(f, f["args"])
     parts = product.parts
-    m, n, k, mc, kc, nc = args.m, args.n * parts, args.k * parts, args.mc, args.kc, args.nc
+    m, n, k = args.m, args.n * parts, args.k * parts
+    mc, nc = _even(f, m, args.mc, register.mr), _even(f, n, args.nc, register.nr)
+    kc = _even(f, f.max(k, 1), args.kc, product.group * parts)
     a, a_row, a_col = args.a, args.a_row, args.a_col
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
@@ -92,6 +104,16 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
                 "tiles", tall, wide, deep, to_a, to_b, tile_c, c_row, partial, sums_row,
                 alpha, scale, bias + j // parts * bias_step, bias_step, first, last,
             )  # fmt: skip
+
+
+def _even(f: Function, total: Value, block: Value, unit: int) -> Value:
+    """Return the size of blocks: all of `total` if it fits in one, else as `build.even` divides it."""
+    size = f.var(total)
+    with f.if_(block < total):
+        count = (total + block - 1) // block
+        each = (total + count - 1) // count
+        size.value = (each + (unit - 1)) // unit * unit
+    return size.value
 
 
 def _in_order(

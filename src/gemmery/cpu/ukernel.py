@@ -38,12 +38,11 @@ class Product(NamedTuple):
     group: int = 1
     step: str = "fma"
     activation: str = ""  # "", "relu", "gelu", "silu"
-    bias: bool = False
 
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        tail = "".join(f"_{part}" for part in (self.activation, "bias" if self.bias else "") if part)
+        tail = f"_{self.activation}" if self.activation else ""
         return f"{self.dtype}_{self.out}_{self.packed}_{self.accumulator}_{self.step}{tail}"
 
     @property

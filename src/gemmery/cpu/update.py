@@ -65,7 +65,8 @@ def _plain(f: Function, product: Product, register: Shape, rows: Value, columns:
         size = SIZES[product.scalar]
         for scalar in (f["alpha"], f["beta"]):
             whole = whole & f.load(product.scalar, scalar + size).equals(0)
-    return whole & (f["last"] ^ True) if product.activation or product.bias else whole
+    bare = f["last"] ^ True
+    return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
 
 
 def _update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
@@ -134,10 +135,11 @@ def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
 
 
 def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value) -> Value:
-    """Add the bias of the columns and apply the activation, while the tile is in registers."""
-    if product.bias:
-        value = value + _bias(f, product, j, mask)
-    return activate(f, product.activation, value, dtypes.get(product.out))
+    """Add the bias of the columns, unless its pointer is null, and apply the activation to the tile in registers."""
+    total = f.var(value)
+    with f.if_(f.is_null(f["bias"]) ^ True):
+        total.value = value + _bias(f, product, j, mask)
+    return activate(f, product.activation, total.value, dtypes.get(product.out))
 
 
 def _bias(f: Function, product: Product, j: Value, mask: Value) -> Value:

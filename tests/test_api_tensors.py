@@ -1,0 +1,426 @@
+"""Products of PyTorch's CPU tensors that the compiled entry has met: the same results, the same refusals, no leak."""
+
+import gc
+import os
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.arrays import pytorch_abi
+from gemmery.cpu import pool
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
+TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "int8", "int32", "int64", "uint8")
+HERE = os.path.dirname(gm.__file__)
+MET = 3  # calls after which a product is one that was met before
+
+
+def values(*shape, dtype="float32", seed=0):
+    """Small whole numbers, whose products every type holds exactly."""
+    numbers = np.random.default_rng(seed).integers(0, 4, shape)
+    return torch.from_numpy(numbers).to(getattr(torch, dtype))
+
+
+def python_calls(call):
+    """The result of a call, and the functions of gemmery that Python ran for it."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(HERE):
+            names.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        result = call()
+    finally:
+        sys.setprofile(before)
+    return result, names
+
+
+def native():
+    """Whether this machine and this PyTorch have the fast path."""
+    return bool(pool.address()) and pytorch_abi.abi(torch) is not None
+
+
+def meet(call):
+    for _ in range(MET):
+        call()
+
+
+PRODUCTS = {
+    "matmul": lambda a, b, x, c, o: (gm.matmul(a, b), a @ b),
+    "matmul_out": lambda a, b, x, c, o: (gm.matmul(a, b, out=o), a @ b),
+    "matmul_vector": lambda a, b, x, c, o: (gm.matmul(a, x), a @ x),
+    "vector_matmul": lambda a, b, x, c, o: (gm.matmul(x, b), x @ b),
+    "vectors": lambda a, b, x, c, o: (gm.matmul(x, x), (x[None] @ x[:, None])[0, 0]),
+    "batch": lambda a, b, x, c, o: (gm.matmul(torch.stack([a, b, a]), torch.stack([b, b, a])), torch.stack([a @ b, b @ b, a @ a])),
+    "broadcast": lambda a, b, x, c, o: (gm.matmul(torch.stack([a, b, a]), b), torch.stack([a @ b, b @ b, a @ b])),
+    "gemm": lambda a, b, x, c, o: (gm.gemm(1.0, a, b), a @ b),
+    "gemm_scaled": lambda a, b, x, c, o: (gm.gemm(2.0, a, b), 2 * (a @ b)),
+    "gemm_c": lambda a, b, x, c, o: (gm.gemm(2, a, b, 3, c), 2 * (a @ b) + 3 * c),
+    "gemm_out": lambda a, b, x, c, o: (gm.gemm(2, a, b, 3, c, out=o), 2 * (a @ b) + 3 * c),
+    "gemv": lambda a, b, x, c, o: (gm.gemv(a, x), a @ x),
+    "gemv_scaled": lambda a, b, x, c, o: (gm.gemv(a, x, x, alpha=2.0, beta=3.0), 2 * (a @ x) + 3 * x),
+    "gemv_out": lambda a, b, x, c, o: (gm.gemv(a, x, out=o[0]), a @ x),
+}  # fmt: skip
+LAYOUTS = {
+    "rows": lambda a: a,
+    "columns": lambda a: a.T.contiguous().T,
+    "strided": lambda a: torch.cat([a, a], 1).reshape(8, 16)[:, ::2] if a.ndim == 2 else a,
+    "expanded": lambda a: a[:1].expand(8, 8),
+}
+
+
+def same(result, expected):
+    return result.shape == expected.shape and result.dtype == expected.dtype and bool((result == expected).all())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_entry_and_type(name, dtype):
+    a, b, c, o = (values(8, 8, dtype=dtype, seed=seed) for seed in range(4))
+    x = values(8, dtype=dtype, seed=4)
+    product = PRODUCTS[name]
+    wide = {"float16": "float64", "bfloat16": "float64"}.get(dtype, dtype)
+    expected = product(*(y.to(getattr(torch, wide)) for y in (a, b, x, c, o)))[1].to(a.dtype)
+    for seed in range(MET + 1):
+        a.copy_(values(8, 8, dtype=dtype, seed=10 + seed))
+        expected = product(*(y.to(getattr(torch, wide)) for y in (a, b, x, c, o)))[1].to(a.dtype)
+        result = product(a, b, x, c, o)[0]
+        assert same(result, expected)
+        assert type(result) is torch.Tensor
+        assert not result.requires_grad
+        if "out" in name:
+            assert result.data_ptr() == o.data_ptr()
+        else:
+            assert result.data_ptr() not in {y.data_ptr() for y in (a, b, x, c, o)}
+
+
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_every_layout(left, right):
+    for seed in range(MET + 1):
+        a, b = LAYOUTS[left](values(8, 8, seed=seed)), LAYOUTS[right](values(8, 8, seed=seed + 9))
+        assert same(gm.matmul(a, b), a @ b)
+        assert same(gm.matmul(a, b[0]), a @ b[0])
+        out = torch.full((8, 16), torch.nan)
+        assert same(gm.matmul(a, b, out=out[:, 1::2]), a @ b)
+        assert same(out[:, 1::2], a @ b)
+        assert out[:, ::2].isnan().all()
+        assert same(gm.matmul(a, b, out=out[:, :8].T), a @ b)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+@pytest.mark.parametrize("bias", [None, 1.5, "vector"])
+def test_bias_and_activation(bias, activation):
+    functions = {
+        "relu": torch.relu,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+        None: lambda x: x,
+    }
+    for seed in range(MET + 1):
+        a, b = values(8, 8, seed=seed) - 1, values(8, 8, seed=seed + 9) - 1
+        row = values(8, seed=seed + 5) if bias == "vector" else bias
+        expected = functions[activation](a @ b + (0 if row is None else row))
+        result = gm.matmul(a, b, bias=row, activation=activation)
+        assert result.shape == expected.shape
+        assert float((result - expected).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 3), (3, 2)), ((2, 0), (0, 3)), ((3, 0), (0,)), ((0,), (0,)), ((0, 2, 3), (3, 4))]
+)
+def test_products_without_elements(shapes):
+    a, b = (torch.ones(shape) for shape in shapes)
+    for _ in range(MET):
+        assert same(gm.matmul(a, b), a @ b)
+
+
+def test_products_met_before_do_not_reach_python():
+    if not native():
+        pytest.skip("this machine or this PyTorch has no fast path for tensors")
+    a, b, c, o = (values(8, 8, seed=seed) for seed in range(4))
+    x, batch = values(8), values(4, 8, 8)
+    half = a.to(torch.bfloat16)
+    calls = {
+        "matmul": lambda: gm.matmul(a, b),
+        "out": lambda: gm.matmul(a, b, out=o),
+        "position": lambda: gm.matmul(a, b, o),
+        "transposed": lambda: gm.matmul(a.T, b.T),
+        "vector": lambda: gm.matmul(a, x),
+        "dot": lambda: gm.matmul(x, x),
+        "batch": lambda: gm.matmul(batch, batch),
+        "bfloat16": lambda: gm.matmul(half, half),
+        "gemm": lambda: gm.gemm(1.0, a, b),
+        "alpha": lambda: gm.gemm(2.0, a, b),
+        "beta": lambda: gm.gemm(2.0, a, b, 0.5, c),
+        "beta out": lambda: gm.gemm(2.0, a, b, 0.5, c, out=c),
+        "gemv": lambda: gm.gemv(a, x),
+        "bias": lambda: gm.matmul(a, b, bias=x, activation="relu"),
+    }
+    for name, call in calls.items():
+        meet(call)
+        assert (name, python_calls(call)[1]) == (name, [])
+
+
+def parameter():
+    return torch.nn.Parameter(torch.ones(8, 8))
+
+
+def freed():
+    x = torch.ones(8, 8)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+class Named(torch.Tensor):
+    """A subclass without arithmetic of its own."""
+
+
+def masked():
+    from torch.masked import masked_tensor
+
+    return masked_tensor(torch.ones(8, 8), torch.ones(8, 8) > 0)
+
+
+def fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(8, 8)
+
+
+REFUSED = {
+    "requires_grad": (parameter, gm.LayoutError, "requires grad"),
+    "computed": (lambda: parameter() * 2, gm.LayoutError, "requires grad"),
+    "masked": (masked, gm.LayoutError, "MaskedTensor"),
+    "fake": (fake, gm.LayoutError, "FakeTensor"),
+    "freed": (freed, gm.LayoutError, "needs 256 bytes of storage and has 0"),
+    "zero": (lambda: torch._efficientzerotensor((8, 8)), gm.LayoutError, "null pointer"),
+    "meta": (lambda: torch.ones(8, 8, device="meta"), gm.DeviceError, "'meta' has no memory"),
+    "mkldnn": (lambda: torch.ones(8, 8).to_mkldnn(), gm.LayoutError, "to_dense"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(8, 8), 0.1, 0, torch.quint8), gm.DTypeError, "quint8"),
+}  # fmt: skip
+CALLS = {
+    "matmul": lambda a, b, x: gm.matmul(a, b),
+    "vector": lambda a, b, x: gm.matmul(a, x),
+    "out": lambda a, b, x: gm.matmul(b, b, out=a),
+    "gemm": lambda a, b, x: gm.gemm(2.0, b, a),
+    "beta": lambda a, b, x: gm.gemm(2.0, b, b, 0.5, a),
+    "gemv": lambda a, b, x: gm.gemv(a, x),
+    "relu": lambda a, b, x: gm.matmul(b, a, activation="relu"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_tensor_that_is_refused_is_refused_after_plain_ones(refused, call):
+    make, error, words = REFUSED[refused]
+    b, x = values(8, 8), values(8)
+    meet(lambda: CALLS[call](values(8, 8), b, x))
+    with pytest.raises(error, match=words):
+        CALLS[call](make(), b, x)
+    meet(lambda: CALLS[call](values(8, 8), b, x))
+
+
+def test_a_bias_that_is_refused_is_refused_after_plain_ones():
+    a = values(8, 8)
+    meet(lambda: gm.matmul(a, a, bias=a[0]))
+    with pytest.raises(gm.LayoutError, match="requires grad"):
+        gm.matmul(a, a, bias=parameter()[0])
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("transform", ["vmap", "functionalize", "grad", "jvp", "trace", "modes", "constants"])
+def test_products_are_refused_while_pytorch_records_after_plain_ones(transform, call):
+    b, x = values(8, 8), values(8)
+    ones = torch.ones(8, 8)
+
+    def product(a):
+        return CALLS[call](a, b, x)
+
+    def recorded():
+        if transform == "vmap":
+            torch.vmap(product)(torch.ones(2, 8, 8))
+        if transform == "functionalize":
+            torch.func.functionalize(product)(ones)
+        if transform == "grad":
+            torch.func.grad(lambda a: product(a).sum())(ones)
+        if transform == "jvp":
+            torch.func.jvp(product, (ones,), (ones,))
+        if transform == "trace":
+            torch.jit.trace(product, ones)
+        if transform == "constants":
+            torch.func.functionalize(lambda a: product(ones) + a)(ones)
+        if transform == "modes":
+            from torch.utils._python_dispatch import TorchDispatchMode
+
+            with TorchDispatchMode():
+                product(ones)
+
+    meet(lambda: product(ones.clone()))
+    with pytest.raises(gm.LayoutError, match=r"use torch\.matmul inside"):
+        recorded()
+    meet(lambda: product(ones.clone()))
+
+
+def test_a_tangent_is_not_dropped_after_plain_tensors():
+    import torch.autograd.forward_ad as forward
+
+    a = values(8, 8)
+    meet(lambda: gm.matmul(a, a))
+    with forward.dual_level():
+        with pytest.raises(gm.LayoutError, match="tangent of forward-mode"):
+            gm.matmul(forward.make_dual(a, a), a)
+        assert same(gm.matmul(a, a), a @ a)
+
+
+def test_conjugate_and_negative_tensors_are_multiplied_as_they_are():
+    z = torch.complex(values(8, 8), values(8, 8, seed=1))
+    meet(lambda: gm.matmul(z, z))
+    assert same(gm.matmul(z.conj(), z), z.conj().resolve_conj() @ z)
+    assert same(gm.matmul(z, z.mH), z @ z.mH.resolve_conj())
+    x = values(8, 8)
+    meet(lambda: gm.matmul(x, x))
+    assert same(gm.matmul(z.conj().imag, x), -z.imag @ x)
+
+
+def test_a_subclass_gives_what_it_gave_before():
+    a = values(8, 8)
+    meet(lambda: gm.matmul(a, a))
+    assert same(gm.matmul(a.as_subclass(Named), a), a @ a)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_are_multiplied_where_gradients_are_not_recorded(mode):
+    weights, x = parameter(), values(8, 8)
+    for _ in range(MET):
+        with mode():
+            result = gm.matmul(x, weights)
+            assert same(result, x @ weights)
+            assert type(result) is torch.Tensor
+            assert result.is_inference() == (mode is torch.inference_mode)
+    with pytest.raises(gm.LayoutError, match="requires grad"):
+        gm.matmul(x, weights)
+
+
+WRITES = {
+    "matmul": lambda out, a: gm.matmul(a, a, out=out),
+    "overlapping": lambda out, a: gm.matmul(out, a, out=out),
+    "gemm": lambda out, a: gm.gemm(2.0, a, a, 0.5, out, out=out),
+    "gemv": lambda out, a: gm.gemv(a, a[0], out=out[0]),
+    "bias": lambda out, a: gm.matmul(a, a, bias=a[0], out=out),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writing_out_raises_its_version_by_one(write):
+    a, out = values(8, 8), torch.zeros(8, 8)
+    for _ in range(MET + 1):
+        before = out._version, a._version
+        WRITES[write](out, a)
+        assert (out._version, a._version) == (before[0] + 1, before[1])
+    with torch.inference_mode():
+        out = torch.zeros(8, 8)
+        meet(lambda: WRITES[write](out, a))
+
+
+def test_an_out_that_overlaps_is_computed_as_if_it_did_not():
+    a = values(8, 8)
+    whole = torch.zeros(9, 8)
+    meet(lambda: gm.matmul(whole[:8], a, out=torch.zeros(8, 8)))
+    for _ in range(MET + 1):
+        whole[:8] = values(8, 8, seed=3)
+        expected = whole[:8] @ a
+        assert same(gm.matmul(whole[:8], a, out=whole[1:]), expected)
+        assert same(whole[1:], expected)
+
+
+def test_operands_of_two_libraries_give_a_tensor():
+    a, b = values(8, 8), values(8, 8, seed=1)
+    for _ in range(MET + 1):
+        for left, right in ((a, b.numpy()), (a.numpy(), b)):
+            result = gm.matmul(left, right)
+            assert type(result) is torch.Tensor
+            assert same(result, a @ b)
+        assert type(gm.matmul(a.numpy(), b.numpy())) is np.ndarray
+        out = np.zeros((8, 8), np.float32)
+        assert gm.matmul(a, b, out=out) is out
+        assert (out == (a @ b).numpy()).all()
+        written = torch.zeros(8, 8)
+        assert gm.matmul(a.numpy(), b.numpy(), out=written) is written
+        assert same(written, a @ b)
+        assert written._version == 1
+
+
+def test_results_and_arguments_are_freed():
+    a, x, out = values(8, 8), values(8), torch.zeros(8, 8)
+    calls = (
+        lambda: gm.matmul(a, a),
+        lambda: gm.matmul(a, x),
+        lambda: gm.matmul(x, x),
+        lambda: gm.matmul(a, a, out=out),
+        lambda: gm.gemm(2.0, a, a, 0.5, out),
+        lambda: gm.gemm(2.0, a, a, 0.5, out, out=out),
+        lambda: gm.matmul(a, a, bias=x, activation="relu"),
+    )
+    for call in calls:
+        meet(call)
+    gc.collect()
+    counts = [sys.getrefcount(y) for y in (a, x, out, None)]
+    live = sum(type(y) is torch.Tensor for y in gc.get_objects())
+    for _ in range(1500):
+        for call in calls:
+            call()
+    assert [sys.getrefcount(y) for y in (a, x, out)] == counts[:3]
+    assert abs(sys.getrefcount(None) - counts[3]) < 500
+    assert sum(type(y) is torch.Tensor for y in gc.get_objects()) <= live
+    gone = weakref.ref(gm.matmul(a, a))
+    assert gone() is None
+
+
+def test_threads_share_the_fast_path():
+    wrong = []
+
+    def work(seed):
+        for i in range(150):
+            m, n, k = 1 + (seed + i) % 9, 1 + (3 * i) % 7, 1 + (5 * i + seed) % 11
+            a, b = values(m, k, seed=i), values(k, n, seed=seed)
+            out = torch.zeros(m, n)
+            if not (same(gm.matmul(a, b), a @ b) and same(gm.matmul(a, b, out=out), a @ b)):
+                wrong.append((m, n, k))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_wrong_shapes_are_refused_after_right_ones():
+    a, x = values(8, 8), values(8)
+    meet(lambda: gm.matmul(a, a))
+    meet(lambda: gm.matmul(a, a, out=torch.zeros(8, 8)))
+    for call in (
+        lambda: gm.matmul(a, values(7, 8)),
+        lambda: gm.matmul(a, a, out=torch.zeros(8, 7)),
+        lambda: gm.gemm(1.0, a, x),
+        lambda: gm.gemv(a, a),
+        lambda: gm.matmul(a, a, bias=values(7)),
+    ):
+        with pytest.raises(gm.ShapeError):
+            call()
+    with pytest.raises(gm.LayoutError, match="share memory"):
+        gm.matmul(a, a, out=torch.zeros(1, 8).expand(8, 8))

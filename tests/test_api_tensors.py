@@ -63,7 +63,7 @@ PRODUCTS = {
     "matmul_vector": lambda a, b, x, c, o: (gm.matmul(a, x), a @ x),
     "vector_matmul": lambda a, b, x, c, o: (gm.matmul(x, b), x @ b),
     "vectors": lambda a, b, x, c, o: (gm.matmul(x, x), (x[None] @ x[:, None])[0, 0]),
-    "batch": lambda a, b, x, c, o: (gm.matmul(torch.stack([a, b, a]), torch.stack([b, b, a])), torch.stack([a @ b, b @ b, a @ a])),
+    "batch": lambda a, b, x, c, o: (gm.matmul(torch.stack([a, b]), torch.stack([b, a])), torch.stack([a @ b, b @ a])),
     "broadcast": lambda a, b, x, c, o: (gm.matmul(torch.stack([a, b, a]), b), torch.stack([a @ b, b @ b, a @ b])),
     "gemm": lambda a, b, x, c, o: (gm.gemm(1.0, a, b), a @ b),
     "gemm_scaled": lambda a, b, x, c, o: (gm.gemm(2.0, a, b), 2 * (a @ b)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+import functools
+import sys
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from gemmery import arrays
 from gemmery.api.calls import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
-from gemmery.cpu.entry import Array, Kind, Work
+from gemmery.cpu.entry import Array, Element, Kind, Work
 from gemmery.cpu.launch import Launch
 
 
@@ -29,7 +31,8 @@ def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out
 
 def remember_aside(call: Call, target: View, out: Any) -> None:
     """Store that products into arrays like `out` are computed in other memory, and copied."""
-    kind = None if out is None or call.result == "bool" else _kind(call, call.x, call.y, target, out)
+    skips = out is None or call.result == "bool" or _has_tensors(call, out)  # compiled code copies no tensor to `out`
+    kind = None if skips else _kind(call, call.x, call.y, target, out)
     if kind is not None and kind.out is not None:
         entry.remember(kind, Array(_dtype(call), target.shape, target.strides), None)
 
@@ -39,17 +42,19 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     terms = call.terms
     if terms.widens or terms.threads is not None or terms.alpha == 0 or not (_plain(call.a) and _plain(call.b)):
         return None
+    if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
+        return None  # compiled code converts no tensor
     dtype = _dtype(call)
     if not (x is call.x or call.common == call.result) or not (y is call.y or call.common == call.result):
         return None
     if out is None:
         written = Array(dtype, target.shape, target.strides) if terms.old is not None else None
     elif _plain(out) and target.owner is out:
-        written = Array(out.dtype, out.shape, out.strides)
+        written = _array_of(out, target)
     else:
         return None
     old: Any = None if terms.old is None else terms.old.owner
-    if terms.old is not None and not (_plain(old) and written and old.dtype is written.dtype):
+    if terms.old is not None and not (_plain(old) and written and _element(old, terms.old) is written.dtype):
         return None
     bias = _bias(terms.bias_array, terms.bias)
     if bias is None:
@@ -69,22 +74,62 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
 _NUMBER, _NO_BIAS = (Array(np.dtype(np.float64), (), ()) for _ in range(2))
 
 
-def _plain(x: object) -> TypeGuard[np.ndarray[Any, Any]]:
-    """Return True for an ndarray, no subclass, whose dtype has no metadata."""
-    return type(x) is np.ndarray and x.dtype.metadata is None
+def _plain(x: Any) -> bool:
+    """Return True for an array that compiled code reads: an ndarray without metadata or a tensor, no subclass."""
+    return (type(x) is np.ndarray and x.dtype.metadata is None) or _elements(x) is not None
 
 
-def _dtype(call: Call) -> np.dtype[Any]:
+def _has_tensors(call: Call, out: Any) -> bool:
+    return any(_elements(x) is not None for x in (call.a, call.b, out))
+
+
+def _elements(x: Any) -> dict[str, Element] | None:
+    """Return PyTorch's element types by gemmery's names if x is a tensor that compiled code reads."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    return _known(torch) if torch.autograd.forward_ad._current_level < 0 else None
+
+
+@functools.cache
+def _known(torch: Any) -> dict[str, Element] | None:
+    """Let the compiled entry take tensors of this PyTorch."""
+    from gemmery.arrays import pytorch_abi
+    from gemmery.cpu import tensors
+
+    abi = pytorch_abi.abi(torch)
+    if abi is None:
+        return None
+    entry.know_tensors(tensors.facts(torch, abi))
+    return {row.name: Element(tensors.element(code), code, row.size) for code, row in abi.codes.items()}
+
+
+def _element(x: Any, seen: View) -> np.dtype[Any] | Element:
+    """Return the element type of an array or tensor."""
+    elements = _elements(x)
+    dtype: np.dtype[Any] | Element = x.dtype if elements is None else elements[seen.dtype]
+    return dtype
+
+
+def _array_of(x: Any, seen: View) -> Array:
+    """Return an array or tensor as compiled code sees it, by its view."""
+    return Array(_element(x, seen), seen.shape, seen.strides)
+
+
+def _dtype(call: Call) -> np.dtype[Any] | Element:
     """Return the element type of a new result."""
+    elements = _elements(call.a) or _elements(call.b)
+    if elements is not None:
+        return elements[call.result]
     own: np.dtype[Any] = call.a.dtype
     return own if call.x.dtype == call.result and own.isnative else arrays.numpy_dtype(call.result)
 
 
-def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any]) -> Array:
+def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any] | Element) -> Array:
     """Return an operand as compiled code sees it: as it is, or converted to the type of the result."""
     owner: Any = viewed.owner
     if used is viewed and owner is operand:
-        return Array(operand.dtype, operand.shape, operand.strides)
+        return _array_of(operand, viewed)
     return Array(dtype, used.shape, used.strides)
 
 
@@ -97,5 +142,5 @@ def _bias(passed: Any, used: View | None) -> Array | None:
     if _plain(passed):
         given = arrays.view(passed)
         if given.owner is passed and given.dtype == used.dtype and given.pointer == used.pointer:
-            return Array(passed.dtype, passed.shape, passed.strides)
+            return _array_of(passed, given)
     return None

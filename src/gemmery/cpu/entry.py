@@ -30,16 +30,24 @@ _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 _LONG = 1 << 21
 
 
+class Element(NamedTuple):
+    """An element type of PyTorch."""
+
+    word: int  # which identifies it in a key
+    code: int  # PyTorch's number
+    itemsize: int
+
+
 class Array(NamedTuple):
     """What the table knows of an array."""
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | Element
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def words(self) -> list[int]:
         """Return the words of the key."""
-        return [objects.element(self.dtype), *(x for both in zip(self.shape, self.strides, strict=True) for x in both)]
+        return [_word(self.dtype), *(x for both in zip(self.shape, self.strides, strict=True) for x in both)]
 
     def reach(self) -> tuple[int, int]:
         """Return the lowest byte and one past the highest, from the first element."""
@@ -156,17 +164,16 @@ def _builtin(name: str, address: int, doc: str) -> Callable[..., Any]:
 def remember(kind: Kind, c: Array, work: Work | None) -> None:
     """Store the job of products of this kind, whose results are like c; without a job they are computed aside."""
     table, key = _table(), kind.words()
-    own: np.dtype[Any] = np.dtype(c.dtype.type)
     many = work is not None and len(work.loops) > layout.LOOPS
     if not table or len(key) > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
         return
-    if objects.element(own) != objects.element(c.dtype):
+    result = _result(c.dtype)
+    if not result:
         return
-    _kept[id(own)] = own
     entry = dict.fromkeys((name for name, _ in ENTRY), 0)
     entry |= {f"key_{i}": word for i, word in enumerate(key)}
     entry |= {f"c_shape_{i}": length for i, length in enumerate(c.shape)}
-    entry |= {"count": len(key), "kind": layout.ASIDE, "c_descr": id(own), "c_ndim": len(c.shape)}
+    entry |= {"count": len(key), "kind": layout.ASIDE, "c_ndim": len(c.shape)} | result
     for name, array in (("a", kind.a), ("b", kind.b), ("c", c), ("bias", kind.bias)):
         if array is not None:
             entry[f"{name}_low"], entry[f"{name}_high"] = array.reach()
@@ -176,6 +183,28 @@ def remember(kind: Kind, c: Array, work: Work | None) -> None:
     index = _index(table, hash_)
     _write(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, list(entry.values()))
     ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = hash_
+
+
+def _word(dtype: np.dtype[Any] | Element) -> int:
+    return dtype.word if isinstance(dtype, Element) else objects.element(dtype)
+
+
+def _result(dtype: np.dtype[Any] | Element) -> dict[str, int]:
+    """Return the fields of an entry for a new result of this element type, none for one that NumPy must make."""
+    if isinstance(dtype, Element):
+        return {"c_tensor": dtype.code + 1}
+    own: np.dtype[Any] = np.dtype(dtype.type)
+    if objects.element(own) != objects.element(dtype):
+        return {}
+    _kept[id(own)] = own
+    return {"c_descr": id(own)}
+
+
+def know_tensors(facts: int) -> None:
+    """Let the builtins take PyTorch's tensors, by what is known of PyTorch at this address."""
+    table = _table()
+    if table:
+        ctypes.c_int64.from_address(table + layout.at(layout.HEAD, "tensors")).value = facts
 
 
 _SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}

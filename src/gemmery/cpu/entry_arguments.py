@@ -32,6 +32,7 @@ NAMES = {
     "gemm": {"beta": "beta", "c": "old", "out": "out"},
     "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out"},
 }
+TENSOR = 2  # what `read` returns for a tensor
 _EXACT = 1 << 53  # integers up to this have a double
 
 
@@ -64,9 +65,13 @@ def read(f: Function, head: Args, x: Value, record: Value) -> Value:
 
 
 def define_read(made: Module) -> None:
-    """Define `read` for the operands that few calls have."""
+    """Define `read` for the operands that few calls have: 1 for an array, TENSOR for a tensor, else 0."""
     with made.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
-        f.ret(f.convert("zext", read(f, Args(f, f["table"], HEAD), f["x"], f["record"]), "i64"))
+        head = Args(f, f["table"], HEAD)
+        kind = f.var(f.convert("zext", read(f, head, f["x"], f["record"]), "i64"))
+        with f.if_(kind.value.equals(0) & (is_null(f, head.tensors) ^ True)):
+            kind.value = call(f, "i64", "read_tensor", head.tensors, f["x"], f["record"]) * TENSOR
+        f.ret(kind.value)
 
 
 def define_number(made: Module) -> None:
@@ -139,9 +144,14 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, NO_BIAS, f.const("double", 0)
     fields.out_object = fields.old_object = fields.bias_object = null
     fields.out_ndim = fields.bias_ndim = 0
+    fields.tensors = 0
     good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
     with f.if_(good.value):
         good.value = read(f, head, slots.b, record + at(CALL, "b_object"))
+    with f.if_(good.value ^ True):
+        good.value = f.const("i1", 1)
+        for name in ("a", "b"):
+            _read_any(f, table, getattr(slots, name), record, name, good)
     a_ndim, b_ndim = fields.a_ndim, fields.b_ndim
     if builtin == "matmul":
         good.value = good.value & (a_ndim >= 1) & (b_ndim >= 1)
@@ -153,6 +163,8 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
         _epilogue(f, head, table, slots, record, good)
     else:
         _scalars(f, head, table, slots, record, good)
+    with f.if_(good.value & fields.tensors.differs(0)):
+        good.value = call(f, "i64", "recorded", head.tensors).equals(0)
     return good.value
 
 
@@ -162,8 +174,17 @@ def _passed(f: Function, head: Args, x: Value) -> Value:
 
 def _optional(f: Function, head: Args, table: Value, x: Value, record: Value, name: str, good: Var) -> None:
     """Read an array that may be missing or None."""
-    with f.if_(good.value & _passed(f, head, x)):
-        good.value = call(f, "i64", "read", table, x, record + at(CALL, f"{name}_object")).differs(0)
+    with f.if_(_passed(f, head, x)):
+        _read_any(f, table, x, record, name, good)
+
+
+def _read_any(f: Function, table: Value, x: Value, record: Value, name: str, good: Var) -> None:
+    """Read an array or a tensor, unless an argument has failed."""
+    fields = Args(f, record, CALL)
+    with f.if_(good.value):
+        kind = call(f, "i64", "read", table, x, record + at(CALL, f"{name}_object"))
+        good.value = kind.differs(0)
+        fields.tensors = fields.tensors | kind & TENSOR
 
 
 def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
@@ -214,4 +235,4 @@ def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, 
     with f.else_():
         good.value = good.value & has_old
         with f.if_(good.value & (is_out ^ True)):
-            good.value = call(f, "i64", "read", table, old, record + at(CALL, "old_object")).differs(0)
+            _read_any(f, table, old, record, "old", good)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
-from gemmery.cpu import entry_lookup, entry_quick, entry_run, jit
+from gemmery.cpu import entry_lookup, entry_quick, entry_run, jit, tensors
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
-from gemmery.cpu.entry_layout import ARGUMENTS, BUILTINS, CALL, HEAD, size
+from gemmery.cpu.entry_layout import ARGUMENTS, BUILTINS, CALL, HEAD, OPERAND, size
 from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, special
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.target import Target
@@ -21,6 +21,7 @@ def module(target: Target) -> Module:
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
         entry_run.define_product,
     )  # fmt: skip
+    tensors.define(made, OPERAND)
     for define in shared:
         define(made)
     for name in BUILTINS:

@@ -45,6 +45,7 @@ HEAD = _pointers(
     *(f"name_{name}" for name in KEYWORDS),
     *(f"is_{name}" for name in ACTIVATIONS),
     *FUNCTIONS,
+    "tensors",  # what is known of PyTorch, NULL before its first tensor
 )
 
 # An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.
@@ -63,6 +64,7 @@ CALL = (
     ("beta", "double"), *_words("beta_integer"),
     *_words("integral"),  # 1: alpha and beta are integers
     ("bias_number", "double"), *_words("bias_kind"),
+    *_words("tensors"),  # 1: an operand is a tensor
     *_words("raw"),  # 1: the result is an array even without dimensions
     *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
 )  # fmt: skip
@@ -80,6 +82,7 @@ ENTRY = (
     *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
     *_words("kind"),
     *_pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
+    *_words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
     *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
     *_words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
     *_words("plain"),  # 1: one thread and no workspace, so the kernel is called directly

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_arguments import is_null, read
+from gemmery.cpu.entry_arguments import is_null
 from gemmery.cpu.entry_layout import (
     ASIDE,
     CALL,
@@ -22,6 +22,7 @@ from gemmery.cpu.entry_layout import (
 )
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
+from gemmery.cpu.tensors import IS_TENSOR
 
 UNKNOWN, RAISED = 0, 1  # results that are no object: a call for Python; an error is set
 _COPIED = 8  # words copied at once
@@ -69,14 +70,21 @@ def define_prepared(made: Module) -> None:
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
         with f.if_(good.value & (has_out ^ True)):
-            _allocate(f, head, entry, answer, data, good)
+            with f.if_(entry.c_tensor.equals(0)):
+                _allocate(f, head, entry, answer, data, good)
+            with f.else_():
+                _allocate_tensor(f, head, entry, answer, data, good)
         with f.if_(good.value):
             error = call(f, "i64", "execute", f["table"], f["call"], f["place"], data.value)
             with f.if_(error.differs(0)):  # no memory: Python tries again, and says so
                 f.call_address(head.decref, "void", answer.value)
                 answer.value = special(f, UNKNOWN)
-            with f.else_(), f.if_(entry.c_ndim.equals(0) & fields.raw.equals(0) & (has_out ^ True)):
-                answer.value = called(f, head.to_scalar, "ptr", answer.value)
+            with f.else_():
+                scalar = entry.c_ndim.equals(0) & entry.c_tensor.equals(0) & fields.raw.equals(0)
+                with f.if_(scalar & (has_out ^ True)):
+                    answer.value = called(f, head.to_scalar, "ptr", answer.value)
+                with f.if_(has_out & (fields.out_flags & IS_TENSOR).differs(0)):
+                    f.call("written", head.tensors, fields.out_object)
         f.ret(answer.value)
 
 
@@ -93,6 +101,15 @@ def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good
         answer.value, good.value = special(f, RAISED), f.const("i1", 0)
     with f.else_():
         answer.value, data.value = array, f.load("ptr", array + objects.DATA)
+
+
+def _allocate_tensor(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
+    """Make a tensor for the result; Python raises the error where there is no memory."""
+    shape, memory = f["place"] + at(ENTRY, "c_shape_0"), f.buffer(8, 8)
+    tensor = call(f, "ptr", "new_tensor", head.tensors, entry.c_tensor - 1, entry.c_ndim, shape, memory)
+    answer.value, good.value = tensor, is_null(f, tensor) ^ True
+    with f.if_(good.value):
+        data.value = f.load("ptr", memory)
 
 
 def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) -> None:
@@ -125,14 +142,20 @@ def define_aside(made: Module) -> None:
         out, null = fields.out_object, Value(f, "ptr", "null")
         out_ndim, out_shape = fields.out_ndim, fields.out_shape
         answer, copy = f.var(special(f, UNKNOWN)), f.var(null)
-        raw, good = fields.raw, f.var(fields.raw.equals(0))
+        is_tensor = fields.tensors.differs(0)
+        raw, good = fields.raw, f.var(fields.raw.equals(0) & (is_null(f, out) | (is_tensor ^ True)))
         with f.if_(good.value & fields.beta.differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
-            copy.value = called(f, head.new_copy, "ptr", source, f.const("i32", 0))
-            with f.if_(is_null(f, copy.value)):
-                answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+            with f.if_(is_tensor):
+                with f.if_((fields.old_flags & IS_TENSOR).differs(0)):
+                    copy.value = call(f, "ptr", "copy_tensor", head.tensors, record + at(CALL, "old_object"))
+                good.value = is_null(f, copy.value) ^ True
             with f.else_():
-                good.value = read(f, head, copy.value, record + at(CALL, "out_object"))
+                copy.value = called(f, head.new_copy, "ptr", source, f.const("i32", 0))
+                with f.if_(is_null(f, copy.value)):
+                    answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+            with f.if_(good.value):
+                good.value = call(f, "i64", "read", table, copy.value, record + at(CALL, "out_object")).differs(0)
         with f.else_():
             fields.out_object, fields.out_ndim = null, 0
         with f.if_(good.value):

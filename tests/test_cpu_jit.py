@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import weakref
 from pathlib import Path
 
 import pytest
 
 import gemmery
+from gemmery import cache, dtypes
 from gemmery.cpu import jit, pool, workspace
 from gemmery.cpu.ir import Module, vector
 from gemmery.cpu.target import Target, host
@@ -138,6 +140,25 @@ if source.read_text() != genuine:
         for edits in (True, False)
     ]
     assert [done.stdout.strip() for done in seen] == ["6.0", "3.0"]
+
+
+def test_the_digest_of_the_sources_is_kept_until_one_changes(monkeypatch, tmp_path):
+    source, now = tmp_path / "source.py", time.time_ns()
+    monkeypatch.setattr(jit, "_source_files", lambda: (str(source),))
+    monkeypatch.setattr(dtypes, "IMPORTED_AT", now + 10**12)
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path / "cache"))
+    wrote = []
+    monkeypatch.setattr(cache, "write", lambda *given, write=cache.write: wrote.append(given) or write(*given))
+    for text, writes in ((b"one", 1), (b"one", 1), (b"two", 2), (b"one", 3)):
+        if not source.exists() or source.read_bytes() != text:
+            source.write_bytes(text)
+            os.utime(source, ns=(now, now + len(wrote)))
+        assert jit._sources.__wrapped__() == cache.digest(text).hex()
+        assert len(wrote) == writes
+    monkeypatch.setattr(dtypes, "IMPORTED_AT", 0)  # as if the source had changed since
+    assert jit._sources.__wrapped__() == cache.digest(b"one").hex()
+    assert len(wrote) == 4
+    assert wrote[-1][0] is None
 
 
 def test_every_module_that_shapes_code_is_in_the_digest():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import mmap
 import os
 import sys
-import threading
+from _thread import RLock  # that of `threading`, whose import takes 0.5 ms
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from typing import Any
 
 from gemmery import cache, config, dtypes
@@ -21,7 +21,7 @@ from gemmery.errors import CompileError
 # Python code may run in the middle of a compilation, in the same thread: a `__del__` that the garbage collector calls,
 # or a signal handler. It may multiply or fork, so the lock is reentrant. The inner product is complete before the
 # outer compilation goes on.
-_lock = threading.RLock()
+_lock = RLock()
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
 
@@ -79,7 +79,7 @@ def _source_files() -> tuple[str, ...]:
     here = os.path.dirname(__file__)
     names = [os.path.join(here, name) for name in sorted(os.listdir(here)) if name.endswith(".py")]
     names += [os.path.join(os.path.dirname(here), name) for name in _AROUND]
-    spec = importlib.util.find_spec("llvmlite")
+    spec = PathFinder.find_spec("llvmlite")
     if spec and spec.origin:
         names.append(os.path.join(os.path.dirname(spec.origin), "_version.py"))
     return tuple(names)
@@ -87,12 +87,23 @@ def _source_files() -> tuple[str, ...]:
 
 @functools.cache
 def _sources() -> str:
-    """Return a digest of everything that shapes a kernel's code."""
-    contents = []
-    for name in _source_files():
-        with open(name, "rb") as file:
-            contents.append(file.read())
-    return cache.digest(*contents).hex()
+    """Return a digest of everything that shapes a kernel's code.
+
+    Reading and hashing the files takes 1 ms, so the cache keeps the digest under their names, sizes and times. Every
+    change to a file sets its change time, which programs cannot choose.
+    """
+    folder, seen = _cache_dir(), [(name, os.stat(name)) for name in _source_files()]
+    stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in seen]
+    key = cache.digest(f"sources {stamps}".encode()).hex()
+    stored = cache.read(folder, key)
+    if stored is None:
+        contents = []
+        for name in _source_files():
+            with open(name, "rb") as file:
+                contents.append(file.read())
+        stored = cache.digest(*contents)
+        cache.write(folder, key, stored)
+    return stored.hex()
 
 
 def _cache_dir() -> str | None:

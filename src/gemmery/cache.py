@@ -3,24 +3,59 @@
 Entries hold machine code, so an entry is read only if nobody but this user could have written it. The folder is opened
 once; it and the entry are checked and used through their descriptors, so that nobody can exchange them between the
 check and the use.
+
+The name of an entry is its key, "cpu-91c5eb0d22af-...": what it is for, a digest of gemmery's sources that made it, and
+a digest of everything it depends on. Reading an entry sets its time of change, once a day. When all entries exceed
+512 MiB, the next write removes those not read for the longest time, down to 384 MiB. Entries of other versions stay
+until `gemmery doctor --prune`, because another installation may use them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
 
 try:  # hashlib's implementation, without the 3 ms that hashlib takes to load OpenSSL
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
 
+LIMIT = 512 << 20  # bytes of all entries
+_KEPT = 0.75  # of LIMIT, after entries were removed
+_CHECKED = 32 << 20  # bytes that a process writes before it adds up the sizes again
+_DAY = 86400.0  # s after which a read sets an entry's time
+_UNFINISHED = 3600.0  # s after which a temporary file belongs to no process
+_NAME = re.compile(r"(?:(?P<kind>cpu|cuda|ptx)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}")
+_TEMPORARY = re.compile(r"\.new-[0-9]+-[0-9a-f]{16}")
+
 _DIGEST = 32
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for its writer
+
+
+class Entry(NamedTuple):
+    """An entry of the cache."""
+
+    name: str
+    kind: str  # "cpu", "cuda", "ptx", "" for what a killed process left
+    version: str  # of the sources that made it; "" for entries of releases that stored no version
+    size: int  # bytes
+    used: float  # time of the last read, in seconds since 1970, to a day
+
+
+def key(kind: str, version: str, *parts: bytes) -> str:
+    """Return the name of an entry.
+
+    >>> key("cpu", "91c5eb0d22af", b"packed_f32")[:20]
+    'cpu-91c5eb0d22af-29a'
+    """
+    return f"{kind}-{version}-{digest(*parts).hex()}"
 
 
 def digest(*parts: bytes) -> bytes:
@@ -52,6 +87,7 @@ def read(folder: str | None, key: str) -> bytes | None:
             if not _own(file.fileno(), stat.S_ISREG):
                 return None
             data = file.read()
+            _touch(file.fileno())
     except OSError:
         return None
     payload = data[_DIGEST:]
@@ -70,9 +106,99 @@ def write(folder: str | None, key: str, payload: bytes) -> bool:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with _opened(folder) as at:
             _write(folder, at, key, digest(payload) + payload)
+            _bound(folder, at, len(payload))
     except OSError:
         return False
     return True
+
+
+def listing(folder: str | None) -> tuple[Entry, ...]:
+    """Return the entries of a folder; () for a folder that is not there or that others can write into."""
+    if folder is None:
+        return ()
+    try:
+        with _opened(folder) as at:
+            return tuple(_entries(folder, at))
+    except OSError:
+        return ()
+
+
+def prune(folder: str, current: Mapping[str, Collection[str]], limit: int = LIMIT) -> tuple[Entry, ...]:
+    """Remove entries that no process of this version reads, and return them. Other processes may use the folder.
+
+    `current` has the versions to keep for each kind of entry; entries of other kinds stay. What killed processes left
+    is removed too. If the rest exceeds `limit`, the entries not read for the longest time are removed.
+    Raises OSError for a folder that cannot be read, or that others can write into.
+    """
+    removed: list[Entry] = []
+    with _opened(folder) as at:
+        kept: list[Entry] = []
+        for entry in _entries(folder, at):
+            old = not entry.kind or entry.version not in current.get(entry.kind, (entry.version,))
+            (removed if old else kept).append(entry)
+        removed += _oldest(kept, limit, limit)
+        return tuple(entry for entry in removed if _remove(folder, at, entry))
+
+
+def _entries(folder: str, at: int | None) -> Iterator[Entry]:
+    """Yield the entries of a folder, and temporary files that no process writes any more."""
+    with os.scandir(folder if at is None else at) as files:
+        for file in files:
+            name = _NAME.fullmatch(file.name)
+            if not name and not _TEMPORARY.fullmatch(file.name):
+                continue
+            try:
+                about = file.stat(follow_symlinks=False)
+            except OSError:  # removed by another process
+                continue
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            if name:
+                yield Entry(file.name, name["kind"] or "cpu", name["version"] or "", about.st_size, about.st_mtime)
+            elif about.st_mtime < time.time() - _UNFINISHED:
+                yield Entry(file.name, "", "", about.st_size, about.st_mtime)
+
+
+def _oldest(entries: list[Entry], limit: int, kept: float) -> list[Entry]:
+    """Return the entries to remove, those not read for the longest time, so that `kept` bytes stay."""
+    total = sum(entry.size for entry in entries)
+    if total <= limit:
+        return []
+    chosen: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: entry.used):
+        if total <= kept:
+            break
+        total -= entry.size
+        chosen.append(entry)
+    return chosen
+
+
+_unchecked = _CHECKED  # bytes written since this process added up the sizes; its first write does
+
+
+def _bound(folder: str, at: int | None, size: int) -> None:
+    """Remove the entries not read for the longest time if all exceed LIMIT."""
+    global _unchecked
+    _unchecked += size
+    if _unchecked > _CHECKED:
+        _unchecked = 0
+        for entry in _oldest(list(_entries(folder, at)), LIMIT, LIMIT * _KEPT):
+            _remove(folder, at, entry)
+
+
+def _remove(folder: str, at: int | None, entry: Entry) -> bool:
+    try:
+        os.unlink(_named(folder, at, entry.name), dir_fd=at)
+    except OSError:  # removed by another process, or read by one (Windows)
+        return False
+    return True
+
+
+def _touch(descriptor: int) -> None:
+    """Note that an entry was read. The system's own time of access is switched off on many."""
+    if os.utime in os.supports_fd and os.fstat(descriptor).st_mtime < time.time() - _DAY:
+        with contextlib.suppress(OSError):  # a read-only file system
+            os.utime(descriptor)
 
 
 def _write(folder: str, at: int | None, key: str, data: bytes) -> None:

@@ -51,7 +51,7 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
 
 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
-    if target.machine not in ("x86_64", "amd64") or sys.platform == "win32":
+    if not keeps(target):
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     key = _key(target, name)
     stored = cache.read(_cache_dir(), key)
@@ -65,9 +65,19 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
     return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
 
 
+def keeps(target: Target) -> bool:
+    """Return True where kernels are flat images, which can be stored."""
+    return target.machine in ("x86_64", "amd64") and sys.platform != "win32"
+
+
 def _key(target: Target, name: str) -> str:
     described = f"{_sources()} {target.cpu} {target.isa} {sorted(target.features)} {target.llvm} {name}"
-    return cache.digest(described.encode()).hex()
+    return cache.key("cpu", version(), described.encode())
+
+
+def version() -> str:
+    """Return what names the version of the generators in the cache."""
+    return _sources()[:12]
 
 
 _AROUND = ("dtypes.py", "problem.py")  # modules outside this folder that shape a kernel's code

@@ -56,7 +56,7 @@ def code(source: str, kernel: str, arch: str) -> Code:
 
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    key = f"cuda-{cache.digest(*_key(source, kernel, arch)).hex()}"
+    key = cache.key("cuda", _version(source), *_key(source, kernel, arch))
     stored = cache.read(config.cache_dir(), key)
     if stored is not None:
         return _unpack(stored)
@@ -195,7 +195,7 @@ def _stays(text: str, options: tuple[str, ...]) -> bool:
 
 def _kept(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
     """Return PTX from the cache, or make it; `parts` is all that it depends on, except the compiler's version."""
-    key = f"ptx-{cache.digest(*(f'{len(part)}:{part}'.encode() for part in (version(), *parts))).hex()}"
+    key = cache.key("ptx", version(), *(f"{len(part)}:{part}".encode() for part in (version(), *parts)))
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
         made = make()
@@ -246,6 +246,17 @@ def version() -> str:
 def _shared() -> bytes:
     """A digest of the headers, on which every kernel's code depends."""
     return cache.digest(*(part.encode() for item in sorted(headers().items()) for part in item))
+
+
+def _version(source: str) -> str:
+    """Return what names the version of a kernel's sources in the cache."""
+    return cache.digest(_shared(), text(source).encode()).hex()[:12]
+
+
+def versions() -> frozenset[str]:
+    """Return what names the versions of all kernels in the cache."""
+    names = (path.name for path in files(__package__).joinpath("kernels").iterdir())
+    return frozenset(_version(name) for name in names if name.endswith(".cu"))
 
 
 def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:

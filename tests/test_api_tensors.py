@@ -166,6 +166,7 @@ def test_products_met_before_do_not_reach_python():
         "alpha": lambda: gm.gemm(2.0, a, b),
         "beta": lambda: gm.gemm(2.0, a, b, 0.5, c),
         "beta out": lambda: gm.gemm(2.0, a, b, 0.5, c, out=c),
+        "beta c out": lambda: gm.gemm(2.0, a, b, 0.5, c, out=o),
         "gemv": lambda: gm.gemv(a, x),
         "bias": lambda: gm.matmul(a, b, bias=x, activation="relu"),
     }
@@ -345,6 +346,39 @@ def test_an_out_that_overlaps_is_computed_as_if_it_did_not():
         expected = whole[:8] @ a
         assert same(gm.matmul(whole[:8], a, out=whole[1:]), expected)
         assert same(whole[1:], expected)
+
+
+@pytest.mark.parametrize(
+    "layout", ["rows", "columns", "strided", "other type", "overlapping", "overlapping a", "alias"]
+)
+def test_the_old_c_may_be_any_tensor(layout):
+    a, b = values(8, 8), values(8, 8, seed=1)
+    meet(lambda: gm.gemm(2.0, a, b, 3.0, values(8, 8), out=torch.zeros(8, 8)))
+    for seed in range(MET):
+        whole = values(9, 8, seed=seed)
+        c, out = values(8, 8, seed=seed), torch.full((8, 8), torch.nan)
+        if layout in LAYOUTS:
+            c = LAYOUTS[layout](c)
+        if layout == "other type":
+            c = c.to(torch.float16)
+        if layout == "overlapping":
+            c, out = whole[:8], whole[1:]
+        left = a
+        if layout == "overlapping a":
+            left, out = whole[:8], whole[1:]
+        if layout == "alias":
+            out = c.view(8, 8)
+        expected = 2 * (left @ b) + 3 * c.to(torch.float32)
+        before = out._version
+        result = gm.gemm(2.0, left, b, 3.0, c, out=out)
+        assert result is out
+        assert same(out, expected)
+        assert out._version == before + 1
+        assert same(gm.gemm(2.0, a, b, 3.0, values(8, 8)), 2 * (a @ b) + 3 * values(8, 8))
+        c = LAYOUTS["columns"](values(8, 8, seed=seed))
+        assert same(gm.gemm(2.0, a, b, 3.0, c), 2 * (a @ b) + 3 * c)
+    with pytest.raises(gm.ShapeError):
+        gm.gemm(2.0, a, b, 3.0, values(8, 4).expand(8, 4), out=torch.zeros(8, 8))
 
 
 def test_operands_of_two_libraries_give_a_tensor():

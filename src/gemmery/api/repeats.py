@@ -22,6 +22,8 @@ def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out
     kind = _kind(call, x, y, target, out)
     if kind is None or not isinstance(kernel, Launch):
         return
+    if _has_tensors(call, out) and entry.knows(kind):  # a tensor that compiled code leaves to Python each time
+        return
     form, problem = prepared.form, prepared.problem
     a, b, c = prepared.operands(x, y, target)
     job = kernel.job(a, b, c, 1, 0, call.terms.bias, threads)

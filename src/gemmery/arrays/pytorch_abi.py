@@ -68,7 +68,7 @@ def abi(torch: Any) -> Abi | None:
         return None
     try:
         library = ctypes.PyDLL(torch._C.__file__)  # its dependencies are searched too
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), torch._C.DisableTorchFunction():
             return _checked(torch, library)
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError):
         return None

@@ -200,6 +200,13 @@ def _result(dtype: np.dtype[Any] | Element) -> dict[str, int]:
     return {"c_descr": id(own)}
 
 
+def knows(kind: Kind) -> bool:
+    """Return whether the table has an entry with this key."""
+    table, hash_ = _table(), layout.hashed(kind.words())
+    first = table + layout.HASHES_AT + 8 * layout.place(hash_)
+    return bool(table) and hash_ in (ctypes.c_uint64 * layout.WAYS).from_address(first)
+
+
 def know_tensors(facts: int) -> None:
     """Let the builtins take PyTorch's tensors, by what is known of PyTorch at this address."""
     table = _table()

@@ -47,7 +47,9 @@ def _builtin(f: Function, name: str) -> None:
         if name == "matmul":
             answer.value = call(f, "ptr", "product", table, record)
         else:
-            with f.if_(is_null(f, Args(f, record, CALL).old_object)):
+            fields = Args(f, record, CALL)
+            into_tensor = fields.tensors.differs(0) & (is_null(f, fields.out_object) ^ True)
+            with f.if_(is_null(f, fields.old_object) | into_tensor):
                 answer.value = call(f, "ptr", "product", table, record)
             with f.else_():
                 answer.value = call(f, "ptr", "aside", table, record)

@@ -69,6 +69,8 @@ def define_prepared(made: Module) -> None:
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
+            with f.if_(good.value & (is_null(f, fields.old_object) ^ True)):
+                _store_old(f, head, answer, good)
         with f.if_(good.value & (has_out ^ True)):
             with f.if_(entry.c_tensor.equals(0)):
                 _allocate(f, head, entry, answer, data, good)
@@ -110,6 +112,15 @@ def _allocate_tensor(f: Function, head: Args, entry: Args, answer: Var, data: Va
     answer.value, good.value = tensor, is_null(f, tensor) ^ True
     with f.if_(good.value):
         data.value = f.load("ptr", memory)
+
+
+def _store_old(f: Function, head: Args, answer: Var, good: Var) -> None:
+    """Copy the C that beta multiplies to `out`, where they are tensors."""
+    old, out = (f["call"] + at(CALL, f"{name}_object") for name in ("old", "out"))
+    good.value = call(f, "i64", "store_tensor", old, out).differs(0)
+    with f.if_(good.value ^ True):
+        f.call_address(head.decref, "void", answer.value)
+        answer.value = special(f, UNKNOWN)
 
 
 def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) -> None:

@@ -68,15 +68,19 @@ def facts(torch: Any, abi: Abi) -> int:
 
 
 def define(made: Module, operand: tuple[tuple[str, str], ...]) -> None:
-    """Define read_tensor, recorded, new_tensor, copy_tensor and written; `operand` are the fields of a record."""
+    """Define what the builtins need for tensors; `operand` are the fields of an operand's record."""
     with _function(made, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
         _read(f, Args(f, f["facts"], _WORDS), Args(f, f["record"], operand))
     with _function(made, "recorded", returns="i64") as f:
         f.ret(_recorded(f, Args(f, f["facts"], _WORDS)))
     with _function(made, "new_tensor", *_NEW, returns="ptr") as f:
         _new(f, Args(f, f["facts"], _WORDS))
+    with made.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
+        _contiguous(f, Args(f, f["record"], operand))
     with _function(made, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
         _copy(f, Args(f, f["record"], operand))
+    with made.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
+        _store(f, Args(f, f["source"], operand), Args(f, f["target"], operand))
     with _function(made, "written", ("ptr", "x")) as f:
         _written(f, Args(f, f["facts"], _WORDS))
 
@@ -153,26 +157,56 @@ def _new(f: Function, torch: Args) -> None:
     f.ret(made.value)
 
 
-def _copy(f: Function, source: Args) -> None:
-    """Return a copy of a contiguous tensor from its record, or NULL and no exception for others."""
-    ndim, shape, strides = source.ndim, source.shape, source.strides
+def _contiguous(f: Function, x: Args) -> None:
+    """Return the bytes of a contiguous tensor, 0 for others."""
+    ndim, shape, strides = x.ndim, x.shape, x.strides
     step, other = f.var(f.index(1)), f.var(f.index(0))
     with f.loop(0, ndim) as i:
         axis = (ndim - 1 - i) * 8
-        other.value = other.value | (f.load("i64", strides + axis) ^ step.value)
-        step.value = step.value * f.load("i64", shape + axis)
+        length = f.load("i64", shape + axis)
+        differs = f.convert("zext", f.load("i64", strides + axis).differs(step.value) & length.differs(1), "i64")
+        other.value = other.value | differs
+        step.value = step.value * length
+    f.ret(f.select(other.value.equals(0) & (ndim <= _MOST_DIMENSIONS), step.value * x.unit, f.index(0)))
+
+
+def _copy(f: Function, source: Args) -> None:
+    """Return a copy of a contiguous tensor from its record, or NULL and no exception for others."""
     copy, data = f.var(Value(f, "ptr", "null")), f.buffer(8, 8)
-    with f.if_(other.value.equals(0) & (ndim <= _MOST_DIMENSIONS)):
-        code = source.element * -1 - 1
-        copy.value = call(f, "ptr", "new_tensor", f["facts"], code, ndim, shape, data)
+    size = call(f, "i64", "contiguous", f["record"])
+    with f.if_(size.differs(0)):
+        copy.value = call(f, "ptr", "new_tensor", f["facts"], source.element * -1 - 1, source.ndim, source.shape, data)
         with f.if_(f.emit("i1", f"icmp ne {copy.value}, null")):
-            size, target, origin = step.value * source.unit, f.load("ptr", data), source.data
-            words = size >> 3
-            with f.loop(0, words) as i:
-                f.store(f.load("i64", origin + i * 8, align=1), target + i * 8, align=1)
-            with f.loop(words * 8, size) as i:
-                f.store(f.load("i8", origin + i), target + i)
+            _move(f, source.data, f.load("ptr", data), size)
     f.ret(copy.value)
+
+
+def _store(f: Function, source: Args, target: Args) -> None:
+    """Copy one contiguous tensor into another of the same type and shape; return 0 where that is not what they are."""
+    size = call(f, "i64", "contiguous", f["source"])
+    different = f.var(call(f, "i64", "contiguous", f["target"]) ^ size)
+    kinds = source.flags & target.flags & IS_TENSOR ^ IS_TENSOR
+    different.value = different.value | kinds | source.element ^ target.element | source.ndim ^ target.ndim
+    good = f.var(f.index(0))
+    with f.if_(different.value.equals(0) & size.differs(0)):
+        with f.loop(0, source.ndim) as i:
+            lengths = (f.load("i64", x.shape + i * 8) for x in (source, target))
+            different.value = different.value | next(lengths) ^ next(lengths)
+        start, end = (f.emit("i64", f"ptrtoint {x.data} to i64") for x in (source, target))
+        apart = (start + size <= end) | (end + size <= start)
+        with f.if_(different.value.equals(0) & apart):
+            _move(f, source.data, target.data, size)
+            good.value = 1
+    f.ret(good.value)
+
+
+def _move(f: Function, source: Value, target: Value, size: Value) -> None:
+    """Copy bytes between memory that does not overlap."""
+    words = size >> 3
+    with f.loop(0, words) as i:
+        f.store(f.load("i64", source + i * 8, align=1), target + i * 8, align=1)
+    with f.loop(words * 8, size) as i:
+        f.store(f.load("i8", source + i), target + i)
 
 
 def _written(f: Function, torch: Args) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch_abi
-from gemmery.cpu import jit, objects, tensors
+from gemmery.cpu import entry_tensors, jit, objects, tensors
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import host
 
@@ -34,7 +34,7 @@ ONES = torch.ones(3, 3)
 def module():
     """The functions of tensors.py, which are visible in their module alone, under other names."""
     made = Module(host())
-    tensors.define(made, RECORD)
+    entry_tensors.define(made, RECORD)
     with made.function("try_read", ("ptr", "facts"), ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
         f.ret(f.emit("i64", f"call i64 @read_tensor({f['facts']}, {f['x']}, {f['record']})"))
     with made.function("try_recorded", ("ptr", "facts"), returns="i64") as f:
@@ -157,7 +157,7 @@ def test_a_tensor_is_read_as_it_is(native, make):
     assert (tuple(shape), tuple(strides), record["unit"]) == (tuple(x.shape), x.stride(), x.element_size())
     codes = pytorch_abi.abi(torch).codes
     assert codes[-1 - record["element"]] == dtypes.get(str(x.dtype).removeprefix("torch."))
-    assert record["flags"] == tensors.IS_TENSOR | objects.WRITEABLE
+    assert record["flags"] == entry_tensors.IS_TENSOR | objects.WRITEABLE
     assert sys.getrefcount(x) == before
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
-from gemmery.cpu import entry_lookup, entry_quick, entry_run, jit, tensors
+from gemmery.cpu import entry_lookup, entry_quick, entry_run, entry_tensors, jit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
@@ -21,7 +21,7 @@ def module(target: Target) -> Module:
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
         entry_run.define_product,
     )  # fmt: skip
-    tensors.define(made, OPERAND)
+    entry_tensors.define(made, OPERAND)
     for define in shared:
         define(made)
     for name in BUILTINS:

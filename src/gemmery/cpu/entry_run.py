@@ -20,9 +20,9 @@ from gemmery.cpu.entry_layout import (
     at,
     size,
 )
+from gemmery.cpu.entry_tensors import IS_TENSOR
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
-from gemmery.cpu.tensors import IS_TENSOR
 
 UNKNOWN, RAISED = 0, 1  # results that are no object: a call for Python; an error is set
 _COPIED = 8  # words copied at once

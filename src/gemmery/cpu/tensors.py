@@ -1,30 +1,19 @@
-"""PyTorch's CPU tensors in the compiled entry: reading operands, allocating results, noticing what only PyTorch sees.
-
-What this code does not take goes to Python, which raises the errors. A tensor's memory is read through PyTorch's C
-shim (3 ns a question); a new tensor takes 160 ns, and its Python object 130 ns.
-"""
+"""What compiled code knows of PyTorch: addresses, the words of its dispatcher, its element types."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-from gemmery.arrays.pytorch_abi import CODES, TENSOR, Abi
-from gemmery.cpu import objects, workspace
-from gemmery.cpu.abi import Args
-from gemmery.cpu.atomics import call
-from gemmery.cpu.ir import Function, Module, Value
-
-IS_TENSOR = 1 << 32  # in the flags of an operand, above those of NumPy
-_MOST_DIMENSIONS = 8  # of a new tensor
-_LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a failure to stderr
+from gemmery.arrays.pytorch_abi import CODES, Abi
+from gemmery.cpu import workspace
 
 _FUNCTIONS = (
     "data", "dim", "sizes", "strides", "dtype", "storage_size", "storage_offset", "empty", "delete", "wrap",
     "requires_grad", "grad_mode", "modes", "trace", "included", "bump",
 )  # fmt: skip
-# What compiled code knows of PyTorch; then the element types by PyTorch's number: their word and size.
-_WORDS = (
+# The element types follow, by PyTorch's number: the word that identifies each, and its size.
+WORDS = (
     *((name, "ptr") for name in _FUNCTIONS),
     ("tensor_type", "ptr"),
     ("parameter_type", "ptr"),
@@ -38,9 +27,8 @@ _WORDS = (
     ("level_name", "ptr"),
     ("no_level", "ptr"),
 )
-_CODES_AT = 8 * len(_WORDS)
-_NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("ptr", "data"))
-_BYTES = _CODES_AT + 16 * CODES
+CODES_AT = 8 * len(WORDS)
+_BYTES = CODES_AT + 16 * CODES
 _LEVEL = "_current_level"
 
 
@@ -65,182 +53,3 @@ def facts(torch: Any, abi: Abi) -> int:
     at = workspace.pages(_BYTES)
     (ctypes.c_int64 * len(words)).from_address(at)[:] = [*words]
     return at
-
-
-def define(made: Module, operand: tuple[tuple[str, str], ...]) -> None:
-    """Define what the builtins need for tensors; `operand` are the fields of an operand's record."""
-    with _function(made, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
-        _read(f, Args(f, f["facts"], _WORDS), Args(f, f["record"], operand))
-    with _function(made, "recorded", returns="i64") as f:
-        f.ret(_recorded(f, Args(f, f["facts"], _WORDS)))
-    with _function(made, "new_tensor", *_NEW, returns="ptr") as f:
-        _new(f, Args(f, f["facts"], _WORDS))
-    with made.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
-        _contiguous(f, Args(f, f["record"], operand))
-    with _function(made, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
-        _copy(f, Args(f, f["record"], operand))
-    with made.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
-        _store(f, Args(f, f["source"], operand), Args(f, f["target"], operand))
-    with _function(made, "written", ("ptr", "x")) as f:
-        _written(f, Args(f, f["facts"], _WORDS))
-
-
-def _function(made: Module, name: str, *params: tuple[str, str], returns: str = "void") -> Function:
-    return made.function(name, ("ptr", "facts"), *params, local=True, returns=returns)
-
-
-def _read(f: Function, torch: Args, operand: Args) -> None:
-    """Fill an operand's record; return 1 for a dense tensor on the CPU whose gradient is not wanted, else 0.
-
-    The word of keys excludes every other tensor: on other devices, sparse, quantized, nested, conjugate, negative,
-    fake, functional, batched, with __torch_dispatch__.
-    """
-    x, good = f["x"], f.var(f.index(0))
-    type_ = f.load("ptr", x + objects.TYPE)
-    with f.if_(_same(f, type_, torch.tensor_type) | _same(f, type_, torch.parameter_type)):
-        impl = f.load("ptr", x + TENSOR)
-        keys = f.load("i64", impl + torch.keys_at)
-        with f.if_(keys.equals(torch.plain_keys) | keys.equals(torch.inference_keys)):
-            wanted = _true(f, torch.requires_grad, impl) & _true(f, torch.grad_mode)
-            code_at = f["facts"] + (_number(f, torch.dtype, x) & (CODES - 1)) * 16 + _CODES_AT
-            element, size = f.load("i64", code_at), f.load("i64", code_at + 8)
-            operand.object, operand.ndim = x, _word(f, torch.dim, x)
-            operand.data, operand.shape, operand.strides = (
-                _word(f, at, x, "ptr") for at in (torch.data, torch.sizes, torch.strides)
-            )
-            operand.element, operand.unit = element, size
-            operand.flags = IS_TENSOR | objects.WRITEABLE
-            has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
-            known = (wanted ^ True) & element.differs(0) & has_memory
-            with f.if_(known & (_word(f, torch.storage_size, x) >= _needed(f, torch, operand, x, size))):
-                good.value = 1
-    f.ret(good.value)
-
-
-def _needed(f: Function, torch: Args, operand: Args, x: Value, size: Value) -> Value:
-    """Return the bytes of storage up to the last element of a tensor that has some."""
-    last = f.var(_word(f, torch.storage_offset, x))
-    shape, strides = operand.shape, operand.strides
-    with f.loop(0, operand.ndim) as i:
-        step = f.load("i64", strides + i * 8) * (f.load("i64", shape + i * 8) - 1)
-        last.value = last.value + step
-    return (last.value + 1) * size
-
-
-def _recorded(f: Function, torch: Args) -> Value:
-    """Return nonzero while PyTorch records, transforms or differentiates operations (forward mode)."""
-    level = _called(f, torch.get_item, "ptr", torch.forward, torch.level_name)
-    state = _called(f, torch.trace, "ptr")
-    active = _called(f, torch.modes, "i64") | f.load("i64", state)
-    for key in (torch.front_key, torch.back_key):
-        active = active | f.convert("zext", _true(f, torch.included, key), "i64")
-    return active | f.convert("zext", _same(f, level, torch.no_level) ^ True, "i64")
-
-
-def _new(f: Function, torch: Args) -> None:
-    """Return a new contiguous tensor and store where its memory is, or NULL and no exception: Python then tries."""
-    shape, ndim = f["shape"], f["ndim"]
-    strides, handle, made = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(Value(f, "ptr", "null"))
-    step = f.var(f.index(1))
-    with f.loop(0, ndim) as i:
-        axis = (ndim - 1 - i) * 8
-        f.store(step.value, strides + axis)
-        step.value = step.value * f.load("i64", shape + axis)
-    code_at = f["facts"] + f["code"] * 16 + _CODES_AT
-    with f.if_(step.value * f.load("i64", code_at + 8) < _LARGE):
-        code, cpu = f.convert("trunc", f["code"], "i32"), f.const("i32", 0)
-        error = _called(f, torch.empty, "i32", ndim, shape, strides, code, cpu, cpu, handle)
-        with f.if_(error.equals(0)):
-            made.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))
-            f.call_address(torch.data, "i32", f.load("ptr", handle), f["data"])
-            f.call_address(torch.delete, "i32", f.load("ptr", handle))
-    f.ret(made.value)
-
-
-def _contiguous(f: Function, x: Args) -> None:
-    """Return the bytes of a contiguous tensor, 0 for others."""
-    ndim, shape, strides = x.ndim, x.shape, x.strides
-    step, other = f.var(f.index(1)), f.var(f.index(0))
-    with f.loop(0, ndim) as i:
-        axis = (ndim - 1 - i) * 8
-        length = f.load("i64", shape + axis)
-        differs = f.convert("zext", f.load("i64", strides + axis).differs(step.value) & length.differs(1), "i64")
-        other.value = other.value | differs
-        step.value = step.value * length
-    f.ret(f.select(other.value.equals(0) & (ndim <= _MOST_DIMENSIONS), step.value * x.unit, f.index(0)))
-
-
-def _copy(f: Function, source: Args) -> None:
-    """Return a copy of a contiguous tensor from its record, or NULL and no exception for others."""
-    copy, data = f.var(Value(f, "ptr", "null")), f.buffer(8, 8)
-    size = call(f, "i64", "contiguous", f["record"])
-    with f.if_(size.differs(0)):
-        copy.value = call(f, "ptr", "new_tensor", f["facts"], source.element * -1 - 1, source.ndim, source.shape, data)
-        with f.if_(f.emit("i1", f"icmp ne {copy.value}, null")):
-            _move(f, source.data, f.load("ptr", data), size)
-    f.ret(copy.value)
-
-
-def _store(f: Function, source: Args, target: Args) -> None:
-    """Copy one contiguous tensor into another of the same type and shape; return 0 where that is not what they are."""
-    size = call(f, "i64", "contiguous", f["source"])
-    different = f.var(call(f, "i64", "contiguous", f["target"]) ^ size)
-    kinds = source.flags & target.flags & IS_TENSOR ^ IS_TENSOR
-    different.value = different.value | kinds | source.element ^ target.element | source.ndim ^ target.ndim
-    good = f.var(f.index(0))
-    with f.if_(different.value.equals(0) & size.differs(0)):
-        with f.loop(0, source.ndim) as i:
-            lengths = (f.load("i64", x.shape + i * 8) for x in (source, target))
-            different.value = different.value | next(lengths) ^ next(lengths)
-        start, end = (f.emit("i64", f"ptrtoint {x.data} to i64") for x in (source, target))
-        apart = (start + size <= end) | (end + size <= start)
-        with f.if_(different.value.equals(0) & apart):
-            _move(f, source.data, target.data, size)
-            good.value = 1
-    f.ret(good.value)
-
-
-def _move(f: Function, source: Value, target: Value, size: Value) -> None:
-    """Copy bytes between memory that does not overlap."""
-    words = size >> 3
-    with f.loop(0, words) as i:
-        f.store(f.load("i64", source + i * 8, align=1), target + i * 8, align=1)
-    with f.loop(words * 8, size) as i:
-        f.store(f.load("i8", source + i), target + i)
-
-
-def _written(f: Function, torch: Args) -> None:
-    """Tell autograd that a tensor was written; those of inference mode have no version."""
-    x = f["x"]
-    keys = f.load("i64", f.load("ptr", x + TENSOR) + torch.keys_at)
-    with f.if_(keys.equals(torch.plain_keys)):
-        f.call_address(torch.bump, "void", x + TENSOR)
-
-
-def _word(f: Function, function: Value, x: Value, type_: str = "i64") -> Value:
-    """Ask the shim for a word; the questions asked here cannot fail for dense tensors on the CPU."""
-    slot = f.buffer(8, 8)
-    f.call_address(function, "i32", x + TENSOR, slot)
-    return f.load(type_, slot)
-
-
-def _number(f: Function, function: Value, x: Value) -> Value:
-    """Ask the shim for a 32-bit number."""
-    slot = f.buffer(8, 8)
-    f.call_address(function, "i32", x + TENSOR, slot)
-    return f.convert("zext", f.load("i32", slot), "i64")
-
-
-def _true(f: Function, function: Value, *values: Value) -> Value:
-    """Call a C++ function that returns a bool, of which only the low byte is defined."""
-    return (_called(f, function, "i8", *values) & 1).differs(0)
-
-
-def _same(f: Function, x: Value, y: Value) -> Value:
-    return f.emit("i1", f"icmp eq {x}, {y.text}")
-
-
-def _called(f: Function, address: Value, type_: str, *values: Value) -> Value:
-    result = f.call_address(address, type_, *values)
-    assert result is not None
-    return result

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from gemmery import config, lab
+from gemmery.bench import first_call as bench_first_call
 from gemmery.bench import peers, record, roofline
+from gemmery.bench.first_call import PIECES
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
@@ -380,10 +382,30 @@ def test_a_first_call_is_timed_in_new_processes(tmp_path):
     file = tmp_path / "first.toml"
     file.write_text('kind = "first_call"\nrivals = ["numpy"]\n[[product]]\nsquare = [8]')
     run = lab.bench([str(file)], seconds=0.001)
-    found = {m.kernel: m for m in run.measurements if not m.refused}
+    found = {m.kernel: m for m in run.measurements if not m.refused and not m.case}
     assert set(found) == {first_call.COLD, first_call.WARM, "numpy"}
     assert set(found[first_call.WARM].versus) == {first_call.COLD, "numpy"}
     assert all(m.seconds > 0 for m in found.values())
+    pieces = {(m.kernel, m.case): m.seconds for m in run.measurements if m.case}
+    assert set(pieces) == {(kernel, piece) for kernel in (first_call.COLD, first_call.WARM) for piece in PIECES}
+    assert pieces[first_call.COLD, "compile"] > 0
+    assert pieces[first_call.WARM, "compile"] == 0
+    assert all(pieces[first_call.WARM, piece] > 0 for piece in ("import", "plan", "load", "the rest", "the next call"))
+    (sheet,) = sheets(run, ())
+    assert [row[0].text for row in sheet.rows] == [
+        "n = 8, f32, warm cache",
+        "n = 8, f32, cold cache",
+        "n = 8, f32, NumPy",
+    ]
+    assert sheet.head[1:] == ("first product", *PIECES, "× cold cache", "× NumPy")
+    assert all(len(row) == len(sheet.head) for row in sheet.rows)
+
+
+def test_spans_of_several_threads_count_once():
+    spans = {"plan": [(0, 100)], "load": [(10, 40), (20, 60), (70, 80)], "compile": [(25, 55)]}
+    taken = bench_first_call.pieces({"import": 7, "call": 110, "next": 3, "spans": spans})
+    nanoseconds = {name: round(1e9 * value) for name, value in taken.items()}
+    assert nanoseconds == {"import": 7, "plan": 40, "compile": 40, "load": 20, "the rest": 10, "the next call": 3}
 
 
 def test_a_first_call_fills_the_cache_it_is_given_and_no_other(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from gemmery.bench.record import Measurement
 from gemmery.report import words
+from gemmery.report.first_call import has_pieces, of_first_calls
 from gemmery.report.new_shapes import is_total, of_new_shapes
 from gemmery.report.sheet import Cell, Sheet, notes_below
 
@@ -17,6 +18,8 @@ def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a sheet for each tournament of rungs, then one for each number of threads; or one sheet for a suite that
     times the compilation or emulation of kernels.
     """
+    if has_pieces(measurements):
+        return [of_first_calls(suite, measurements)]
     if any(is_total(m) for m in measurements):
         return [of_new_shapes(suite, measurements)]
     if not any(m.flops for m in measurements):

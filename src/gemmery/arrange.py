@@ -10,9 +10,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from gemmery.errors import ShapeError
+from gemmery.tuples import NamedTuple
 
 Ints = tuple[int, ...]
 Three = tuple[int, int, int]

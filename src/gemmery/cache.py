@@ -18,7 +18,8 @@ import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+
+from gemmery.tuples import NamedTuple
 
 try:  # hashlib's implementation, without the 3 ms that hashlib takes to load OpenSSL
     from _blake2 import blake2b

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import time_ns
-from typing import NamedTuple
 
 from gemmery.errors import DTypeError, shown
+from gemmery.tuples import NamedTuple
 
 # When the sources of kernels began to be imported: every other one imports this module first. A file that changes later
 # is not what this process runs.

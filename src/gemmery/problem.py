@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gemmery import dtypes
+from gemmery.tuples import NamedTuple
 
 _FLIPPED = {"row": "col", "col": "row", "any": "any"}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemmery import dispatch
 from gemmery.arrange import Arrangement, Three
 from gemmery.arrays import View
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 
 class Terms(NamedTuple):

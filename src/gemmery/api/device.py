@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from gemmery.cuda.array import DeviceArray
 from gemmery.cuda.launch import Launch, Ready
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, shown
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
 SERVED = ("f64", "f32", "f16", "bf16")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, shown
+from gemmery.tuples import NamedTuple
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays
 from gemmery.arrays import View
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.cuda.launch import Ready

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.errors import DeviceError, LayoutError
+from gemmery.tuples import NamedTuple
 
 
 class View(NamedTuple):

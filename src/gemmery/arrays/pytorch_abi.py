@@ -12,9 +12,10 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemmery import dtypes
+from gemmery.tuples import NamedTuple
 
 TENSOR = 16  # in the Python object: the C++ tensor, a pointer to its TensorImpl; its address is the shim's handle
 CODES = 64  # PyTorch's numbers of element types are below

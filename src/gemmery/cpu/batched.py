@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu import jit
@@ -25,6 +24,7 @@ from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 LARGEST = 32  # largest m, n and k: A and B stay in L1, and the code stays short
 LARGEST_VECTOR = 256  # largest number of elements of a matrix that is multiplied by a vector

@@ -14,12 +14,12 @@ product within a block of k: for k up to one block all three give the same bits.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.target import Target, direct_tile
+from gemmery.tuples import NamedTuple
 
 
 class Cut(NamedTuple):

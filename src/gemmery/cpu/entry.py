@@ -15,7 +15,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from gemmery.cpu import jit, objects, pool, threads, workspace
 from gemmery.cpu.entry_layout import ENTRY
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import host
+from gemmery.tuples import NamedTuple
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 # Operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns.

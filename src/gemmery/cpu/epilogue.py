@@ -8,11 +8,11 @@ silu, down to the smallest normal number; u is 2**-24 or 2**-53. NaN and +inf st
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from gemmery.cpu.convert import narrow
 from gemmery.cpu.ir import Function, Value, element_of, with_element
 from gemmery.dtypes import DType
+from gemmery.tuples import NamedTuple
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 

@@ -6,13 +6,13 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 from gemmery.arrays import View
 from gemmery.cpu import pool
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.split import Unit, grid
+from gemmery.tuples import NamedTuple
 
 _SCALAR = {"float": "<ff", "double": "<dd"}
 _BITS = {"i16": 16, "i32": 32, "i64": 64}

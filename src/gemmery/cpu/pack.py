@@ -8,12 +8,13 @@ Rows past the edge repeat the last one or are zero: their results are never stor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
 from gemmery.cpu.ir import SIZES, Function, Module, Value, element_of, lanes_of, vector
 from gemmery.cpu.ukernel import Product, Shape, multiply_add
+from gemmery.tuples import NamedTuple
 
 PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
 

@@ -6,7 +6,7 @@ Each part packs its own panels: this packs more in total, but no thread ever wai
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from gemmery.tuples import NamedTuple
 
 # ns of work for which a thread is worth waking: a futex wake and scheduling take 5 to 50 us. If a thread comes late,
 # the others have done its parts.

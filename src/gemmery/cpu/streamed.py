@@ -9,12 +9,11 @@ same reason. Every element of C is still one chain of fused multiply-adds over k
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
 from gemmery.cpu.target import Target
+from gemmery.tuples import NamedTuple
 
 
 class Streams(NamedTuple):

@@ -6,9 +6,9 @@ import functools
 import math
 import os
 import platform
-from typing import NamedTuple
 
 from gemmery import config
+from gemmery.tuples import NamedTuple
 
 _VECTOR_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 _AVX2 = frozenset({"avx2", "fma", "f16c"})

@@ -7,11 +7,10 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gemmery import dtypes
 from gemmery.cpu.ir import SIZES, Function, Value, Var, vector
 from gemmery.cpu.target import Target, Tile, tile
+from gemmery.tuples import NamedTuple
 
 
 class Product(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 from gemmery.dispatch import cpu
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Config, Kernel, Rung
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 
 class Plan(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from gemmery.ladder.rung import Config, Rung
+from gemmery.tuples import NamedTuple
 
 
 class Candidate(NamedTuple):

@@ -7,7 +7,6 @@ the bits of `dispatch.plan`. Products that fit none, such as those cut for threa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from gemmery import dtypes
 from gemmery.cpu.build import direct_columns, product
@@ -18,6 +17,7 @@ from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 UNLIMITED = 1 << 62
 _RUNGS = {rung.name: rung for rung in CPU}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.cuda.geometry import Geometry

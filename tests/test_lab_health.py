@@ -1,10 +1,12 @@
 """What doctor says of CUDA: with nothing installed, without a device, and on made-up ones."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from gemmery import lab
+from gemmery import cache, cli, lab, tiers
+from gemmery.cpu import jit
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.device import find
 from gemmery.errors import DeviceError
@@ -101,3 +103,79 @@ def test_on_a_device_a_product_is_right():
     found = {finding.name: finding for finding in lab.doctor()}
     assert found["cuda:0"].value.startswith(driver.device(0).name)
     assert found["self-test on cuda:0"].value.startswith("passed")
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """A cache folder with one entry of this version and two of others; nothing else is examined."""
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(health, "_EXAMINED", {"cache folder": health._cache_folder})
+    monkeypatch.setattr(health, "_gpus", dict)
+    own, older, oldest = (cache.key("cpu", version, b"1") for version in (jit.version(), "old", "older"))
+    for name in (own, older, oldest):
+        assert cache.write(str(tmp_path), name, bytes(1024 - 32))
+    return tmp_path
+
+
+def test_what_is_stored_is_told_by_version_and_pruned(folder):
+    counted = sum(1 for entry in cache.listing(str(folder)) if entry.version in jit.versions())
+    (found,) = lab.doctor()
+    assert found.ok
+    assert found.value.startswith(f"{folder}: {counted} entr")
+    assert found.value.endswith("of this version, 2 entries (2 KiB) of others")
+    assert "`gemmery doctor --prune`" in found.advice
+    assert lab.prune() == lab.Finding("pruned", f"2 entries (2 KiB) removed from {folder}")
+    (found,) = lab.doctor()
+    assert (found.value.endswith("of this version"), found.advice) == (True, "")
+    assert lab.prune().value == f"0 entries (0 KiB) removed from {folder}"
+
+
+def test_the_command_prunes_and_then_shows(folder, capsys):
+    assert cli.run(["doctor", "--prune"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "pruned 2 entries (2 KiB) removed" in out
+    assert "of others" not in out
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are POSIX's")
+def test_a_folder_of_others_is_not_pruned(folder):
+    folder.chmod(0o777)
+    found = lab.prune()
+    assert not found.ok
+    assert "chmod 700" in found.advice
+    assert len(os.listdir(folder)) >= 3
+
+
+def test_without_a_folder_nothing_is_pruned(monkeypatch, tmp_path):
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path / "missing"))
+    assert lab.prune().value == "there is no cache folder"
+    assert not (tmp_path / "missing").exists()
+    monkeypatch.setenv("GEMMERY_CACHE_DIR", "~nobody-of-that-name")
+    assert lab.prune().value == "there is no cache folder"
+
+
+def test_background_work_is_tried(monkeypatch):
+    monkeypatch.setattr(tiers, "_work", tiers._Work())
+    assert health._tiers().value.startswith("on: ")
+    monkeypatch.setattr(tiers, "_work", tiers._Work())
+
+    def fail(problem):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(health.dispatch, "specialised", fail)
+    found = health._tiers()
+    assert not found.ok
+    assert found.advice == "report it: doctor: RuntimeError: no compiler"
+    monkeypatch.setenv("GEMMERY_TIERS", "off")
+    assert health._tiers().value.startswith("off, by GEMMERY_TIERS")
+    monkeypatch.setenv("GEMMERY_TIERS", "perhaps")
+    monkeypatch.setattr(health, "_EXAMINED", {"tiers": health._tiers})
+    assert "on or off" in {finding.name: finding for finding in lab.doctor()}["tiers"].advice
+
+
+def test_the_caches_in_memory_are_bounded_and_counted():
+    value = health._memory().value
+    counts = [part.split()[:3] for part in value.split(", ")]
+    assert len(counts) == 5
+    for used, of, places in counts:
+        assert (of, 0 <= int(used) <= int(places)) == ("of", True)

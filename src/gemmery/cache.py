@@ -40,6 +40,22 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for its writer
 
 
+def unusable(folder: str) -> str:
+    """Return why nothing can be stored in a folder, as what to do about it; "" if entries can be written and read.
+
+    >>> unusable("/dev/null")
+    'make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another'
+    """
+    probe = f".new-{os.getpid()}-{os.urandom(8).hex()}"
+    if write(folder, probe, b"probe") and read(folder, probe) == b"probe":
+        with contextlib.suppress(OSError), _opened(folder) as at:
+            os.unlink(_named(folder, at, probe), dir_fd=at)
+        return ""
+    if os.path.islink(folder):  # its owner could point it elsewhere between a check and a use
+        return f"links are not followed: set GEMMERY_CACHE_DIR={os.path.realpath(folder)}"
+    return "make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another"
+
+
 class Entry(NamedTuple):
     """An entry of the cache."""
 

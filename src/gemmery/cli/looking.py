@@ -166,17 +166,23 @@ def _write_pictures(folder: Path, found: Sequence[Inspection]) -> list[Path]:
     epilog="""\b
     Examples:
       gemmery doctor
-      gemmery doctor --json""",
+      gemmery doctor --json
+      gemmery doctor --prune""",
 )
-def doctor(json: Json = False) -> Action:
+def doctor(
+    json: Json = False,
+    prune: Annotated[
+        bool, Option("--prune", help="First remove what other versions of gemmery left in the cache folder.")
+    ] = False,
+) -> Action:
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
-    return partial(_doctor, json)
+    return partial(_doctor, json, prune)
 
 
-def _doctor(json: bool) -> int:
+def _doctor(json: bool, prune: bool) -> int:
     from gemmery import lab, report
 
-    found = lab.doctor()
+    found = (*([lab.prune()] if prune else []), *lab.doctor())
     if json:
         sys.stdout.write(f"{report.as_json(found)}\n")
     else:

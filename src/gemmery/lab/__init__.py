@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gemmery.lab.event import Event, OnEvent
     from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
     from gemmery.lab.gpu.chain import chain
-    from gemmery.lab.health import Finding, doctor
+    from gemmery.lab.health import Finding, doctor, prune
     from gemmery.lab.inspection import inspect
     from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
@@ -27,7 +27,7 @@ _HOME = {
     **dict.fromkeys(("Event", "OnEvent"), "gemmery.lab.event"),
     **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
     "chain": "gemmery.lab.gpu.chain",
-    **dict.fromkeys(("Finding", "doctor"), "gemmery.lab.health"),
+    **dict.fromkeys(("Finding", "doctor", "prune"), "gemmery.lab.health"),
     "inspect": "gemmery.lab.inspection",
     "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",
@@ -59,6 +59,7 @@ __all__ = [
     "ladder",
     "ordinal",
     "predicted",
+    "prune",
     "registry",
     "sweep",
 ]

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 import gemmery
-from gemmery import cache, config
+from gemmery import cache, config, dispatch, tiers
+from gemmery.api import compute, device
 from gemmery.bench import load, peers, record
 from gemmery.bench.gpu import peers as gpu_peers
 from gemmery.bench.gpu import state
 from gemmery.bench.gpu.operands import Resident
 from gemmery.bench.work import Work
-from gemmery.cpu import jit, target
+from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.errors import GemmeryError
@@ -28,6 +28,7 @@ from gemmery.lab.gpu import check
 from gemmery.lab.gpu.level import build
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery.problem import Problem
 
 _NEWER = (
     "avx512_vnni",
@@ -36,7 +37,6 @@ _NEWER = (
     "amx_bf16",
     "amx_int8",
 )  # instructions that some kernels use if available
-_PROBE = "doctor"
 _RECOMPILED = "every process recompiles kernels"
 
 
@@ -145,21 +145,84 @@ def _environment() -> Finding:
 
 
 def _cache_folder() -> Finding:
-    path = config.cache_dir()
-    if path is None:
+    folder = config.cache_dir()
+    if folder is None:
         return Finding("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
-    folder = Path(path)
-    usable = cache.write(str(folder), _PROBE, b"probe") and cache.read(str(folder), _PROBE) == b"probe"
-    with contextlib.suppress(OSError):
-        (folder / _PROBE).unlink()
-    if not usable:
-        rule = "make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another"
-        if folder.is_symlink():  # its owner could point it elsewhere between a check and a use
-            rule = f"links are not followed: set GEMMERY_CACHE_DIR={folder.resolve()}"
-        return Finding("", f"{folder}, a link" if folder.is_symlink() else str(folder), False, f"{_RECOMPILED}: {rule}")
-    files = [path for path in folder.iterdir() if path.is_file()]
-    size = _size(sum(path.stat().st_size for path in files))
-    return Finding("", f"{folder}: {len(files)} entries, {size}, writable only for you")
+    rule = cache.unusable(folder)
+    if rule:
+        return Finding("", f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}")
+    current, others = _by_version(folder)
+    value = f"{folder}: {_entries(current)} of this version"
+    if not others:
+        return Finding("", value)
+    advice = "`gemmery doctor --prune` removes those of other versions, unless another installation uses them"
+    return Finding("", f"{value}, {_entries(others)} of others", True, advice)
+
+
+def prune() -> Finding:
+    """Remove from the cache what this version of gemmery does not read, and tell how much it was.
+
+    >>> prune()  # doctest: +SKIP
+    Finding(name='pruned', value='12 entries (1.4 MiB) removed from ~/.cache/gemmery', ok=True, advice='')
+    """
+    folder = config.cache_dir()
+    if folder is None or not os.path.exists(folder):
+        return Finding("pruned", "there is no cache folder")
+    try:
+        removed = cache.prune(folder, _versions())
+    except OSError:
+        return Finding("pruned", f"nothing, in {folder}", False, cache.unusable(folder))
+    return Finding("pruned", f"{_entries(removed)} removed from {folder}")
+
+
+def _by_version(folder: str) -> tuple[list[cache.Entry], list[cache.Entry]]:
+    """Return the entries that this version reads, and the others."""
+    versions = _versions()
+    current: list[cache.Entry] = []
+    others: list[cache.Entry] = []
+    for file in cache.listing(folder):
+        own = file.kind and file.version in versions.get(file.kind, (file.version,))
+        (current if own else others).append(file)
+    return current, others
+
+
+def _versions() -> dict[str, Collection[str]]:
+    """Return the versions of entries that this version of gemmery reads, by kind."""
+    versions: dict[str, Collection[str]] = {"cpu": jit.versions(), "cuda": nvrtc.versions()}
+    with contextlib.suppress(GemmeryError):  # without NVRTC, what it compiled stays
+        versions["ptx"] = (nvrtc.version(),)
+    return versions
+
+
+def _entries(entries: Collection[cache.Entry]) -> str:
+    count = len(entries)
+    return f"{count} entr{'y' if count == 1 else 'ies'} ({_size(sum(file.size for file in entries))})"
+
+
+def _tiers() -> Finding:
+    """Check that kernels can be compiled in the background."""
+    if not tiers.enabled():
+        return Finding("", "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs")
+    tiers.aside("doctor", partial(dispatch.specialised, Problem(8, 8, 8, "f32", "f32")))
+    tiers.wait()
+    state = tiers.state()
+    if state.failures:
+        return Finding("", "on, but background work failed", False, f"report it: {state.failures[-1]}")
+    return Finding("", "on: kernels for products that come back often are compiled in the background")
+
+
+def _memory() -> Finding:
+    """Tell how full the bounded caches of this process are."""
+    kept = {
+        "plans": dispatch.plan,
+        "specialised plans": dispatch.specialised,
+        "products prepared for the CPU": compute.prepare,
+        "for devices": device.prepare,
+    }
+    infos = {name: function.cache_info() for name, function in kept.items()}
+    fills = [f"{info.currsize} of {info.maxsize} {name}" for name, info in infos.items()]
+    used, places = entry.counts()
+    return Finding("", f"{', '.join(fills)}, {used} of {places} in the compiled entry")
 
 
 def _python() -> Finding:
@@ -268,6 +331,8 @@ _EXAMINED: dict[str, Callable[[], Finding]] = {
     "environment": _environment,
     "cache folder": _cache_folder,
     "self-test": _product,
+    "tiers": _tiers,
+    "memory": _memory,
     "python": _python,
     "llvmlite": _package("llvmlite", "kernels that are not cached cannot be compiled: pip install llvmlite"),
     "ml_dtypes": _package("ml_dtypes", "NumPy needs it for bfloat16: pip install ml_dtypes"),

@@ -160,8 +160,9 @@ def test_an_entry_of_a_cpu_kernel_is_of_the_current_version(tmp_path, monkeypatc
 
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     jit.load(host(), "test_cache_nothing", generate)
-    (entry,) = cache.listing(str(tmp_path))
-    assert (entry.kind, entry.version) == ("cpu", jit.version())
+    entries = cache.listing(str(tmp_path))
+    assert {entry.kind for entry in entries} == {"cpu"}
+    assert jit.version() in {entry.version for entry in entries} <= set(jit.versions())
 
 
 def test_an_entry_of_a_cuda_kernel_is_of_a_current_version(tmp_path, monkeypatch):

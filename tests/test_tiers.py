@@ -312,7 +312,10 @@ def test_processes_started_by_other_means(method, tmp_path):
     subprocess.run([sys.executable, str(script), method], timeout=60, check=True)
 
 
-def test_importing_starts_no_thread():
-    code = "import threading, gemmery.tiers; print(threading.active_count())"
+def test_importing_starts_no_thread_and_does_not_even_load_their_module():
+    code = (
+        "import sys, gemmery.tiers as tiers; tiers.enabled(); print('threading' in sys.modules)\n"
+        "import threading; print(threading.active_count())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1\n"
+    assert done.stdout == "False\n1\n"

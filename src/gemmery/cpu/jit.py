@@ -80,6 +80,12 @@ def version() -> str:
     return _sources()[:12]
 
 
+def versions() -> tuple[str, ...]:
+    """Return what names entries of the cache that this version reads."""
+    return version(), _DIGESTS
+
+
+_DIGESTS = "sources"  # in place of a version, for digests of the sources
 _AROUND = ("dtypes.py", "problem.py")  # modules outside this folder that shape a kernel's code
 
 
@@ -104,7 +110,7 @@ def _sources() -> str:
     """
     folder, seen = _cache_dir(), [(name, os.stat(name)) for name in _source_files()]
     stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in seen]
-    key = cache.digest(f"sources {stamps}".encode()).hex()
+    key = cache.key("cpu", _DIGESTS, str(stamps).encode())
     stored = cache.read(folder, key)
     if stored is None:
         contents = []

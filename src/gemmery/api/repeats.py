@@ -28,7 +28,10 @@ def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out
     a, b, c = prepared.operands(x, y, target)
     job = kernel.job(a, b, c, 1, 0, call.terms.bias, threads)
     work = Work(job, kernel.accumulator, problem.flops * form.runs, form.loops, kernel.swaps(c))
-    entry.remember(kind, Array(_dtype(call), target.shape, target.strides), work)
+    dtype = _dtype(call)
+    entry.remember(kind, Array(dtype, target.shape, target.strides), work)
+    if kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype:
+        entry.promote(call.a.dtype, call.b.dtype, dtype)
 
 
 def remember_aside(call: Call, target: View, out: Any) -> None:
@@ -36,7 +39,10 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
     skips = out is None or call.result == "bool" or _has_tensors(call, out)  # compiled code copies no tensor to `out`
     kind = None if skips else _kind(call, call.x, call.y, target, out)
     if kind is not None and kind.out is not None:
-        entry.remember(kind, Array(_dtype(call), target.shape, target.strides), None)
+        dtype = _dtype(call)
+        entry.remember(kind, Array(dtype, target.shape, target.strides), None)
+        if target.dtype not in (call.result, "bf16"):  # rounding to bfloat16 is arrays.store's
+            entry.allow_cast(dtype, out.dtype)
 
 
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:

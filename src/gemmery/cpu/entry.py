@@ -27,8 +27,6 @@ from gemmery.cpu.target import host
 from gemmery.tuples import NamedTuple
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
-# Operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns.
-_LONG = 1 << 21
 
 
 class Element(NamedTuple):
@@ -70,9 +68,7 @@ class Kind(NamedTuple):
 
     def words(self) -> list[int]:
         """Return the words of the key, as compiled code writes them."""
-        bias = layout.NUMBER_BIAS if self.bias_is_number else layout.NO_BIAS if self.bias is None else layout.ARRAY_BIAS
-        activation = layout.ACTIVATIONS.index(self.activation) + 1 if self.activation else 0
-        options = self.scaled * layout.SCALED | self.beta * layout.BETA | activation << layout.ACTIVATION_SHIFT
+        bias, options = _bias_and_options(self)
         out = 0 if self.out is None else len(self.out.shape) + 1
         first = len(self.a.shape) | len(self.b.shape) << 8 | out << 16 | bias << 24 | options << 32
         arrays = (x for x in (self.a, self.b, self.out, self.bias) if x is not None)
@@ -87,6 +83,43 @@ class Work(NamedTuple):
     flops: int
     loops: Sequence[tuple[int, tuple[int, int, int]]] = ()
     swapped: bool = False  # the job computes C' = B' A'
+
+
+class Class(NamedTuple):
+    """What products of any shape must have in common to be served by the same families of kernels."""
+
+    dtype: np.dtype[Any] | Element  # of A, B and C
+    b_rows: bool  # the elements of a row of B are adjacent
+    bias: np.dtype[Any] | Element | None = None  # the type of a bias that is an array
+    bias_is_number: bool = False
+    scaled: bool = False
+    beta: bool = False
+    activation: str = ""
+
+    def words(self) -> list[int]:
+        """Return the words of the key, as compiled code compares them."""
+        bias, options = _bias_and_options(self)
+        element = 0 if self.bias is None else _word(self.bias)
+        return [_word(self.dtype), options, bias, element, int(self.b_rows)]
+
+
+class Member(NamedTuple):
+    """A kernel that runs every shape within limits on one thread, and a job in which sizes and strides are missing."""
+
+    m: tuple[int, int]  # inclusive
+    n: tuple[int, int]
+    k: tuple[int, int]
+    b_elements: int  # most k n
+    c_elements: int  # most m n
+    work: float  # most m n k batch
+    job: bytes
+
+
+def _bias_and_options(kind: Kind | Class) -> tuple[int, int]:
+    array = layout.NO_BIAS if kind.bias is None else layout.ARRAY_BIAS
+    activation = layout.ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
+    options = kind.scaled * layout.SCALED | kind.beta * layout.BETA | activation << layout.ACTIVATION_SHIFT
+    return layout.NUMBER_BIAS if kind.bias_is_number else array, options
 
 
 _kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
@@ -112,9 +145,10 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
     python = (
         api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread,
         api.PyObject_Vectorcall, api.PyLong_AsLongLongAndOverflow,
+        api.PyContextVar_Set, api.PyContextVar_Reset,
     )  # fmt: skip
     return [
-        *map(id, (np.ndarray, None, float, int)),
+        *map(id, (np.ndarray, None, float, int, *objects.ERROR_STATE)),
         *map(id, functions),
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),
@@ -221,7 +255,7 @@ _SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}
 def _work(work: Work) -> dict[str, int]:
     """Return the fields of an entry that describe how its job runs."""
     fields = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", work.job), strict=True))
-    long = work.flops >= _LONG
+    long = work.flops >= layout.LONG
     plain = fields["parts"] == 1 and not fields["workspace_bytes"] and not long
     single = fields["batch"] == 1 or fields["at_once"]
     loops = [*work.loops, *[(1, (0, 0, 0))] * (layout.LOOPS - len(work.loops))]
@@ -251,11 +285,56 @@ def _index(table: int, hash_: int) -> int:
     return first + turn
 
 
+def promote(first: np.dtype[Any], second: np.dtype[Any], common: np.dtype[Any]) -> None:
+    """Convert operands of these types to `common` from now on."""
+    _store_pair(first, second, layout.CONVERTED, common)
+
+
+def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
+    """Copy results of this type into contiguous arrays of the type of `out` from now on."""
+    _store_pair(result, out, layout.CAST, result)
+
+
+def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
+    table, key, descr = _table(), [_word(first), _word(second)], _result(dtype).get("c_descr", 0)
+    if table and descr and key != [_word(_kept[descr])] * 2:
+        _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [descr])
+
+
+def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]) -> None:
+    """Serve every shape of a class by these kernels, of which the first that fits is chosen.
+
+    `scalar` is LLVM's name of the type of alpha and beta, `operations` the number of those of a multiply-add.
+    """
+    table, key, result = _table(), class_.words(), _result(class_.dtype)
+    if not table or not result:
+        return
+    members = members[: layout.MOST_FAMILIES]
+    head = dict.fromkeys((name for name, _ in layout.CLASS), 0) | result
+    head |= {"families": len(members), "size": class_.dtype.itemsize, "scalar": _SCALARS.get(scalar, layout.INTEGER)}
+    head |= {"operations": operations}
+    words = list(head.values())[len(key) :]
+    for member in members:
+        work = struct.unpack("<q", struct.pack("<d", member.work))
+        limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
+        words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
+    _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
+
+
+def _store(records: int, size: int, first: int, key: list[int], words: list[int]) -> None:
+    """Write a record over one with the same key, else in a free one of its places, else in the first."""
+    places = [records + (first + i) * size for i in range(layout.PROBES)]
+    stored = [list((ctypes.c_int64 * len(key)).from_address(place)) for place in places]
+    chosen = next((i for wanted in (key, [0] * len(key)) for i, other in enumerate(stored) if other == wanted), 0)
+    _write(places[chosen], [*key, *words])
+
+
 def forget() -> None:
     """Drop every prepared job, because the number of threads has changed."""
     table = _table()
     if table:
         ctypes.memset(table + layout.HASHES_AT, 0, 8 * layout.SETS * layout.WAYS)
+        ctypes.memset(table + layout.CLASSES_AT, 0, layout.COUNTERS_AT - layout.CLASSES_AT)
 
 
 def counts() -> tuple[int, int]:

@@ -59,6 +59,7 @@ def read(f: Function, head: Args, x: Value, record: Value) -> Value:
         operand.ndim = f.convert("zext", f.load("i32", x + objects.NDIM), "i64")
         operand.shape, operand.strides = f.load("ptr", x + objects.SHAPE), f.load("ptr", x + objects.STRIDES)
         operand.element, operand.unit = f.load("i64", descr + objects.ELEMENT), 1
+        operand.size = f.load("i64", descr + objects.SIZE)
         operand.flags = f.convert("zext", f.load("i32", x + objects.FLAGS), "i64")
         good.value = f.load("i64", descr + objects.METADATA).equals(0) & (is_null(f, data) ^ True)
     return good.value

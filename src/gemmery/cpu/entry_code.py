@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
-from gemmery.cpu import entry_lookup, entry_quick, entry_run, entry_tensors, jit
+from gemmery.cpu import entry_family, entry_lookup, entry_quick, entry_run, entry_tensors, entry_types, jit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
@@ -19,6 +19,7 @@ def module(target: Target) -> Module:
     shared = (
         arguments.define_read, arguments.define_number, entry_lookup.define_find, entry_run.define_launch,
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
+        entry_types.define_pair, entry_types.define_converted, entry_types.define_cast, entry_family.define_member,
         entry_run.define_product,
     )  # fmt: skip
     entry_tensors.define(made, OPERAND)

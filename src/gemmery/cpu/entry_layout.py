@@ -33,10 +33,11 @@ def at(fields: Fields, name: str) -> int:
 BUILTINS = ("matmul", "gemm", "gemv")
 KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y")
 ACTIVATIONS = ("relu", "gelu", "silu")
-OBJECTS = ("array_type", "none", "float_type", "int_type")
+OBJECTS = ("array_type", "none", "float_type", "int_type", "error_state", "ignoring")
 FUNCTIONS = (
     "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
     "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
+    "set_context", "reset_context",
     "run",  # the pool's
 )  # fmt: skip
 HEAD = _pointers(
@@ -53,7 +54,7 @@ OPERAND = (
     *_pointers("object", "data"),
     *_words("ndim"),
     *_pointers("shape", "strides"),
-    *_words("element", "unit", "flags"),
+    *_words("element", "size", "unit", "flags"),
 )
 OPERANDS = ("a", "b", "out", "old", "bias")  # `old` is the C that beta multiplies
 MOST_WORDS = 32  # of a key; products with more dimensions are Python's
@@ -94,12 +95,42 @@ ENTRY = (
     *((f"job_{name}", type_) for name, type_ in JOB),
 )
 
+# The element type to which a pair of types promotes (CONVERTED: its dtype object), or that of a result which may be
+# cast to that of `out` (CAST).
+CONVERTED, CAST = 1, 2
+PAIR = (*_words("first", "second", "use"), *_pointers("descr"))
+
+# What serves every shape of an element type: families, each a kernel with the shapes that it takes.
+LIMITS = ("m", "n", "k")
+MEMBER = (
+    *_words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements"),
+    ("work", "double"),  # most m n k batch
+    *((f"job_{name}", type_) for name, type_ in JOB),
+)
+MOST_FAMILIES = 12
+CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_row")
+CLASS = (
+    *_words(
+        *CLASS_KEY, "families", "size", "scalar", "operations"
+    ),  # bytes of an element; operations of a multiply-add
+    *_pointers("c_descr"),
+    *_words("c_tensor"),
+)
+
 SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the oldest is replaced
 SET_BITS = SETS.bit_length() - 1
+PAIRS, CLASSES, COUNTERS = 256, 64, 4096
+PROBES = 4  # places of a pair or a class, one after the other
+OFTEN = 64  # the products of a shape after which it gets an entry of its own
+LONG = 1 << 21  # operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns
 ENTRY_BYTES = -(-size(ENTRY) // 64) * 64
+CLASS_BYTES = size(CLASS) + MOST_FAMILIES * size(MEMBER)
 FACTORS_AT = size(HEAD)
 HASHES_AT = -(-(FACTORS_AT + 8 * MOST_WORDS) // 64) * 64
-ENTRIES_AT = HASHES_AT + 8 * SETS * WAYS
+PAIRS_AT = HASHES_AT + 8 * SETS * WAYS
+CLASSES_AT = PAIRS_AT + (PAIRS + PROBES) * size(PAIR)
+COUNTERS_AT = CLASSES_AT + (CLASSES + PROBES) * CLASS_BYTES  # a hash and a count each
+ENTRIES_AT = -(-(COUNTERS_AT + 16 * COUNTERS) // 64) * 64
 TABLE_BYTES = ENTRIES_AT + SETS * WAYS * ENTRY_BYTES
 
 
@@ -122,3 +153,17 @@ def hashed(key: list[int]) -> int:
 def place(hash_: int) -> int:
     """Return the index of the first entry where a key with this hash may be."""
     return (hash_ >> (64 - SET_BITS)) * WAYS
+
+
+def pair_place(first: int, second: int) -> int:
+    """Return the index of the first place of a pair."""
+    return _high_bits(first * FACTORS[0] + second * FACTORS[1], PAIRS)
+
+
+def class_place(key: list[int]) -> int:
+    """Return the index of the first place of a class."""
+    return _high_bits(sum(word * factor for word, factor in zip(key, FACTORS, strict=False)), CLASSES)
+
+
+def _high_bits(word: int, count: int) -> int:
+    return (word % (1 << 64)) >> (65 - count.bit_length())

@@ -9,6 +9,7 @@ from gemmery.cpu.entry_arguments import is_null
 from gemmery.cpu.entry_layout import (
     ASIDE,
     CALL,
+    CONVERTED,
     DOUBLE,
     ENTRY,
     HEAD,
@@ -53,6 +54,15 @@ def define_product(made: Module) -> None:
         answer = f.var(special(f, UNKNOWN))
         with f.if_(is_null(f, entry) ^ True):
             answer.value = call(f, "ptr", "prepared", table, record, entry)
+        with f.else_():
+            fields = Args(f, record, CALL)
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(CONVERTED))
+            with f.if_(is_null(f, pair) ^ True):
+                answer.value = call(f, "ptr", "converted", table, record, pair)
+            with f.else_():
+                answer.value = call(f, "ptr", "member", table, record)
+                with f.if_(is_null(f, answer.value)):
+                    answer.value = call(f, "ptr", "cast", table, record)
         f.ret(answer.value)
 
 
@@ -200,10 +210,21 @@ def define_copied(made: Module) -> None:
         "copied", ("ptr", "table"), ("ptr", "out"), ("ptr", "result"), local=True, returns="ptr"
     ) as f:  # fmt: skip
         head, answer = Args(f, f["table"], HEAD), f.var(special(f, RAISED))
-        error = called(f, head.copy_into, "i32", f["out"], f["result"])
-        with f.if_(error.equals(0)):
-            f.call_address(head.incref, "void", f["out"])
-            answer.value = f["out"]
+        null = Value(f, "ptr", "null")
+        elements = [f.load("i64", f.load("ptr", f[x] + objects.DESCR) + objects.ELEMENT) for x in ("out", "result")]
+        token, ready = f.var(null), f.var(f.const("i1", 1))
+        casts = elements[0].differs(elements[1])
+        with f.if_(casts):  # as in np.errstate(all="ignore"): no warnings of overflow
+            token.value = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+            ready.value = is_null(f, token.value) ^ True
+        with f.if_(ready.value):
+            error = called(f, head.copy_into, "i32", f["out"], f["result"])
+            with f.if_(error.equals(0)):
+                f.call_address(head.incref, "void", f["out"])
+                answer.value = f["out"]
+            with f.if_(casts):
+                called(f, head.reset_context, "i32", head.error_state, token.value)
+                f.call_address(head.decref, "void", token.value)
         f.ret(answer.value)
 
 

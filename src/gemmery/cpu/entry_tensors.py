@@ -61,7 +61,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
             operand.data, operand.shape, operand.strides = (
                 _word(f, at, x, "ptr") for at in (torch.data, torch.sizes, torch.strides)
             )
-            operand.element, operand.unit = element, size
+            operand.element, operand.size, operand.unit = element, size, size
             operand.flags = IS_TENSOR | objects.WRITEABLE
             has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
             known = (wanted ^ True) & element.differs(0) & has_memory

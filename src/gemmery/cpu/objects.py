@@ -18,7 +18,7 @@ TYPE, DATA, NDIM, SHAPE, STRIDES, DESCR, FLAGS = 8, 16, 24, 32, 40, 56, 64
 TUPLE_SIZE, TUPLE_ITEMS = 16, 24
 # In a PyArray_Descr: eight bytes of kind, character, byte order, flags and type number, which identify an element type.
 # The address of the object does not: an unpickled array has a dtype object of its own, which dies with the array.
-ELEMENT, METADATA = 24, 56
+ELEMENT, SIZE, METADATA = 24, 40, 56
 WRITEABLE = 0x400  # in FLAGS
 
 FLOAT_VALUE = 16  # of a float, a double
@@ -28,6 +28,11 @@ OUT = (sys.intern("out"),)  # the names of a call with out=
 KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y")))
 ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
 _FLOAT = 0.1
+# The variable of the context in which NumPy keeps np.errstate, and its value for all="ignore".
+_UMATH: Any = getattr(np, "_core", None) and np._core.umath  # type: ignore[attr-defined]
+ERROR_STATE: tuple[object, ...] = ()
+if hasattr(_UMATH, "_extobj_contextvar"):
+    ERROR_STATE = (_UMATH._extobj_contextvar, _UMATH._make_extobj(all="ignore"))
 # PyArray_NewFromDescr, _NewCopy, _CopyInto, _FromArray and _Return in NumPy's table of C functions, which only grows.
 _FUNCTIONS = (94, 85, 50, 109, 76)
 
@@ -58,6 +63,7 @@ def known() -> bool:
         return False
     return (
         object.__basicsize__ == DATA
+        and len(ERROR_STATE) == 2
         and _word(at + TYPE) == id(np.ndarray)
         and _word(at + DATA) == x.ctypes.data
         and ctypes.c_int32.from_address(at + NDIM).value == 2
@@ -78,7 +84,8 @@ def known() -> bool:
 def _is_known(dtype: np.dtype[Any]) -> bool:
     kind, char, order, _flags, number = struct.unpack("=cccci", ctypes.string_at(id(dtype) + ELEMENT, 8))
     fields = (kind.decode(), char.decode(), order.decode(), number)
-    return fields == (dtype.kind, dtype.char, dtype.byteorder, dtype.num) and not _word(id(dtype) + METADATA)
+    others = (_word(id(dtype) + SIZE), _word(id(dtype) + METADATA))
+    return fields == (dtype.kind, dtype.char, dtype.byteorder, dtype.num) and others == (dtype.itemsize, 0)
 
 
 def _has_metadata(dtype: np.dtype[Any]) -> bool:

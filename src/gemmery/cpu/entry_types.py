@@ -1,0 +1,76 @@
+"""Operands and results of different element types in the compiled entry: converted by NumPy, before or after.
+
+A pair of types is Python's at first. It tells the table to which type the pair promotes, and whether a result may be
+cast to the type of an `out`; from then on shapes do not matter.
+"""
+
+from __future__ import annotations
+
+from gemmery.cpu import objects
+from gemmery.cpu.abi import Args
+from gemmery.cpu.atomics import call
+from gemmery.cpu.entry_arguments import is_null, read
+from gemmery.cpu.entry_layout import CALL, CAST, FACTORS, HEAD, PAIR, PAIRS, PAIRS_AT, PROBES, at, size
+from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, special
+from gemmery.cpu.ir import Module, Value
+
+_FLAGS = 0x1 | 0x10 | 0x100  # NPY_ARRAY_C_CONTIGUOUS, _FORCECAST, _ALIGNED
+
+
+def define_pair(made: Module) -> None:
+    """Define `pair(table, first, second, use)`: what the table knows of two element types, or NULL."""
+    params = (("ptr", "table"), ("i64", "first"), ("i64", "second"), ("i64", "use"))
+    with made.function("pair", *params, local=True, returns="ptr") as f:
+        found = f.var(Value(f, "ptr", "null"))
+        index = (f["first"] * FACTORS[0] + f["second"] * FACTORS[1]) >> (65 - PAIRS.bit_length())
+        with f.loop(0, PROBES) as i:
+            place = f["table"] + PAIRS_AT + (index + i) * size(PAIR)
+            pair = Args(f, place, PAIR)
+            match = pair.first.equals(f["first"]) & pair.second.equals(f["second"]) & pair.use.equals(f["use"])
+            with f.if_(match):
+                found.value = place
+        f.ret(found.value)
+
+
+def define_converted(made: Module) -> None:
+    """Define `converted(table, call, pair)`: the product of operands converted to the type to which they promote.
+
+    Afterwards the call's record is that of the copies, which are gone: without a result the call is Python's.
+    """
+    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "pair"))
+    with made.function("converted", *params, local=True, returns="ptr") as f:
+        head, fields = Args(f, f["table"], HEAD), Args(f, f["call"], CALL)
+        null = Value(f, "ptr", "null")
+        answer, copies = f.var(special(f, UNKNOWN)), [f.var(null), f.var(null)]
+        descr, good = Args(f, f["pair"], PAIR).descr, f.var(f.const("i1", 1))
+        element = f.load("i64", descr + objects.ELEMENT)
+        for name, copy in zip("ab", copies, strict=True):
+            with f.if_(good.value & getattr(fields, f"{name}_element").differs(element)):
+                f.call_address(head.incref, "void", descr)  # from_array takes over a reference
+                flags, source = f.const("i32", _FLAGS), getattr(fields, f"{name}_object")
+                copy.value = called(f, head.from_array, "ptr", source, descr, flags)
+                with f.if_(is_null(f, copy.value)):
+                    answer.value, good.value = special(f, RAISED), f.const("i1", 0)
+                with f.else_():
+                    good.value = read(f, head, copy.value, f["call"] + at(CALL, f"{name}_object"))
+        with f.if_(good.value):
+            answer.value = call(f, "ptr", "product", f["table"], f["call"])
+        for copy in copies:
+            with f.if_(is_null(f, copy.value) ^ True):
+                f.call_address(head.decref, "void", copy.value)
+        f.ret(answer.value)
+
+
+def define_cast(made: Module) -> None:
+    """Define `cast(table, call)`: a product whose `out` is contiguous and of a type to which the result may be cast."""
+    with made.function("cast", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+        fields, answer = Args(f, f["call"], CALL), f.var(special(f, UNKNOWN))
+        contiguous = (fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)).differs(0)
+        good = is_null(f, fields.out_object) ^ True
+        good = good & contiguous & (fields.out_flags & objects.WRITEABLE).differs(0)
+        good = good & fields.a_element.equals(fields.b_element) & fields.out_element.differs(fields.a_element)
+        with f.if_(good & fields.beta.equals(0)):
+            pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(CAST))
+            with f.if_(is_null(f, pair) ^ True):
+                answer.value = call(f, "ptr", "aside", f["table"], f["call"])
+        f.ret(answer.value)

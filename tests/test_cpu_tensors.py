@@ -26,7 +26,7 @@ pytestmark = [
 ]
 RECORD = (
     *((name, "ptr") for name in ("object", "data", "shape", "strides")),
-    *((name, "i64") for name in ("ndim", "element", "unit", "flags")),
+    *((name, "i64") for name in ("ndim", "element", "size", "unit", "flags")),
 )
 ONES = torch.ones(3, 3)
 

@@ -4,34 +4,115 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gemmery import arrays
+from gemmery import arrays, config, dispatch, dtypes
 from gemmery.api.calls import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
-from gemmery.cpu.entry import Array, Element, Kind, Work
+from gemmery.cpu import threads as cpu_threads
+from gemmery.cpu.entry import Array, Class, Element, Kind, Member, Work
 from gemmery.cpu.launch import Launch
+from gemmery.cpu.layout import JOB_AT
+from gemmery.dispatch import cpu
+from gemmery.problem import Problem
+
+if TYPE_CHECKING:
+    from gemmery.dispatch.family import Family
 
 
 def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out: Any, threads: int) -> None:
-    """Store the job of a product of the views x and y, which are those of its operands or converted copies."""
+    """Store the job of a product of the views x and y, which are those of its operands or converted copies.
+
+    The kernel is one for every shape. If there is a faster one for this shape, it is compiled in the background for
+    products that come often, and takes its place.
+    """
     kernel = prepared.plan.kernel
     kind = _kind(call, x, y, target, out)
     if kind is None or not isinstance(kernel, Launch):
         return
-    if _has_tensors(call, out) and entry.knows(kind):  # a tensor that compiled code leaves to Python each time
-        return
-    form, problem = prepared.form, prepared.problem
-    a, b, c = prepared.operands(x, y, target)
-    job = kernel.job(a, b, c, 1, 0, call.terms.bias, threads)
-    work = Work(job, kernel.accumulator, problem.flops * form.runs, form.loops, kernel.swaps(c))
-    dtype = _dtype(call)
-    entry.remember(kind, Array(dtype, target.shape, target.strides), work)
-    if kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype:
+    dtype, tiers = _dtype(call), config.tiers()
+    c = Array(dtype, target.shape, target.strides)
+    better = tiers and cpu.specialised(prepared.problem) is not None
+    again = better and entry.often(kind)
+    if not again and _has_tensors(call, out) and entry.knows(kind):
+        return  # a tensor that compiled code leaves to Python each time
+    bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
+    views = x._replace(owner=None), y._replace(owner=None), target._replace(owner=None)
+
+    def store(plan: dispatch.Plan, counted: bool = False) -> None:
+        assert isinstance(plan.kernel, Launch)
+        entry.remember(kind, c, _work(prepared._replace(plan=plan), views, bias, threads), counted)
+
+    store(prepared.plan, better and not again)
+    if again:
+        _improve(prepared.problem, kind, store)
+    if isinstance(dtype, np.dtype) and (kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype):
         entry.promote(call.a.dtype, call.b.dtype, dtype)
+    if tiers and kind.a.dtype is kind.b.dtype is dtype:
+        _learn(kind, prepared.problem, threads)
+
+
+def _work(prepared: Prepared, views: tuple[View, View, View], bias: View | None, threads: int) -> Work:
+    """Return the job of a product, whose pointers the entry replaces."""
+    kernel, form = prepared.plan.kernel, prepared.form
+    assert isinstance(kernel, Launch)
+    a, b, c = prepared.operands(*views)
+    job = kernel.job(a, b, c, 1, 0, bias, threads)
+    return Work(job, kernel.accumulator, prepared.problem.flops * form.runs, form.loops, kernel.swaps(c))
+
+
+def _improve(problem: Problem, kind: Kind, store: Callable[[dispatch.Plan], None]) -> None:
+    """Compile the kernel for the shape of a problem in the background, and store its job."""
+    from gemmery import tiers
+
+    generation = cpu_threads.generation
+
+    def make() -> None:
+        plan = dispatch.specialised(problem)
+        if plan is not None and cpu_threads.generation == generation:
+            store(plan)
+            if cpu_threads.generation != generation:
+                entry.forget()
+
+    tiers.aside((problem, generation, *kind.words()), make)
+
+
+def _learn(kind: Kind, problem: Problem, threads: int) -> None:
+    """Tell the entry of the kernels that take every shape of products of this kind."""
+    if problem.c_layout != "row":
+        return
+    b_rows = problem.b_layout == "row"
+    bias = None if kind.bias is None else kind.bias.dtype
+    class_ = Class(kind.a.dtype, b_rows, bias, kind.bias_is_number, kind.scaled, kind.beta, kind.activation)
+    if entry.learned(class_):
+        return
+    from gemmery.dispatch.family import families
+
+    layout = "row" if b_rows else "any"
+    found = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
+    operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
+    members = [_member(family, problem) for family in found]
+    entry.learn(class_, found[0].launch.accumulator if found else "", operations, members)
+
+
+def _member(family: Family, problem: Problem) -> Member:
+    """Return a family as the entry knows it: limits, and a job on one thread."""
+    m, n, k = (max(least, 1) for least, _ in (family.m, family.n, family.k))
+    size = dtypes.get(problem.dtype).size
+    a, b, c = (
+        View(0, (1, rows, columns), (0, columns * size, size), problem.dtype)
+        for rows, columns in ((m, k), (k, n), (m, n))
+    )
+    job = bytearray(family.launch.job(a, b, c, 1, 0, None, 1))
+    blocks = family.blocks
+    for name, word in (("mc", blocks.mc), ("kc", blocks.kc), ("nc", blocks.nc), ("workspace_bytes", blocks.workspace)):
+        job[JOB_AT[name] : JOB_AT[name] + 8] = word.to_bytes(8, "little")
+    limits = family.b_elements, family.c_elements, float(family.work)
+    return Member(family.m, family.n, family.k, *limits, bytes(job))
 
 
 def remember_aside(call: Call, target: View, out: Any) -> None:
@@ -41,7 +122,10 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
     if kind is not None and kind.out is not None:
         dtype = _dtype(call)
         entry.remember(kind, Array(dtype, target.shape, target.strides), None)
-        if target.dtype not in (call.result, "bf16"):  # rounding to bfloat16 is arrays.store's
+        if isinstance(dtype, np.dtype) and target.dtype not in (
+            call.result,
+            "bf16",
+        ):  # rounding to bfloat16 is arrays.store's
             entry.allow_cast(dtype, out.dtype)
 
 

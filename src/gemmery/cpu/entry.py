@@ -123,6 +123,7 @@ def _bias_and_options(kind: Kind | Class) -> tuple[int, int]:
 
 
 _kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
+_learned: set[tuple[int, ...]] = set()  # keys of the classes in the table
 _turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
 
@@ -137,7 +138,12 @@ def _table() -> int:
 
 
 def _write(at: int, words: Sequence[int]) -> None:
-    ctypes.memmove(at, struct.pack(f"<{len(words)}q", *words), 8 * len(words))
+    _write_bytes(at, struct.pack(f"<{len(words)}q", *words))
+
+
+def _write_bytes(at: int, data: bytes) -> None:
+    """Write while holding the GIL, which ctypes.memmove releases: compiled code reads the table under it."""
+    (ctypes.c_char * len(data)).from_address(at).raw = data
 
 
 def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
@@ -196,8 +202,11 @@ def _builtin(name: str, address: int, doc: str) -> Callable[..., Any]:
     return made
 
 
-def remember(kind: Kind, c: Array, work: Work | None) -> None:
-    """Store the job of products of this kind, whose results are like c; without a job they are computed aside."""
+def remember(kind: Kind, c: Array, work: Work | None, counted: bool = False) -> None:
+    """Store the job of products of this kind, whose results are like c; without a job they are computed aside.
+
+    If they are `counted`, number OFTEN of them goes to Python again.
+    """
     table, key = _table(), kind.words()
     many = work is not None and len(work.loops) > layout.LOOPS
     if not table or len(key) > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
@@ -208,16 +217,46 @@ def remember(kind: Kind, c: Array, work: Work | None) -> None:
     entry = dict.fromkeys((name for name, _ in ENTRY), 0)
     entry |= {f"key_{i}": word for i, word in enumerate(key)}
     entry |= {f"c_shape_{i}": length for i, length in enumerate(c.shape)}
-    entry |= {"count": len(key), "kind": layout.ASIDE, "c_ndim": len(c.shape)} | result
+    entry |= {"count": len(key), "kind": layout.ASIDE, "left": counted and layout.OFTEN + 1, "c_ndim": len(c.shape)} | result
     for name, array in (("a", kind.a), ("b", kind.b), ("c", c), ("bias", kind.bias)):
         if array is not None:
             entry[f"{name}_low"], entry[f"{name}_high"] = array.reach()
     if work is not None:
         entry |= {"kind": layout.RUN, **_work(work)}
+        entry["quick"] &= not counted
     hash_ = layout.hashed(key)
     index = _index(table, hash_)
     _write(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, list(entry.values()))
     ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = hash_
+
+
+def often(kind: Kind) -> bool:
+    """Return True if compiled code has run so many products of this kind that it asks Python for a better job."""
+    table, hash_, index = _find(kind)
+    if not table:
+        return False
+    if index is not None:
+        at = table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES + layout.at(ENTRY, "left")
+        return ctypes.c_int64.from_address(at).value == 1
+    at = table + layout.COUNTERS_AT + 16 * layout.counter_place(hash_)
+    counted, count = (ctypes.c_uint64 * 2).from_address(at)
+    return counted == hash_ and count >= layout.OFTEN
+
+
+def knows(kind: Kind) -> bool:
+    """Return whether the table has an entry with this key."""
+    return _find(kind)[2] is not None
+
+
+def _find(kind: Kind) -> tuple[int, int, int | None]:
+    """Return the table, the hash of a key, and the index of its entry."""
+    table, key = _table(), kind.words()
+    if not table or len(key) > layout.MOST_WORDS:
+        return 0, 0, None
+    hash_ = layout.hashed(key)
+    first = layout.place(hash_)
+    stored = list((ctypes.c_uint64 * layout.WAYS).from_address(table + layout.HASHES_AT + 8 * first))
+    return table, hash_, first + stored.index(hash_) if hash_ in stored else None
 
 
 def _word(dtype: np.dtype[Any] | Element) -> int:
@@ -233,13 +272,6 @@ def _result(dtype: np.dtype[Any] | Element) -> dict[str, int]:
         return {}
     _kept[id(own)] = own
     return {"c_descr": id(own)}
-
-
-def knows(kind: Kind) -> bool:
-    """Return whether the table has an entry with this key."""
-    table, hash_ = _table(), layout.hashed(kind.words())
-    first = table + layout.HASHES_AT + 8 * layout.place(hash_)
-    return bool(table) and hash_ in (ctypes.c_uint64 * layout.WAYS).from_address(first)
 
 
 def know_tensors(facts: int) -> None:
@@ -319,6 +351,12 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
         limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
         words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
     _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
+    _learned.add(tuple(key))
+
+
+def learned(class_: Class) -> bool:
+    """Return True if the table has been told of this class."""
+    return tuple(class_.words()) in _learned
 
 
 def _store(records: int, size: int, first: int, key: list[int], words: list[int]) -> None:
@@ -333,8 +371,9 @@ def forget() -> None:
     """Drop every prepared job, because the number of threads has changed."""
     table = _table()
     if table:
-        ctypes.memset(table + layout.HASHES_AT, 0, 8 * layout.SETS * layout.WAYS)
-        ctypes.memset(table + layout.CLASSES_AT, 0, layout.COUNTERS_AT - layout.CLASSES_AT)
+        _learned.clear()
+        _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
+        _write_bytes(table + layout.CLASSES_AT, bytes(layout.COUNTERS_AT - layout.CLASSES_AT))
 
 
 def counts() -> tuple[int, int]:

@@ -62,13 +62,13 @@ def define_member(made: Module) -> None:
 
 
 def _seldom(f: Function, table: Value, fields: Args) -> Value:
-    """Count the products of this shape; return false once, when they are OFTEN: Python then makes an entry for them."""
+    """Count the products of this shape; return false for number OFTEN, of which Python makes an entry."""
     key_hash = fields.hash
     counter = table + COUNTERS_AT + (key_hash >> (65 - COUNTERS.bit_length())) * 16
     count = f.select(f.load("i64", counter, align=8).equals(key_hash), f.load("i64", counter + 8, align=8), f.index(0))
     f.store(key_hash, counter, align=8)
-    f.store(f.select(count.equals(OFTEN), f.index(0), count + 1), counter + 8, align=8)
-    return count.differs(OFTEN)
+    f.store(count + 1, counter + 8, align=8)
+    return count.differs(OFTEN - 1)
 
 
 def _define_class(made: Module) -> None:
@@ -253,7 +253,7 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
         step.value = f.select(f.load("i64", fields.bias_shape).equals(1), f.index(0), fields.bias_size)
     entry.job_bias_step = step.value
     entry.kind, entry.c_descr, entry.c_tensor = RUN, class_.c_descr, class_.c_tensor
-    entry.scalar, entry.runs, entry.swapped = class_.scalar, 1, 0
+    entry.scalar, entry.runs, entry.swapped, entry.left = class_.scalar, 1, 0, 0
     _reach(f, entry, "a", fields.a_size, ((shape.m, shape.a_row), (shape.k, shape.a_col), (shape.batch, shape.a_batch)))
     _reach(f, entry, "b", fields.b_size, ((shape.k, shape.b_row), (shape.n, shape.b_col), (shape.batch, shape.b_batch)))
     _reach(f, entry, "c", fields.a_size, ((shape.m, shape.c_row), (shape.n, shape.c_col), (shape.batch, shape.c_batch)))

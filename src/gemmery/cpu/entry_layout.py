@@ -82,6 +82,7 @@ SINGLE, DOUBLE, INTEGER = range(3)  # the type of alpha and beta in a job
 ENTRY = (
     *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
     *_words("kind"),
+    *_words("left"),  # products until Python is asked again, and 1; 0: it is not
     *_pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
     *_words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
     *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
@@ -158,6 +159,11 @@ def place(hash_: int) -> int:
 def pair_place(first: int, second: int) -> int:
     """Return the index of the first place of a pair."""
     return _high_bits(first * FACTORS[0] + second * FACTORS[1], PAIRS)
+
+
+def counter_place(hash_: int) -> int:
+    """Return the index of the counter of a key with this hash."""
+    return _high_bits(hash_, COUNTERS)
 
 
 def class_place(key: list[int]) -> int:

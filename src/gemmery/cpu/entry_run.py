@@ -76,6 +76,10 @@ def define_prepared(made: Module) -> None:
         scaled = (fields.options & SCALED).differs(0)
         with f.if_(scaled & entry.scalar.equals(INTEGER)):
             good.value = fields.integral.differs(0)
+        left = entry.left
+        with f.if_(left > 1):
+            entry.left = left - 1
+            good.value = good.value & left.differs(2)
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)

@@ -217,7 +217,12 @@ def remember(kind: Kind, c: Array, work: Work | None, counted: bool = False) -> 
     entry = dict.fromkeys((name for name, _ in ENTRY), 0)
     entry |= {f"key_{i}": word for i, word in enumerate(key)}
     entry |= {f"c_shape_{i}": length for i, length in enumerate(c.shape)}
-    entry |= {"count": len(key), "kind": layout.ASIDE, "left": counted and layout.OFTEN + 1, "c_ndim": len(c.shape)} | result
+    entry |= {
+        "count": len(key),
+        "kind": layout.ASIDE,
+        "left": counted and layout.OFTEN + 1,
+        "c_ndim": len(c.shape),
+    } | result
     for name, array in (("a", kind.a), ("b", kind.b), ("c", c), ("bias", kind.bias)):
         if array is not None:
             entry[f"{name}_low"], entry[f"{name}_high"] = array.reach()

@@ -166,6 +166,17 @@ def test_an_element_has_the_same_bits_in_a_whole_tile_and_at_an_edge(name, alpha
     assert whole[:, :47, :255].tobytes() == edge.tobytes()
 
 
+@pytest.mark.parametrize(("name", "out"), PAIRS)
+@pytest.mark.parametrize("layouts", ["CCC", "FFC", "CFC"])
+def test_few_columns_have_the_bits_that_they_have_among_many(name, out, layouts):
+    """The last columns of C are computed by narrower tiles."""
+    a, b, c = operands((13, 70, 21), name, out, layouts)
+    whole = multiply(a, b, c)
+    for columns in (1, 2, 8, 9, 16, 17, 32, 33, 50):
+        some = place(b.array[:, :, :columns], name, layouts[1]), place(c.array[:, :, :columns], out)
+        assert multiply(a, *some).tobytes() == whole[:, :, :columns].tobytes(), columns
+
+
 def test_depth_zero_is_what_remains_without_a_product():
     a, b, c = operands((7, 66, 0), "f32", "f32")
     old = c.array.copy()

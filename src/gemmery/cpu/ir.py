@@ -430,10 +430,11 @@ class Function:
         return self.emit(type_, f"shufflevector {x}, {y}, <{len(order)} x i32> <{picks}>")
 
     def first_lanes(self, count: Value, lanes: int) -> Value:
-        """Return a mask whose first `count` lanes are set (count may exceed lanes)."""
-        ramp = ", ".join(f"i32 {lane}" for lane in range(lanes))
-        limit = self.broadcast(self.emit("i32", f"trunc {self.min(count, lanes)} to i32"), lanes)
-        return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x i32> <{ramp}>, {limit.text}")
+        """Return a mask whose first `count` lanes are set; `count` may exceed lanes, not negative for over 16."""
+        number = "i32" if lanes <= 16 else "i8"
+        ramp = ", ".join(f"{number} {lane}" for lane in range(lanes))
+        limit = self.broadcast(self.emit(number, f"trunc {self.min(count, lanes)} to {number}"), lanes)
+        return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x {number}> <{ramp}>, {limit.text}")
 
     # calls
 

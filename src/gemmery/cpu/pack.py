@@ -100,11 +100,9 @@ def _copy(f: Function, panels: Panels) -> None:
     """Pack elements that are adjacent across: load vectors, convert, store."""
     width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
     k, group = f["k"], panels.product.group
+    whole = k if group == 1 else k // group * group
     with f.loop(0, f["count"], width) as i:
-        whole = k if group == 1 else k // group * group
         under_masks(f, lanes, width, f["count"] - i, lambda masks: _copy_rows(f, panels, i, whole, masks))
-        if group > 1:
-            _step_by_step(f, panels, i, whole, f["along"])
 
 
 def under_masks(
@@ -126,14 +124,23 @@ def under_masks(
 
 def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Sequence[Value | None]) -> None:
     lanes, cell = f.target.lanes(SIZES[panels.product.cell]), SIZES[panels.product.cell]
-    group, along = panels.product.group, f["along"]
+    k, group, along = f["k"], panels.product.group, f["along"]
     source, to = f["source"] + i * panels.element, panel(f, panels, i)
-    with f.loop(0, whole, group) as p:
-        row, step = source + p * along, to + p // group * panels.row
+
+    def step(p: Value, rows: list[Value], exists: Sequence[Value | None]) -> None:
         for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
-            some = min(lanes, panels.width - v)
-            loaded = [load(f, panels, row + along * g + v * panels.element, some, mask) for g in range(group)]
-            f.store(interleave(f, loaded), step + v * cell)
+            loaded = [load(f, panels, row + v * panels.element, min(lanes, panels.width - v), mask) for row in rows]
+            known = [
+                x if yes is None else f.select(yes, x, f.zero(x.type)) for x, yes in zip(loaded, exists, strict=True)
+            ]
+            f.store(interleave(f, known), to + p // group * panels.row + v * cell)
+
+    with f.loop(0, whole, group) as p:
+        step(p, [source + p * along + along * g for g in range(group)], [None] * group)
+    if group > 1:
+        with f.if_(whole < k):
+            rows = [source + f.min(whole + g, k - 1) * along for g in range(group)]
+            step(whole, rows, [None, *[whole + g < k for g in range(1, group)]])
 
 
 def interleave(f: Function, rows: list[Value]) -> Value:
@@ -154,21 +161,38 @@ def turn(f: Function, panels: Panels) -> None:
     """Pack elements that are adjacent along k: load `lanes` cells of each row, transpose, store step by step.
 
     If `width` is not a multiple of the vector, the stores of one step reach into the next step, which overwrites
-    them. So steps must be stored in order, and the buffer needs a vector of slack at its end.
+    them. So steps must be stored in order, and the buffer needs a vector of slack at its end. With AVX-512 the last
+    steps of k are loaded under a mask and stored as whole vectors too, into the panel after this one or into `slack`.
     """
     width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
     block = lanes * panels.product.group
-    whole = f["k"] // block * block
+    masked = f.target.isa == "avx512"
+    stop = f["k"] if masked else f["k"] // block * block
     with f.loop(0, f["count"], width) as i:
         if width % lanes:
-            _turn_rows(f, panels, i, whole, [f.index(first) for first in range(0, width, lanes)])
+            _turn_rows(f, panels, i, stop, [f.index(first) for first in range(0, width, lanes)])
         else:
-            with f.loop(0, width, lanes) as first:
-                _turn_rows(f, panels, i, whole, [first])
-        _step_by_step(f, panels, i, whole, f.index(panels.element))
+            with f.loop(0, f.index(lanes) * used(f, f["count"] - i, width, lanes), lanes) as first:
+                _turn_rows(f, panels, i, stop, [first])
+        if not masked:
+            _step_by_step(f, panels, i, stop, f.index(panels.element))
 
 
-def _turn_rows(f: Function, panels: Panels, i: Value, whole: Value, chunks: list[Value]) -> None:
+def slack(panels: Panels) -> int:
+    """Return the bytes that packing may write past its last panel: a block of k as deep as a vector, and a vector."""
+    return 64 // SIZES[panels.product.cell] * panels.row + 64
+
+
+def used(f: Function, count: Value, width: int, lanes: int) -> Value:
+    """Return how many vectors the micro-kernel reads of a panel row with `count` numbers: 1, 2 or all of them."""
+    vectors = f.index(width // lanes)
+    for few in (2, 1):
+        if few * lanes < width:
+            vectors = f.select(count <= few * lanes, f.index(few), vectors)
+    return vectors
+
+
+def _turn_rows(f: Function, panels: Panels, i: Value, stop: Value, chunks: list[Value]) -> None:
     """Transpose chunks of `lanes` rows, which begin at these rows of a panel."""
     product, cell = panels.product, SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
@@ -177,10 +201,11 @@ def _turn_rows(f: Function, panels: Panels, i: Value, whole: Value, chunks: list
         [row_at(f, i + (first + r)) for r in range(min(lanes, panels.width - number * lanes))]
         for number, first in enumerate(chunks)
     ]
-    with f.loop(0, whole, lanes * product.group) as p:
+    with f.loop(0, stop, lanes * product.group) as p:
+        mask = f.first_lanes(f["k"] - p, lanes * product.group) if f.target.isa == "avx512" else None
         turned = []
         for some in rows:
-            loaded = [load(f, panels, row + p * panels.element, lanes * product.group) for row in some]
+            loaded = [load(f, panels, row + p * panels.element, lanes * product.group, mask) for row in some]
             turned.append(transpose(f, [f.bitcast(row, vector(lanes, product.cell)) for row in loaded]))
         for step in range(lanes):
             at = to + (p // product.group + step) * panels.row

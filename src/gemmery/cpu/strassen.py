@@ -27,7 +27,7 @@ from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
 from gemmery.problem import Problem
 
 _TWO_LEVELS = 4096  # smallest side for which 49 products are faster than 7: at 3072 they tie
-_ROOM = 64  # bytes that a transposing pack may write past its last panel, rounded up to a cache line
+_ROOM = 4096  # bytes that a transposing pack may write past its last panel, rounded up
 _CHUNK = 4096  # elements of a sum of blocks that are added at a time and then packed: they stay in L1
 
 Signs = tuple[int, ...]  # of the blocks of a matrix, row by row: 1, -1 or 0 for none

@@ -135,8 +135,9 @@ def tile_loop(
     b: Value,
     prefetch: int,
     coming: Value | None = None,
+    vectors: int = 0,
 ) -> list[list[Var]]:
-    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
+    """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector, or the first `vectors` of a row.
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
@@ -147,22 +148,22 @@ def tile_loop(
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     cells = vector(tile.lanes, cell)
-    row = tile.nr * size
+    row, vectors = tile.nr * size, vectors or tile.nv
     if product.seeded:
-        starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(tile.nv)]
+        starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
         b = b + row
     else:
-        starts = [f.zero(wide)] * tile.nv
+        starts = [f.zero(wide)] * vectors
     totals = [[f.var(start) for start in starts] for _ in range(tile.mr)]
     with f.loop(0, steps) as p:
         a_row = a + p * (tile.mr * size)
         b_row = b + p * row
-        columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(tile.nv)]
+        columns = [f.load(cells, b_row + v * tile.lanes * size, align=size) for v in range(vectors)]
         f.prefetch(a_row + prefetch * tile.mr * size)
         if coming is not None and row >= AHEAD_FROM:
             f.prefetch(coming + p * AHEAD, locality=2)
         for i in range(tile.mr):
             scale = f.broadcast(f.load(cell, a_row + i * size, align=size), tile.lanes)
-            for v in range(tile.nv):
+            for v in range(vectors):
                 totals[i][v].value = multiply_add(f, product, scale, columns[v], totals[i][v].value)
     return totals

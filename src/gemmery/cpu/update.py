@@ -33,30 +33,25 @@ def sums_apart(product: Product) -> bool:
     return out.kind == "f" and out.llvm != product.accumulator
 
 
-def update(
-    f: Function,
-    product: Product,
-    register: Shape,
-    totals: list[list[Var]],
-    kept: Value,
-    i: Value,
-    j: Value,
-    rows: Value,
-    columns: Value,
+def keep(f: Function, product: Product, register: Shape, totals: list[list[Var]], kept: Value) -> None:
+    """Store a tile's accumulators in a buffer for the whole tile."""
+    size, lanes = SIZES[product.accumulator], register.lanes
+    for r, row in enumerate(totals):
+        for v, total in enumerate(row):
+            f.store(total.value, kept + (r * register.nv + v) * lanes * size, align=lanes * size)
+
+
+def update_edge(
+    f: Function, product: Product, register: Shape, kept: Value, i: Value, j: Value, rows: Value, columns: Value
 ) -> None:
-    """Add a tile, `rows` x `columns` of it at (i, j), to C; `kept` is a buffer for the whole tile."""
-    with f.if_(_plain(f, product, register, rows, columns)):
-        _update_whole(f, product, register, totals, f["c"] + i * f["c_row"] + j * product.out_size)
-    with f.else_():
-        size, lanes = SIZES[product.accumulator], register.lanes
-        for number, total in enumerate(total for row in totals for total in row):
-            f.store(total.value, kept + number * lanes * size, align=64)
-        with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
-            tile = f.load(vector(lanes, product.accumulator), kept + (r * register.nr + v) * size)
-            _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
+    """Add `rows` x `columns` of the tile in `kept` to C at (i, j)."""
+    size, lanes = SIZES[product.accumulator], register.lanes
+    with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
+        tile = f.load(vector(lanes, product.accumulator), kept + (r * register.nr + v) * size)
+        _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
 
 
-def _plain(f: Function, product: Product, register: Shape, rows: Value, columns: Value) -> Value:
+def is_plain(f: Function, product: Product, register: Shape, rows: Value, columns: Value) -> Value:
     """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta."""
     whole = rows.equals(register.mr) & columns.equals(register.nr)
     if dtypes.get(product.out).llvm != product.accumulator:
@@ -69,7 +64,7 @@ def _plain(f: Function, product: Product, register: Shape, rows: Value, columns:
     return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
 
 
-def _update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
+def update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
     """Compute C = alpha * tile, plus beta * C if beta is not zero, from the registers."""
     wide = vector(register.lanes, product.accumulator)
     size = SIZES[product.accumulator]

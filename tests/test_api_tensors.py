@@ -1,5 +1,6 @@
 """Products of PyTorch's CPU tensors that the compiled entry has met: the same results, the same refusals, no leak."""
 
+import ctypes
 import gc
 import os
 import sys
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.api import repeats
 from gemmery.arrays import pytorch_abi
-from gemmery.cpu import pool
+from gemmery.cpu import entry, entry_layout, pool
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = [
@@ -173,6 +175,27 @@ def test_products_met_before_do_not_reach_python():
     for name, call in calls.items():
         meet(call)
         assert (name, python_calls(call)[1]) == (name, [])
+
+
+def test_a_pytorch_of_which_too_little_is_known_is_served_by_python(monkeypatch):
+    if not native():
+        pytest.skip("this machine or this PyTorch has no fast path for tensors")
+    a, out = values(8, 8), torch.zeros(8, 8)
+    meet(lambda: gm.matmul(a, a))
+    table = entry._table() + entry_layout.at(entry_layout.HEAD, "tensors")
+    facts = ctypes.c_int64.from_address(table).value
+    monkeypatch.setattr(repeats, "_known", lambda _: None)
+    entry.know_tensors(0)
+    try:
+        for _ in range(MET):
+            result, names = python_calls(lambda: gm.matmul(a, a))
+            assert same(result, a @ a)
+            assert names[0] == "_matmul"
+            assert same(gm.gemm(2.0, a, a, 0.5, a, out=out), 2 * (a @ a) + 0.5 * a)
+            assert same(gm.matmul(a, a, bias=a[0], activation="relu"), torch.relu(a @ a + a[0]))
+    finally:
+        entry.know_tensors(facts)
+    assert python_calls(lambda: gm.matmul(a, a))[1] == []
 
 
 def parameter():
@@ -377,8 +400,9 @@ def test_the_old_c_may_be_any_tensor(layout):
         assert same(gm.gemm(2.0, a, b, 3.0, values(8, 8)), 2 * (a @ b) + 3 * values(8, 8))
         c = LAYOUTS["columns"](values(8, 8, seed=seed))
         assert same(gm.gemm(2.0, a, b, 3.0, c), 2 * (a @ b) + 3 * c)
-    with pytest.raises(gm.ShapeError):
-        gm.gemm(2.0, a, b, 3.0, values(8, 4).expand(8, 4), out=torch.zeros(8, 8))
+    for shape in ((8, 4), (4, 16), (64,), (1, 8, 8)):
+        with pytest.raises(gm.ShapeError, match="c has shape"):
+            gm.gemm(2.0, a, b, 3.0, values(*shape), out=torch.zeros(8, 8))
 
 
 def test_operands_of_two_libraries_give_a_tensor():

@@ -14,6 +14,7 @@ import pytest
 from gemmery import dtypes
 from gemmery.arrays import pytorch_abi
 from gemmery.cpu import entry_tensors, jit, objects, tensors
+from gemmery.cpu.entry_layout import OPERAND
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import host
 
@@ -24,17 +25,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning"),
 ]
-RECORD = (
-    *((name, "ptr") for name in ("object", "data", "shape", "strides")),
-    *((name, "i64") for name in ("ndim", "element", "size", "unit", "flags")),
-)
 ONES = torch.ones(3, 3)
 
 
 def module():
     """The functions of tensors.py, which are visible in their module alone, under other names."""
     made = Module(host())
-    entry_tensors.define(made, RECORD)
+    entry_tensors.define(made, OPERAND)
     with made.function("try_read", ("ptr", "facts"), ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
         f.ret(f.emit("i64", f"call i64 @read_tensor({f['facts']}, {f['x']}, {f['record']})"))
     with made.function("try_recorded", ("ptr", "facts"), returns="i64") as f:
@@ -58,17 +55,17 @@ def native():
     if abi is None:
         pytest.skip("this PyTorch lacks a function or a field that compiled code needs")
     facts = tensors.facts(torch, abi)
-    code = jit.load(host(), f"tensors of the test {RECORD}", module)
+    code = jit.load(host(), f"tensors of the test {OPERAND}", module)
     word, pointer = ctypes.c_int64, ctypes.c_void_p
     try_read = ctypes.PYFUNCTYPE(word, pointer, ctypes.py_object, pointer)(code["try_read"])
     try_new = ctypes.PYFUNCTYPE(ctypes.py_object, pointer, word, word, pointer, pointer)(code["try_new"])
     codes = {row.name: number for number, row in abi.codes.items()}
 
     def read(x):
-        record = (word * len(RECORD))()
+        record = (word * len(OPERAND))()
         if not try_read(facts, x, ctypes.addressof(record)):
             return None
-        return dict(zip((name for name, _ in RECORD), record, strict=True))
+        return dict(zip((name for name, _ in OPERAND), record, strict=True))
 
     def new(name, shape):
         sizes, data = (word * max(len(shape), 1))(*shape), word()
@@ -77,7 +74,7 @@ def native():
         return made
 
     def copy(x):
-        record = (word * len(RECORD))()
+        record = (word * len(OPERAND))()
         assert try_read(facts, x, ctypes.addressof(record))
         made = ctypes.PYFUNCTYPE(pointer, pointer, pointer)(code["try_copy"])(facts, ctypes.addressof(record))
         if made == facts:

@@ -139,7 +139,7 @@ def modules(target):
     for problem in FEW:
         made = build.product(target, problem)
         yield made.name, loops.packed(target, made)
-    yield "gemv", gemv.gemv(target, gemv._product(Problem(8, 1, 8, "i32", "i32")), 6)
+    yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "i32", "i32")), 6)
     yield "direct", direct.direct(target, direct.cut(target, "f64", "row", 13, 37, 9, True))
     yield "batched", batched.batched(target, batched.Small(5, 7, 9, "i32", "i32", "i32"))
 

@@ -14,48 +14,16 @@ kept. Every element of y is summed in the same order, at any position and for an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gemmery import dtypes
-from gemmery.cpu import gemv_ways, jit
+from gemmery.cpu import gemv_ways
 from gemmery.cpu.abi import Args
-from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
-from gemmery.cpu.launch import Blocks, Launch
-from gemmery.cpu.split import Unit
-from gemmery.cpu.target import Target, host
+from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import Product
-from gemmery.problem import Problem
-
-ROWS = 64  # unit in which threads divide the rows of A: whole cache lines of y
-LONG_ROWS = 1024  # the same for contiguous columns: shorter pieces would not be streams for the prefetcher
-COLUMNS = 4  # columns per pass of `axpys`: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
-BANDWIDTH = 40.0  # bytes per ns that one core reads: 25 from memory, 70 from a cache
-
-
-def build(problem: Problem, config: Mapping[str, int]) -> Launch:
-    """Return the kernel of one column (n == 1) or one row (m == 1) of C, in blocks of mc rows and kc columns of A."""
-    target, product = host(), _product(problem)
-    columns = config.get("columns", COLUMNS)
-    found = jit.load(target, f"gemv{columns}_{product.name}", lambda: gemv(target, product, columns))
-    size, mc, kc = dtypes.get(problem.dtype).size, config["mc"], config["kc"]
-    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + product.parts * kc) * product.parts * SIZES[product.accumulator])
-    down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
-    rows = LONG_ROWS if down_columns else ROWS
-    unit = Unit(rows, rows, rows * size / BANDWIDTH, each=size / BANDWIDTH)
-    out_size = dtypes.get(problem.out).size
-    return Launch(
-        found["gemv"], product.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit
-    )  # fmt: skip
-
-
-def _product(problem: Problem) -> Product:
-    """Return the element types: elements are widened when loaded, since bandwidth is the limit and not arithmetic."""
-    element = dtypes.get(dtypes.get(problem.out).accumulator).llvm
-    return Product(problem.dtype, problem.out, element, element, activation=epilogue(problem)[1])
-
 
 _FINISH = (
     ("i64", "count"), ("ptr", "sums"), ("ptr", "y"), ("i64", "y_step"),
@@ -67,7 +35,7 @@ _ALL = (
 )  # fmt: skip
 
 
-def gemv(target: Target, product: Product, columns: int = COLUMNS) -> Module:
+def gemv(target: Target, product: Product, columns: int) -> Module:
     """Return the module of one product with n == 1 or m == 1; its entry is `gemv`.
 
     It works on `mc` rows and `kc` columns of A at a time; the workspace holds their sums and their part of x. `nc` is 1

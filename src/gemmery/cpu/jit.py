@@ -54,11 +54,11 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
     if not keeps(target):
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
     key = _key(target, name)
-    stored = cache.read(_cache_dir(), key)
+    stored = cache.read(config.cache_dir() if _unchanged_at_first() else None, key)
     if stored is None:
         image, entries = elf.flatten(_object(target, name, str(generate())))
         stored = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
-        cache.write(_cache_dir(), key, stored)
+        cache.write(config.cache_dir() if _unchanged() else None, key, stored)
     header, _, image = stored.partition(b"\n")
     base = _map(image.replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
     words = header.decode().split()
@@ -86,7 +86,7 @@ def versions() -> tuple[str, ...]:
 
 
 _DIGESTS = "sources"  # in place of a version, for digests of the sources
-_AROUND = ("dtypes.py", "problem.py")  # modules outside this folder that shape a kernel's code
+_AROUND = ("dtypes.py", "problem.py", "arrays/pytorch_abi.py")  # modules outside this folder that shape a kernel's code
 
 
 @functools.cache
@@ -108,7 +108,8 @@ def _sources() -> str:
     Reading and hashing the files takes 1 ms, so the cache keeps the digest under their names, sizes and times. Every
     change to a file sets its change time, which programs cannot choose.
     """
-    folder, seen = _cache_dir(), [(name, os.stat(name)) for name in _source_files()]
+    folder = config.cache_dir() if _unchanged_at_first() else None
+    seen = [(name, os.stat(name)) for name in _source_files()]
     stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in seen]
     key = cache.key("cpu", _DIGESTS, str(stamps).encode())
     stored = cache.read(folder, key)
@@ -122,17 +123,23 @@ def _sources() -> str:
     return stored.hex()
 
 
-def _cache_dir() -> str | None:
-    """Return the folder of compiled kernels, or None if a source changed after it could have been imported.
+def _unchanged() -> bool:
+    """Return False if a source changed after it could have been imported, so that no kernel may be stored.
 
     Generators are imported when they are first needed. If a source changes while a process runs (an editor, an
-    upgrade), the module in memory may be older or newer than the file in the digest, so nothing is read or stored.
+    upgrade), the module in memory may be older or newer than the file in the digest.
     """
     try:
         newest = max(os.stat(name).st_ctime_ns for name in _source_files())
     except OSError:
-        return None
-    return config.cache_dir() if newest < dtypes.IMPORTED_AT - _CLOCK else None
+        return False
+    return newest < dtypes.IMPORTED_AT - _CLOCK
+
+
+@functools.cache
+def _unchanged_at_first() -> bool:
+    """Return `_unchanged` when the digest was taken: later changes do not matter to kernels that are read under it."""
+    return _unchanged()
 
 
 def _map(image: bytes) -> int:

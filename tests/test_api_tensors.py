@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery import config
 from gemmery.api import repeats
 from gemmery.arrays import pytorch_abi
 from gemmery.cpu import entry, entry_layout, pool
@@ -51,7 +52,7 @@ def python_calls(call):
 
 def native():
     """Whether this machine and this PyTorch have the fast path."""
-    return bool(pool.address()) and pytorch_abi.abi(torch) is not None
+    return config.fast_entry() and bool(pool.address()) and pytorch_abi.abi(torch) is not None
 
 
 def meet(call):
@@ -175,6 +176,64 @@ def test_products_met_before_do_not_reach_python():
     for name, call in calls.items():
         meet(call)
         assert (name, python_calls(call)[1]) == (name, [])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_new_shapes_of_tensors_are_served_by_the_kernels_for_every_shape(dtype):
+    if not native() or not config.tiers():
+        pytest.skip("this machine or this PyTorch has no fast path for new shapes of tensors")
+    meet(lambda: gm.matmul(values(8, 8, dtype=dtype), values(8, 8, dtype=dtype)))
+    for m, n, k in ((3, 5, 7), (1, 9, 4), (17, 1, 33), (12, 31, 2)):
+        a, b = values(m, k, dtype=dtype), values(k, n, dtype=dtype)
+        result, names = python_calls(lambda: gm.matmul(a, b))  # noqa: B023
+        assert names == []
+        assert type(result) is torch.Tensor
+        assert same(result, (a.double() @ b.double()).to(a.dtype))
+
+
+def random_tensor(random, dtype, *shape):
+    """A tensor with one of several layouts."""
+    x = torch.from_numpy(random.integers(0, 3, (*shape[:-1], 2 * shape[-1]))).to(dtype)
+    way = random.integers(4)
+    if way == 0:
+        return x[..., : shape[-1]].contiguous()
+    if way == 1:
+        return x[..., ::2]
+    if way == 2 and len(shape) > 1:
+        return x[..., : shape[-1]].transpose(-1, -2).contiguous().transpose(-1, -2)
+    return x[..., : shape[-1]]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_products_in_turn(seed):
+    random = np.random.default_rng(seed)
+    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.complex64)
+    for _ in range(150):
+        dtype = types[random.integers(len(types))]
+        m, n, k = (int(x) for x in random.integers(1, 7, 3))
+        batch = ((), (2,), (3, 2))[random.integers(3)]
+        a = random_tensor(random, dtype, *batch, m, k)
+        b = random_tensor(random, dtype, *(batch if random.integers(2) else ()), k, n)
+        wide = torch.complex128
+        exact, c = a.to(wide) @ b.to(wide), random_tensor(random, dtype, *batch, m, n)
+        kind = random.integers(6)
+        if kind == 0:
+            result = gm.matmul(a, b, out=c)
+        elif kind == 1:
+            result, exact = gm.gemm(2, a, b, 3, c), 2 * exact + 3 * c.to(wide)
+        elif kind == 2:
+            exact, out = 2 * exact + 3 * c.to(wide), random_tensor(random, dtype, *batch, m, n)
+            result = gm.gemm(2, a, b, 3, c, out=out)
+        elif kind == 3 and dtype != torch.bfloat16:
+            result = gm.matmul(a.numpy(), b)
+        elif kind == 4:
+            row = random_tensor(random, dtype, n)
+            result, exact = gm.matmul(a, b, bias=row), exact + row
+        else:
+            result = gm.matmul(a, b)
+        assert type(result) is torch.Tensor
+        assert result.dtype == dtype
+        assert torch.equal(result.to(wide), exact)
 
 
 def test_a_pytorch_of_which_too_little_is_known_is_served_by_python(monkeypatch):

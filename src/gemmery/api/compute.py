@@ -151,11 +151,16 @@ def _launch(call: Call, prepared: Prepared, x: View, y: View, target: View, out:
         if isinstance(kernel, Launch):  # `target` keeps its values when there is no memory for the product
             kernel.reserve(*prepared.operands(x, y, target), threads)
         arrays.store(terms.old, target)
-    form = prepared.form
+    form, job = prepared.form, b""
     for offset in form.offsets() if form.loops else _ONCE:
         a, b, c = prepared.operands(x, y, target, offset)
-        kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    repeats.remember(call, prepared, x, y, target, out, threads)
+        if isinstance(kernel, Launch):
+            job = kernel.job(a, b, c, terms.alpha, terms.beta, terms.bias, threads)
+            kernel.run(job, a, b)
+        else:
+            kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
+    if job:
+        repeats.remember(call, prepared, (x, y, target), out, threads, job)
     if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
         entry.forget()
 

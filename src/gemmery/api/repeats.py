@@ -14,7 +14,7 @@ from gemmery.api.calls import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.entry import Array, Class, Element, Kind, Member, Work
+from gemmery.cpu.entry_keys import Array, Class, Element, Key, Kind, Member, Work
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.dispatch import cpu
@@ -24,48 +24,61 @@ if TYPE_CHECKING:
     from gemmery.dispatch.family import Family
 
 
-def remember(call: Call, prepared: Prepared, x: View, y: View, target: View, out: Any, threads: int) -> None:
-    """Store the job of a product of the views x and y, which are those of its operands or converted copies.
+Used = tuple[View, View, View]  # A, B and C
+
+
+def remember(
+    call: Call, prepared: Prepared, used: Used, out: Any, threads: int, job: bytes
+) -> None:  # fmt: skip
+    """Store the job of a product. `used` are the views of its operands, or of converted copies, and of the result.
 
     The kernel is one for every shape. If there is a faster one for this shape, it is compiled in the background for
     products that come often, and takes its place.
     """
-    kernel = prepared.plan.kernel
-    kind = _kind(call, x, y, target, out)
-    if kind is None or not isinstance(kernel, Launch):
+    kind = _kind(call, *used, out) if entry.active() else None
+    if kind is None:
         return
-    dtype, tiers = _dtype(call), config.tiers()
-    c = Array(dtype, target.shape, target.strides)
-    better = tiers and cpu.specialised(prepared.problem) is not None
-    again = better and entry.often(kind)
-    if not again and _has_tensors(call, out) and entry.knows(kind):
-        return  # a tensor that compiled code leaves to Python each time
-    bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
-    views = x._replace(owner=None), y._replace(owner=None), target._replace(owner=None)
+    key, dtype, c = kind.key(), _dtype(call), used[2]
+    status = entry.status(key)
+    if status == entry.STORED:
+        return  # a call that compiled code leaves to Python each time
+    array = Array(dtype, c.shape, c.strides)
+    better = _tiers() and cpu.specialised(prepared.problem) is not None
+    entry.remember(kind, key, array, _work(prepared, used, job), better and status == entry.NEW)
+    if better and status == entry.OFTEN:
+        bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
+        x, y, _ = used
+        views = x._replace(owner=None), y._replace(owner=None), c._replace(owner=None)
 
-    def store(plan: dispatch.Plan, counted: bool = False) -> None:
-        assert isinstance(plan.kernel, Launch)
-        entry.remember(kind, c, _work(prepared._replace(plan=plan), views, bias, threads), counted)
+        def store(plan: dispatch.Plan) -> None:
+            better = prepared._replace(plan=plan)
+            entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
-    store(prepared.plan, better and not again)
-    if again:
-        _improve(prepared.problem, kind, store)
+        _improve(prepared.problem, key, store)
     if isinstance(dtype, np.dtype) and (kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype):
         entry.promote(call.a.dtype, call.b.dtype, dtype)
-    if tiers and kind.a.dtype is kind.b.dtype is dtype:
+    if _tiers() and kind.a.dtype is kind.b.dtype is dtype:
         _learn(kind, prepared.problem, threads)
 
 
-def _work(prepared: Prepared, views: tuple[View, View, View], bias: View | None, threads: int) -> Work:
-    """Return the job of a product, whose pointers the entry replaces."""
+_tiers = functools.cache(config.tiers)  # reading the environment takes 1.5 us
+
+
+def _job(prepared: Prepared, views: Used, bias: View | None, threads: int) -> bytes:
+    kernel = prepared.plan.kernel
+    assert isinstance(kernel, Launch)
+    return kernel.job(*prepared.operands(*views), 1, 0, bias, threads)
+
+
+def _work(prepared: Prepared, views: Used, job: bytes) -> Work:
+    """Return a job as the entry knows it: it replaces the pointers and the scalars."""
     kernel, form = prepared.plan.kernel, prepared.form
     assert isinstance(kernel, Launch)
-    a, b, c = prepared.operands(*views)
-    job = kernel.job(a, b, c, 1, 0, bias, threads)
-    return Work(job, kernel.accumulator, prepared.problem.flops * form.runs, form.loops, kernel.swaps(c))
+    swapped = kernel.swaps((form.batch, form.m, form.n), form.c)
+    return Work(job, kernel.accumulator, prepared.problem.flops * form.runs, form.loops, swapped)
 
 
-def _improve(problem: Problem, kind: Kind, store: Callable[[dispatch.Plan], None]) -> None:
+def _improve(problem: Problem, key: Key, store: Callable[[dispatch.Plan], None]) -> None:
     """Compile the kernel for the shape of a problem in the background, and store its job."""
     from gemmery import tiers
 
@@ -78,7 +91,7 @@ def _improve(problem: Problem, kind: Kind, store: Callable[[dispatch.Plan], None
             if cpu_threads.generation != generation:
                 entry.forget()
 
-    tiers.aside((problem, generation, *kind.words()), make)
+    tiers.aside((problem, generation, *key.words), make)
 
 
 def _learn(kind: Kind, problem: Problem, threads: int) -> None:
@@ -121,7 +134,7 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
     kind = None if skips else _kind(call, call.x, call.y, target, out)
     if kind is not None and kind.out is not None:
         dtype = _dtype(call)
-        entry.remember(kind, Array(dtype, target.shape, target.strides), None)
+        entry.remember(kind, kind.key(), Array(dtype, target.shape, target.strides), None)
         if isinstance(dtype, np.dtype) and target.dtype not in (
             call.result,
             "bf16",
@@ -177,7 +190,7 @@ def _has_tensors(call: Call, out: Any) -> bool:
 
 def _elements(x: Any) -> dict[str, Element] | None:
     """Return PyTorch's element types by gemmery's names if x is a tensor that compiled code reads."""
-    torch = sys.modules.get("torch")
+    torch = None if type(x) is np.ndarray else sys.modules.get("torch")
     if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter):
         return None
     return _known(torch) if torch.autograd.forward_ad._current_level < 0 else None

@@ -21,109 +21,16 @@ import numpy as np
 
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
-from gemmery.cpu.entry_layout import ENTRY
-from gemmery.cpu.layout import JOB
+from gemmery.cpu.entry_keys import Array, Class, Element, Key, Kind, Member, Work, word
+from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.target import host
-from gemmery.tuples import NamedTuple
 
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 
 
-class Element(NamedTuple):
-    """An element type of PyTorch."""
-
-    word: int  # which identifies it in a key
-    code: int  # PyTorch's number
-    itemsize: int
-
-
-class Array(NamedTuple):
-    """What the table knows of an array."""
-
-    dtype: np.dtype[Any] | Element
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def words(self) -> list[int]:
-        """Return the words of the key."""
-        return [_word(self.dtype), *(x for both in zip(self.shape, self.strides, strict=True) for x in both)]
-
-    def reach(self) -> tuple[int, int]:
-        """Return the lowest byte and one past the highest, from the first element."""
-        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
-        return sum(s for s in steps if s < 0), sum(s for s in steps if s > 0) + self.dtype.itemsize
-
-
-class Kind(NamedTuple):
-    """The key of products: what the arguments of two calls must have in common to share a job."""
-
-    a: Array
-    b: Array
-    out: Array | None = None
-    bias: Array | None = None  # an array of numbers of the kernel's type, contiguous
-    bias_is_number: bool = False
-    scaled: bool = False  # alpha is not 1 or beta is not 0
-    beta: bool = False  # beta is not 0, and `out` is the old C
-    activation: str = ""
-
-    def words(self) -> list[int]:
-        """Return the words of the key, as compiled code writes them."""
-        bias, options = _bias_and_options(self)
-        out = 0 if self.out is None else len(self.out.shape) + 1
-        first = len(self.a.shape) | len(self.b.shape) << 8 | out << 16 | bias << 24 | options << 32
-        arrays = (x for x in (self.a, self.b, self.out, self.bias) if x is not None)
-        return [first, *(word for array in arrays for word in array.words())]
-
-
-class Work(NamedTuple):
-    """The prepared job of a product, run once for each place of `loops`: (length, steps of A, B and C in bytes)."""
-
-    job: bytes
-    scalar: str  # LLVM's name of the type of alpha and beta
-    flops: int
-    loops: Sequence[tuple[int, tuple[int, int, int]]] = ()
-    swapped: bool = False  # the job computes C' = B' A'
-
-
-class Class(NamedTuple):
-    """What products of any shape must have in common to be served by the same families of kernels."""
-
-    dtype: np.dtype[Any] | Element  # of A, B and C
-    b_rows: bool  # the elements of a row of B are adjacent
-    bias: np.dtype[Any] | Element | None = None  # the type of a bias that is an array
-    bias_is_number: bool = False
-    scaled: bool = False
-    beta: bool = False
-    activation: str = ""
-
-    def words(self) -> list[int]:
-        """Return the words of the key, as compiled code compares them."""
-        bias, options = _bias_and_options(self)
-        element = 0 if self.bias is None else _word(self.bias)
-        return [_word(self.dtype), options, bias, element, int(self.b_rows)]
-
-
-class Member(NamedTuple):
-    """A kernel that runs every shape within limits on one thread, and a job in which sizes and strides are missing."""
-
-    m: tuple[int, int]  # inclusive
-    n: tuple[int, int]
-    k: tuple[int, int]
-    b_elements: int  # most k n
-    c_elements: int  # most m n
-    work: float  # most m n k batch
-    job: bytes
-
-
-def _bias_and_options(kind: Kind | Class) -> tuple[int, int]:
-    array = layout.NO_BIAS if kind.bias is None else layout.ARRAY_BIAS
-    activation = layout.ACTIVATIONS.index(kind.activation) + 1 if kind.activation else 0
-    options = kind.scaled * layout.SCALED | kind.beta * layout.BETA | activation << layout.ACTIVATION_SHIFT
-    return layout.NUMBER_BIAS if kind.bias_is_number else array, options
-
-
 _kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
 _learned: set[tuple[int, ...]] = set()  # keys of the classes in the table
+_active: list[bool] = []  # not empty: there are builtins
 _turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
 
@@ -137,8 +44,12 @@ def _table() -> int:
     return at
 
 
+def _packed(words: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(words)}q", *words)
+
+
 def _write(at: int, words: Sequence[int]) -> None:
-    _write_bytes(at, struct.pack(f"<{len(words)}q", *words))
+    _write_bytes(at, _packed(words))
 
 
 def _write_bytes(at: int, data: bytes) -> None:
@@ -176,6 +87,7 @@ def builtins(functions: Sequence[Callable[..., Any]], docs: Sequence[str]) -> li
     for function in functions:
         workspace.forever(function)
     _write(table, _head(functions))
+    _active.append(True)
 
     def generate() -> Any:
         from gemmery.cpu import entry_code
@@ -202,81 +114,82 @@ def _builtin(name: str, address: int, doc: str) -> Callable[..., Any]:
     return made
 
 
-def remember(kind: Kind, c: Array, work: Work | None, counted: bool = False) -> None:
-    """Store the job of products of this kind, whose results are like c; without a job they are computed aside.
+def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = False) -> None:
+    """Store the job of products of this kind and key, with results like c; without a job they are computed aside.
 
     If they are `counted`, number OFTEN of them goes to Python again.
     """
-    table, key = _table(), kind.words()
+    table, result, count = _table(), _result(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
-    if not table or len(key) > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
+    if not (table and result) or count > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
         return
-    result = _result(c.dtype)
-    if not result:
-        return
-    entry = dict.fromkeys((name for name, _ in ENTRY), 0)
-    entry |= {f"key_{i}": word for i, word in enumerate(key)}
-    entry |= {f"c_shape_{i}": length for i, length in enumerate(c.shape)}
-    entry |= {
-        "count": len(key),
-        "kind": layout.ASIDE,
-        "left": counted and layout.OFTEN + 1,
-        "c_ndim": len(c.shape),
-    } | result
-    for name, array in (("a", kind.a), ("b", kind.b), ("c", c), ("bias", kind.bias)):
-        if array is not None:
-            entry[f"{name}_low"], entry[f"{name}_high"] = array.reach()
-    if work is not None:
-        entry |= {"kind": layout.RUN, **_work(work)}
-        entry["quick"] &= not counted
-    hash_ = layout.hashed(key)
-    index = _index(table, hash_)
-    _write(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, list(entry.values()))
-    ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = hash_
+    reaches = _NO_REACHES  # only those who write to `out` ask for it
+    if kind.out is not None:
+        reaches = [end for x in (kind.a, kind.b, c, kind.bias) for end in ((0, 0) if x is None else x.reach())]
+    words = [
+        count, *key.words, *_ZEROS[count:],
+        layout.ASIDE if work is None else layout.RUN, counted and layout.OFTEN + 1, *result,
+        len(c.shape), *c.shape, *_ZEROS[: layout.MOST_DIMENSIONS - len(c.shape)],
+        *reaches, *(_NO_RUN if work is None else _run(work, counted)),
+    ]  # fmt: skip
+    index = _index(table, key.hash)
+    job = _NO_JOB if work is None else work.job
+    _write_bytes(table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, _packed(words) + job)
+    ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = key.hash
 
 
-def often(kind: Kind) -> bool:
-    """Return True if compiled code has run so many products of this kind that it asks Python for a better job."""
-    table, hash_, index = _find(kind)
-    if not table:
-        return False
-    if index is not None:
-        at = table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES + layout.at(ENTRY, "left")
-        return ctypes.c_int64.from_address(at).value == 1
-    at = table + layout.COUNTERS_AT + 16 * layout.counter_place(hash_)
-    counted, count = (ctypes.c_uint64 * 2).from_address(at)
-    return counted == hash_ and count >= layout.OFTEN
+_ZEROS = [0] * layout.MOST_WORDS
+_NO_REACHES = [0] * 8
+_NO_RUN = [0] * (6 + 4 * layout.LOOPS)
+_SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}
+_NO_JOB = bytes(8 * len(JOB))
+_job_words = struct.Struct("<q").unpack_from
 
 
-def knows(kind: Kind) -> bool:
-    """Return whether the table has an entry with this key."""
-    return _find(kind)[2] is not None
+def _run(work: Work, counted: bool) -> list[int]:
+    """Return the fields of an entry that describe how its job runs."""
+    parts, workspace, batch, at_once = (
+        _job_words(work.job, JOB_AT[name])[0] for name in ("parts", "workspace_bytes", "batch", "at_once")
+    )
+    long = work.flops >= layout.LONG
+    plain = parts == 1 and not workspace and not long
+    quick = plain and (batch == 1 or at_once) and not (work.loops or work.swapped or counted)
+    words = [plain, bool(quick), long, _SCALARS.get(work.scalar, layout.INTEGER), work.swapped]
+    words.append(math.prod(length for length, _ in work.loops))
+    for length, (a, b, c) in work.loops:
+        words += [length, b, a, c] if work.swapped else [length, a, b, c]
+    return words + [1, 0, 0, 0] * (layout.LOOPS - len(work.loops))
 
 
-def _find(kind: Kind) -> tuple[int, int, int | None]:
-    """Return the table, the hash of a key, and the index of its entry."""
-    table, key = _table(), kind.words()
-    if not table or len(key) > layout.MOST_WORDS:
-        return 0, 0, None
-    hash_ = layout.hashed(key)
-    first = layout.place(hash_)
-    stored = list((ctypes.c_uint64 * layout.WAYS).from_address(table + layout.HASHES_AT + 8 * first))
-    return table, hash_, first + stored.index(hash_) if hash_ in stored else None
+NEW, STORED, OFTEN = range(3)
+_Set = ctypes.c_uint64 * layout.WAYS
+_LEFT_AT = layout.ENTRIES_AT + layout.at(layout.ENTRY, "left")
 
 
-def _word(dtype: np.dtype[Any] | Element) -> int:
-    return dtype.word if isinstance(dtype, Element) else objects.element(dtype)
+def status(key: Key) -> int:
+    """Return whether the table has a key, or OFTEN where compiled code asks Python for a job, or for a better one."""
+    table, first = _table(), layout.place(key.hash)
+    if not table or len(key.words) > layout.MOST_WORDS:
+        return NEW
+    for index, stored in enumerate(_Set.from_address(table + layout.HASHES_AT + 8 * first), first):
+        if stored == key.hash:
+            left = ctypes.c_int64.from_address(table + _LEFT_AT + index * layout.ENTRY_BYTES).value
+            return OFTEN if left == 1 else STORED
+    counted, count = (ctypes.c_uint64 * 2).from_address(
+        table + layout.COUNTERS_AT + 16 * layout.counter_place(key.hash)
+    )
+    return OFTEN if counted == key.hash and count >= layout.OFTEN else NEW
 
 
-def _result(dtype: np.dtype[Any] | Element) -> dict[str, int]:
+def _result(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
     """Return the fields of an entry for a new result of this element type, none for one that NumPy must make."""
     if isinstance(dtype, Element):
-        return {"c_tensor": dtype.code + 1}
+        return 0, dtype.code + 1
     own: np.dtype[Any] = np.dtype(dtype.type)
     if objects.element(own) != objects.element(dtype):
-        return {}
+        return ()
     _kept[id(own)] = own
-    return {"c_descr": id(own)}
+    return id(own), 0
 
 
 def know_tensors(facts: int) -> None:
@@ -286,34 +199,10 @@ def know_tensors(facts: int) -> None:
         ctypes.c_int64.from_address(table + layout.at(layout.HEAD, "tensors")).value = facts
 
 
-_SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}
-
-
-def _work(work: Work) -> dict[str, int]:
-    """Return the fields of an entry that describe how its job runs."""
-    fields = dict(zip((name for name, _ in JOB), struct.unpack(f"<{len(JOB)}q", work.job), strict=True))
-    long = work.flops >= layout.LONG
-    plain = fields["parts"] == 1 and not fields["workspace_bytes"] and not long
-    single = fields["batch"] == 1 or fields["at_once"]
-    loops = [*work.loops, *[(1, (0, 0, 0))] * (layout.LOOPS - len(work.loops))]
-    found = {
-        "plain": int(plain),
-        "quick": int(plain and single and not work.loops and not work.swapped),
-        "long": int(long),
-        "scalar": _SCALARS.get(work.scalar, layout.INTEGER),
-        "swapped": int(work.swapped),
-        "runs": math.prod(length for length, _ in work.loops),
-    }
-    names = "bac" if work.swapped else "abc"
-    for i, (length, steps) in enumerate(loops):
-        found |= {f"loop{i}_length": length} | {f"loop{i}_{x}": step for x, step in zip(names, steps, strict=True)}
-    return found | {f"job_{name}": word for name, word in fields.items()}
-
-
 def _index(table: int, hash_: int) -> int:
     """Return where an entry with this hash is, or a free place, or the place whose turn it is."""
     first = layout.place(hash_)
-    stored = list((ctypes.c_uint64 * layout.WAYS).from_address(table + layout.HASHES_AT + 8 * first))
+    stored = list(_Set.from_address(table + layout.HASHES_AT + 8 * first))
     for wanted in (hash_, 0):
         if wanted in stored:
             return first + stored.index(wanted)
@@ -333,9 +222,9 @@ def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
 
 
 def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
-    table, key, descr = _table(), [_word(first), _word(second)], _result(dtype).get("c_descr", 0)
-    if table and descr and key != [_word(_kept[descr])] * 2:
-        _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [descr])
+    table, key, result = _table(), [word(first), word(second)], _result(dtype)
+    if table and result and key != [word(_kept[result[0]])] * 2:
+        _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [result[0]])
 
 
 def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]) -> None:
@@ -347,10 +236,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
     if not table or not result:
         return
     members = members[: layout.MOST_FAMILIES]
-    head = dict.fromkeys((name for name, _ in layout.CLASS), 0) | result
-    head |= {"families": len(members), "size": class_.dtype.itemsize, "scalar": _SCALARS.get(scalar, layout.INTEGER)}
-    head |= {"operations": operations}
-    words = list(head.values())[len(key) :]
+    words = [len(members), class_.dtype.itemsize, _SCALARS.get(scalar, layout.INTEGER), operations, *result]
     for member in members:
         work = struct.unpack("<q", struct.pack("<d", member.work))
         limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
@@ -379,6 +265,11 @@ def forget() -> None:
         _learned.clear()
         _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
         _write_bytes(table + layout.CLASSES_AT, bytes(layout.COUNTERS_AT - layout.CLASSES_AT))
+
+
+def active() -> bool:
+    """Return True if this process has compiled builtins."""
+    return bool(_active)
 
 
 def counts() -> tuple[int, int]:

@@ -6,6 +6,8 @@ entries. Every field is a word of 8 bytes.
 
 from __future__ import annotations
 
+import operator
+
 from gemmery.cpu.layout import JOB
 
 Fields = tuple[tuple[str, str], ...]
@@ -148,7 +150,8 @@ def hashed(key: list[int]) -> int:
 
     Source: Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer arithmetic" (1996).
     """
-    return sum(word * factor for word, factor in zip(key, FACTORS, strict=False)) % (1 << 64) | 1
+    total: int = sum(map(operator.mul, key, FACTORS))
+    return total % (1 << 64) | 1
 
 
 def place(hash_: int) -> int:
@@ -168,7 +171,7 @@ def counter_place(hash_: int) -> int:
 
 def class_place(key: list[int]) -> int:
     """Return the index of the first place of a class."""
-    return _high_bits(sum(word * factor for word, factor in zip(key, FACTORS, strict=False)), CLASSES)
+    return _high_bits(sum(map(operator.mul, key, FACTORS)), CLASSES)
 
 
 def _high_bits(word: int, count: int) -> int:

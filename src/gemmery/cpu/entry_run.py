@@ -169,6 +169,11 @@ def define_aside(made: Module) -> None:
         answer, copy = f.var(special(f, UNKNOWN)), f.var(null)
         is_tensor = fields.tensors.differs(0)
         raw, good = fields.raw, f.var(fields.raw.equals(0) & (is_null(f, out) | (is_tensor ^ True)))
+        both = (is_null(f, out) | is_null(f, fields.old_object)) ^ True
+        with f.if_(good.value & both):  # no entry has checked this `out`
+            contiguous = fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)
+            good.value = (fields.out_flags & objects.WRITEABLE).differs(0) & contiguous.differs(0)
+            good.value = good.value & fields.out_element.equals(fields.old_element)
         with f.if_(good.value & fields.beta.differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):

@@ -86,8 +86,7 @@ class Launch:
 
         Raises MemoryError, before C is written, where there is no memory for packed panels.
         """
-        if self._run(self.job(a, b, c, alpha, beta, bias, threads)):
-            raise _no_memory(a, b)
+        self.run(self.job(a, b, c, alpha, beta, bias, threads), a, b)
 
     def reserve(self, a: View, b: View, c: View, threads: int) -> None:
         """Allocate what a call with these views needs, and run nothing; the next call finds the memory there.
@@ -99,11 +98,15 @@ class Launch:
         if self._run(job[:at] + bytes(8) + job[at + 8 :]):
             raise _no_memory(a, b)
 
-    def swaps(self, c: View) -> bool:
+    def swaps(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         """Return True if C is column-major, as in arrange.layout, so that a job computes C' = B' A'."""
-        _, m, n = c.shape
-        _, c_row, c_col = c.strides
+        (_, m, n), (_, c_row, c_col) = shape, strides
         return n > 1 and c_col != self.out_size and (m == 1 or c_row == self.out_size)
+
+    def run(self, job: bytes, a: View, b: View) -> None:
+        """Run a job, which this kernel made of a and b."""
+        if self._run(job):
+            raise _no_memory(a, b)
 
     def job(
         self, a: View, b: View, c: View, alpha: complex, beta: complex, bias: View | None, threads: int
@@ -114,7 +117,7 @@ class Launch:
         a_batch, a_row, a_col = a.strides
         b_batch, b_row, b_col = b.strides
         k = a.shape[2]
-        if self.swaps(c):
+        if self.swaps(c.shape, c.strides):
             a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
             a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
         blocks, plan = self._planned(batch, m, n, k, threads)

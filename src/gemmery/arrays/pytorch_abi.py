@@ -17,7 +17,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.tuples import NamedTuple
 
-TENSOR = 16  # in the Python object: the C++ tensor, a pointer to its TensorImpl; its address is the shim's handle
+_TENSOR = (16, 24)  # where the C++ tensor may be in the Python object: since 2.10; behind a flag in older versions
 CODES = 64  # PyTorch's numbers of element types are below
 _MOST = 192  # the bytes of a TensorImpl in which the key set is looked for
 
@@ -51,6 +51,9 @@ class Abi(NamedTuple):
     """What compiled code needs to know of this PyTorch."""
 
     functions: dict[str, int]  # addresses, by the names above
+    tensor_at: (
+        int  # in the Python object: the C++ tensor, a pointer to its TensorImpl; its address is the shim's handle
+    )
     keys_at: int  # in a TensorImpl: the word that says which libraries' kernels and which properties a tensor has
     plain: int  # that word for a dense tensor on the CPU, neither conjugate nor negative nor wrapped
     inference: int  # the same, created in inference mode
@@ -59,13 +62,20 @@ class Abi(NamedTuple):
     no_level: int  # the address of the -1 that forward_ad._current_level is outside of forward-mode differentiation
 
 
+class _Functions(NamedTuple):
+    """What the checks call."""
+
+    addresses: dict[str, int]
+    tensor_at: int
+
+
 @functools.lru_cache(maxsize=1)
 def abi(torch: Any) -> Abi | None:
     """Return the ABI of the imported PyTorch, or None where a function is missing or a check fails.
 
     Call it while PyTorch neither records nor transforms operations.
     """
-    if sys.implementation.name != "cpython" or object.__basicsize__ != TENSOR:
+    if sys.implementation.name != "cpython" or object.__basicsize__ != _TENSOR[0]:
         return None
     try:
         library = ctypes.PyDLL(torch._C.__file__)  # its dependencies are searched too
@@ -76,20 +86,23 @@ def abi(torch: Any) -> Abi | None:
 
 
 def _checked(torch: Any, library: ctypes.PyDLL) -> Abi | None:
-    functions = {name: _address(library, symbols) for name, symbols in _SYMBOLS.items()}
+    addresses = {name: _address(library, symbols) for name, symbols in _SYMBOLS.items()}
     plain = torch.empty((4, 6), dtype=torch.float32, device="cpu")[1:, ::2]
     imaginary = torch.empty((2, 2), dtype=torch.complex64, device="cpu")
     with torch.inference_mode():
         inference = torch.empty(3, dtype=torch.int8, device="cpu")
     parameter = torch.nn.Parameter(torch.empty((2, 3), device="cpu"))
     tensors = (plain, imaginary, imaginary.conj(), imaginary.conj().imag, inference, parameter)
+    places = [at for at in _TENSOR if all(_word(id(x) + at) == _impl(x) for x in tensors)]
+    if not places:
+        return None
+    functions = _Functions(addresses, places[0])
     offsets = [at for at in range(0, _MOST, 8) if all(_word(_impl(x) + at) == _keys(torch, x) for x in tensors)]
     transforms = [int(getattr(torch._C.DispatchKey, name)) for name in _TRANSFORMS]
     level = torch.autograd.forward_ad.__dict__["_current_level"]
     codes = {_code(functions, torch, row): row for row in dtypes.BY_NAME.values() if hasattr(torch, row.numpy)}
     good = (
         len(offsets) == 1
-        and all(_word(id(x) + TENSOR) == _impl(x) for x in tensors)
         and all(_reads(functions, x) for x in tensors)
         and _tells_gradients(functions, torch, plain, parameter)
         and _tells_transforms(functions, torch, transforms)
@@ -103,7 +116,7 @@ def _checked(torch: Any, library: ctypes.PyDLL) -> Abi | None:
     if not good:
         return None
     words = _keys(torch, plain), _keys(torch, inference)
-    return Abi(functions, offsets[0], *words, (transforms[0], transforms[1]), codes, id(level))
+    return Abi(addresses, places[0], offsets[0], *words, (transforms[0], transforms[1]), codes, id(level))
 
 
 def _address(library: ctypes.PyDLL, symbols: tuple[str, ...]) -> int:
@@ -113,28 +126,28 @@ def _address(library: ctypes.PyDLL, symbols: tuple[str, ...]) -> int:
     raise AttributeError(symbols[0])
 
 
-def _call(functions: dict[str, int], name: str, result: Any, *words: Any) -> Any:
-    return _prototype(result, *map(type, words))(functions[name])(*words)
+def _call(functions: _Functions, name: str, result: Any, *words: Any) -> Any:
+    return _prototype(result, *map(type, words))(functions.addresses[name])(*words)
 
 
 _prototype = functools.cache(ctypes.PYFUNCTYPE)  # which makes a new class each time, in 20 us
 
 
-def _get(functions: dict[str, int], name: str, x: Any, word: Any = ctypes.c_int64) -> Any:
+def _get(functions: _Functions, name: str, x: Any, word: Any = ctypes.c_int64) -> Any:
     """Call a function of the shim that stores one word."""
     stored = word()
-    handle, into = ctypes.c_void_p(id(x) + TENSOR), ctypes.c_void_p(ctypes.addressof(stored))
+    handle, into = ctypes.c_void_p(id(x) + functions.tensor_at), ctypes.c_void_p(ctypes.addressof(stored))
     if _call(functions, name, ctypes.c_int32, handle, into):
         raise RuntimeError(name)
     return stored.value
 
 
-def _code(functions: dict[str, int], torch: Any, row: dtypes.DType) -> int:
+def _code(functions: _Functions, torch: Any, row: dtypes.DType) -> int:
     x = torch.empty(0, dtype=getattr(torch, row.numpy), device="cpu")
     return int(_get(functions, "dtype", x, ctypes.c_int32))
 
 
-def _reads(functions: dict[str, int], x: Any) -> bool:
+def _reads(functions: _Functions, x: Any) -> bool:
     dim = _get(functions, "dim", x)
     sizes, strides = ((ctypes.c_int64 * dim).from_address(_get(functions, name, x)) for name in ("sizes", "strides"))
     return (
@@ -145,7 +158,7 @@ def _reads(functions: dict[str, int], x: Any) -> bool:
     )
 
 
-def _tells_gradients(functions: dict[str, int], torch: Any, plain: Any, parameter: Any) -> bool:
+def _tells_gradients(functions: _Functions, torch: Any, plain: Any, parameter: Any) -> bool:
     modes = []
     for mode in (False, True):
         with torch.set_grad_enabled(mode):
@@ -154,7 +167,7 @@ def _tells_gradients(functions: dict[str, int], torch: Any, plain: Any, paramete
     return modes == wants == [False, True]
 
 
-def _tells_transforms(functions: dict[str, int], torch: Any, keys: list[int]) -> bool:
+def _tells_transforms(functions: _Functions, torch: Any, keys: list[int]) -> bool:
     guard: Callable[[Any], AbstractContextManager[Any]] = torch._C._IncludeDispatchKeyGuard
     seen = []
     for key, name in zip(keys, _TRANSFORMS, strict=True):
@@ -165,7 +178,7 @@ def _tells_transforms(functions: dict[str, int], torch: Any, keys: list[int]) ->
     return seen == [False, True, True] * 2
 
 
-def _allocates(functions: dict[str, int], torch: Any) -> bool:
+def _allocates(functions: _Functions, torch: Any) -> bool:
     numbers = ctypes.c_int64 * 2
     sizes, strides, handle = numbers(3, 5), numbers(5, 1), ctypes.c_void_p()
     like = torch.empty(0, dtype=torch.int16, device="cpu")
@@ -180,9 +193,9 @@ def _allocates(functions: dict[str, int], torch: Any) -> bool:
     return facts == (torch.Tensor, (3, 5), (5, 1), torch.int16, torch.device("cpu"), False)
 
 
-def _bumps(functions: dict[str, int], x: Any) -> bool:
+def _bumps(functions: _Functions, x: Any) -> bool:
     before = x._version
-    _call(functions, "bump", None, ctypes.c_void_p(id(x) + TENSOR))
+    _call(functions, "bump", None, ctypes.c_void_p(id(x) + functions.tensor_at))
     return bool(x._version == before + 1)
 
 

@@ -17,6 +17,7 @@ WORDS = (
     *((name, "ptr") for name in _FUNCTIONS),
     ("tensor_type", "ptr"),
     ("parameter_type", "ptr"),
+    ("tensor_at", "i64"),
     ("keys_at", "i64"),
     ("plain_keys", "i64"),
     ("inference_keys", "i64"),
@@ -45,7 +46,7 @@ def facts(torch: Any, abi: Abi) -> int:
     for thing in (*types, forward, _LEVEL):
         workspace.forever(thing)
     words = [abi.functions[name] for name in _FUNCTIONS]
-    words += [id(types[0]), id(types[1]), abi.keys_at, abi.plain, abi.inference, *abi.transforms]
+    words += [id(types[0]), id(types[1]), abi.tensor_at, abi.keys_at, abi.plain, abi.inference, *abi.transforms]
     words += [item or 0, id(forward), id(_LEVEL), abi.no_level]
     for code in range(CODES):
         row = abi.codes.get(code)

@@ -32,7 +32,7 @@ _SYMBOLS = {
     "storage_offset": ("aoti_torch_get_storage_offset",),
     "empty": ("aoti_torch_empty_strided",),
     "delete": ("aoti_torch_delete_tensor_object",),
-    "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE",),
+    "wrap": ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE"),
     "requires_grad": ("_ZNK3c1010TensorImpl13requires_gradEv",),
     "grad_mode": ("_ZN3c108GradMode10is_enabledEv",),
     "modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",),

@@ -182,7 +182,9 @@ def test_an_unknown_suite_is_named_with_the_one_that_was_meant(name, said):
 def test_suites_of_the_cpu_take_every_rival():
     loaded = [suite.load(path) for path in SHIPPED]
     some = {found.name: found.rivals for found in loaded if found.device == "cpu" and found.rivals}
-    assert some == dict.fromkeys(("findings", "first_call", "new_shapes"), ("numpy",)) | {"calls": ("numpy", "torch")}
+    assert some == dict.fromkeys(("findings", "first_call", "new_shapes", "tiers"), ("numpy",)) | {
+        "calls": ("numpy", "torch")
+    }
 
 
 class Rival:

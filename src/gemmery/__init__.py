@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from gemmery.api import set_num_threads as set_num_threads
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
+    from gemmery.api.warm import Warmed as Warmed
+    from gemmery.api.warm import warm as warm
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
     from gemmery.errors import ArgumentError as ArgumentError
+    from gemmery.errors import CacheError as CacheError
     from gemmery.errors import CheckError as CheckError
     from gemmery.errors import CompileError as CompileError
     from gemmery.errors import DeviceError as DeviceError
@@ -39,9 +42,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
     "gemmery.api.explanation": ("Explanation", "explain"),
+    "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
     "gemmery.errors": (
         "ArgumentError",
+        "CacheError",
         "CheckError",
         "CompileError",
         "DTypeError",

@@ -48,6 +48,10 @@ class CompileError(GemmeryError, RuntimeError):
     """A kernel that does not compile or link; the message names it."""
 
 
+class CacheError(GemmeryError, RuntimeError):
+    """A cache folder in which kernels cannot be stored; the message tells what to do about it."""
+
+
 class EmulationError(GemmeryError, NotImplementedError):
     """An instruction that the emulator does not model, or a malformed kernel; the message names the line."""
 

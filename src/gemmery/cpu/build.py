@@ -225,7 +225,7 @@ _NO_BLOCKS = Blocks()
 
 def gemv(problem: Problem, config: Config) -> Launch:
     """Return the kernel of one column (n == 1) or one row (m == 1) of C, in blocks of mc rows and kc columns of A."""
-    target, made, columns = host(), gemv_product(problem), config.get("columns", _COLUMNS)
+    target, made, columns = host(), gemv_product(problem), config.get("columns", COLUMNS)
 
     def generate() -> Module:
         from gemmery.cpu import gemv as vectors
@@ -242,7 +242,7 @@ def gemv(problem: Problem, config: Config) -> Launch:
     return Launch(found["gemv"], made.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit)
 
 
-_COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
+COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
 _VECTOR_ROWS = 64  # unit in which threads divide the rows of A: whole cache lines of y
 _LONG_ROWS = 1024  # the same for contiguous columns: shorter pieces would not be streams for the prefetcher
 _BANDWIDTH = 40.0  # bytes per ns that one core reads: 25 from memory, 70 from a cache

@@ -53,16 +53,24 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
     if not keeps(target):
         return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
-    key = _key(target, name)
-    stored = cache.read(config.cache_dir() if _unchanged_at_first() else None, key)
-    if stored is None:
-        image, entries = elf.flatten(_object(target, name, str(generate())))
-        stored = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
-        cache.write(config.cache_dir() if _unchanged() else None, key, stored)
-    header, _, image = stored.partition(b"\n")
+    folder = config.cache_dir() if _unchanged_at_first() else None
+    header, _, image = (cache.read(folder, _key(target, name)) or store(target, name, generate)).partition(b"\n")
     base = _map(image.replace(HOLE.to_bytes(8, "little"), hole.to_bytes(8, "little")))
     words = header.decode().split()
     return {symbol: base + int(offset) for symbol, offset in zip(words[::2], words[1::2], strict=True)}
+
+
+def store(target: Target, name: str, generate: Callable[[], Module]) -> bytes:
+    """Compile a module, store it in the cache if there is one, and return it as it is stored."""
+    image, entries = elf.flatten(_object(target, name, str(generate())))
+    payload = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
+    cache.write(config.cache_dir() if _unchanged() else None, _key(target, name), payload)
+    return payload
+
+
+def stored(target: Target, name: str) -> int:
+    """Return the bytes of a module in the cache, 0 if it is not there."""
+    return len(cache.read(config.cache_dir() if _unchanged_at_first() else None, _key(target, name)) or b"")
 
 
 def keeps(target: Target) -> bool:

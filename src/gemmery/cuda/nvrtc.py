@@ -56,14 +56,19 @@ def code(source: str, kernel: str, arch: str) -> Code:
 
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    key = cache.key("cuda", _version(source), *_key(source, kernel, arch))
-    stored = cache.read(config.cache_dir(), key)
-    if stored is not None:
-        return _unpack(stored)
+    key = _name(source, kernel, arch)
+    kept = cache.read(config.cache_dir(), key)
+    if kept is not None:
+        return _unpack(kept)
     program = compiled(source, kernel, arch, OPTIONS)
     made = Code(program.entry, arch, program.cubin, report(program.log, program.entry))
     cache.write(config.cache_dir(), key, _pack(made))
     return made
+
+
+def stored(source: str, kernel: str, arch: str) -> int:
+    """Return the bytes of a kernel's machine code in the cache, 0 if it is not there."""
+    return len(cache.read(config.cache_dir(), _name(source, kernel, arch)) or b"")
 
 
 @dataclass(frozen=True)
@@ -257,6 +262,10 @@ def versions() -> frozenset[str]:
     """Return what names the versions of all kernels in the cache."""
     names = (path.name for path in files(__package__).joinpath("kernels").iterdir())
     return frozenset(_version(name) for name in names if name.endswith(".cu"))
+
+
+def _name(source: str, kernel: str, arch: str) -> str:
+    return cache.key("cuda", _version(source), *_key(source, kernel, arch))
 
 
 def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:

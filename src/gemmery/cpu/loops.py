@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from gemmery.cpu import pack, pack_complex
+from gemmery.cpu import atomics, pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
@@ -37,6 +37,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
     pack.pack(module, a, ways_a)
     pack.pack(module, b, ways_b)
+    _even(module)
     _narrow_tiles(module, product, register)
     _tiles(module, product, register)
     with module.function("packed", ("ptr", "args")) as f:
@@ -80,8 +81,12 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
     args = Args(f, f["args"])
     parts = product.parts
     m, n, k = args.m, args.n * parts, args.k * parts
-    mc, nc = _even(f, m, args.mc, register.mr), _even(f, n, args.nc, register.nr)
-    kc = _even(f, f.max(k, 1), args.kc, product.group * parts)
+    mc, nc, kc = (
+        atomics.call(f, "i64", "even", f.max(total, 1), block, f.index(unit))
+        for total, block, unit in (
+            (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.group * parts)
+        )
+    )  # fmt: skip
     a, a_row, a_col = args.a, args.a_row, args.a_col
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
@@ -111,14 +116,16 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
             )  # fmt: skip
 
 
-def _even(f: Function, total: Value, block: Value, unit: int) -> Value:
-    """Return the size of blocks: all of `total` if it fits in one, else as `build.even` divides it."""
-    size = f.var(total)
-    with f.if_(block < total):
-        count = (total + block - 1) // block
-        each = (total + count - 1) // count
-        size.value = (each + (unit - 1)) // unit * unit
-    return size.value
+def _even(module: Module) -> None:
+    """Define `even`, the size of blocks: all of `total` if it fits in one, else as `build.even` divides it."""
+    with module.function("even", ("i64", "total"), ("i64", "block"), ("i64", "unit"), local=True, returns="i64") as f:
+        total, block, unit = f["total"], f["block"], f["unit"]
+        size = f.var(total)
+        with f.if_(block < total):
+            count = (total + (block - 1)) // block
+            each = (total + count - 1) // count
+            size.value = (each + unit - 1) // unit * unit
+        f.ret(size.value)
 
 
 def _in_order(

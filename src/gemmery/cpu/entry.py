@@ -29,7 +29,7 @@ _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 
 
 _kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
-_learned: set[tuple[int, ...]] = set()  # keys of the classes in the table
+_learned: dict[tuple[int, ...], int] = {}  # addresses of the classes in the table, by key
 _active: list[bool] = []  # not empty: there are builtins
 _turns: dict[int, int] = {}  # which entry of a full set is replaced next
 
@@ -130,7 +130,7 @@ def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = 
         count, *key.words, *_ZEROS[count:],
         layout.ASIDE if work is None else layout.RUN, counted and layout.OFTEN + 1, *result,
         len(c.shape), *c.shape, *_ZEROS[: layout.MOST_DIMENSIONS - len(c.shape)],
-        *reaches, *(_NO_RUN if work is None else _run(work, counted)),
+        *reaches, *(_NO_RUN if work is None else _run(work, counted)), *_ZEROS[: layout.PADDING],
     ]  # fmt: skip
     index = _index(table, key.hash)
     job = _NO_JOB if work is None else work.job
@@ -241,8 +241,8 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
         work = struct.unpack("<q", struct.pack("<d", member.work))
         limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
         words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
-    _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
-    _learned.add(tuple(key))
+    at = _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
+    _learned[tuple(key)] = at
 
 
 def learned(class_: Class) -> bool:
@@ -250,21 +250,24 @@ def learned(class_: Class) -> bool:
     return tuple(class_.words()) in _learned
 
 
-def _store(records: int, size: int, first: int, key: list[int], words: list[int]) -> None:
+def _store(records: int, size: int, first: int, key: list[int], words: list[int]) -> int:
     """Write a record over one with the same key, else in a free one of its places, else in the first."""
     places = [records + (first + i) * size for i in range(layout.PROBES)]
     stored = [list((ctypes.c_int64 * len(key)).from_address(place)) for place in places]
     chosen = next((i for wanted in (key, [0] * len(key)) for i, other in enumerate(stored) if other == wanted), 0)
+    _learned.pop(tuple(stored[chosen]), None)
     _write(places[chosen], [*key, *words])
+    return places[chosen]
 
 
 def forget() -> None:
     """Drop every prepared job, because the number of threads has changed."""
     table = _table()
     if table:
-        _learned.clear()
         _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
-        _write_bytes(table + layout.CLASSES_AT, bytes(layout.COUNTERS_AT - layout.CLASSES_AT))
+        for place in list(_learned.values()):
+            _write_bytes(place, bytes(layout.size(layout.CLASS)))
+        _learned.clear()
 
 
 def active() -> bool:

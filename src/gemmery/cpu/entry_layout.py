@@ -81,7 +81,7 @@ MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
 RUN, ASIDE = 1, 2  # run the job; compute in memory of its own, then copy
 SINGLE, DOUBLE, INTEGER = range(3)  # the type of alpha and beta in a job
-ENTRY = (
+_ENTRY = (
     *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
     *_words("kind"),
     *_words("left"),  # products until Python is asked again, and 1; 0: it is not
@@ -95,6 +95,11 @@ ENTRY = (
     *_words("scalar"),
     *_words("swapped"),  # 1: the job computes C' = B' A', so its A is b
     *_words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
+)
+PADDING = -len(_ENTRY) % 8  # so that a job begins with a cache line
+ENTRY = (
+    *_ENTRY,
+    *_words(*(f"padding_{i}" for i in range(PADDING))),
     *((f"job_{name}", type_) for name, type_ in JOB),
 )
 
@@ -122,8 +127,8 @@ CLASS = (
 
 SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the oldest is replaced
 SET_BITS = SETS.bit_length() - 1
-PAIRS, CLASSES, COUNTERS = 256, 64, 4096
-PROBES = 4  # places of a pair or a class, one after the other
+PAIRS, CLASSES, COUNTERS = 512, 512, 4096
+PROBES = 8  # places of a pair or a class, one after the other
 OFTEN = 64  # the products of a shape after which it gets an entry of its own
 LONG = 1 << 21  # operations from which the GIL is released: 20 us of work, where releasing it takes 100 ns
 ENTRY_BYTES = -(-size(ENTRY) // 64) * 64

@@ -25,6 +25,8 @@ from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.tuples import NamedTuple
 
+_RECORD = JOB_AT["kernel"] // 8  # words of a job that a kernel reads
+
 
 class Matrix(NamedTuple):
     """The fields of a 2-D array: words of the key, address, flags."""
@@ -165,10 +167,10 @@ def _finish(
             data.value = f.load("i64", array + objects.DATA)
     with f.if_(good.value):
         job_at = f.buffer(-(-size(JOB) // 64) * 64)
-        copy_words(f, place + at(ENTRY, f"job_{JOB[0][0]}"), job_at, len(JOB))
+        copy_words(f, place + at(ENTRY, f"job_{JOB[0][0]}"), job_at, _RECORD)
         job = Args(f, job_at, JOB)
         a, b = operands
         for name, value in (("a", a.data), ("b", b.data), ("c", data.value)):
             f.store(value, job_at + JOB_AT[name], align=8)
         job.alpha, job.beta = job_at + JOB_AT["alpha_value"], job_at + JOB_AT["beta_value"]
-        f.call_address(job.kernel, "void", job_at)
+        f.call_address(entry.job_kernel, "void", job_at)

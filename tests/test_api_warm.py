@@ -213,11 +213,17 @@ def test_kernels_of_a_gpu_are_made_without_one(monkeypatch, tmp_path):
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(warm_cuda, "_SIDES", ())
     monkeypatch.setattr(warm_cuda, "_LAYOUTS", ("row",))
-    first = gm.warm("float64", "a100")
+    first = gm.warm("float64", "a100", threads=2)
     assert (first.compiled > 0, first.there) == (True, 0)
     assert {entry.version for entry in cache.listing(str(tmp_path))} <= nvrtc.versions()
     again = gm.warm("float64", "a100")
     assert (again.compiled, again.there, again.bytes) == (0, first.compiled, first.bytes)
+
+
+def test_a_kernel_that_does_not_compile_in_a_process_of_its_own_says_why():
+    pytest.importorskip("cuda.bindings")
+    with pytest.raises(gm.CompileError, match="kernel nothing<int> of simt_naive"):
+        warm_cuda._in_a_process("simt_naive.cu", "nothing<int>", "sm_80")
 
 
 def test_the_kernels_of_a_gpu_are_those_of_its_products():

@@ -78,7 +78,7 @@ def warm(
     """
     began = time.perf_counter()
     count = target.cores() if threads is None else cpu_threads.checked(threads)
-    images = list(_images(dtypes, device))
+    images = list(_images(dtypes, device, count))
     folder = _folder()
     missing = [image for image in images if not image.size()]
     _make(missing, count, len(images), progress)
@@ -92,7 +92,7 @@ def warm(
     return Warmed(len(missing), len(images) - len(missing), sum(sizes), seconds, folder)
 
 
-def _images(names: Any, device: str) -> Iterator[Image]:
+def _images(names: Any, device: str, threads: int) -> Iterator[Image]:
     """Yield every image, once. Raises the errors of wrong arguments."""
     if not isinstance(device, str):
         raise ArgumentError(f"device={shown(device)} must be a name: 'cpu', 'cuda', or a card such as 'h200'")
@@ -100,7 +100,7 @@ def _images(names: Any, device: str) -> Iterator[Image]:
         return _of_cpu(_named(names, known.BY_NAME, device))
     from gemmery.api.warm_cuda import TYPES, images
 
-    return (Image(*image) for image in images(_named(names, TYPES, device), device))
+    return (Image(*image) for image in images(_named(names, TYPES, device), device, threads > 1))
 
 
 def _named(names: Any, supported: Iterable[str], device: str) -> tuple[str, ...]:

@@ -5,20 +5,46 @@ Each builder imports the modules that it needs, since importing all of them woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.ir import SIZES, Module
+from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
 from gemmery.cpu.ukernel import Product, shape
 from gemmery.problem import Problem
 
+if TYPE_CHECKING:
+    from gemmery.cpu.streamed import Streams
+
 Config = Mapping[str, int]
-Image = tuple[str, Callable[[], Module]]  # the name and the generator of a module
+
+
+def images(dtype: str, out: str) -> Iterator[Image]:
+    """Yield the images that serve every plain product of A and B of `dtype` with C of `out`, the largest first."""
+    target, plain = host(), Problem(2, 2, 2, dtype, out)
+    if packed_refuses(plain):
+        return
+    yield packed_image(target, product(target, plain))
+    direct = dtype == out and dtypes.get(dtype).kind == "f" and dtypes.get(dtype).size >= 4
+    if direct:
+        yield direct_image(target, dtype)
+    yield gemv_image(target, gemv_product(plain), COLUMNS)
+    if direct:
+        from gemmery.cpu import streamed as streams
+
+        for depth, nv in {streams.sizes(target, m) for m in (2, 1 << 20)}:
+            yield streamed_image(target, streams.Streams(dtype, depth, nv))
+
+
+def load(target: Target, problem: Problem, image: Image) -> dict[str, int]:
+    """Return the addresses of an image's functions; where it is missing, all images of these types are made with it."""
+    return jit.load_together(target, image, lambda: images(problem.dtype, problem.out))
 
 
 def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
@@ -88,31 +114,40 @@ def packed_refuses(problem: Problem) -> str:
 
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
-    from gemmery.cpu import loops
+    p = upright(problem)
+    return _packed(p.dtype, p.out, p.epilogue, *(config.get(name, 0) for name in ("mc", "kc", "nc")))
 
-    p, target = upright(problem), host()
-    made = product(target, p)
-    sizes = tile(target)
-    found = jit.load(target, f"packed_{made.name}", lambda: loops.packed(target, made))
-    register = shape(target, made)
-    mc, kc, nc = (
-        config.get(name, size) for name, size in (("mc", sizes.mc), ("kc", sizes.kc * made.group), ("nc", sizes.nc))
-    )
+
+@cache
+def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
+    from gemmery.cpu.loops import workspace_bytes
+
+    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
+    made = product(target, problem)
+    sizes, register = tile(target), shape(target, made)
+    mc, kc, nc = mc or sizes.mc, kc or sizes.kc * made.group, nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even(k * made.parts, kc, made.group * made.parts)
         tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
         summed = m if deep < k * made.parts else 0  # rows with sums kept for the next block of k
-        return Blocks(tall, deep, wide, loops.workspace_bytes(target, made, summed, tall, deep, wide))
+        return Blocks(tall, deep, wide, workspace_bytes(target, made, summed, tall, deep, wide))
 
-    unit = Unit(
-        register.mr,
-        register.nr // made.parts,
-        _step(register.mr * register.nv) * made.parts / made.group,
-        _PACK,
-        sizes.nc,
-    )
-    return Launch(found["packed"], made.scalar, dtypes.get(problem.out).size, blocks, unit=unit)
+    step = _step(register.mr * register.nv) * made.parts / made.group
+    unit = Unit(register.mr, register.nr // made.parts, step, _PACK, sizes.nc)
+    entry = load(target, problem, packed_image(target, made))["packed"]
+    return Launch(entry, made.scalar, dtypes.get(out).size, blocks, unit=unit)
+
+
+def packed_image(target: Target, made: Product) -> Image:
+    """Return the image of the packed product of these types."""
+
+    def generate() -> Module:
+        from gemmery.cpu import loops
+
+        return loops.packed(target, made)
+
+    return f"packed_{made.name}", generate
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
@@ -199,7 +234,7 @@ def direct_columns(dtype: str) -> list[int]:
 def general(dtype: str, least: int) -> Launch:
     """Return the kernel without packing for every shape, to be cut as a C of at least so many columns is."""
     target, element = host(), dtypes.get(dtype)
-    found = jit.load(target, *direct_image(target, dtype))
+    found = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype))
     lanes = target.lanes(element.size)
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
@@ -225,21 +260,31 @@ _NO_BLOCKS = Blocks()
 
 def gemv(problem: Problem, config: Config) -> Launch:
     """Return the kernel of one column (n == 1) or one row (m == 1) of C, in blocks of mc rows and kc columns of A."""
-    target, made, columns = host(), gemv_product(problem), config.get("columns", COLUMNS)
+    down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
+    rows, columns = _LONG_ROWS if down_columns else _VECTOR_ROWS, config.get("columns", COLUMNS)
+    return _gemv(problem.dtype, problem.out, problem.epilogue, columns, config["mc"], config["kc"], rows)
+
+
+@cache
+def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, rows: int) -> Launch:
+    target, problem, size = host(), Problem(2, 1, 2, dtype, out, epilogue=epilogue), dtypes.get(dtype).size
+    made = gemv_product(problem)
+    entry = load(target, problem, gemv_image(target, made, columns))["gemv"]
+    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + made.parts * kc) * made.parts * SIZES[made.accumulator])
+    unit = Unit(rows, rows, rows * size / _BANDWIDTH, each=size / _BANDWIDTH)
+    out_size = dtypes.get(out).size
+    return Launch(entry, made.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit)
+
+
+def gemv_image(target: Target, made: Product, columns: int) -> Image:
+    """Return the image of the products with a vector of these types."""
 
     def generate() -> Module:
         from gemmery.cpu import gemv as vectors
 
         return vectors.gemv(target, made, columns)
 
-    found = jit.load(target, f"gemv{columns}_{made.name}", generate)
-    size, mc, kc = dtypes.get(problem.dtype).size, config["mc"], config["kc"]
-    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + made.parts * kc) * made.parts * SIZES[made.accumulator])
-    down_columns = problem.b_layout == "row" if problem.n > 1 else problem.a_layout == "col"
-    rows = _LONG_ROWS if down_columns else _VECTOR_ROWS
-    unit = Unit(rows, rows, rows * size / _BANDWIDTH, each=size / _BANDWIDTH)
-    out_size = dtypes.get(problem.out).size
-    return Launch(found["gemv"], made.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit)
+    return f"gemv{columns}_{made.name}", generate
 
 
 COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
@@ -261,7 +306,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
     p, target = upright(problem), host()
     depth, nv = streams.sizes(target, p.m)
     shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))
-    found = jit.load(target, shape.name, lambda: streams.streamed(target, shape))
+    found = load(target, p, streamed_image(target, shape))
     element = dtypes.get(p.dtype)
     room = (target.l2 or 1 << 20) // 2
     step = shape.nv * target.lanes(element.size)
@@ -272,3 +317,14 @@ def streamed(problem: Problem, config: Config) -> Launch:
 
     unit = Unit(0, step, p.m * _step(shape.nv))
     return Launch(found["streamed"], element.llvm, element.size, blocks, unit=unit)
+
+
+def streamed_image(target: Target, shape: Streams) -> Image:
+    """Return the image of the kernel for few rows."""
+
+    def generate() -> Module:
+        from gemmery.cpu import streamed as streams
+
+        return streams.streamed(target, shape)
+
+    return shape.name, generate

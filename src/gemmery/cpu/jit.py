@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
 import os
 import sys
-from _thread import RLock  # that of `threading`, whose import takes 0.5 ms
-from collections.abc import Callable
+import time
+from _thread import RLock, get_ident  # those of `threading`, whose import takes 0.5 ms
+from collections.abc import Callable, Iterable
 from importlib.machinery import PathFinder
-from typing import Any
+from typing import Any, cast
 
 from gemmery import cache, config, dtypes
 from gemmery.cpu import elf, workspace
 from gemmery.cpu.ir import Module
-from gemmery.cpu.target import Target
+from gemmery.cpu.target import Target, cores
 from gemmery.errors import CompileError
 
+Image = tuple[str, Callable[[], Module]]  # the name and the generator of a module
+
+# Threads compile different modules at the same time; a second thread that needs the same one waits for the first.
 # Python code may run in the middle of a compilation, in the same thread: a `__del__` that the garbage collector calls,
-# or a signal handler. It may multiply or fork, so the lock is reentrant. The inner product is complete before the
-# outer compilation goes on.
-_lock = RLock()
+# or a signal handler. It may multiply or fork. So a thread that compiles already waits for no other: it compiles what
+# it needs itself, and the inner product is complete before the outer compilation goes on.
+_lock = RLock()  # guards the next three, for a few instructions at a time
+_active: dict[int, int] = {}  # compilations in progress, by thread: more than one where one is inside another
+_making: set[tuple[Target, str]] = set()
+_forks = 0  # forks that wait or are in progress; no compilation starts meanwhile
+_PAUSE = 500e-6  # s between two looks at what another thread compiles, which takes tens of ms
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
 
 
+def _before_fork() -> None:
+    """Wait for compilations in other threads: otherwise their locks, also LLVM's, would stay held in the child."""
+    global _forks
+    with _lock:
+        _forks += 1
+    while any(thread != get_ident() for thread in tuple(_active)):
+        time.sleep(_PAUSE)
+
+
+def _after_in_parent() -> None:
+    global _forks
+    with _lock:
+        _forks -= 1
+
+
+def _after_in_child() -> None:
+    global _lock, _forks
+    _lock, _forks = RLock(), 0
+    _making.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    # A fork waits for compilations in other threads: otherwise their locks, also LLVM's, would stay held in the child.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
 
 
 # A 64-bit constant that stands for an address known only when the module is loaded: "gemmery_" as a number.
@@ -41,13 +70,73 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
     `name` must contain everything that `generate` depends on besides the target and gemmery's sources. `hole` replaces
     the constant HOLE, so that code with an address of this process can be cached.
     """
-    found = _loaded.get((target, name))
-    if found is not None:
-        return found
-    with _lock:
-        if (target, name) not in _loaded:
-            _loaded[target, name] = _load(target, name, generate, hole)
-        return _loaded[target, name]
+    key, thread = (target, name), get_ident()
+    entries = _loaded.get(key)
+    if entries is not None:
+        return entries
+    outer, first = _active.get(thread, 0), False
+    try:
+        while key not in _loaded:
+            with _lock:
+                if outer or not (_forks or key in _making):
+                    first = key not in _making
+                    _making.add(key)
+                    _active[thread] = outer + 1
+                    break
+            time.sleep(_PAUSE)
+        return _loaded.get(key) or _loaded.setdefault(key, _load(target, name, generate, hole))
+    finally:
+        with _lock:
+            _active[thread] = outer
+            if not outer:
+                del _active[thread]
+            if first:
+                _making.discard(key)
+
+
+def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]]) -> dict[str, int]:
+    """Return the addresses of a module's functions; if it must be compiled, `others` are compiled at the same time."""
+    name, generate = image
+    if (target, name) not in _loaded and not (keeps(target) and stored(target, name)):
+        load_all(target, [image, *others()])
+    return load(target, name, generate)
+
+
+def load_all(target: Target, images: Iterable[Image]) -> None:
+    """Load modules, and compile those that are missing on all cores that this process may use."""
+    import threading
+
+    every = [image for image in images if (target, image[0]) not in _loaded]
+    left = list(reversed(every))
+
+    def work() -> None:
+        while left:
+            try:
+                load(target, *left.pop())
+            except IndexError:  # another thread was faster
+                return
+
+    def help_() -> None:
+        with contextlib.suppress(BaseException):  # the caller tries again
+            work()
+
+    # A thread that compiles already has no helpers: they would not start during a fork that waits for this thread.
+    count = 0 if get_ident() in _active else min(cores(), len(left)) - 1
+    helpers = []
+    with contextlib.suppress(RuntimeError):  # no more threads
+        for _ in range(count):
+            helper = threading.Thread(target=help_, name="gemmery-jit")
+            helper.start()
+            helpers.append(helper)
+    try:
+        work()
+    except BaseException:
+        left.clear()
+        raise
+    for helper in helpers:
+        helper.join()
+    for name, generate in every:
+        load(target, name, generate)
 
 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:
@@ -217,7 +306,7 @@ def _features(target: Target) -> dict[str, bool]:
 def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
     llvm = _llvm()
     try:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(text, llvm.create_context())
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"kernel {name!r}: {error}") from error
@@ -231,13 +320,35 @@ def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
     passes.add_loop_rotate_pass()
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    options = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, options)
     return machine, module
 
 
+def _unlocked(name: str) -> Callable[..., Any]:
+    """Return a function of llvmlite's library without the lock that llvmlite takes for every call.
+
+    LLVM lets threads compile at the same time in contexts of their own. With the lock, the two images of a first
+    product would be compiled one after the other.
+    """
+    from llvmlite.binding import ffi
+
+    function = getattr(ffi.lib, name)
+    return cast("Callable[..., Any]", getattr(function, "_cfn", function))
+
+
 def _object(target: Target, name: str, text: str) -> bytes:
+    from llvmlite.binding import ffi
+
     machine, module = _optimized(target, name, text)
-    return bytes(machine.emit_object(module))
+    with ffi.OutputString() as error:
+        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        if not buffer:
+            raise CompileError(f"kernel {name!r}: {error}")
+    try:
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 def assembly(target: Target, name: str, generate: Callable[[], Module]) -> str:

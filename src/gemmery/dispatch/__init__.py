@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from gemmery import config
 from gemmery.dispatch import cpu
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
@@ -23,22 +24,29 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """Return the rung that runs this problem, built.
+    """Return the rung that runs this problem, built: on the CPU with a kernel for every shape.
+
+    With GEMMERY_TIERS=off it is the one of `specialised`, if there is one.
 
     Raises the errors of `choice`, and DeviceError or CompileError where the kernel cannot be built.
     """
-    rung, config, reason = choice(problem)
-    return Plan(rung, config, rung.build(problem, config), reason)
+    special = None if config.tiers() else specialised(problem)
+    return special or _built(problem, choice(problem))
 
 
 @lru_cache(maxsize=1024)
 def specialised(problem: Problem) -> Plan | None:
-    """Return the plan with a kernel compiled for this problem's shape, where it is faster than that of `plan`."""
+    """Return the plan with a kernel compiled for this problem, where it is faster than that of `plan`; else None.
+
+    Its bits are those of `plan`'s kernel for f32 and f64, as long as k fits one block of it.
+    """
     candidate = cpu.specialised(problem) if problem.device == "cpu" else None
-    if candidate is None:
-        return None
-    rung, config, reason = candidate
-    return Plan(rung, config, rung.build(problem, config), reason)
+    return candidate and _built(problem, candidate)
+
+
+def _built(problem: Problem, candidate: Candidate) -> Plan:
+    rung, settings, reason = candidate
+    return Plan(rung, settings, rung.build(problem, settings), reason)
 
 
 def choice(problem: Problem) -> Candidate:

@@ -78,16 +78,15 @@ def _family(built: tuple[Rung, Launch], m: Range, n: Range, threads: int, blocks
     work = UNLIMITED if threads == 1 else most_alone(built[1].unit, m[0], n[0])
     k = (0, limits.get("k", UNLIMITED))
     b_elements, c_elements = (limits.get(name, UNLIMITED) for name in ("b_elements", "c_elements"))
-    return Family(*built, blocks, m, n, k, b_elements, c_elements, min(work, limits.get("work", UNLIMITED)))
+    return Family(*built, blocks, m, n, k, b_elements, c_elements, work)
 
 
 def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
-    """One column of C, then one row: of matrices up to a size from which more columns of it are read at once."""
-    largest = (host().l3 or 1 << 25) // 2 // dtypes.get(sample.dtype).size
+    """One column of C, then one row."""
     for m, n in (((1, UNLIMITED), (1, 1)), ((1, 1), (2, UNLIMITED))):
         built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
         if built:
-            yield _family(built, m, n, threads, built[1].blocks(m[0], n[0], 1), work=largest)
+            yield _family(built, m, n, threads, built[1].blocks(m[0], n[0], 1))
 
 
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:

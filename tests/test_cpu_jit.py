@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -213,3 +214,81 @@ def test_the_pool_of_another_machine_is_valid(machine):
     jit._llvm().parse_assembly(text).verify()
     assert ("@llvm.aarch64.get.fpcr" in text) == (machine != "riscv64")
     assert "llvm.x86" not in text
+
+
+def counted(name, calls, before=None):
+    """An image of a function that does nothing; notes each generation."""
+
+    def generate():
+        calls.append(name)
+        if before:
+            before()
+        module = Module(host())
+        with module.function(name):
+            pass
+        return module
+
+    return name, generate
+
+
+def test_threads_compile_different_modules_at_the_same_time():
+    meeting, calls = threading.Barrier(2, timeout=30), []
+    first, second = (counted(f"test_meeting_{i}", calls, meeting.wait) for i in range(2))
+    other = threading.Thread(target=jit.load, args=(host(), *second))
+    other.start()
+    assert jit.load(host(), *first)["test_meeting_0"]
+    other.join()
+    assert jit.load(host(), *second)["test_meeting_1"]
+    assert sorted(calls) == ["test_meeting_0", "test_meeting_1"]
+
+
+def test_a_thread_waits_for_a_module_that_another_compiles():
+    calls = []
+    others = [threading.Thread(target=jit.load, args=(host(), "test_once", lambda: 1 / 0)) for _ in range(3)]
+
+    def start():
+        for other in others:
+            other.start()
+
+    image = counted("test_once", calls, start)
+    jit.load(host(), *image)
+    for other in others:
+        other.join()
+    assert calls == ["test_once"]
+
+
+def test_missing_modules_are_made_together_and_an_error_is_that_of_its_module():
+    calls = []
+    images = [counted(f"test_all_{i}", calls) for i in range(5)]
+    jit.load_all(host(), images)
+    jit.load_together(host(), images[0], lambda: 1 / 0)  # nothing is missing
+    assert sorted(calls) == [name for name, _ in images]
+
+    def broken():
+        raise CompileError("test_none")
+
+    with pytest.raises(CompileError, match="test_none"):
+        jit.load_all(host(), [("test_none", broken), counted("test_all_6", calls)])
+    jit.load_together(host(), counted("test_all_7", calls), lambda: [counted("test_all_8", calls)])
+    assert {"test_all_7", "test_all_8"} < set(calls)
+    assert not jit._active
+    assert not jit._making
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_waits_for_modules_that_other_threads_compile():
+    begun, calls, done = threading.Event(), [], []
+
+    def compiling():
+        begun.set()
+        time.sleep(0.05)
+        done.append(1)
+
+    other = threading.Thread(target=jit.load, args=(host(), *counted("test_fork", calls, compiling)))
+    other.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if done and jit.load(host(), *counted("test_fork_child", calls)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    other.join()

@@ -46,21 +46,15 @@ _TINY = 16**3
 def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     p = upright(problem)
-    return next((candidate for candidate in _special(p, host()) if not refusal(problem, candidate)), None)
+    return next((candidate for candidate in _special(p) if not refusal(problem, candidate)), None)
 
 
-def _special(p: Problem, target: Target) -> Iterator[Candidate]:
-    batched, gemv, direct = (_RUNGS[name] for name in ("batched", "gemv", "direct"))
+def _special(p: Problem) -> Iterator[Candidate]:
+    batched, direct = _RUNGS["batched"], _RUNGS["direct"]
     if p.batch >= _MANY:
         reason = f"{p.batch} products of one small shape: the kernel is compiled for it, with the loop over them"
         yield Candidate(batched, batched.default, reason)
-    if 1 in (p.m, p.n):
-        matrix = p.m * p.n * p.k * dtypes.get(p.dtype).size
-        down_columns = p.b_layout == "row" if p.n > 1 else p.a_layout == "col"
-        if down_columns and matrix > (target.l3 or 1 << 25) // 2:
-            reason = f"the matrix is {_size(matrix)}, so in memory: 8 columns at a time are best there"
-            yield Candidate(gemv, {**gemv.default, "columns": 8}, reason)
-    elif p.batch * p.m * p.n * p.k <= _TINY:
+    if p.batch * p.m * p.n * p.k <= _TINY and 1 not in (p.m, p.n):
         yield Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.tuples import NamedTuple
 
-_TENSOR = (16, 24)  # where the C++ tensor may be in the Python object: since 2.10; behind a flag in older versions
+_TENSOR = (16, 24)  # where the C++ tensor may be in the Python object; before 2.10 it follows a flag
 CODES = 64  # PyTorch's numbers of element types are below
 _MOST = 192  # the bytes of a TensorImpl in which the key set is looked for
 

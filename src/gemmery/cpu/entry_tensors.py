@@ -105,8 +105,8 @@ def _new(f: Function, torch: Args) -> None:
         code, cpu = f.convert("trunc", f["code"], "i32"), f.const("i32", 0)
         error = _called(f, torch.empty, "i32", ndim, shape, strides, code, cpu, cpu, handle)
         with f.if_(error.equals(0)):
-            made.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))
             f.call_address(torch.data, "i32", f.load("ptr", handle), f["data"])
+            made.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))  # 2.5 leaves an empty handle
             f.call_address(torch.delete, "i32", f.load("ptr", handle))
     f.ret(made.value)
 

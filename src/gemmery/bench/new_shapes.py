@@ -11,6 +11,7 @@ from gemmery.bench.work import Work, numpy_dtype
 EMPTY, WARM, MET = "empty cache", "warm cache", "met before"
 FIRST, REST, WORST = "first product", "after the first product", "worst later call"
 CASES = (EMPTY, WARM, MET)  # totals over all shapes
+COMPARED = (EMPTY, WARM, f"{WARM}, {REST}", MET)  # cases that are compared with the rival's total
 Pairs = Sequence[tuple[Any, Any]]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from gemmery import config
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench import peers, timing
-from gemmery.bench.new_shapes import EMPTY, FIRST, MET, REST, WARM, WORST
+from gemmery.bench.new_shapes import COMPARED, EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
@@ -53,7 +53,7 @@ def new_shapes(
     theirs = taken.pop("")
     rows = []
     for label, rounds in taken.items():
-        found = timing.tally({label: rounds, rival: theirs} if rival and _is_total(label) else {label: rounds})
+        found = timing.tally({label: rounds, rival: theirs} if rival and label in COMPARED else {label: rounds})
         rows.append(results.timed(replace(plain, case=label), found.timings[label], (0.0, 0.0), found.versus))
     if rival:
         found = timing.tally({rival: theirs})
@@ -70,11 +70,6 @@ def _labelled(times: Mapping[str, Times]) -> dict[str, float]:
         found |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
     found[MET] = statistics.median(times[WARM]["again"])
     return {**found, "": statistics.median(times[WARM]["rival"])}
-
-
-def _is_total(label: str) -> bool:
-    """Return True for the time of all products, which is compared with the rival's."""
-    return not label.endswith((f", {FIRST}", f", {WORST}"))
 
 
 def run(work: Work, threads: int, cache: str, device: str = "cpu") -> dict[str, list[float]]:

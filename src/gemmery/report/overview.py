@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from gemmery.bench.new_shapes import EMPTY, MET, REST, WARM
+from gemmery.bench.new_shapes import COMPARED
 from gemmery.bench.record import Measurement, Run
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.suites import OWN, product, standing, tournaments
 
-STATES = (EMPTY, f"{EMPTY}, {REST}", WARM, f"{WARM}, {REST}", MET)  # cases that have a row each
 HEAD = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
 
@@ -31,7 +30,7 @@ def overview(run: Run, about: Mapping[str, str]) -> Sheet:
     for m in run.measurements:
         if m.kernel == OWN and m.seconds and m.case not in cases and fastest(m):
             apart = (m.precision or m.dtype) if m.unit else words.cores(m.threads)
-            apart = m.case if m.case in STATES else apart
+            apart = m.case if m.case in COMPARED else apart
             groups.setdefault((m.suite, apart), []).append(m)
     names = [suite for suite, _ in groups]
     rows = [

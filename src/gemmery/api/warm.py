@@ -17,7 +17,6 @@ from gemmery.cpu import target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.ir import Module
 from gemmery.errors import ArgumentError, CacheError, DTypeError, shown
-from gemmery.problem import Problem
 
 Progress = Callable[[int, int, str], object]
 
@@ -146,7 +145,7 @@ def _make(images: list[Image], threads: int, total: int, progress: Progress | No
 
 def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
     """Yield the images of products on the CPU, those that every product needs first."""
-    from gemmery.cpu import entry_code, jit, pool
+    from gemmery.cpu import build, entry_code, jit, pool
 
     host = target.host()
     if not jit.keeps(host):
@@ -155,7 +154,7 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
     images |= {"pool": partial(pool.module, host), "entry": partial(entry_code.module, host)}
     for dtype, out in dict.fromkeys(pair for name in names for pair in _pairs(name)):
         for activation in ("", *(options.ACTIVATIONS if known.get(out).kind == "f" else ())):
-            images.update(_general(host, Problem(2, 2, 2, dtype, out, epilogue=activation)))
+            images |= build.images(dtype, out, activation)
 
     def make(name: str) -> None:
         if name != "entry":  # whose addresses in this process are the business of `entry`
@@ -165,26 +164,6 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
 
     for name in images:
         yield Image(name, partial(jit.stored, host, name), partial(make, name))
-
-
-def _general(host: target.Target, problem: Problem) -> Iterator[tuple[str, Callable[[], Module]]]:
-    """Yield the names and generators of the images that serve every shape."""
-    from gemmery.cpu import build, gemv, loops, streamed
-
-    if build.packed_refuses(problem):
-        return
-    product, vectors = build.product(host, problem), build.gemv_product(problem)
-    yield f"packed_{product.name}", lambda: loops.packed(host, product)
-    yield f"gemv{build.COLUMNS}_{vectors.name}", lambda: gemv.gemv(host, vectors, build.COLUMNS)
-    if (
-        not build.direct_refuses(problem)
-        and known.get(problem.dtype).size >= 4
-        and known.get(problem.dtype).kind == "f"
-    ):
-        yield build.direct_image(host, problem.dtype)
-        for depth, nv in {streamed.sizes(host, m) for m in (2, 1 << 20)}:
-            streams = streamed.Streams(problem.dtype, depth, nv)
-            yield streams.name, partial(streamed.streamed, host, streams)
 
 
 def _pairs(name: str) -> list[tuple[str, str]]:

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Config = Mapping[str, int]
 
 
-def images(dtype: str, out: str) -> Iterator[Image]:
-    """Yield the images that serve every plain product of A and B of `dtype` with C of `out`, the largest first."""
-    target, plain = host(), Problem(2, 2, 2, dtype, out)
-    if packed_refuses(plain):
+def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
+    """Yield the images that serve every product of A and B of `dtype` with C of `out`, the largest first."""
+    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=activation)
+    if packed_refuses(problem):
         return
-    yield packed_image(target, product(target, plain))
-    direct = dtype == out and dtypes.get(dtype).kind == "f" and dtypes.get(dtype).size >= 4
+    yield packed_image(target, product(target, problem))
+    direct = not activation and dtype == out and dtypes.get(dtype).kind == "f" and dtypes.get(dtype).size >= 4
     if direct:
         yield direct_image(target, dtype)
-    yield gemv_image(target, gemv_product(plain), COLUMNS)
+    yield gemv_image(target, gemv_product(problem), COLUMNS)
     if direct:
         from gemmery.cpu import streamed as streams
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fences import at_page_end, survives
-from gemmery import verify
+from gemmery import dtypes, verify
 from gemmery.arrays import view
 from gemmery.cpu.batched import LARGEST
+from gemmery.cpu.target import host
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -124,6 +125,30 @@ def test_a_product_has_the_same_bits_alone_and_in_a_batch(dtype):
         together = multiply(a, b, c).copy()
         packed.build(problem(a, b, c), packed.default)(a.view, b.view, c.view)
         assert np.array_equal(together, c.array)
+
+
+def bits(rung, a, b, c, epilogue, **options):
+    asked = problem(a, b, c, epilogue, "alpha" in options)
+    rung.build(asked, rung.default)(a.view, b.view, c.view, **options)
+    return c.array.tobytes()
+
+
+@pytest.mark.parametrize("epilogue", ["", "bias+relu"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+@pytest.mark.parametrize("dtype", RUNG.dtypes)
+def test_it_has_the_bits_of_the_kernels_for_every_shape(dtype, layout, epilogue):
+    """So a product keeps its bits when this kernel replaces one of those. Dot products of bfloat16 sum in pairs."""
+    if (dtype == "bf16" and host().has_bf16_dot) or (epilogue and dtype[0] != "f"):
+        pytest.skip("sums in pairs, or no epilogue")
+    rungs = [find(CPU, name) for name in ("packed", "direct")]
+    for shape in [(3, 3, 3), (5, 9, 7), (13, 11, 16)]:
+        bias = {"bias": view(random((shape[1],), dtypes.get(dtype).accumulator, 4))} if epilogue else {}
+        for options in ({}, {"alpha": 0.7, "beta": 0.3}) if dtype[0] == "f" else ({},):
+            wanted = bits(RUNG, *operands(*shape, dtype, layout), epilogue, **bias, **options)
+            for rung in rungs:
+                a, b, c = operands(*shape, dtype, layout)
+                if dtype in rung.dtypes and not rung.refuses(problem(a, b, c, epilogue, bool(options))):
+                    assert bits(rung, a, b, c, epilogue, **bias, **options) == wanted, (rung.name, shape, options)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

@@ -270,7 +270,7 @@ def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, r
     target, problem, size = host(), Problem(2, 1, 2, dtype, out, epilogue=epilogue), dtypes.get(dtype).size
     made = gemv_product(problem)
     entry = load(target, problem, gemv_image(target, made, columns))["gemv"]
-    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + made.parts * kc) * made.parts * SIZES[made.accumulator])
+    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + made.parts * kc) * made.parts * SIZES[made.accumulator] + 64)
     unit = Unit(rows, rows, rows * size / _BANDWIDTH, each=size / _BANDWIDTH)
     out_size = dtypes.get(out).size
     return Launch(entry, made.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit)

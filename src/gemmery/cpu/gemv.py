@@ -93,8 +93,9 @@ def _column(f: Function, product: Product) -> None:
     room = sums + mc * (product.parts * size)
     with f.loop(0, m, mc) as i:
         count = f.min(m - i, mc)
-        with f.loop(0, count * product.parts) as r:
-            f.store(f.zero(product.accumulator), sums + r * size)
+        lanes = f.target.lanes(size)
+        with f.loop(0, count * product.parts, lanes) as r:  # the last vector may reach into x, which is packed later
+            f.store(f.zero(vector(lanes, product.accumulator)), sums + r * size)
         with f.loop(0, k, kc) as p:
             deep = f.min(k - p, kc)
             part = f.var(x + p * x_step)
@@ -151,14 +152,17 @@ def _finish(f: Function, product: Product) -> None:
         return
     lanes = f.target.lanes(size)
     adjacent = y_step.equals(out.size) & (f.is_null(f["bias"]) | bias_step.equals(size))
-    whole = f.select(adjacent, count // lanes * lanes, f.index(0))
+    masked = f.target.isa == "avx512"
+    if masked:  # a vector with one sum would wait until that has been stored
+        adjacent = adjacent & (count >= 4)
+    whole = f.select(adjacent, count if masked else count // lanes * lanes, f.index(0))
     with f.loop(0, whole, lanes) as i:
-        _finish_some(f, product, i, lanes)
+        _finish_some(f, product, i, lanes, f.first_lanes(count - i, lanes) if masked else None)
     with f.loop(whole, count) as i:
-        _finish_some(f, product, i, 0)
+        _finish_some(f, product, i, 0, None)
 
 
-def _finish_some(f: Function, product: Product, i: Value, lanes: int) -> None:
+def _finish_some(f: Function, product: Product, i: Value, lanes: int, mask: Value | None) -> None:
     """Store `lanes` elements of y, or one (0)."""
     out, element = dtypes.get(product.out), product.accumulator
     type_ = vector(lanes, element) if lanes else element
@@ -170,10 +174,10 @@ def _finish_some(f: Function, product: Product, i: Value, lanes: int) -> None:
     y = f["y"] + i * f["y_step"]
     total = f.var(f.load(type_, f["sums"] + i * SIZES[element]) * all_lanes(f.load(element, f["alpha"])))
     with f.if_(beta.differs(0)):
-        total.value = f.fma(load_as(f, out, element, y, lanes, None), all_lanes(beta), total.value)
+        total.value = f.fma(load_as(f, out, element, y, lanes, mask), all_lanes(beta), total.value)
     with f.if_(f.is_null(f["bias"]) ^ True):
-        total.value = total.value + f.load(type_, f["bias"] + i * f["bias_step"])
-    store_as(f, activate(f, product.activation, total.value, out), out, y)
+        total.value = total.value + f.load_masked(type_, f["bias"] + i * f["bias_step"], mask)
+    store_as(f, activate(f, product.activation, total.value, out), out, y, mask)
 
 
 def _finish_pair(f: Function, product: Product, i: Value) -> None:

@@ -151,15 +151,15 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)
             c = f["c"] + i * f["c_row"] + j * product.out_size
-            for r in range(mr):
-                for v in range(0, nr * product.out_size, 64):
-                    f.prefetch(c + f["c_row"] * r + v, write=True)
             a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
             steps = pack.steps_of(product, kc)
             coming = b + b_panel + i // mr * (steps * AHEAD)
             rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
             whole = is_plain(f, product, register, rows, columns)
             with _narrower(f, register, columns, (steps, a, b, kept)):
+                for r in range(mr):
+                    for v in range(0, nr * product.out_size, 64):
+                        f.prefetch(c + f["c_row"] * r + v, write=True)
                 totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
                 with f.if_(whole):
                     update_whole(f, product, register, totals, c)

@@ -98,7 +98,7 @@ def test_the_functions_and_fields_of_this_version_of_pytorch_are_known():
     assert pytorch_abi.abi(torch) is not None
 
 
-@pytest.mark.parametrize("missing", ["_checked", "_reads", "_tells_gradients", "_tells_transforms", "_allocates"])
+@pytest.mark.parametrize("missing", ["_checked", "_reads", "_tells_gradients", "_tells_recording", "_allocates"])
 def test_a_pytorch_that_fails_a_check_is_left_to_python(missing, monkeypatch):
     monkeypatch.setattr(pytorch_abi, missing, lambda *_: None)
     assert pytorch_abi.abi.__wrapped__(torch) is None

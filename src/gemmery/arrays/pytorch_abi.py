@@ -36,15 +36,14 @@ _SYMBOLS = {
     "requires_grad": ("_ZNK3c1010TensorImpl13requires_gradEv",),
     "grad_mode": ("_ZN3c108GradMode10is_enabledEv",),
     "modes": ("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv",),
-    "trace": ("_ZN5torch3jit6tracer15getTracingStateEv",),
     "included": ("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",),
     "bump": (
         "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
         "_ZN5torch8autograd4impl12bump_versionERKN2at10TensorBaseE",
     ),
 }
-# The keys that are included while a transform of torch.func is active.
-_TRANSFORMS = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
+# The dispatch keys that a thread includes while a transform of torch.func is active, and while torch.jit.trace records.
+_RECORDING = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Tracer")
 
 
 class Abi(NamedTuple):
@@ -57,7 +56,7 @@ class Abi(NamedTuple):
     keys_at: int  # in a TensorImpl: the word that says which libraries' kernels and which properties a tensor has
     plain: int  # that word for a dense tensor on the CPU, neither conjugate nor negative nor wrapped
     inference: int  # the same, created in inference mode
-    transforms: tuple[int, int]
+    recording: list[int]  # the dispatch keys of _RECORDING
     codes: dict[int, dtypes.DType]  # PyTorch's number of an element type -> gemmery's
     no_level: int  # the address of the -1 that forward_ad._current_level is outside of forward-mode differentiation
 
@@ -98,25 +97,24 @@ def _checked(torch: Any, library: ctypes.PyDLL) -> Abi | None:
         return None
     functions = _Functions(addresses, places[0])
     offsets = [at for at in range(0, _MOST, 8) if all(_word(_impl(x) + at) == _keys(torch, x) for x in tensors)]
-    transforms = [int(getattr(torch._C.DispatchKey, name)) for name in _TRANSFORMS]
+    recording = [torch._C._parse_dispatch_key(name) for name in _RECORDING]
     level = torch.autograd.forward_ad.__dict__["_current_level"]
     codes = {_code(functions, torch, row): row for row in dtypes.BY_NAME.values() if hasattr(torch, row.numpy)}
     good = (
         len(offsets) == 1
         and all(_reads(functions, x) for x in tensors)
         and _tells_gradients(functions, torch, plain, parameter)
-        and _tells_transforms(functions, torch, transforms)
+        and _tells_recording(functions, torch, recording)
         and _allocates(functions, torch)
         and _bumps(functions, plain)
         and not _call(functions, "modes", ctypes.c_int64)
-        and not _word(_call(functions, "trace", ctypes.c_void_p))
         and level == -1
         and all(0 <= code < CODES for code in codes)
     )
     if not good:
         return None
     words = _keys(torch, plain), _keys(torch, inference)
-    return Abi(addresses, places[0], offsets[0], *words, (transforms[0], transforms[1]), codes, id(level))
+    return Abi(addresses, places[0], offsets[0], *words, list(map(int, recording)), codes, id(level))
 
 
 def _address(library: ctypes.PyDLL, symbols: tuple[str, ...]) -> int:
@@ -167,15 +165,15 @@ def _tells_gradients(functions: _Functions, torch: Any, plain: Any, parameter: A
     return modes == wants == [False, True]
 
 
-def _tells_transforms(functions: _Functions, torch: Any, keys: list[int]) -> bool:
+def _tells_recording(functions: _Functions, torch: Any, keys: list[Any]) -> bool:
     guard: Callable[[Any], AbstractContextManager[Any]] = torch._C._IncludeDispatchKeyGuard
-    seen = []
-    for key, name in zip(keys, _TRANSFORMS, strict=True):
-        seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(key))))
-        with guard(getattr(torch._C.DispatchKey, name)):
-            seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(key))))
-            seen.append(bool(torch._C._are_functorch_transforms_active()))
-    return seen == [False, True, True] * 2
+    seen, active = [], []
+    for key in keys:
+        seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
+        with guard(key):
+            seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
+            active.append(bool(torch._C._are_functorch_transforms_active()))
+    return seen == [False, True] * 3 and active == [True, True, False]
 
 
 def _allocates(functions: _Functions, torch: Any) -> bool:

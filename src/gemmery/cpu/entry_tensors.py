@@ -55,7 +55,9 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
         impl = f.load("ptr", handle)
         keys = f.load("i64", impl + torch.keys_at)
         with f.if_(keys.equals(torch.plain_keys) | keys.equals(torch.inference_keys)):
-            wanted = _true(f, torch.requires_grad, impl) & _true(f, torch.grad_mode)
+            wanted = f.var(_true(f, torch.requires_grad, impl))
+            with f.if_(wanted.value):
+                wanted.value = _true(f, torch.grad_mode)
             code_at = f["facts"] + (_number(f, torch.dtype, handle) & (CODES - 1)) * 16 + CODES_AT
             element, size = f.load("i64", code_at), f.load("i64", code_at + 8)
             operand.object, operand.ndim = x, _word(f, torch.dim, handle)
@@ -65,7 +67,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
             operand.element, operand.size, operand.unit = element, size, size
             operand.flags = IS_TENSOR | objects.WRITEABLE
             has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
-            known = (wanted ^ True) & element.differs(0) & has_memory
+            known = (wanted.value ^ True) & element.differs(0) & has_memory
             with f.if_(known & (_word(f, torch.storage_size, handle) >= _needed(f, torch, operand, handle, size))):
                 good.value = 1
     f.ret(good.value)
@@ -84,9 +86,8 @@ def _needed(f: Function, torch: Args, operand: Args, handle: Value, size: Value)
 def _recorded(f: Function, torch: Args) -> Value:
     """Return nonzero while PyTorch records, transforms or differentiates operations (forward mode)."""
     level = _called(f, torch.get_item, "ptr", torch.forward, torch.level_name)
-    state = _called(f, torch.trace, "ptr")
-    active = _called(f, torch.modes, "i64") | f.load("i64", state)
-    for key in (torch.front_key, torch.back_key):
+    active = _called(f, torch.modes, "i64")
+    for key in (torch.front_key, torch.back_key, torch.trace_key):
         active = active | f.convert("zext", _true(f, torch.included, key), "i64")
     return active | f.convert("zext", _same(f, level, torch.no_level) ^ True, "i64")
 

@@ -10,7 +10,7 @@ from gemmery.cpu import workspace
 
 _FUNCTIONS = (
     "data", "dim", "sizes", "strides", "dtype", "storage_size", "storage_offset", "empty", "delete", "wrap",
-    "requires_grad", "grad_mode", "modes", "trace", "included", "bump",
+    "requires_grad", "grad_mode", "modes", "included", "bump",
 )  # fmt: skip
 # The element types follow, by PyTorch's number: the word that identifies each, and its size.
 WORDS = (
@@ -23,6 +23,7 @@ WORDS = (
     ("inference_keys", "i64"),
     ("front_key", "i64"),
     ("back_key", "i64"),
+    ("trace_key", "i64"),
     ("get_item", "ptr"),
     ("forward", "ptr"),  # the dictionary of torch.autograd.forward_ad
     ("level_name", "ptr"),
@@ -46,7 +47,7 @@ def facts(torch: Any, abi: Abi) -> int:
     for thing in (*types, forward, _LEVEL):
         workspace.forever(thing)
     words = [abi.functions[name] for name in _FUNCTIONS]
-    words += [id(types[0]), id(types[1]), abi.tensor_at, abi.keys_at, abi.plain, abi.inference, *abi.transforms]
+    words += [id(types[0]), id(types[1]), abi.tensor_at, abi.keys_at, abi.plain, abi.inference, *abi.recording]
     words += [item or 0, id(forward), id(_LEVEL), abi.no_level]
     for code in range(CODES):
         row = abi.codes.get(code)

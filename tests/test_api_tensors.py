@@ -1,8 +1,7 @@
-"""Products of PyTorch's CPU tensors that the compiled entry has met: the same results, the same refusals, no leak."""
+"""Products of PyTorch's CPU tensors that the compiled entry has met: the same results, no leak."""
 
 import ctypes
 import gc
-import os
 import sys
 import threading
 import weakref
@@ -13,53 +12,10 @@ import pytest
 import gemmery as gm
 from gemmery import config
 from gemmery.api import repeats
-from gemmery.arrays import pytorch_abi
-from gemmery.cpu import entry, entry_layout, pool
+from gemmery.cpu import entry, entry_layout
+from tensors import LAYOUTS, MET, meet, native, parameter, python_calls, same, torch, values
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The PyTorch API of:UserWarning"),
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
-]
 TYPES = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "int8", "int32", "int64", "uint8")
-HERE = os.path.dirname(gm.__file__)
-MET = 3  # calls after which a product is one that was met before
-
-
-def values(*shape, dtype="float32", seed=0):
-    """Small whole numbers, whose products every type holds exactly."""
-    numbers = np.random.default_rng(seed).integers(0, 4, shape)
-    return torch.from_numpy(numbers).to(getattr(torch, dtype))
-
-
-def python_calls(call):
-    """The result of a call, and the functions of gemmery that Python ran for it."""
-    names = []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(HERE):
-            names.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        result = call()
-    finally:
-        sys.setprofile(before)
-    return result, names
-
-
-def native():
-    """Whether this machine and this PyTorch have the fast path."""
-    return config.fast_entry() and bool(pool.address()) and pytorch_abi.abi(torch) is not None
-
-
-def meet(call):
-    for _ in range(MET):
-        call()
-
-
 PRODUCTS = {
     "matmul": lambda a, b, x, c, o: (gm.matmul(a, b), a @ b),
     "matmul_out": lambda a, b, x, c, o: (gm.matmul(a, b, out=o), a @ b),
@@ -76,16 +32,6 @@ PRODUCTS = {
     "gemv_scaled": lambda a, b, x, c, o: (gm.gemv(a, x, x, alpha=2.0, beta=3.0), 2 * (a @ x) + 3 * x),
     "gemv_out": lambda a, b, x, c, o: (gm.gemv(a, x, out=o[0]), a @ x),
 }  # fmt: skip
-LAYOUTS = {
-    "rows": lambda a: a,
-    "columns": lambda a: a.T.contiguous().T,
-    "strided": lambda a: torch.cat([a, a], 1).reshape(8, 16)[:, ::2] if a.ndim == 2 else a,
-    "expanded": lambda a: a[:1].expand(8, 8),
-}
-
-
-def same(result, expected):
-    return result.shape == expected.shape and result.dtype == expected.dtype and bool((result == expected).all())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -257,134 +203,6 @@ def test_a_pytorch_of_which_too_little_is_known_is_served_by_python(monkeypatch)
     assert python_calls(lambda: gm.matmul(a, a))[1] == []
 
 
-def parameter():
-    return torch.nn.Parameter(torch.ones(8, 8))
-
-
-def freed():
-    x = torch.ones(8, 8)
-    x.untyped_storage().resize_(0)
-    return x
-
-
-class Named(torch.Tensor):
-    """A subclass without arithmetic of its own."""
-
-
-def masked():
-    from torch.masked import masked_tensor
-
-    return masked_tensor(torch.ones(8, 8), torch.ones(8, 8) > 0)
-
-
-def fake():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.ones(8, 8)
-
-
-REFUSED = {
-    "requires_grad": (parameter, gm.LayoutError, "requires grad"),
-    "computed": (lambda: parameter() * 2, gm.LayoutError, "requires grad"),
-    "masked": (masked, gm.LayoutError, "MaskedTensor"),
-    "fake": (fake, gm.LayoutError, "FakeTensor"),
-    "freed": (freed, gm.LayoutError, "needs 256 bytes of storage and has 0"),
-    "zero": (lambda: torch._efficientzerotensor((8, 8)), gm.LayoutError, "null pointer"),
-    "meta": (lambda: torch.ones(8, 8, device="meta"), gm.DeviceError, "'meta' has no memory"),
-    "mkldnn": (lambda: torch.ones(8, 8).to_mkldnn(), gm.LayoutError, "to_dense"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(8, 8), 0.1, 0, torch.quint8), gm.DTypeError, "quint8"),
-}  # fmt: skip
-CALLS = {
-    "matmul": lambda a, b, x: gm.matmul(a, b),
-    "vector": lambda a, b, x: gm.matmul(a, x),
-    "out": lambda a, b, x: gm.matmul(b, b, out=a),
-    "gemm": lambda a, b, x: gm.gemm(2.0, b, a),
-    "beta": lambda a, b, x: gm.gemm(2.0, b, b, 0.5, a),
-    "gemv": lambda a, b, x: gm.gemv(a, x),
-    "relu": lambda a, b, x: gm.matmul(b, a, activation="relu"),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("refused", REFUSED)
-def test_a_tensor_that_is_refused_is_refused_after_plain_ones(refused, call):
-    make, error, words = REFUSED[refused]
-    b, x = values(8, 8), values(8)
-    meet(lambda: CALLS[call](values(8, 8), b, x))
-    with pytest.raises(error, match=words):
-        CALLS[call](make(), b, x)
-    meet(lambda: CALLS[call](values(8, 8), b, x))
-
-
-def test_a_bias_that_is_refused_is_refused_after_plain_ones():
-    a = values(8, 8)
-    meet(lambda: gm.matmul(a, a, bias=a[0]))
-    with pytest.raises(gm.LayoutError, match="requires grad"):
-        gm.matmul(a, a, bias=parameter()[0])
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("transform", ["vmap", "functionalize", "grad", "jvp", "trace", "modes", "constants"])
-def test_products_are_refused_while_pytorch_records_after_plain_ones(transform, call):
-    b, x = values(8, 8), values(8)
-    ones = torch.ones(8, 8)
-
-    def product(a):
-        return CALLS[call](a, b, x)
-
-    def recorded():
-        if transform == "vmap":
-            torch.vmap(product)(torch.ones(2, 8, 8))
-        if transform == "functionalize":
-            torch.func.functionalize(product)(ones)
-        if transform == "grad":
-            torch.func.grad(lambda a: product(a).sum())(ones)
-        if transform == "jvp":
-            torch.func.jvp(product, (ones,), (ones,))
-        if transform == "trace":
-            torch.jit.trace(product, ones)
-        if transform == "constants":
-            torch.func.functionalize(lambda a: product(ones) + a)(ones)
-        if transform == "modes":
-            from torch.utils._python_dispatch import TorchDispatchMode
-
-            with TorchDispatchMode():
-                product(ones)
-
-    meet(lambda: product(ones.clone()))
-    with pytest.raises(gm.LayoutError, match=r"use torch\.matmul inside"):
-        recorded()
-    meet(lambda: product(ones.clone()))
-
-
-def test_a_tangent_is_not_dropped_after_plain_tensors():
-    import torch.autograd.forward_ad as forward
-
-    a = values(8, 8)
-    meet(lambda: gm.matmul(a, a))
-    with forward.dual_level():
-        with pytest.raises(gm.LayoutError, match="tangent of forward-mode"):
-            gm.matmul(forward.make_dual(a, a), a)
-        assert same(gm.matmul(a, a), a @ a)
-
-
-def test_conjugate_and_negative_tensors_are_multiplied_as_they_are():
-    z = torch.complex(values(8, 8), values(8, 8, seed=1))
-    meet(lambda: gm.matmul(z, z))
-    assert same(gm.matmul(z.conj(), z), z.conj().resolve_conj() @ z)
-    assert same(gm.matmul(z, z.mH), z @ z.mH.resolve_conj())
-    x = values(8, 8)
-    meet(lambda: gm.matmul(x, x))
-    assert same(gm.matmul(z.conj().imag, x), -z.imag @ x)
-
-
-def test_a_subclass_gives_what_it_gave_before():
-    a = values(8, 8)
-    meet(lambda: gm.matmul(a, a))
-    assert same(gm.matmul(a.as_subclass(Named), a), a @ a)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_parameters_are_multiplied_where_gradients_are_not_recorded(mode):
     weights, x = parameter(), values(8, 8)
@@ -524,20 +342,3 @@ def test_threads_share_the_fast_path():
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_wrong_shapes_are_refused_after_right_ones():
-    a, x = values(8, 8), values(8)
-    meet(lambda: gm.matmul(a, a))
-    meet(lambda: gm.matmul(a, a, out=torch.zeros(8, 8)))
-    for call in (
-        lambda: gm.matmul(a, values(7, 8)),
-        lambda: gm.matmul(a, a, out=torch.zeros(8, 7)),
-        lambda: gm.gemm(1.0, a, x),
-        lambda: gm.gemv(a, a),
-        lambda: gm.matmul(a, a, bias=values(7)),
-    ):
-        with pytest.raises(gm.ShapeError):
-            call()
-    with pytest.raises(gm.LayoutError, match="share memory"):
-        gm.matmul(a, a, out=torch.zeros(1, 8).expand(8, 8))

@@ -2,6 +2,10 @@
 
 General kernels serve a product at once. A faster kernel for one product is compiled here, by one thread, while the
 program goes on. `GEMMERY_TIERS=off` switches this off.
+
+The thread holds the interpreter for less than 1 ms at a time, because LLVM works without it. A program that calls 8 x 8
+products in a loop, with a core left for the thread, waited 1.0 ms at most while 8 kernels were compiled. With more
+processes than cores it waits as long as without background work: 8 to 20 ms, for a core.
 """
 
 from __future__ import annotations

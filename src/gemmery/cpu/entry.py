@@ -282,4 +282,9 @@ def counts() -> tuple[int, int]:
     return sum(1 for word in used if word), places
 
 
+def classes() -> tuple[int, int]:
+    """Return the number of classes that are served in every shape, and the number of their places."""
+    return len(_learned), layout.CLASSES
+
+
 threads.at_change.append(forget)

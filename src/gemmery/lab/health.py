@@ -221,8 +221,9 @@ def _memory() -> Finding:
     }
     infos = {name: function.cache_info() for name, function in kept.items()}
     fills = [f"{info.currsize} of {info.maxsize} {name}" for name, info in infos.items()]
-    used, places = entry.counts()
-    return Finding("", f"{', '.join(fills)}, {used} of {places} in the compiled entry")
+    compiled = {"in the compiled entry": entry.counts(), "kinds that it serves in every shape": entry.classes()}
+    fills += [f"{used} of {places} {name}" for name, (used, places) in compiled.items()]
+    return Finding("", ", ".join(fills))
 
 
 def _python() -> Finding:

@@ -50,6 +50,11 @@ class Cut(NamedTuple):
 # have at most 8 (2048 x 16 x 2048, f32, Zen 4: 54 GFLOP/s with 16 rows, 107 with 8).
 _SAME_SET = 4096
 _WAYS = 8
+_LINE = 64  # bytes of a cache line
+# A B that is not in a cache yet is read down k, a row per step, which no hardware prefetcher follows. Prefetching the
+# columns of the next tile doubles the speed there (20 x 856 x 503, f32, Zen 5, B in memory: 65 GFLOP/s against 30).
+# Tiles of fewer rows have no time for it: with 8 rows and B in a cache it costs 9 %.
+_AHEAD_FROM = 10
 
 
 def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0) -> Cut:
@@ -126,8 +131,11 @@ class _Tile(NamedTuple):
     b_row: Value
 
 
-def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value) -> list[list[Var]]:
-    """Compute one mr x (nv vectors) tile of A B over all of k; the last vector under the mask."""
+def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, ahead: bool = False) -> list[list[Var]]:
+    """Compute one mr x (nv vectors) tile of A B over all of k; the last vector under the mask.
+
+    With `ahead` each step prefetches what the tile to the right reads of its row of B.
+    """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
     totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
@@ -137,6 +145,9 @@ def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value) ->
     with f.loop(0, t.k):
         at = row.value
         columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
+        if ahead:
+            for line in range(0, nv * t.lanes * size, _LINE):
+                f.prefetch(at + nv * t.lanes * size + line)
         row.value = at + t.b_row
         for third, base in enumerate(bases):
             from_here = base.value
@@ -299,7 +310,7 @@ def _column(module: Module, element: str, lanes: int, mr: int, width: _Width) ->
         tile = _Tile(f, element, lanes, args.k, args.a_row, args.a_col, args.b_row)
         mask = f.first_lanes(f["left"], lanes) if width.masked else None
         with f.loop(f["first"], f["last"], mr) as i:
-            totals = _sums(tile, mr, width.nv, mask, a + i * tile.a_row, b)
+            totals = _sums(tile, mr, width.nv, mask, a + i * tile.a_row, b, ahead=mr >= _AHEAD_FROM)
             to = f["c"] + i * f["c_row"]
             _store(tile, totals, to, f["c_row"], mask if _stores_its_mask(f.target, width) else None, None)
 

@@ -230,6 +230,23 @@ def test_async_copies(size, given, kept, policy):
     assert run.findings == ()
 
 
+@pytest.mark.parametrize(("given", "message"), [(4, ""), (6, ""), (8, "accesses 8 bytes"), (16, "accesses 16 bytes")])
+def test_an_async_copy_reads_no_more_than_its_size(given, message):
+    """PTX ISA, cp.async: src-size bytes are copied, and the rest is filled with zeros without reading."""
+    x = random_values("u8", 6)
+    seen = np.full(16, 7, np.uint8)
+    copied = " ".join(f"ld.shared.b8 %r5, [%r3+{i}]; st.global.b8 [%rd2+{i}], %r5;" for i in range(16))
+    body = f"""setp.ne.u32 %p1, %r1, 0; @%p1 bra END; mov.u32 %r3, %tile; mov.u32 %r2, {given};
+      cp.async.ca.shared.global [%r3], [%rd1], 16, %r2; cp.async.commit_group; cp.async.wait_group 0; {copied}
+      END:"""
+    run = launched(body, [x, seen])
+    if message:
+        assert message in str(run.findings[0])
+    else:
+        assert run.findings == ()
+        assert seen.tolist() == [*x[:given], *[0] * (16 - given)]
+
+
 # ---- ldmatrix and stmatrix ----
 
 

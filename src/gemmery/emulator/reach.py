@@ -69,21 +69,9 @@ def store(
 
 def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
     """Start a cp.async of the first `taken` bytes (None: all), filled up with zeros."""
-    reading = mask
-    if taken is not None:
-        some = np.broadcast_to(taken > 0, (machine.threads,))
-        reading = some if mask is None else some & mask
-        if reading.all():
-            reading = None
-    kind = f"u{width}" if width < 16 else "u8"
     rows = np.zeros((machine.threads, width), np.uint8)
-    if reading is None or reading.any():
-        source, reading, _ = checked(machine, index, "global", "cp.async", source, reading, width)
-        values = machine.memory.load(source, kind, max(1, width // 8), width)
-        fetched = np.stack([machine.spread(value) for value in values], axis=-1).view(np.uint8)
-        rows = fetched if reading is None else np.where(reading[:, None], fetched, rows)
-    if taken is not None and np.any((taken > 0) & (taken < width)):
-        rows = np.where(np.arange(width) < np.broadcast_to(taken, (machine.threads,))[:, None], rows, np.uint8(0))
+    for size, some in _sizes(machine, mask, width, taken):
+        rows[:, :size] |= _fetched(machine, index, source, some, width, size)
     to, mask, _ = checked(machine, index, "shared", "cp.async", to, mask, width)
     to = machine.spread(to)
     place = (to + machine.shared.base) >> width.bit_length() - 1
@@ -98,6 +86,27 @@ def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, w
         )
 
 
+def _sizes(machine: Machine, mask: Mask, width: int, taken: Any) -> list[tuple[int, Mask]]:
+    """Return the numbers of bytes that threads read by a cp.async, and the threads that read so many."""
+    if taken is None:
+        return [(width, mask)]
+    found: list[tuple[int, Mask]] = []
+    read = np.clip(np.broadcast_to(taken, (machine.threads,)), 0, width)
+    for size in np.unique(read if mask is None else read[mask]).tolist():
+        some = read == size if mask is None else (read == size) & mask
+        if size:
+            found.append((size, None if some.all() else some))
+    return found
+
+
+def _fetched(machine: Machine, index: int, source: Values, mask: Mask, width: int, size: int) -> NDArray[np.uint8]:
+    """Return the first `size` of `width` bytes from each thread's address; zeros for threads that do not read."""
+    source, mask, _ = checked(machine, index, "global", "cp.async", source, mask, width, size=size)
+    values = machine.memory.load(source, f"u{width}" if width < 16 else "u8", max(1, width // 8), width)
+    fetched = np.stack([machine.spread(value) for value in values], axis=-1).view(np.uint8)[:, :size]
+    return fetched if mask is None else np.where(mask[:, None], fetched, np.uint8(0))
+
+
 def checked(
     machine: Machine,
     index: int,
@@ -107,8 +116,14 @@ def checked(
     mask: Mask,
     width: int,
     values: list[Any] | None = None,
+    size: int = 0,
 ) -> tuple[Values, Mask, Mask]:
-    """Check addresses and report the access; return safe addresses, the mask that is left, and the faulty threads."""
+    """Check addresses and report the access; return safe addresses, the mask that is left, and the faulty threads.
+
+    `size` is the number of bytes accessed where that is less than `width`, of which addresses are multiples; the
+    access is reported with the power of two below.
+    """
+    reached = size or width
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
     if space == cluster.SPACE and not (addresses >> cluster.RANK_AT).any():
@@ -118,16 +133,16 @@ def checked(
     if low & width - 1:
         faulty = _fault(machine, index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
     memory = machine.peers if space == cluster.SPACE else machine.space(space)
-    outside = memory.outside(addresses, mask, width)
+    outside = memory.outside(addresses, mask, reached)
     if outside is not None:
-        more = _fault(machine, index, space, what, addresses, mask, width, "outside", outside)
+        more = _fault(machine, index, space, what, addresses, mask, reached, "outside", outside)
         faulty = more if faulty is None else faulty | more
     if faulty is not None:
         mask = ~faulty if mask is None else mask & ~faulty
         some = machine.spread(addresses)[mask.argmax()] if mask.any() else machine.space(space).safe
         addresses = np.where(mask, addresses, some)
     if space != "const" and (mask is None or mask.any()):
-        machine.emit(Access(index, space, what, addresses, mask, width, values))
+        machine.emit(Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
     if space == cluster.SPACE:
         addresses = machine.peers.relative(addresses)
     return addresses, mask, faulty

@@ -17,10 +17,12 @@ from gemmery.problem import Problem
 Config = Mapping[str, int]
 Shape = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
 Step = tuple[int, int, int, int, int, int, int, int]  # a function's handle, grid, block, bytes of shared memory
-Held = tuple[Any, Any, int, tuple[Any, ...]]  # used by one call at a time: see Ready._buffer
+Buffer = tuple[bytearray, int, Any]  # an argument, the address of the driver's array of pointers to it, their owner
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
+_SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
+_buffers: dict[int, list[Buffer]] = {size: [] for size in _SCALARS}  # of finished calls, by the argument's length
 
 
 class Ready:
@@ -38,15 +40,16 @@ class Ready:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self._steps = steps
-        self._overlaps = overlaps or (False,) * len(steps)
-        self._single = steps[0] if len(steps) == 1 and not any(overlaps) else None  # without a loop: 0.2 us less
-        self._argument = argument
+        self._overlaps = overlaps if any(overlaps) else ()
+        self._single = steps[0] if len(steps) == 1 and not self._overlaps else None  # without a loop: 0.2 us less
+        self._fixed = argument[_POINTERS.size :]
         self._flipped = flipped
-        self._scalars = struct.Struct("=2d" if len(argument) == _SCALARS_AT + 16 else "=2f")
+        self._scalars = _SCALARS[len(argument)]
+        self._free = _buffers[len(argument)]
         self._context = int(driver.context(ordinal))
         api = driver.api()
         self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._free: list[Held] = []  # of finished calls
+        self._early: list[tuple[Any, ...]] = []  # of finished calls: the driver's records of launches that overlap
 
     def __call__(
         self,
@@ -60,48 +63,61 @@ class Ready:
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements."""
         try:
-            held = self._free.pop()
+            buffer = self._free.pop()
         except IndexError:
-            held = self._buffer()
-        memory = held[0]
+            buffer = _buffer(_POINTERS.size + len(self._fixed))
+        memory = buffer[0]
         if self._flipped:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
+        memory[_POINTERS.size :] = self._fixed
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if int(self._current()[1]) == self._context:
-            self._run(stream, held)
+            self._run(stream, buffer[1])
         else:
             with driver.on(self.ordinal):
-                self._run(stream, held)
-        self._free.append(held)
+                self._run(stream, buffer[1])
+        self._free.append(buffer)
 
-    def _run(self, stream: int, held: Held) -> None:
-        _, _, parameters, early = held
+    def _run(self, stream: int, parameters: int) -> None:
         launch = self._launch
         if self._single is not None:
             status = launch(*self._single, stream, parameters, 0)
             if status[0]:
                 driver.check(status)
             return
-        for (function, x, y, z, width, height, depth, shared), config in zip(self._steps, early, strict=True):
-            if config is None:
-                status = launch(function, x, y, z, width, height, depth, shared, stream, parameters, 0)
-            else:
-                config.hStream = stream
-                status = driver.api().cuLaunchKernelEx(config, function, parameters, 0)
+        if self._overlaps:
+            self._run_early(stream, parameters)
+            return
+        for step in self._steps:
+            status = launch(*step, stream, parameters, 0)
             if status[0]:
                 driver.check(status)
 
-    def _buffer(self) -> Held:
-        """Return memory for an argument, the driver's array of pointers to arguments, that array's address, and the
-        driver's record of each launch that overlaps with the previous one.
-        """
-        memory = ctypes.create_string_buffer(self._argument, len(self._argument))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
-        steps = zip(self._steps, self._overlaps, strict=True)
-        early = tuple(driver.early_launch(*step[1:]) if overlaps else None for step, overlaps in steps)
-        return memory, pointers, ctypes.addressof(pointers), early
+    def _run_early(self, stream: int, parameters: int) -> None:
+        """Put launches on a stream some of which overlap with the previous ones."""
+        try:
+            early = self._early.pop()
+        except IndexError:
+            steps = zip(self._steps, self._overlaps, strict=True)
+            early = tuple(driver.early_launch(*step[1:]) if overlaps else None for step, overlaps in steps)
+        for step, config in zip(self._steps, early, strict=True):
+            if config is None:
+                status = self._launch(*step, stream, parameters, 0)
+            else:
+                config.hStream = stream
+                status = driver.api().cuLaunchKernelEx(config, step[0], parameters, 0)
+            if status[0]:
+                driver.check(status)
+        self._early.append(early)
+
+
+def _buffer(size: int) -> Buffer:
+    """Return memory for an argument of this many bytes, used by one call at a time."""
+    memory = bytearray(size)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof((ctypes.c_char * size).from_buffer(memory)))
+    return memory, ctypes.addressof(pointers), pointers
 
 
 class Launch:

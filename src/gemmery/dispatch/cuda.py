@@ -10,9 +10,11 @@ from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
 
 _RUNGS = {rung.name: rung for rung in CUDA}
+_GENERAL = {dtype: rung for rung in GENERAL for dtype in rung.dtypes}
 
 _MANY = 8  # products of a batch from which one may use less than a multiprocessor
 _SMALL = (
@@ -27,6 +29,15 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
         rung = _RUNGS[name]
         small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
         yield Candidate(rung, {**rung.default, "tile": _SMALL} if small else rung.default, reason)
+
+
+def general(problem: Problem) -> Candidate | None:
+    """Return the rung with one image for all products of these types; None where there is none, or tf32 is allowed."""
+    p = _upright(problem)
+    rung = _GENERAL.get(p.dtype)
+    if rung is None or p.precision or rung.refuses(p) or too_large(p) or device.find(p.device).capability < 80:
+        return None
+    return Candidate(rung, rung.default, "its image serves every shape, so that no product waits for a compiler")
 
 
 def refusal(problem: Problem, candidate: Candidate) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gemmery.ladder.gemv import GEMV
+from gemmery.ladder.general import GENERAL
 from gemmery.ladder.mma import MMA
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *GEMV)
+CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *GENERAL, *GEMV)

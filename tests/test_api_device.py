@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device
+from gemmery.api import device, prepared
 from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous, memory
@@ -98,10 +98,11 @@ def problems(monkeypatch):
         asked.append(problem)
         return Plan(None, {}, Built(), "")
 
-    monkeypatch.setattr(device.dispatch, "plan", plan)
-    device.prepare.cache_clear()
+    monkeypatch.setattr(prepared.dispatch, "plan", plan)
+    prepared.specialised.cache_clear()
+    prepared.described.cache_clear()
     yield asked
-    device.prepare.cache_clear()
+    prepared.specialised.cache_clear()
 
 
 def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer=4096):
@@ -182,16 +183,16 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     """It was planned at every call, which took 48 us, because its scratch memory counted as a converted operand."""
     x, y = views((8, 8), (8, 8))
     run, kept = Run(), []
-    plan = device.Prepared(None, None, arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
+    served = prepared.Served(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(device, "_located", lambda view: view)
     monkeypatch.setattr(device, "_ordinal", lambda view: 0)
     monkeypatch.setattr(device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
     monkeypatch.setattr(device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
-    monkeypatch.setattr(device, "prepared", lambda *_: plan)
+    monkeypatch.setattr(device, "prepared", lambda *_: served)
     monkeypatch.setattr(device.quick, "remember", lambda *given: kept.append(given[-1]))
     device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
     assert run.addresses[5] == 1 << 21
-    assert kept == [run]
+    assert kept == [served]
 
 
 def test_a_product_on_the_cpu_loads_nothing_for_devices():

@@ -7,36 +7,25 @@ product. The caller's library allocates scratch memory.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dispatch, dtypes
+from gemmery import arrays, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
 from gemmery.api.options import NO_OPTIONS, Options, check_activation, check_bias, named, scalar
+from gemmery.api.prepared import Prepared, Served, prepare, specialised
 from gemmery.api.promote import promoted, widened
-from gemmery.arrange import Arrangement, Ints, Three, arrange, layout, result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
 from gemmery.cuda.array import DeviceArray
-from gemmery.cuda.launch import Launch, Ready
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, shown
-from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
 SERVED = ("f64", "f32", "f16", "bf16")
-
-
-class Prepared(NamedTuple):
-    """A product without its memory."""
-
-    plan: dispatch.Plan
-    problem: Problem
-    form: Arrangement
-    run: Ready
 
 
 class Operands(NamedTuple):
@@ -87,53 +76,8 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     return made
 
 
-@lru_cache(maxsize=4096)
-def prepare(x: View, y: View, c: View, bias_step: int | None, epilogue: str, scaled: bool, precision: str) -> Prepared:
-    """Return the kernel, the form and the launches of a product; cached for each combination of shapes and strides.
-
-    The pointers of the views are their lowest four bits, which decide on alignment.
-    """
-    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
-    form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
-    m, n, k = form.m, form.n, form.k
-    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
-    layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
-    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
-    alignments = tuple(
-        arrays.alignment(low[i], _steps(layouts[i], form.batch, rows, columns, step, each))
-        for i, (rows, columns, step, each) in enumerate(sides)
-    )
-    problem = Problem(
-        m,
-        n,
-        k,
-        x.dtype,
-        c.dtype,
-        form.batch,
-        layouts[0],
-        layouts[1],
-        layouts[2],
-        epilogue=epilogue,
-        scaled=scaled,
-        device=c.device,
-        precision=precision,
-        alignments=(alignments[0], alignments[1], alignments[2]),
-    )
-    plan = dispatch.plan(problem)
-    assert isinstance(plan.kernel, Launch)
-    batch = form.batch
-    bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if c.dtype == "f64" else "f32")
-    run = plan.kernel.ready(
-        View(0, (batch, m, k), form.a, x.dtype),
-        View(0, (batch, k, n), form.b, x.dtype),
-        View(0, (batch, m, n), form.c, c.dtype),
-        bias,
-    )
-    return Prepared(plan, problem, form, run)
-
-
 def planned(x: View, y: View, options: Options) -> Prepared:
-    """Return what `product` would run for a new result, without running it."""
+    """Return what `product` runs for a new result of a product that comes back often, without running it."""
     x, y = _located(x), _located(y)
     arrays.together(a=x, b=y)
     common, result, options = _types(x, y, None, options)
@@ -151,10 +95,10 @@ def planned(x: View, y: View, options: Options) -> Prepared:
     )
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
     epilogue = "+".join(part for part in ("bias" if options.bias is not None else "", options.activation or "") if part)
-    return prepare(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
+    return specialised(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
 
 
-def prepared(operands: Operands, target: View, options: Options) -> Prepared:
+def prepared(operands: Operands, target: View, options: Options) -> Served:
     """Return what `prepare` makes of these operands."""
     bias = operands.bias
     return prepare(
@@ -170,17 +114,6 @@ def prepared(operands: Operands, target: View, options: Options) -> Prepared:
 
 def _bare(z: View) -> View:
     return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
-
-
-def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
-    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements."""
-    along, row, column = strides
-    steps = [along] if batch > 1 else []
-    if rows > 1 and lies != "col" and not (columns == 1 and row == size):
-        steps.append(row)
-    if columns > 1 and lies != "row":
-        steps.append(column)
-    return tuple(steps)
 
 
 def _located(z: View) -> View:
@@ -267,8 +200,8 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
     if 0 in target.shape:
         return
     stream, ordinal = operands.x.stream, _ordinal(operands.x)
-    ready = prepared(operands, target, options)
-    bias = operands.bias
+    served = prepared(operands, target, options)
+    run, bias = served.next(), operands.bias
     others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
@@ -276,16 +209,16 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
     x, y = (_apart(a, z, target, stream, owners) for z in operands[:2])
     bias_view = None if bias is None else _apart(a, bias, target, stream, owners)
     scratch = 0
-    if ready.run.workspace:
-        memory, its_view = _scratch(a, ready.run.workspace, x, stream)
+    if run.workspace:
+        memory, its_view = _scratch(a, run.workspace, x, stream)
         owners.append(memory)
         scratch = its_view.pointer
     if old is not None and options.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
         _copy(options.old, old, out, target)
     scalars = (options.alpha.real, options.beta.real)
     start = 0 if bias_view is None else bias_view.pointer
-    for first, second, third in ready.form.offsets():
-        ready.run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
+    for first, second, third in served.form.offsets():
+        run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
     for other in others:
         ordered.wait(other, stream, ordinal)
 
@@ -339,9 +272,9 @@ def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: V
         return
     if options.alpha == 1 and options.beta == 0:
         name = quick.PLAIN[name]
-    ready = prepared(operands, target, options)
-    if ready.form.runs == 1 and operands.x.stream == operands.y.stream == target.stream:
-        quick.remember(a, b, out, name, (operands.x, operands.y, target), ready.run)
+    served = prepared(operands, target, options)
+    if served.form.runs == 1 and operands.x.stream == operands.y.stream == target.stream:
+        quick.remember(a, b, out, name, (operands.x, operands.y, target), served)
 
 
 def _ordinal(z: View) -> int:

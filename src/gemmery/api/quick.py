@@ -1,58 +1,75 @@
-"""The fast path for products on a device seen before: a look-up, three pointers, a launch.
+"""The fast path for products on a device: a look-up, three pointers, a launch.
 
 The prepared launch is looked up by element types, shapes, strides and device. What may differ between such arrays is
-checked each time: addresses, whether `out` overlaps, whether gradients are recorded.
+checked each time: addresses, whether `out` overlaps, whether gradients are recorded. A product of two matrices or
+vectors that was not seen before is prepared here too, once the general kernel of its element type is there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays
+from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.cuda.launch import Ready
+    from gemmery.api.prepared import Served
 
 # (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
 Way = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 WAYS: dict[type, Way] = {}  # by the type of a
+# (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> launches and a result's shape
+Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[Served, Ints] | None"]
 _MOST = 4096  # products kept for each library
 
 
 class Met(NamedTuple):
     """A product seen before."""
 
-    run: Ready
+    served: Served
     shape: tuple[int, ...]
-    workspace: int
     a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
     a_high: int
     b_low: int
     b_high: int
 
 
-def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], run: Ready) -> None:
+def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], served: Served) -> None:
     """Use the fast path for arrays like these, if their library has one; `name` is that of the called function."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     x, y, target = views
-    met = Met(run, target.shape, run.workspace, *_apart(x, target), *_apart(y, target))
+    met = Met(served, target.shape, *_apart(x, target), *_apart(y, target))
     if torch is not None and type(a) in _tensors(torch) and type(b) in _tensors(torch):
         if out is None or type(out) in _tensors(torch):
             if torch.Tensor not in WAYS:
                 way = _torch_way(torch)
                 WAYS.update(dict.fromkeys(_tensors(torch), way))
             _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
+            _serve(a.dtype, a.get_device(), x)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
         WAYS.setdefault(cupy.ndarray, _cupy_way(cupy))
         _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
+        _serve(a.dtype, a.device.id, x)
 
 
 _TENSORS: dict[tuple[Any, ...], Met] = {}
 _ARRAYS: dict[tuple[Any, ...], Met] = {}
+_FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the device
+
+
+def _serve(dtype: Any, ordinal: int, x: View) -> None:
+    """Let new products of this element type be prepared here, if its general kernel is there."""
+    from gemmery.api import fresh
+    from gemmery.cuda import general
+
+    images = general.present(x.dtype, ordinal)
+    if images is not None:
+        _FRESH[dtype, ordinal] = partial(fresh.prepare, images)
 
 
 def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
@@ -100,12 +117,27 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
     return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
 
 
+def _new_of_tensors(
+    a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
+) -> Met | None:
+    """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
+    prepare = _FRESH.get((a.dtype, a.get_device()))
+    if prepare is None or b.dtype is not a.dtype or b.get_device() != a.get_device() or (scalars and scalars[1]):
+        return None
+    new = prepare(key[0], a.shape, a.stride(), b.shape, b.stride(), p, q, scalars is not None)
+    if new is None:
+        return None
+    met = Met(*new, 0, 0, 0, 0)
+    _keep(_TENSORS, key, met)
+    return met
+
+
 def _torch_way(torch: Any) -> Way:
     stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
     tensors, byte = _tensors(torch), torch.uint8
     tracing, modes, transforms = arrays.recorders(torch)
     forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
-    products = _TENSORS
+    products, strided = _TENSORS, torch.strided
 
     def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         ordinal = a.get_device()
@@ -118,11 +150,14 @@ def _torch_way(torch: Any) -> Way:
             return None
         bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
         if out is None:
-            met = products.get(
-                (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
-            )
-            if met is None or ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
+            key = (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
+            met = products.get(key)
+            if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
                 return None
+            if met is None:
+                met = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
+                if met is None:
+                    return None
             made = a.new_empty(met.shape)
             r = made.data_ptr()
         else:
@@ -158,11 +193,12 @@ def _torch_way(torch: Any) -> Way:
                 or out.is_neg()
             ):
                 return None
-        if met.workspace:
-            scratch = a.new_empty((met.workspace,), dtype=byte)
-            met.run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
+        run = met.served.next()
+        if run.workspace:
+            scratch = a.new_empty((run.workspace,), dtype=byte)
+            run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
         else:
-            met.run(p, q, r, stream_of(ordinal), 0, 0, scalars)
+            run(p, q, r, stream_of(ordinal), 0, 0, scalars)
         if out is not None:
             written((out,))
         return made
@@ -174,6 +210,25 @@ def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> t
     bits = _low_bits(p, q, r)
     key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
     return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
+
+
+def _new_of_arrays(
+    a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
+) -> Met | None:
+    """Prepare and remember the product of two arrays, if api/fresh.py prepares it."""
+    prepare = _FRESH.get((a.dtype, a.device.id))
+    if prepare is None or b.dtype != a.dtype or b.device.id != a.device.id or (scalars and scalars[1]):
+        return None
+    size, steps = a.dtype.itemsize, (*a.strides, *b.strides)
+    if any(step % size for step in steps):
+        return None
+    each = tuple(step // size for step in steps)
+    new = prepare(key[0], a.shape, each[: a.ndim], b.shape, each[a.ndim :], p, q, scalars is not None)
+    if new is None:
+        return None
+    met = Met(*new, 0, 0, 0, 0)
+    _keep(_ARRAYS, key, met)
+    return met
 
 
 def _cupy_way(cupy: Any) -> Way:
@@ -188,9 +243,14 @@ def _cupy_way(cupy: Any) -> Way:
             return None
         made = out
         if out is None:
-            met = products.get(_array_key(a, b, None, name, p, q, 0))
-            if met is None or a.device.id != current():
+            key = _array_key(a, b, None, name, p, q, 0)
+            met = products.get(key)
+            if a.device.id != current():
                 return None
+            if met is None:
+                met = _new_of_arrays(a, b, key, p, q, scalars)
+                if met is None:
+                    return None
             made = ndarray(met.shape, a.dtype)
             r = made.data.ptr
         else:
@@ -200,13 +260,14 @@ def _cupy_way(cupy: Any) -> Way:
             met = products.get(_array_key(a, b, out, name, p, q, r))
             if met is None or not r or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
                 return None
-        if met.workspace:
+        run = met.served.next()
+        if run.workspace:
             if a.device.id != current():
                 return None
-            scratch = ndarray((met.workspace,), byte)
-            met.run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr, scalars)
+            scratch = ndarray((run.workspace,), byte)
+            run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr, scalars)
         else:
-            met.run(p, q, r, stream(a.device.id).ptr, 0, 0, scalars)
+            run(p, q, r, stream(a.device.id).ptr, 0, 0, scalars)
         return made
 
     return way

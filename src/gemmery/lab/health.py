@@ -13,7 +13,7 @@ import numpy as np
 
 import gemmery
 from gemmery import cache, config, dispatch, tiers
-from gemmery.api import compute, device
+from gemmery.api import compute, prepared
 from gemmery.bench import load, peers, record
 from gemmery.bench.gpu import peers as gpu_peers
 from gemmery.bench.gpu import state
@@ -217,7 +217,7 @@ def _memory() -> Finding:
         "plans": dispatch.plan,
         "specialised plans": dispatch.specialised,
         "products prepared for the CPU": compute.prepare,
-        "for devices": device.prepare,
+        "for devices": prepared.prepare,
     }
     infos = {name: function.cache_info() for name, function in kept.items()}
     fills = [f"{info.currsize} of {info.maxsize} {name}" for name, info in infos.items()]

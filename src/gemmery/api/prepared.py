@@ -1,0 +1,161 @@
+"""Launches of products on a device, prepared once for each combination of shapes and strides.
+
+A kernel with one image for every shape runs at first; one made for the shape replaces it if the product comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from gemmery import arrays, dispatch, dtypes, tiers
+from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
+from gemmery.arrays import View
+from gemmery.cuda import driver
+from gemmery.cuda.general import images
+from gemmery.cuda.launch import Launch, Ready
+from gemmery.dispatch.cuda import general
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2 s of another core
+
+
+class Prepared(NamedTuple):
+    """A product without its memory."""
+
+    plan: dispatch.Plan
+    problem: Problem
+    form: Arrangement
+    run: Ready
+
+
+class Served:
+    """What runs a product: `run` is replaced by better launches, which are made in the background."""
+
+    __slots__ = ("_better", "_terms", "form", "left", "run")
+
+    def __init__(
+        self,
+        form: Arrangement,
+        run: Ready,
+        better: Callable[..., Ready] | None = None,
+        terms: tuple[Any, ...] = (),
+    ) -> None:
+        self.form = form
+        self.run = run
+        self.left = OFTEN if better is not None else 0  # products until the better launches are asked for
+        self._better, self._terms = better, terms
+
+    def next(self) -> Ready:
+        """Return the launches of the next product."""
+        if self.left:
+            self.left -= 1
+            if self.left == 0:
+                tiers.aside(("cuda", *self._terms), self._swap)
+        return self.run
+
+    def _swap(self) -> None:
+        better, self._better = self._better, None
+        if better is not None:
+            self.run = better(*self._terms)
+
+
+@lru_cache(maxsize=4096)
+def described(
+    x: View, y: View, c: View, bias_step: int | None, epilogue: str, scaled: bool, precision: str
+) -> tuple[Arrangement, Problem]:
+    """Return a product as a kernel sees it; cached for each combination of shapes and strides.
+
+    The pointers of the views are their lowest four bits, which decide on alignment.
+    """
+    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
+    form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
+    m, n, k = form.m, form.n, form.k
+    sides = ((m, k, form.a, size), (k, n, form.b, size), (m, n, form.c, out_size))
+    layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
+    low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
+    alignments = tuple(
+        arrays.alignment(low[i], _steps(layouts[i], form.batch, rows, columns, step, each))
+        for i, (rows, columns, step, each) in enumerate(sides)
+    )
+    problem = Problem(
+        m,
+        n,
+        k,
+        x.dtype,
+        c.dtype,
+        form.batch,
+        layouts[0],
+        layouts[1],
+        layouts[2],
+        epilogue=epilogue,
+        scaled=scaled,
+        device=c.device,
+        precision=precision,
+        alignments=(alignments[0], alignments[1], alignments[2]),
+    )
+    return form, problem
+
+
+@lru_cache(maxsize=4096)
+def specialised(*terms: Any) -> Prepared:
+    """Return the kernel made for this product, the form and the launches, for the arguments of `described`."""
+    form, problem = described(*terms)
+    return _ready(dispatch.plan(problem), form, problem, terms[3])
+
+
+@lru_cache(maxsize=4096)
+def prepare(*terms: Any) -> Served:
+    """Return what runs a product, for the arguments of `described`."""
+    form, problem = described(*terms)
+    plan = _general(problem) if tiers.enabled() else None
+    if plan is None:
+        return Served(form, specialised(*terms).run)
+    return Served(form, _ready(plan, form, problem, terms[3]).run, _specialised, terms)
+
+
+def _specialised(*terms: Any) -> Ready:
+    return specialised(*terms).run
+
+
+def _general(problem: Problem) -> dispatch.Plan | None:
+    """Return the plan with a general kernel, if there is one. Its large tile is used where that is compiled already."""
+    candidate = general(problem)
+    if candidate is None:
+        return None
+    rung, config, reason = candidate
+    assert rung.geometry is not None
+    ordinal = int(problem.device.partition(":")[2])
+    if problem.dtype == problem.out and problem.epilogue in ("", "bias"):
+        images(problem.dtype, ordinal)
+    made = rung.geometry(problem.transposed() if problem.c_layout == "col" else problem, config)
+    if not driver.loaded(made.source, made.kernel, ordinal):
+        config = {"tile": min(value for value in rung.space["tile"] if value)}
+    return dispatch.Plan(rung, config, rung.build(problem, config), reason)
+
+
+def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> Prepared:
+    assert isinstance(plan.kernel, Launch)
+    batch, m, n, k = form.batch, form.m, form.n, form.k
+    bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if problem.out == "f64" else "f32")
+    run = plan.kernel.ready(
+        View(0, (batch, m, k), form.a, problem.dtype),
+        View(0, (batch, k, n), form.b, problem.dtype),
+        View(0, (batch, m, n), form.c, problem.out),
+        bias,
+    )
+    return Prepared(plan, problem, form, run)
+
+
+def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
+    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements."""
+    along, row, column = strides
+    steps = [along] if batch > 1 else []
+    if rows > 1 and lies != "col" and not (columns == 1 and row == size):
+        steps.append(row)
+    if columns > 1 and lies != "row":
+        steps.append(column)
+    return tuple(steps)

@@ -1,0 +1,156 @@
+"""What runs a product on a device: a general kernel at first, one made for the product when it comes back; no GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gemmery import tiers
+from gemmery.api import fresh, prepared, quick
+from gemmery.arrange import Arrangement
+
+FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
+
+
+class Images:
+    """Stands in for the general kernels of float32 on cuda:0, and remembers what they were asked for."""
+
+    dtype, ordinal = "f32", 0
+
+    def __init__(self):
+        self.asked = []
+
+    def ready(self, *given):
+        self.asked.append(given)
+        return "general"
+
+
+def test_launches_are_replaced_after_products_that_came_often():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def better(m, n):
+        begun.set()
+        assert go_on.wait(10)
+        return f"for {m} x {n}"
+
+    served = prepared.Served(FORM, "general", better, (5, object()))
+    assert [served.next() for _ in range(prepared.OFTEN)] == ["general"] * prepared.OFTEN
+    assert begun.wait(10)
+    assert served.next() == "general"  # while it is compiled
+    go_on.set()
+    tiers.wait()
+    assert served.next().startswith("for 5 x ")
+    assert served.left == 0
+
+
+def test_launches_that_cannot_be_made_leave_the_general_ones():
+    def better(key):
+        raise MemoryError("none left")
+
+    served = prepared.Served(FORM, "general", better, (object(),))
+    for _ in range(prepared.OFTEN + 1):
+        served.next()
+    tiers.wait()
+    assert served.next() == "general"
+
+
+def test_a_product_made_for_its_shape_at_once_is_not_counted():
+    served = prepared.Served(FORM, "specialised")
+    assert [served.next() for _ in range(2 * prepared.OFTEN)] == ["specialised"] * 2 * prepared.OFTEN
+    assert served.left == 0
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_tiers_decide_what_runs_at_first(monkeypatch, on):
+    """GEMMERY_TIERS=off plans each product for its shape at once."""
+    made = {
+        "general": prepared.dispatch.Plan("g", {}, None, ""),
+        "specialised": prepared.dispatch.Plan("s", {}, None, ""),
+    }
+    monkeypatch.setattr(prepared.tiers, "enabled", lambda: on)
+    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, "problem"))
+    monkeypatch.setattr(prepared, "_general", lambda problem: made["general"])
+    monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: made["specialised"])
+    monkeypatch.setattr(
+        prepared, "_ready", lambda plan, form, problem, step: prepared.Prepared(plan, problem, form, plan.rung)
+    )
+    prepared.prepare.cache_clear()
+    prepared.specialised.cache_clear()
+    served = prepared.prepare("x", "y", "c", None, "", False, "")
+    assert (served.run, bool(served.left)) == (("g", True) if on else ("s", False))
+    prepared.prepare.cache_clear()
+    prepared.specialised.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "a_step", "b", "b_step", "asked", "shape"),
+    [
+        ("matmul", (5, 3), (3, 1), (3, 7), (7, 1), (5, 7, 3, (3, 1), (7, 1), (7, 1)), (5, 7)),
+        ("matmul", (3,), (2,), (3, 7), (1, 3), (1, 7, 3, (0, 2), (1, 3), (7, 1)), (7,)),
+        ("matmul", (5, 3), (1, 5), (3,), (4,), (5, 1, 3, (1, 5), (4, 0), (1, 1)), (5,)),
+        ("matmul", (3,), (1,), (3,), (1,), (1, 1, 3, (0, 1), (1, 0), (1, 1)), ()),
+        ("gemv", (5, 3), (3, 1), (3,), (1,), (5, 1, 3, (3, 1), (1, 0), (1, 1)), (5,)),
+        ("plain gemm", (5, 3), (0, 1), (3, 7), (7, 1), (5, 7, 3, (0, 1), (7, 1), (7, 1)), (5, 7)),
+    ],
+)
+def test_new_shapes_of_matrices_and_vectors_are_prepared_at_once(name, a, a_step, b, b_step, asked, shape):
+    images = Images()
+    served, result = fresh.prepare(images, name, a, a_step, b, b_step, 4096 + 8, 4096, False)
+    assert images.asked == [(*asked, 4096 + 8)]
+    assert (served.run, result) == ("general", shape)
+    assert served.left == prepared.OFTEN
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [
+        ("matmul", (5, 3), (4, 7)),  # the slow path raises the error
+        ("matmul", (2, 5, 3), (3, 7)),
+        ("matmul", (0, 3), (3, 7)),
+        ("matmul", (5, 0), (0, 7)),
+        ("matmul", (), (3, 7)),
+        ("gemm", (3,), (3, 7)),
+        ("plain gemm", (5, 3), (3,)),
+        ("gemv", (5, 3), (3, 7)),
+        ("matmul", (2_000_000_000, 3), (3, 7)),
+    ],
+)
+def test_other_products_are_left_to_the_slow_path(name, a, b):
+    images = Images()
+    assert fresh.prepare(images, name, a, (1,) * len(a), b, (1,) * len(b), 0, 0, False) is None
+    assert images.asked == []
+
+
+def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch):
+    """Its views have the shapes, strides in bytes and lowest address bits of the operands."""
+    asked = []
+
+    def specialised(*terms):
+        asked.append(terms)
+        return prepared.Prepared(None, None, FORM, "specialised")
+
+    monkeypatch.setattr(fresh, "specialised", specialised)
+    served, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
+    served._swap()
+    x, y, target, bias, epilogue, scaled, precision = asked[0]
+    assert served.next() == "specialised"
+    assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
+    assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
+    assert (target.shape, target.strides, bias, epilogue, scaled, precision) == ((5, 7), (28, 4), None, "", True, "")
+
+
+def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):
+    """Once the images are there; not before."""
+    monkeypatch.setattr(quick, "_FRESH", {})
+    from gemmery.cuda import general
+
+    monkeypatch.setattr(general, "_images", {})
+    view = prepared.View(0, (2, 2), (8, 4), "f32")
+    quick._serve("dtype", 0, view)
+    assert quick._FRESH == {}
+    images = Images()
+    general._images["f32", 0] = images
+    quick._serve("dtype", 0, view)
+    served, shape = quick._FRESH["dtype", 0]("matmul", (5, 3), (3, 1), (3, 7), (7, 1), 0, 0, False)
+    assert (served.run, shape) == ("general", (5, 7))

@@ -38,7 +38,8 @@ def plan(problem: Problem) -> Plan:
 def specialised(problem: Problem) -> Plan | None:
     """Return the plan with a kernel compiled for this problem, where it is faster than that of `plan`; else None.
 
-    Its bits are those of `plan`'s kernel for f32 and f64, as long as k fits one block of it.
+    Its bits are those of `plan`'s kernel, except in a batch of products with a vector, which `gemv` sums in another
+    order, and of bfloat16, of which `packed` adds pairs on some CPUs.
     """
     candidate = cpu.specialised(problem) if problem.device == "cpu" else None
     return candidate and _built(problem, candidate)

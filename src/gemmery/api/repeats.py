@@ -200,9 +200,9 @@ def _elements(x: Any) -> dict[str, Element] | None:
 def _known(torch: Any) -> dict[str, Element] | None:
     """Let the compiled entry take tensors of this PyTorch."""
     from gemmery.arrays import pytorch_abi
-    from gemmery.cpu import tensors
+    from gemmery.cpu import pool, tensors
 
-    abi = pytorch_abi.abi(torch)
+    abi = pytorch_abi.abi(torch) if config.fast_entry() and pool.address() else None
     if abi is None:
         return None
     entry.know_tensors(tensors.facts(torch, abi))

@@ -130,6 +130,14 @@ def test_what_is_stored_is_told_by_version_and_pruned(folder):
     assert lab.prune().value == f"0 entries (0 KiB) removed from {folder}"
 
 
+def test_a_folder_that_can_only_be_read_is_no_fault(folder, monkeypatch):
+    monkeypatch.setattr(cache, "write", lambda *entry: False)
+    (found,) = lab.doctor()
+    assert found.ok
+    assert "entr" in found.value
+    assert found.advice.startswith("others are not stored: make it a folder that only you can write")
+
+
 def test_the_command_prunes_and_then_shows(folder, capsys):
     assert cli.run(["doctor", "--prune"]) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -149,9 +149,11 @@ def _cache_folder() -> Finding:
     if folder is None:
         return Finding("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
     rule = cache.unusable(folder)
+    current, others = _by_version(folder)
+    if rule and current:  # stored before the file system was made read-only, as in an image of a container
+        return Finding("", f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}")
     if rule:
         return Finding("", f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}")
-    current, others = _by_version(folder)
     value = f"{folder}: {_entries(current)} of this version"
     if not others:
         return Finding("", value)

@@ -213,6 +213,7 @@ def test_kernels_of_a_gpu_are_made_without_one(monkeypatch, tmp_path):
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(warm_cuda, "_SIDES", ())
     monkeypatch.setattr(warm_cuda, "_LAYOUTS", ("row",))
+    monkeypatch.setattr(warm_cuda, "ACTIVATIONS", ())
     first = gm.warm("float64", "a100", threads=2)
     assert (first.compiled > 0, first.there) == (True, 0)
     assert {entry.version for entry in cache.listing(str(tmp_path))} <= nvrtc.versions()
@@ -231,3 +232,7 @@ def test_the_kernels_of_a_gpu_are_those_of_its_products():
     assert len(set(names)) == len(names)
     assert any(name.startswith("mma_pipelined<bf16, bf16, 0, ROW, ROW") for name in names)
     assert any(name.startswith("gemv_") for name in names)
+    for activation in range(0, 16, 4):  # none, relu, gelu, silu
+        for tile in (64, 128):
+            for out in ("bf16", "float"):
+                assert any(name.startswith(f"mma_general<bf16, {out}, {activation}, {tile}, ") for name in names)

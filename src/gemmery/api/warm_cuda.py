@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
+from gemmery import dtypes as known
+from gemmery.api.options import ACTIVATIONS
+from gemmery.api.promote import can_cast
 from gemmery.cuda import device, nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch import choice
-from gemmery.dispatch.candidate import Candidate
-from gemmery.errors import CompileError, DeviceError
+from gemmery.dispatch.cuda import general
+from gemmery.errors import CompileError, DeviceError, RefusedError
 from gemmery.problem import Problem
 
 TYPES = ("f16", "bf16", "f32", "f64")
@@ -37,12 +41,11 @@ def images(
     nvrtc.bindings()
     make = _in_a_process if apart else nvrtc.code
     seen = set()
-    for problem in _problems(names, name):
-        for geometry in _launches(problem):
-            wanted = geometry.source, geometry.kernel, card.arch
-            if wanted not in seen:
-                seen.add(wanted)
-                yield geometry.kernel, partial(nvrtc.stored, *wanted), partial(make, *wanted)
+    for geometry in chain(_general(names, name), _specialised(names, name)):
+        wanted = geometry.source, geometry.kernel, card.arch
+        if wanted not in seen:
+            seen.add(wanted)
+            yield geometry.kernel, partial(nvrtc.stored, *wanted), partial(make, *wanted)
 
 
 _COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
@@ -56,22 +59,26 @@ def _in_a_process(source: str, kernel: str, arch: str) -> None:
         raise CompileError(f"kernel {kernel} of {source} did not compile for {arch}: {done.stderr[-2000:].strip()}")
 
 
-def _launches(problem: Problem) -> Iterator[Geometry]:
-    for rung, config, _ in _candidates(problem):
-        assert rung.geometry is not None
-        launch = rung.geometry(problem, config)
-        yield from (*launch.before, launch)
+def _general(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
+    """Yield the launches of every general kernel: one for each result, activation and tile."""
+    for dtype, out, activation in product(names, known.NAMES, ("", *ACTIVATIONS)):
+        problem = Problem(64, 64, 64, dtype, out, epilogue=activation, device=name)
+        candidate = general(problem) if can_cast(dtype, out, "safe") else None
+        if candidate is None or candidate.rung.geometry is None:
+            continue
+        for tile in candidate.rung.space["tile"]:
+            with contextlib.suppress(RefusedError):
+                yield candidate.rung.geometry(problem, {**candidate.config, "tile": tile})
 
 
-def _candidates(problem: Problem) -> Iterator[Candidate]:
-    yield choice(problem)
-
-
-def _problems(names: tuple[str, ...], name: str) -> Iterator[Problem]:
-    """Yield products of aligned matrices, row-major or transposed, and matrices times vectors."""
+def _specialised(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
+    """Yield the launches of products of aligned matrices, row-major or transposed, and of matrices and vectors."""
     for dtype, a, b in product(names, _LAYOUTS, _LAYOUTS):
         square = Problem(1, 1, 1, dtype, dtype, a_layout=a, b_layout=b, device=name)
-        for side in _SIDES:
-            yield square._replace(m=side, n=side, k=side)
-        yield square._replace(m=1024, n=1, k=1024, b_layout="row")
-        yield square._replace(m=1, n=1024, k=1024, a_layout="row")
+        squares = [square._replace(m=side, n=side, k=side) for side in _SIDES]
+        column, row = square._replace(m=1024, k=1024, b_layout="row"), square._replace(n=1024, k=1024, a_layout="row")
+        for problem in (*squares, column, row):
+            rung, config, _ = choice(problem)
+            assert rung.geometry is not None
+            launch = rung.geometry(problem, config)
+            yield from (*launch.before, launch)

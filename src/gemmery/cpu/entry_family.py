@@ -21,6 +21,7 @@ from gemmery.cpu.entry_layout import (
     COUNTERS,
     COUNTERS_AT,
     ENTRY,
+    ENTRY_BYTES,
     FACTORS,
     LIMITS,
     LONG,
@@ -51,7 +52,7 @@ def define_member(made: Module) -> None:
         answer, shape, fields = f.var(special(f, UNKNOWN)), f.buffer(size(SHAPE) + 8), Args(f, record, CALL)
         few = (fields.a_ndim <= 3) & (fields.b_ndim <= 3)
         with f.if_(few & fields.a_element.equals(fields.b_element)):
-            place = f.buffer(size(ENTRY))
+            place = f.buffer(ENTRY_BYTES)
             class_ = call(f, "ptr", "class", table, record, shape, place)
             with f.if_(is_null(f, class_) ^ True):
                 family = _family(f, class_, shape)

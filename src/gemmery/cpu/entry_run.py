@@ -12,6 +12,7 @@ from gemmery.cpu.entry_layout import (
     CONVERTED,
     DOUBLE,
     ENTRY,
+    ENTRY_BYTES,
     HEAD,
     INTEGER,
     LOOPS,
@@ -53,7 +54,15 @@ def define_product(made: Module) -> None:
         entry = call(f, "ptr", "find", table, record)
         answer = f.var(special(f, UNKNOWN))
         with f.if_(is_null(f, entry) ^ True):
-            answer.value = call(f, "ptr", "prepared", table, record, entry)
+            left = Args(f, entry, ENTRY).left
+            with f.if_(left > 1):
+                Args(f, entry, ENTRY).left = left - 1
+            with f.if_(left.differs(2)):
+                # A copy: another thread may replace the entry once this one allocates a tensor (Python 3.11 may
+                # collect garbage there, and run any code) or releases the GIL.
+                place, start = f.buffer(ENTRY_BYTES), at(ENTRY, "kind")
+                copy_words(f, entry + start, place + start, (size(ENTRY) - start) // 8)
+                answer.value = call(f, "ptr", "prepared", table, record, place)
         with f.else_():
             fields = Args(f, record, CALL)
             pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(CONVERTED))
@@ -67,7 +76,10 @@ def define_product(made: Module) -> None:
 
 
 def define_prepared(made: Module) -> None:
-    """Define `prepared(table, call, place)`: checks or allocates the result, and runs the job."""
+    """Define `prepared(table, call, place)`: checks or allocates the result, and runs the job.
+
+    `place` is an entry that no other call uses; its job is changed.
+    """
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"))
     with made.function("prepared", *params, local=True, returns="ptr") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
@@ -76,10 +88,6 @@ def define_prepared(made: Module) -> None:
         scaled = (fields.options & SCALED).differs(0)
         with f.if_(scaled & entry.scalar.equals(INTEGER)):
             good.value = fields.integral.differs(0)
-        left = entry.left
-        with f.if_(left > 1):
-            entry.left = left - 1
-            good.value = good.value & left.differs(2)
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
@@ -177,7 +185,8 @@ def define_aside(made: Module) -> None:
         with f.if_(good.value & fields.beta.differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):
-                with f.if_((fields.old_flags & IS_TENSOR).differs(0)):
+                # Python decides of which kind the result is where the old C alone, or not it, is a tensor.
+                with f.if_((fields.old_flags & (fields.a_flags | fields.b_flags) & IS_TENSOR).differs(0)):
                     copy.value = call(f, "ptr", "copy_tensor", head.tensors, record + at(CALL, "old_object"))
                 good.value = is_null(f, copy.value) ^ True
             with f.else_():
@@ -238,15 +247,11 @@ def define_copied(made: Module) -> None:
 
 
 def define_execute(made: Module) -> None:
-    """Define `execute(table, call, place, data)`: runs a copy of the job on the arrays of a call; returns an errno.
-
-    A copy, because another thread may replace the entry while this one runs without the GIL.
-    """
+    """Define `execute(table, call, place, data)`: runs an entry's job on the arrays of a call; returns an errno."""
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"), ("ptr", "data"))
     with made.function("execute", *params, local=True, returns="i64") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
-        job_at = f.buffer(-(-size(JOB) // 64) * 64)
-        copy_words(f, f["place"] + at(ENTRY, f"job_{JOB[0][0]}"), job_at, len(JOB))
+        job_at = f["place"] + at(ENTRY, f"job_{JOB[0][0]}")
         job = Args(f, job_at, JOB)
         a, b, swapped = fields.a_data, fields.b_data, entry.swapped.differs(0)
         job.a, job.b, job.c = f.select(swapped, b, a), f.select(swapped, a, b), f["data"]
@@ -267,9 +272,7 @@ def define_execute(made: Module) -> None:
         with f.if_(entry.runs.equals(1)):
             error.value = call(f, "i64", "launch", f["table"], job_at, f.convert("zext", plain, "i64"))
         with f.else_():
-            loops = f.buffer(8 * 4 * LOOPS)
-            copy_words(f, f["place"] + at(ENTRY, "loop0_length"), loops, 4 * LOOPS)
-            _loops(f, loops, job_at, job, f.convert("zext", plain, "i64"), error)
+            _loops(f, f["place"] + at(ENTRY, "loop0_length"), job_at, job, f.convert("zext", plain, "i64"), error)
         with f.if_(is_long):
             f.call_address(head.restore_thread, "void", state.value)
         f.ret(error.value)

@@ -173,8 +173,9 @@ def _written(f: Function, torch: Args) -> None:
 
 
 def _word(f: Function, function: Value, handle: Value, type_: str = "i64") -> Value:
-    """Ask the shim for a word; the questions asked here cannot fail for dense tensors on the CPU."""
+    """Ask the shim for a word; 0 where it fails: PyTorch may forbid access to the memory of a tensor."""
     slot = f.buffer(8, 8)
+    f.store(f.index(0), slot)
     f.call_address(function, "i32", handle, slot)
     return f.load(type_, slot)
 

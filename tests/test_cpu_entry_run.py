@@ -1,0 +1,108 @@
+"""Prepared products: entries that are replaced while they run, and memory that may not be read."""
+
+import contextlib
+import ctypes
+import gc
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from fences import survives
+from gemmery.cpu import entry, entry_layout
+
+MET = 3
+
+
+def clear_entries():
+    """Overwrite every entry, as other products do in time."""
+    size = entry_layout.TABLE_BYTES - entry_layout.ENTRIES_AT
+    ctypes.memset(entry._table() + entry_layout.ENTRIES_AT, 0, size)
+
+
+@contextlib.contextmanager
+def without_interpreter(other):
+    """Call `other` where a product releases the interpreter, as another thread may run there."""
+    names, head = ("save_thread", "restore_thread"), entry._table()
+    words = [ctypes.c_void_p.from_address(head + entry_layout.at(entry_layout.HEAD, name)) for name in names]
+    kept = [word.value for word in words]
+    stands_in = (ctypes.PYFUNCTYPE(ctypes.c_void_p)(other), ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(lambda _: None))
+    for word, function in zip(words, stands_in, strict=True):
+        word.value = ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        for word, address in zip(words, kept, strict=True):
+            word.value = address
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
+def test_an_entry_may_be_replaced_while_its_product_runs(batch):
+    if not entry._table():
+        pytest.skip("no compiled entry on this interpreter")
+    a, b = np.ones((*batch, 110, 110)), np.ones((*batch[1:], 110, 110))
+    out = np.empty((*batch, 110, 110))
+    for _ in range(MET):
+        gm.matmul(a, b, out)
+    calls = []
+
+    def replace():
+        calls.append(1)
+        clear_entries()
+        return 0
+
+    with without_interpreter(replace):
+        out[:] = np.nan
+        gm.matmul(a, b, out)
+    entry.forget()
+    assert calls == [1]
+    assert (out == 110).all()
+
+
+def test_an_entry_may_be_replaced_while_the_result_is_allocated():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = torch.ones(8, 8)
+    for _ in range(MET):
+        gm.matmul(x, x)
+
+    def collected():
+        gc.callbacks.append(lambda *_: clear_entries())
+        gc.set_threshold(1)  # Python 3.11 collects where an object is allocated
+        kept = []
+        for _ in range(20):
+            kept.append(gm.matmul(x, x))
+            assert (kept[-1] == 8).all()
+
+    assert survives(collected)
+
+
+def test_memory_that_pytorch_forbids_to_read_is_refused():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not hasattr(torch._C, "_set_throw_on_mutable_data_ptr"):
+        pytest.skip("this PyTorch cannot forbid it")
+    x, forbidden = torch.ones(8, 8), torch.ones(8, 8)
+    for _ in range(MET):
+        gm.matmul(x, forbidden)
+    torch._C._set_throw_on_mutable_data_ptr(forbidden)
+
+    def refused():
+        for a, b in ((x, forbidden), (forbidden, x)):
+            with pytest.raises(gm.LayoutError, match="Cannot access data pointer"):
+                gm.matmul(a, b)
+
+    assert survives(refused)
+
+
+def test_a_tensor_for_c_alone_does_not_make_the_result_a_tensor():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    a, c = np.ones((8, 8), np.float32), torch.ones(8, 8)
+    for _ in range(MET):
+        assert gm.gemm(2.0, a, a, 1.0, c.clone(), out=torch.zeros(8, 8)).sum() == 17 * 64
+        written = c.clone()
+        assert gm.gemm(2.0, a, a, 1.0, written, out=written) is written
+        result = gm.gemm(2.0, a, a, 1.0, c)
+        assert type(result) is np.ndarray
+        assert (result == 17).all()
+        result = gm.gemm(2.0, torch.ones(8, 8), a, 1.0, a)
+        assert type(result) is torch.Tensor
+        assert (result == 17).all()

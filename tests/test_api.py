@@ -516,3 +516,16 @@ def test_explain_names_the_rung_and_the_limit():
     assert mixed.copies == ("a is converted from int64 to float64",)
     looped = gm.explain(np.ones((2, 3, 4, 5)).transpose(1, 0, 2, 3), np.ones((3, 2, 5, 4)), threads=1)
     assert looped.runs * looped.problem.batch == 6
+
+
+def test_explain_says_which_kernel_runs_and_which_takes_over(monkeypatch):
+    large, small = np.ones((60, 60)), np.ones((50, 4, 4))
+    assert gm.explain(large, large, threads=1).kernel == "for every shape"
+    tiers = gm.explain(small, small, threads=1)
+    assert tiers.rung == "direct"
+    assert tiers.kernel.startswith("for every shape; batched, compiled for this one, takes over")
+    assert tiers.kernel in str(tiers)
+    monkeypatch.setenv("GEMMERY_TIERS", "off")
+    small = np.ones((51, 4, 4))
+    off = gm.explain(small, small, threads=1)
+    assert (off.rung, off.kernel) == ("batched", "compiled for this shape")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, config, dispatch, dtypes
+from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
 from gemmery.api.calls import PLAIN, Call, Prepared, Terms
 from gemmery.api.promote import can_cast, kernel_types
@@ -94,8 +94,7 @@ def prepare(
         epilogue,
         scaled,
     )
-    plan = None if config.tiers() else dispatch.specialised(problem)  # else it is compiled in the background
-    return Prepared(plan or dispatch.plan(problem), problem, form)
+    return Prepared(dispatch.plan(problem), problem, form)
 
 
 def _compute(call: Call, target: View, out: Any = None) -> None:

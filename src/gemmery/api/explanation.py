@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from gemmery import arrays, display, dtypes
+from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque
 from gemmery.api.compute import prepare
 from gemmery.api.options import Options, epilogue, named, no_precision, thread_count
@@ -15,6 +15,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.target import cores, host
+from gemmery.dispatch import cpu
 from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
@@ -39,6 +40,7 @@ class Explanation:
     bandwidth_gbs: float  # measured read bandwidth
     attainable_gflops: float
     bound: str  # "compute" or "memory"
+    kernel: str = ""  # on the CPU: for every shape or for this one, and what takes over when the product comes often
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
 
     @property
@@ -67,15 +69,16 @@ class Explanation:
     def _facts(self) -> list[tuple[str, str]]:
         p = self.problem
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
-        config = ", ".join(f"{name} {value}" for name, value in self.config.items())
+        settings = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
         limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
         roof = f"at most {self.attainable_gflops:.4g} GFLOP/s, at least {microseconds:.3g} us"
         return [
             ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
-            ("rung", f"{self.rung}: {self.idea}" + (f" ({config})" if config else "")),
+            ("rung", f"{self.rung}: {self.idea}" + (f" ({settings})" if settings else "")),
             ("why", self.reason),
+            *([("kernel", self.kernel)] if self.kernel else []),
             *(("converted", copy) for copy in self.copies),
             ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
             ("machine", limits),
@@ -142,7 +145,19 @@ def explain(
     plan, problem, form = prepared
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
-    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), load)
+    kernel = _which(problem)
+    return _explanation(plan, problem, form.runs, copies, count, (peak, bandwidth, limit), kernel, load)
+
+
+def _which(problem: Problem) -> str:
+    """Return which kernel runs a product on the CPU: the one for every shape, or one compiled for its shape."""
+    special = cpu.specialised(problem)
+    if special is None:
+        return "for every shape"
+    if not config.tiers():
+        return "compiled for this shape"
+    faster = special.rung.name
+    return f"for every shape; {faster}, compiled for this one, takes over where it comes often: {special.reason}"
 
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
@@ -169,6 +184,7 @@ def _explanation(
     copies: tuple[str, ...],
     threads: int,
     limits: tuple[float, float, "Bound"],
+    kernel: str = "",
     load: float = 0.0,
 ) -> Explanation:
     peak, bandwidth, limit = limits
@@ -185,6 +201,7 @@ def _explanation(
         bandwidth_gbs=bandwidth,
         attainable_gflops=limit.gflops,
         bound=limit.by,
+        kernel=kernel,
         load=load,
     )
 

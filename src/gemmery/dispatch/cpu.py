@@ -52,7 +52,7 @@ def specialised(problem: Problem) -> Candidate | None:
 def _special(p: Problem) -> Iterator[Candidate]:
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
     if p.batch >= _MANY:
-        reason = f"{p.batch} products of one small shape: the kernel is compiled for it, with the loop over them"
+        reason = f"{p.batch} products of one small shape: the loop over them is compiled with it"
         yield Candidate(batched, batched.default, reason)
     if p.batch * p.m * p.n * p.k <= _TINY and 1 not in (p.m, p.n):
         yield Candidate(direct, {"specialised": 1}, "so small that choosing tiles takes a part of its time")

@@ -202,11 +202,21 @@ def test_a_new_number_of_threads_drops_what_is_prepared(met, handed):
 
 
 def test_more_kinds_of_products_than_places():
-    b = np.full((3, 5), 0.5)
-    for width in (*range(3, 900), *range(3, 40)):  # the distance between rows is a part of the key
+    b, places = np.full((3, 5), 0.5), entry.counts()[1]
+    for width in (*range(3, places + 800), *range(3, 40)):  # the distance between rows is a part of the key
         a = np.full((4, width), np.nan)[:, :3]
         a[...] = 2
+        products._matmul(a, b)  # Python stores it
         assert np.array_equal(gm.matmul(a, b), np.full((4, 5), 3.0))
+    assert entry.counts()[0] <= places
+
+
+def test_neighbours_do_not_replace_each_other(met):
+    b = np.full((3, 5), 0.5)
+    entry.forget()
+    for width in range(3, 1003):
+        products._matmul(np.ones((4, width))[:, :3], b)
+    assert entry.counts()[0] > 980
 
 
 def test_long_products_release_the_interpreter():

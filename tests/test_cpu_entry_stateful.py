@@ -1,4 +1,6 @@
-"""The compiled entry over random histories: element types whose objects come and go must never be confused.
+"""The compiled entry over random histories: all its calls, while kernels are compiled in the background.
+
+Element types whose objects come and go must never be confused.
 
 NumPy's own dtype objects live forever. An unpickled array brings an object of its own, which dies with the array, and
 another type's may then be made at the same address.
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import gemmery as gm
+from gemmery import tiers
 from gemmery.cpu import entry
+from gemmery.cpu.entry_layout import OFTEN
 
 NAMES = ("f4", "i4", "u4", "f8", "i8", "u8", "i1", "u1", "c8", "f2", "i2", "u2", "q", ml_dtypes.bfloat16)
 ELEMENTS = st.sampled_from([np.dtype(name) for name in NAMES])
@@ -100,6 +104,72 @@ class Histories(RuleBasedStateMachine):
             out.check()
         elif a.array.dtype.isnative:
             assert result.dtype.metadata == a.array.dtype.metadata
+
+    def pick(self, alike: Guarded | None = None) -> Guarded:
+        choices = [x for x in self.alive if alike is None or x.array.shape == alike.array.shape]
+        return choices[self.draw.integers(len(choices))]
+
+    @rule(alpha=st.sampled_from([1, 2, 1.0, -1.0]), beta=st.sampled_from([0, 1, 2.0]), place=st.sampled_from("nco"))
+    def scale(self, alpha, beta, place):
+        """gemm into a new array (n), into the old C (c), or into another out (o)."""
+        if not self.alive:
+            return
+        a = self.pick()
+        b, old = a, Guarded(len(a.values), a.array.dtype.newbyteorder("="), self.draw.integers(0, 4, a.values.shape))
+        out = {"n": None, "c": old, "o": Guarded(len(a.values), old.array.dtype, None)}[place]
+        want = (int(alpha) * (a.values @ b.values) + int(beta) * old.values).astype(old.array.dtype)
+        before = old.values
+        old.values = None if place == "c" else before
+        result = gm.gemm(alpha, a.array, b.array, beta, old.array, out=None if out is None else out.array)
+        assert np.array_equal(result, want)
+        assert out is None or result is out.array
+        for array in (old, *([] if out is None else [out])):
+            array.check()
+
+    @rule()
+    def multiply_vectors(self):
+        if not self.alive:
+            return
+        a = self.pick()
+        x, values = a.array[0], a.values[0]
+        native = a.array.dtype.newbyteorder("=")
+        assert np.array_equal(gm.gemv(a.array, x), (a.values @ values).astype(native))
+        assert np.array_equal(gm.matmul(x, a.array), (values @ a.values).astype(native))
+        assert gm.matmul(x, x) == np.array(values @ values).astype(native)
+
+    @rule()
+    def multiply_two_types(self):
+        if not self.alive:
+            return
+        a = self.pick()
+        b = self.pick(a)
+        try:
+            result = gm.matmul(a.array, b.array)
+        except gm.DTypeError:  # bfloat16 with float16 or with wide integers
+            assert ml_dtypes.bfloat16 in (a.array.dtype, b.array.dtype)
+            return
+        assert np.array_equal(result, a.values @ b.values)
+
+    @rule(times=st.sampled_from([20, OFTEN + 2]))
+    def repeat_a_product(self, times):
+        """A product that comes often is compiled for its shape in the background, while others are computed."""
+        if not self.alive:
+            return
+        a = self.pick()
+        want = a.values @ a.values
+        for _ in range(times):
+            assert np.array_equal(gm.matmul(a.array, a.array), want)
+
+    @rule(count=st.sampled_from([1, 2, None]))
+    def change_the_number_of_threads(self, count):
+        gm.set_num_threads(count)
+
+    @rule()
+    def wait_for_the_background(self):
+        tiers.wait()
+
+    def teardown(self) -> None:
+        gm.set_num_threads(None)
 
     @invariant()
     def nothing_else_is_written(self):

@@ -5,7 +5,7 @@
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2` or `generic`: use nothing beyond this instruction set |
-| `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul` |
+| `GEMMERY_FAST_ENTRY` | `0` switches off the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 

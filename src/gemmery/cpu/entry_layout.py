@@ -126,7 +126,7 @@ CLASS = (
 )
 
 SETS, WAYS = 1024, 4  # entries with the same place in the table, of which the oldest is replaced
-SET_BITS = SETS.bit_length() - 1
+SET_BITS, MIX = SETS.bit_length() - 1, 29
 PAIRS, CLASSES, COUNTERS = 512, 512, 4096
 PROBES = 8  # places of a pair or a class, one after the other
 OFTEN = 64  # the products of a shape after which it gets an entry of its own
@@ -160,8 +160,11 @@ def hashed(key: list[int]) -> int:
 
 
 def place(hash_: int) -> int:
-    """Return the index of the first entry where a key with this hash may be."""
-    return (hash_ >> (64 - SET_BITS)) * WAYS
+    """Return the index of the first entry where a key with this hash may be.
+
+    The bits are mixed once more: keys that differ in one stride are equally far apart, and would share a few sets.
+    """
+    return _high_bits((hash_ ^ hash_ >> MIX) * FACTORS[1], SETS) * WAYS
 
 
 def pair_place(first: int, second: int) -> int:

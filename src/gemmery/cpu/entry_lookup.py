@@ -9,8 +9,10 @@ from gemmery.cpu.entry_layout import (
     ENTRIES_AT,
     ENTRY,
     ENTRY_BYTES,
+    FACTORS,
     FACTORS_AT,
     HASHES_AT,
+    MIX,
     MOST_WORDS,
     OPERAND,
     SET_BITS,
@@ -22,6 +24,11 @@ from gemmery.cpu.ir import Function, Module, Value, Var
 _KEY_AT = at(CALL, "key_0")
 
 
+def set_of(key_hash: Value) -> Value:
+    """Return the number of the set where a key may be, as `entry_layout.place` does."""
+    return (key_hash ^ key_hash >> MIX) * FACTORS[1] >> (64 - SET_BITS)
+
+
 def define_find(made: Module) -> None:
     """Define `find(table, call)`: writes the key of a call, returns its entry or NULL."""
     with made.function("find", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
@@ -30,7 +37,7 @@ def define_find(made: Module) -> None:
         words = 5 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
         with f.if_(words <= MOST_WORDS):
             key_hash = _key(f, fields)
-            at_set = key_hash >> (64 - SET_BITS)
+            at_set = set_of(key_hash)
             hashes = f["table"] + (HASHES_AT + at_set * (8 * WAYS))
             with f.loop(0, WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
                 entry = f["table"] + (ENTRIES_AT + (at_set * WAYS + way) * ENTRY_BYTES)

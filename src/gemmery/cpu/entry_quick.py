@@ -15,11 +15,11 @@ from gemmery.cpu.entry_layout import (
     FACTORS,
     HASHES_AT,
     HEAD,
-    SET_BITS,
     WAYS,
     at,
     size,
 )
+from gemmery.cpu.entry_lookup import set_of
 from gemmery.cpu.entry_run import RAISED, called, copy_words, special
 from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.layout import JOB, JOB_AT
@@ -94,7 +94,7 @@ def _look_up(
             f.store(word, out + 8 * i)
         total.value = total.value + _sum(matrix.words, len(base))
     key_hash = total.value | 1
-    index = (key_hash >> (64 - SET_BITS)) * WAYS
+    index = (set_of(key_hash)) * WAYS
     way = f.index(WAYS)
     for i in range(WAYS):
         way = f.select(

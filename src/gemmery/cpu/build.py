@@ -153,20 +153,6 @@ def packed_image(target: Target, made: Product) -> Image:
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
 
 
-def packed_blocks(problem: Problem, b_elements: int) -> Blocks:
-    """Return the blocks of a job that serves every product of these types with so many elements of B at most.
-
-    The kernel cuts k as for a plan of the shape, so the bits are the same. Where C is narrower than its sums (float16),
-    k must fit in one block, `kc` real numbers: there is no room for the sums of several.
-    """
-    from gemmery.cpu import loops
-
-    target = host()
-    made, sizes = product(target, problem), tile(target)
-    room = loops.workspace_limit(target, made, b_elements * made.parts**2)
-    return Blocks(sizes.mc, sizes.kc * made.group, sizes.nc, room)
-
-
 def _step(vectors: int) -> float:
     """Return the ns of one step of k on a tile of so many vectors: two multiply-adds per cycle at 3 GHz."""
     return vectors / 6

@@ -18,7 +18,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
-from gemmery.cpu.update import PARAMS, is_plain, keep, sums_apart, update_edge, update_whole
+from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -48,18 +48,8 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
 def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
     """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C."""
     a, b = _buffers(product, shape(target, product), mc, kc, nc)
-    sums = summed * nc * SIZES[product.scalar] if sums_apart(product) else 0
+    sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
     return a + b + sums + 64
-
-
-def workspace_limit(target: Target, product: Product, elements: int) -> int:
-    """Return the bytes that suffice for any product with so many real numbers in B, at the target's blocks."""
-    sizes, nr = tile(target), shape(target, product).nr
-    kc, width = sizes.kc * product.group, sizes.nc + nr
-    # A block of n columns is packed as (n + 2 nr) columns at most, k as one step more, and one for the seeds.
-    cells = elements // product.group + 2 * width + 2 * nr * (sizes.kc + 2)
-    whole = workspace_bytes(target, product, 0, sizes.mc, kc, sizes.nc)
-    return min(whole, workspace_bytes(target, product, 0, sizes.mc, kc, 0) + _aligned(cells * SIZES[product.cell]))
 
 
 def _buffers(
@@ -98,7 +88,7 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
     to_a = args.workspace
     to_b = to_a + a_size
     sums = to_b + b_size
-    apart = sums_apart(product)
+    apart = product.sums_apart
     sums_row = nc * SIZES[product.scalar] if apart else c_row
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), kc) as p:
         wide, deep = f.min(n - j, nc), f.min(k - p, kc)

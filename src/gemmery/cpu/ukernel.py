@@ -76,6 +76,12 @@ class Product(NamedTuple):
         return dtypes.get(self.dtype).kind != "u"
 
     @property
+    def sums_apart(self) -> bool:
+        """True if sums over a block of k must not be kept in C, since they would be rounded more than once."""
+        out = dtypes.get(self.out)
+        return out.kind == "f" and out.llvm != self.accumulator
+
+    @property
     def seeded(self) -> bool:
         """True when each panel of B starts with a row of initial values for the accumulators."""
         return self.step == "dot_i8"

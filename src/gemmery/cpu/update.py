@@ -27,12 +27,6 @@ PARAMS = (
 )
 
 
-def sums_apart(product: Product) -> bool:
-    """Return True if partial sums over k must not be kept in C, since they would be rounded more than once."""
-    out = dtypes.get(product.out)
-    return out.kind == "f" and out.llvm != product.accumulator
-
-
 def keep(f: Function, product: Product, register: Shape, totals: list[list[Var]], kept: Value) -> None:
     """Store a tile's accumulators in a buffer for the whole tile."""
     size, lanes = SIZES[product.accumulator], register.lanes
@@ -87,7 +81,7 @@ def update_whole(f: Function, product: Product, register: Shape, totals: list[li
 
 def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Value, mask: Value) -> None:
     """Update C in the general case, one masked vector of the tile at a time."""
-    out, apart = dtypes.get(product.out), sums_apart(product)
+    out, apart = dtypes.get(product.out), product.sums_apart
     wide = vector(lanes_of(tile.type), product.scalar)
     at = f["c"] + i * f["c_row"] + j * product.out_size
     sum_at = f["sums"] + i * f["sums_row"] + j * SIZES[product.scalar]

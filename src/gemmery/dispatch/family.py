@@ -108,13 +108,14 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
 
 
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:
-    """Products with k of one block, so that the sums do not depend on the blocks."""
+    """Any product: the kernel cuts it into blocks as a plan does. A C narrower than its sums has k of one block."""
     built = _built("packed", sample._replace(m=2, n=2, k=2))
     if not built:
         return
     made, sizes, launch = product(host(), sample), tile(host()), built[1]
     kc = sizes.kc * made.group // made.parts
     blocks = launch.blocks(sizes.mc, sizes.nc // made.parts, kc)
+    deepest = kc if made.sums_apart else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if _built("direct", sample._replace(m=2, n=2, k=2)):
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
@@ -123,7 +124,7 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
             size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
             rows, columns = (cpu.STREAMED_ROWS + 1, UNLIMITED), (2, UNLIMITED)
             yield _family(built, rows, columns, 1, blocks, k=min(kc, SHALLOW))
-            yield _family(built, rows, columns, 1, blocks, k=kc, c_elements=int(cpu.LARGE_C * l2) // size)
+            yield _family(built, rows, columns, 1, blocks, k=deepest, c_elements=int(cpu.LARGE_C * l2) // size)
         return
     for m, n in ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),):
-        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=kc)
+        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=deepest)

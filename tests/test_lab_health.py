@@ -184,6 +184,6 @@ def test_background_work_is_tried(monkeypatch):
 def test_the_caches_in_memory_are_bounded_and_counted():
     value = health._memory().value
     counts = [part.split()[:3] for part in value.split(", ")]
-    assert len(counts) == 6
+    assert len(counts) == 9
     for used, of, places in counts:
         assert (of, 0 <= int(used) <= int(places)) == ("of", True)

@@ -90,6 +90,11 @@ PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the 
 _LARGE = 1e38
 
 
+def counts() -> dict[str, tuple[int, int]]:
+    """Return the number of products kept for each library, and the most that are kept."""
+    return {"tensors": (len(_TENSORS), _MOST), "arrays": (len(_ARRAYS), _MOST)}
+
+
 def _keep(products: dict[tuple[Any, ...], Met], key: tuple[Any, ...], met: Met) -> None:
     if len(products) >= _MOST:
         products.clear()

@@ -13,7 +13,7 @@ import numpy as np
 
 import gemmery
 from gemmery import cache, config, dispatch, tiers
-from gemmery.api import compute, prepared
+from gemmery.api import compute, prepared, quick
 from gemmery.bench import load, peers, record
 from gemmery.bench.gpu import peers as gpu_peers
 from gemmery.bench.gpu import state
@@ -218,14 +218,15 @@ def _memory() -> Finding:
     kept = {
         "plans": dispatch.plan,
         "specialised plans": dispatch.specialised,
-        "products prepared for the CPU": compute.prepare,
-        "for devices": prepared.prepare,
+        "prepared products": compute.prepare,
+        "prepared on devices": prepared.prepare,
+        "specialised on devices": prepared.specialised,
     }
     infos = {name: function.cache_info() for name, function in kept.items()}
-    fills = [f"{info.currsize} of {info.maxsize} {name}" for name, info in infos.items()]
-    compiled = {"in the compiled entry": entry.counts(), "kinds that it serves in every shape": entry.classes()}
-    fills += [f"{used} of {places} {name}" for name, (used, places) in compiled.items()]
-    return Finding("", ", ".join(fills))
+    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
+    fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
+    fills |= {f"{library} met on devices": counts for library, counts in quick.counts().items()}
+    return Finding("", ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items()))
 
 
 def _python() -> Finding:

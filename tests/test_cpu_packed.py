@@ -203,6 +203,16 @@ def test_bias_is_added_to_every_row_once(name, out, columns):
     np.testing.assert_array_equal(multiply(a, b, c, {"kc": 8, "nc": 64}, bias=row), wanted)
 
 
+@pytest.mark.parametrize("epilogue", ["bias", "relu", "bias+gelu", "bias+silu"])
+@pytest.mark.parametrize(("name", "out"), [("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("bf16", "f32")])
+def test_epilogues_of_products_of_any_width_and_layout(name, out, epilogue):
+    activation = epilogue.removeprefix("bias").removeprefix("+")
+    for columns, layouts in itertools.product((1, 7, 16, 20, 40, 70), ("CCC", "FFC", "SSC")):
+        bias = place(random((1, 1, columns), dtypes.get(out).accumulator, 9), dtypes.get(out).accumulator)
+        row = bias if "bias" in epilogue else None
+        assert_right((9, columns, 21), name, out, layouts, bias=row, activation=activation)
+
+
 @pytest.mark.parametrize(("name", "out"), [("i8", "i8"), ("u8", "u8"), ("i8", "i64"), ("i16", "i16"), ("u32", "u32")])
 def test_relu_of_integers_looks_at_the_sign_of_the_result(name, out):
     a, b, c = operands((8, 70, 19), name, out)
@@ -284,7 +294,9 @@ def test_nothing_past_the_end_of_an_operand_is_touched(name, out):
         return Placed(array, array, array, kind)
 
     runs = []
-    for layouts, (m, n, k) in itertools.product(itertools.product("CF", "CF", "CF"), [(13, 71, 37), (7, 65, 3)]):
+    for layouts, (m, n, k) in itertools.product(
+        itertools.product("CF", "CF", "CF"), [(13, 71, 37), (7, 65, 3), (5, 9, 6)]
+    ):
         sides = zip(((m, k), (k, n), (m, n)), (name, name, out), layouts, strict=True)
         a, b, c = (fenced(*side, kind, layout) for side, kind, layout in sides)
         runs.append((build.packed(problem(a, b, c), {}), a.view, b.view, c.view))

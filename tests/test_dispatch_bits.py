@@ -9,9 +9,9 @@ from gemmery.bench.work import Work, operands
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (16, 7, 12), (1, 9, 4)], ids=str)
-@pytest.mark.parametrize("name", dtypes.NAMES)
+@pytest.mark.parametrize("name", [name for name in dtypes.NAMES if name != "bf16"])
 def test_a_kernel_for_one_shape_has_the_bits_of_the_one_for_every_shape(name, shape):
-    """docs/promises.md excepts products of a matrix and one column."""
+    """docs/promises.md excepts bfloat16, and products of a matrix and one column."""
     work = Work(*shape, name, name, batch=9)
     a, b, general = operands(work)
     special = general.copy()

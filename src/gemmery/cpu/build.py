@@ -14,6 +14,7 @@ from gemmery.cpu import jit
 from gemmery.cpu.ir import SIZES, Module
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.panels import workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
 from gemmery.cpu.ukernel import Product, shape
@@ -120,8 +121,6 @@ def packed(problem: Problem, config: Config) -> Launch:
 
 @cache
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
-    from gemmery.cpu.loops import workspace_bytes
-
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
     made = product(target, problem)
     sizes, register = tile(target), shape(target, made)

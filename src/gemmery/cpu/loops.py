@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from gemmery.cpu import atomics, pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
+from gemmery.cpu.panels import buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
@@ -33,7 +34,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     """
     module = Module(target)
     register = shape(target, product, sizes or tile(target))
-    a, b = pack.operands(product, register)
+    a, b = operands(product, register)
     ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
     pack.pack(module, a, ways_a)
     pack.pack(module, b, ways_b)
@@ -43,28 +44,6 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     with module.function("packed", ("ptr", "args")) as f:
         _five_loops(f, product, register)
     return module
-
-
-def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
-    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C."""
-    a, b = _buffers(product, shape(target, product), mc, kc, nc)
-    sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
-    return a + b + sums + 64
-
-
-def _buffers(
-    product: Product, register: Shape, mc: pack.Count, kc: pack.Count, nc: pack.Count
-) -> tuple[pack.Count, pack.Count]:
-    """Return the bytes of the packed block of A and of B, each a multiple of 64."""
-    a, b = pack.operands(product, register)
-    tall, wide = (mc + (a.width - 1)) // a.width, (nc + (b.width - 1)) // b.width
-    return _aligned(tall * pack.panel_bytes(a, kc) + pack.slack(a)), _aligned(
-        wide * pack.panel_bytes(b, kc) + pack.slack(b)
-    )
-
-
-def _aligned(size: pack.Count) -> pack.Count:
-    return (size + 63) // 64 * 64
 
 
 def _five_loops(f: Function, product: Product, register: Shape) -> None:
@@ -84,7 +63,7 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
     one = f.buffer(16)
     f.store(f.const(product.scalar, 1), one)
     f.store(f.zero(product.scalar), one + SIZES[product.scalar])
-    a_size, b_size = _buffers(product, register, mc, kc, nc)
+    a_size, b_size = buffers(product, register, mc, kc, nc)
     to_a = args.workspace
     to_b = to_a + a_size
     sums = to_b + b_size
@@ -132,7 +111,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
     mr, nr = register.mr, register.nr
     with module.function("tiles", *_TILES, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
-        a_panel, b_panel = (pack.panel_bytes(panels, kc) for panels in pack.operands(product, register))
+        a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
         kept = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
@@ -142,7 +121,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
             i, j = f.select(along, x, y), f.select(along, y, x)
             c = f["c"] + i * f["c_row"] + j * product.out_size
             a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
-            steps = pack.steps_of(product, kc)
+            steps = steps_of(product, kc)
             coming = b + b_panel + i // mr * (steps * AHEAD)
             rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
             whole = is_plain(f, product, register, rows, columns)

@@ -8,57 +8,16 @@ Rows past the edge repeat the last one or are zero: their results are never stor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
 from gemmery.cpu.ir import SIZES, Function, Module, Value, element_of, lanes_of, vector
-from gemmery.cpu.ukernel import Product, Shape, multiply_add
-from gemmery.tuples import NamedTuple
+from gemmery.cpu.panels import Panels, panel_bytes, steps_of
+from gemmery.cpu.ukernel import multiply_add
 
 PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
 
-Count = TypeVar("Count", int, Value)
-
-
-class Panels(NamedTuple):
-    """One operand's packing."""
-
-    name: str  # function name: "pack_a", "pack_b"
-    width: int  # mr or nr
-    product: Product
-    seeded: bool = False  # each panel starts with a row of accumulators
-    flipped: bool = False  # sign bits are inverted
-
-    @property
-    def row(self) -> int:
-        """Return the bytes of one step of k."""
-        return self.width * SIZES[self.product.cell]
-
-    @property
-    def element(self) -> int:
-        """Return the bytes of an element in memory; for complex types, of each component."""
-        return SIZES[dtypes.get(self.product.dtype).llvm]
-
-
 Way = Callable[[Function, Panels], None]
-
-
-def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
-    """Return the packing of A and of B."""
-    a = Panels("pack_a", register.mr, product, flipped=product.seeded)
-    return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
-
-
-def steps_of(product: Product, k: Count) -> Count:
-    """Return the rows of a panel: one for each `group` elements of k, the last one padded with zeros."""
-    return k if product.group == 1 else (k + (product.group - 1)) // product.group
-
-
-def panel_bytes(panels: Panels, k: Count) -> Count:
-    """Return the bytes of one panel."""
-    size = steps_of(panels.product, k) * panels.row
-    return size + panels.row if panels.seeded else size
 
 
 def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
@@ -176,11 +135,6 @@ def turn(f: Function, panels: Panels) -> None:
                 _turn_rows(f, panels, i, stop, [first])
         if not masked:
             _step_by_step(f, panels, i, stop, f.index(panels.element))
-
-
-def slack(panels: Panels) -> int:
-    """Return the bytes that packing may write past its last panel: a block of k as deep as a vector, and a vector."""
-    return 64 // SIZES[panels.product.cell] * panels.row + 64
 
 
 def used(f: Function, count: Value, width: int, lanes: int) -> Value:

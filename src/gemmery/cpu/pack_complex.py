@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gemmery.cpu.ir import SIZES, Function, Value, lanes_of
-from gemmery.cpu.pack import Panels, Way, load, panel, row_at, transpose, turn, under_masks
+from gemmery.cpu.pack import Way, load, panel, row_at, transpose, turn, under_masks
+from gemmery.cpu.panels import Panels
 
 
 def times_i(f: Function, pairs: Value) -> Value:

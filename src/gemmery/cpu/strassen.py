@@ -22,6 +22,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.build import even
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.panels import Panels, operands, panel_bytes
 from gemmery.cpu.target import Target, host, tile
 from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
 from gemmery.problem import Problem
@@ -125,8 +126,8 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
 
 
 def _workspace_bytes(product: Product, register: Shape, mc: int, kc: int, nc: int) -> int:
-    a, b = pack.operands(product, register)
-    return mc // a.width * pack.panel_bytes(a, kc) + nc // b.width * pack.panel_bytes(b, kc) + 4 * _ROOM
+    a, b = operands(product, register)
+    return mc // a.width * panel_bytes(a, kc) + nc // b.width * panel_bytes(b, kc) + 4 * _ROOM
 
 
 _SUM = (("i64", "outer"), ("i64", "inner"), ("ptr", "source"), ("i64", "outer_step"), ("i64", "inner_step"))
@@ -137,7 +138,7 @@ def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
     """Return the module of one scheme; its entry is `strassen`."""
     module = Module(target)
     register = shape(target, product)
-    for panels in pack.operands(product, register):
+    for panels in operands(product, register):
         pack.pack(module, panels, pack.WAYS)
         _pack_sum(module, panels)
     with module.function("add", *_SUM, *_TERMS, ("ptr", "to"), local=True) as f:
@@ -261,9 +262,9 @@ def _multiply(module: Module, product: Product, register: Shape) -> None:
         size = SIZES[product.accumulator]
         m, n, k, mc, kc, nc = f["m"], f["n"], f["k"], args.mc, args.kc, args.nc
         a, b, c = _blocked(f, "a"), _blocked(f, "b"), _blocked(f, "c")
-        panels_a, _ = pack.operands(product, register)
+        panels_a, _ = operands(product, register)
         to_a = args.workspace
-        to_b = to_a + (mc // register.mr * pack.panel_bytes(panels_a, kc) + (2 * _ROOM - 1)) // _ROOM * _ROOM
+        to_b = to_a + (mc // register.mr * panel_bytes(panels_a, kc) + (2 * _ROOM - 1)) // _ROOM * _ROOM
         with f.loop(0, n, nc) as j, f.loop(0, k, kc) as p:
             wide, deep = f.min(n - j, nc), f.min(k - p, kc)
             from_b = b.at + p * b.row + j * b.col
@@ -276,7 +277,7 @@ def _multiply(module: Module, product: Product, register: Shape) -> None:
                 f.call("tiles", tall, wide, deep, to_a, to_b, at, c.row, c.terms, c.count, args.alpha)
 
 
-def _pack_sum(module: Module, panels: pack.Panels) -> None:
+def _pack_sum(module: Module, panels: Panels) -> None:
     """Define `<name>_sum`: pack a sum of blocks, added chunk by chunk in L1; a single block is packed directly."""
     size, width = SIZES[panels.product.packed], panels.width
     depth = 1 << ((_CHUNK // width).bit_length() - 1)
@@ -290,7 +291,7 @@ def _pack_sum(module: Module, panels: pack.Panels) -> None:
             with f.loop(0, count, width) as i, f.loop(0, k, depth) as p:
                 some, deep = f.min(count - i, width), f.min(k - p, depth)
                 at = f["source"] + i * across + p * along
-                panel = to + i // width * pack.panel_bytes(panels, k) + p * panels.row
+                panel = to + i // width * panel_bytes(panels, k) + p * panels.row
                 with f.if_(across.equals(size)):
                     f.call("add", deep, some, at, along, across, terms, f["terms_count"], room)
                     f.call(panels.name, some, deep, room, f.index(size), some * size, panel)
@@ -344,7 +345,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
     mr, nr, size = register.mr, register.nr, SIZES[product.accumulator]
     with module.function("tiles", *params, local=True) as f:
         mc, nc, kc, c_row = f["mc"], f["nc"], f["kc"], f["c_row"]
-        a_panel, b_panel = (pack.panel_bytes(panels, kc) for panels in pack.operands(product, register))
+        a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
         kept = f.buffer(mr * nr * size)
         alpha = f.load(product.accumulator, f["alpha"])
         with f.loop(0, nc, nr) as j, f.loop(0, mc, mr) as i:

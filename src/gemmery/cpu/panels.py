@@ -1,0 +1,76 @@
+"""The panels of packed operands as sizes: what a call needs to know of packing, without the code that generates it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from gemmery import dtypes
+from gemmery.cpu.ir import SIZES
+from gemmery.cpu.target import Target
+from gemmery.cpu.ukernel import Product, Shape, shape
+from gemmery.tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from gemmery.cpu.ir import Value
+
+Count = TypeVar("Count", int, "Value")
+
+
+class Panels(NamedTuple):
+    """One operand's packing."""
+
+    name: str  # function name: "pack_a", "pack_b"
+    width: int  # mr or nr
+    product: Product
+    seeded: bool = False  # each panel starts with a row of accumulators
+    flipped: bool = False  # sign bits are inverted
+
+    @property
+    def row(self) -> int:
+        """Return the bytes of one step of k."""
+        return self.width * SIZES[self.product.cell]
+
+    @property
+    def element(self) -> int:
+        """Return the bytes of an element in memory; for complex types, of each component."""
+        return SIZES[dtypes.get(self.product.dtype).llvm]
+
+
+def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
+    """Return the packing of A and of B."""
+    a = Panels("pack_a", register.mr, product, flipped=product.seeded)
+    return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
+
+
+def steps_of(product: Product, k: Count) -> Count:
+    """Return the rows of a panel: one for each `group` elements of k, the last one padded with zeros."""
+    return k if product.group == 1 else (k + (product.group - 1)) // product.group
+
+
+def panel_bytes(panels: Panels, k: Count) -> Count:
+    """Return the bytes of one panel."""
+    size = steps_of(panels.product, k) * panels.row
+    return size + panels.row if panels.seeded else size
+
+
+def slack(panels: Panels) -> int:
+    """Return the bytes that packing may write past its last panel: a block of k as deep as a vector, and a vector."""
+    return 64 // SIZES[panels.product.cell] * panels.row + 64
+
+
+def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
+    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C."""
+    a, b = buffers(product, shape(target, product), mc, kc, nc)
+    sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
+    return a + b + sums + 64
+
+
+def buffers(product: Product, register: Shape, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:
+    """Return the bytes of the packed block of A and of B, each a multiple of 64."""
+    a, b = operands(product, register)
+    tall, wide = (mc + (a.width - 1)) // a.width, (nc + (b.width - 1)) // b.width
+    return _aligned(tall * panel_bytes(a, kc) + slack(a)), _aligned(wide * panel_bytes(b, kc) + slack(b))
+
+
+def _aligned(size: Count) -> Count:
+    return (size + 63) // 64 * 64

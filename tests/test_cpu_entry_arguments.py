@@ -10,6 +10,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import products
+from gemmery.cpu import entry
 
 PYTHON = {"matmul": products._matmul, "gemm": products._gemm, "gemv": products._gemv}
 REPEATS = 3  # Python, then compiled code
@@ -314,6 +315,66 @@ def test_out_that_overlaps_in_every_way():
                     function(*scale, a, b, out=out)
                     results.append(memory.tobytes())
                 assert results[0] == results[1], (name, a_at, b_at, out_at, flip)
+
+
+WIDER = [
+    "int32",
+    "i4",
+    "i32",
+    np.int32,
+    np.dtype("i4"),
+    "float64",
+    float,
+    np.float64,
+    "complex128",
+    "int8",
+    "f2",
+    3,
+    "x",
+]
+
+
+@pytest.mark.parametrize("name", ["i1", "u1", "f2", "f4", "?", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("wanted", WIDER, ids=str)
+def test_dtype_of_the_result(name, wanted):
+    a, b = draw(4, 5).astype(name), draw(5, 6, seed=1).astype(name)
+    agree("matmul", (a, b), {"dtype": wanted})
+    agree("matmul", (a[0], b), {"dtype": wanted, "out": np.zeros(6, "f8")})
+    agree("matmul", (a, b, np.zeros((4, 6), "i2")), {"dtype": wanted})
+    agree("matmul", (a, b), {"dtype": wanted, "bias": 1.0, "activation": "relu"})
+    agree("matmul", (a, b.astype("i2")), {"dtype": wanted})
+
+
+def test_objects_passed_as_dtype_are_kept_but_not_all():
+    a = np.full((3, 3), 100, "i1")
+    kept = []
+    for i in range(400):
+        wanted = "".join(["in", "t32" if i % 2 else "t64"])  # an object of its own
+        for _ in range(REPEATS):
+            assert gm.matmul(a, a, dtype=wanted).dtype == wanted
+        kept.append(wanted if i % 3 else None)
+        del wanted
+    assert len(entry._asked) <= entry._MOST_ASKED
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("result", ["f2", "f4", "f8", "i1", "i4", "c8", ml_dtypes.bfloat16], ids=str)
+def test_bias_of_every_type(result):
+    a, b = draw(4, 5).astype(result), draw(5, 6, seed=1).astype(result)
+    for name in ("?", "i1", "u1", "i4", "q", "f2", "f4", "f8", ">f4", "c8", "c16", ml_dtypes.bfloat16):
+        for bias in (draw(6), draw(12)[::2], draw(1), draw(), draw(5), draw(1, 6)):
+            agree("matmul", (a, b), {"bias": bias.astype(name)})
+            agree("matmul", (a[:, :0], b[:0]), {"bias": bias.astype(name), "activation": "relu"})
+            agree("matmul", (a, b.astype("f8")), {"bias": bias.astype(name)})
+
+
+def test_conversions_do_not_warn():
+    loud = np.array([[0x7F800001] * 3] * 3, np.uint32).view("f4")  # signalling NaN
+    huge = np.full(3, 1e300)
+    with np.errstate(all="raise"):
+        for _ in range(REPEATS):
+            assert np.isnan(gm.matmul(loud, np.eye(3))).all()
+            assert np.isinf(gm.matmul(np.eye(3, dtype="f4"), np.eye(3, dtype="f4"), bias=huge)).all()
 
 
 def test_names_and_duplicates_are_pythons():

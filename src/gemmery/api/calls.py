@@ -21,7 +21,8 @@ class Terms(NamedTuple):
     bias: View | None = None
     threads: int | None = None
     bias_array: Any = None  # the bias as the caller passed it
-    widens: bool = False  # the caller chose the type of the result
+    asked: Any = None  # the type of the result, as the caller passed it
+    widens: bool = False  # the result has another type than operands like these give
 
 
 PLAIN = Terms()

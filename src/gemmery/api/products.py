@@ -142,7 +142,7 @@ def _matmul(
         terms = PLAIN
     else:
         name, row = epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, widens=dtype is not None)
+        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, asked=dtype)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
 

@@ -55,13 +55,22 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if isinstance(dtype, np.dtype) and (kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype):
-        entry.promote(call.a.dtype, call.b.dtype, dtype)
-    if _tiers() and kind.a.dtype is kind.b.dtype is dtype:
+    if isinstance(dtype, np.dtype) and kind.asked is None:
+        _tell_of_types(call, kind, dtype)
+    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.asked is None:
         _learn(kind, prepared.problem, threads)
 
 
 _tiers = functools.cache(config.tiers)  # reading the environment takes 1.5 us
+
+
+def _tell_of_types(call: Call, kind: Kind, result: np.dtype[Any]) -> None:
+    """Let the entry convert operands and a bias like these."""
+    if kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype:
+        entry.promote(call.a.dtype, call.b.dtype, result)
+    used: Any = None if kind.bias is None or call.common != call.result else kind.bias.dtype
+    if used is not None and used is not call.terms.bias_array.dtype:
+        entry.convert_bias(result, call.terms.bias_array.dtype, used)
 
 
 def _job(prepared: Prepared, views: Used, bias: View | None, threads: int) -> bytes:
@@ -162,7 +171,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     if terms.old is not None and not (_plain(old) and written and _element(old, terms.old) is written.dtype):
         return None
     bias = _bias(terms.bias_array, terms.bias)
-    if bias is None:
+    if bias is None or not (terms.asked is None or isinstance(terms.asked, str | type | np.dtype)):
         return None
     return Kind(
         _array(call.a, x, call.x, dtype),
@@ -173,6 +182,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         terms.alpha != 1 or terms.beta != 0,
         terms.beta != 0,
         terms.epilogue.removeprefix("bias").removeprefix("+"),
+        terms.asked,
     )
 
 
@@ -248,4 +258,9 @@ def _bias(passed: Any, used: View | None) -> Array | None:
         given = arrays.view(passed)
         if given.owner is passed and given.dtype == used.dtype and given.pointer == used.pointer:
             return _array_of(passed, given)
+        if (
+            type(passed) is np.ndarray and dtypes.get(used.dtype).numpy != passed.dtype.name
+        ):  # compiled code converts it
+            length = dtypes.get(used.dtype).size
+            return Array(arrays.numpy_dtype(used.dtype), passed.shape, (length,) * passed.ndim)
     return None

@@ -121,6 +121,8 @@ def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = 
     """
     table, result, count = _table(), _result(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
+    if kind.asked is not None and not _keep(kind.asked):
+        return
     if not (table and result) or count > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
         return
     reaches = _NO_REACHES  # only those who write to `out` ask for it
@@ -138,6 +140,15 @@ def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = 
     ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = key.hash
 
 
+def _keep(asked: object) -> bool:
+    """Keep an object passed as dtype= alive, so that no other gets its address; False for one too many."""
+    if len(_asked) < _MOST_ASKED:
+        _asked.setdefault(id(asked), asked)
+    return id(asked) in _asked
+
+
+_asked: dict[int, object] = {}
+_MOST_ASKED = 256
 _ZEROS = [0] * layout.MOST_WORDS
 _NO_REACHES = [0] * 8
 _NO_RUN = [0] * (6 + 4 * layout.LOOPS)
@@ -214,6 +225,11 @@ def _index(table: int, hash_: int) -> int:
 def promote(first: np.dtype[Any], second: np.dtype[Any], common: np.dtype[Any]) -> None:
     """Convert operands of these types to `common` from now on."""
     _store_pair(first, second, layout.CONVERTED, common)
+
+
+def convert_bias(result: np.dtype[Any], bias: np.dtype[Any], used: np.dtype[Any]) -> None:
+    """Convert a bias of this type to `used` for results of the type of the operands from now on."""
+    _store_pair(result, bias, layout.BIAS, used)
 
 
 def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:

@@ -17,6 +17,7 @@ from gemmery.cpu.entry_layout import (
     NUMBER_BIAS,
     OPERAND,
     SCALED,
+    WIDENS,
     at,
 )
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -28,7 +29,7 @@ POSITIONS = {
     "gemv": (("a", "b", "old"), 2),
 }
 NAMES = {
-    "matmul": {"out": "out", "bias": "bias", "activation": "activation"},
+    "matmul": {"out": "out", "bias": "bias", "activation": "activation", "dtype": "dtype"},
     "gemm": {"beta": "beta", "c": "old", "out": "out"},
     "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out"},
 }
@@ -145,7 +146,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, NO_BIAS, f.const("double", 0)
     fields.out_object = fields.old_object = fields.bias_object = null
     fields.out_ndim = fields.bias_ndim = 0
-    fields.tensors = 0
+    fields.tensors, fields.dtype = 0, null
     good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
     with f.if_(good.value):
         good.value = read(f, head, slots.b, record + at(CALL, "b_object"))
@@ -189,9 +190,11 @@ def _read_any(f: Function, table: Value, x: Value, record: Value, name: str, goo
 
 
 def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
-    """Read the bias and the activation of a matmul."""
+    """Read the bias, the activation and the dtype of a matmul."""
     fields = Args(f, record, CALL)
-    bias, activation = slots.bias, slots.activation
+    bias, activation, dtype = slots.bias, slots.activation, slots.dtype
+    with f.if_(_passed(f, head, dtype)):
+        fields.dtype, fields.options = dtype, WIDENS
     with f.if_(_passed(f, head, bias)):
         with f.if_(same(f, f.load("ptr", bias + objects.TYPE), head.float_type)):
             fields.bias_number, fields.bias_kind = f.load("double", bias + objects.FLOAT_VALUE), NUMBER_BIAS
@@ -203,7 +206,7 @@ def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value,
         for i, name in enumerate(ACTIVATIONS, 1):
             number = f.select(same(f, activation, getattr(head, f"is_{name}")), f.index(i), number)
         good.value = good.value & number.differs(0)
-        fields.options = number << ACTIVATION_SHIFT
+        fields.options = fields.options | number << ACTIVATION_SHIFT
 
 
 def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:

@@ -19,7 +19,8 @@ def module(target: Target) -> Module:
     shared = (
         arguments.define_read, arguments.define_number, entry_lookup.define_find, entry_run.define_launch,
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
-        entry_types.define_pair, entry_types.define_converted, entry_types.define_cast, entry_family.define_member,
+        entry_types.define_pair, entry_types.define_as_type, entry_types.define_with_bias,
+        entry_types.define_converted, entry_types.define_cast, entry_family.define_member,
         entry_run.define_product,
     )  # fmt: skip
     entry_tensors.define(made, OPERAND)

@@ -33,7 +33,7 @@ def at(fields: Fields, name: str) -> int:
 
 # Python's functions for the calls that the entry passes on, in the order of the builtins.
 BUILTINS = ("matmul", "gemm", "gemv")
-KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y")
+KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")
 ACTIVATIONS = ("relu", "gelu", "silu")
 OBJECTS = ("array_type", "none", "float_type", "int_type", "error_state", "ignoring")
 FUNCTIONS = (
@@ -68,14 +68,16 @@ CALL = (
     *_words("integral"),  # 1: alpha and beta are integers
     ("bias_number", "double"), *_words("bias_kind"),
     *_words("tensors"),  # 1: an operand is a tensor
+    *_pointers("dtype"),  # the object that the caller passed, NULL without; a word of the key
     *_words("raw"),  # 1: the result is an array even without dimensions
     *_words("count", "hash"), *_words(*(f"key_{i}" for i in range(MOST_WORDS))),
 )  # fmt: skip
 SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alone; the activation's number above them
+WIDENS = 16  # in options: the caller chose the type of the result
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
-ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old")
+ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype")
 
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
@@ -103,9 +105,9 @@ ENTRY = (
     *((f"job_{name}", type_) for name, type_ in JOB),
 )
 
-# The element type to which a pair of types promotes (CONVERTED: its dtype object), or that of a result which may be
-# cast to that of `out` (CAST).
-CONVERTED, CAST = 1, 2
+# The element type to which a pair of types promotes (CONVERTED: its dtype object), that of a result which may be cast
+# to that of `out` (CAST), and that to which a bias for a result is converted (BIAS).
+CONVERTED, CAST, BIAS = 1, 2, 3
 PAIR = (*_words("first", "second", "use"), *_pointers("descr"))
 
 # What serves every shape of an element type: families, each a kernel with the shapes that it takes.

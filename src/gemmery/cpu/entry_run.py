@@ -69,7 +69,9 @@ def define_product(made: Module) -> None:
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "converted", table, record, pair)
             with f.else_():
-                answer.value = call(f, "ptr", "member", table, record)
+                answer.value = call(f, "ptr", "with_bias", table, record)
+                with f.if_(is_null(f, answer.value)):
+                    answer.value = call(f, "ptr", "member", table, record)
                 with f.if_(is_null(f, answer.value)):
                     answer.value = call(f, "ptr", "cast", table, record)
         f.ret(answer.value)

@@ -10,8 +10,22 @@ from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null, read
-from gemmery.cpu.entry_layout import CALL, CAST, FACTORS, HEAD, PAIR, PAIRS, PAIRS_AT, PROBES, at, size
-from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, special
+from gemmery.cpu.entry_layout import (
+    ARRAY_BIAS,
+    BIAS,
+    CALL,
+    CAST,
+    FACTORS,
+    HEAD,
+    OPERAND,
+    PAIR,
+    PAIRS,
+    PAIRS_AT,
+    PROBES,
+    at,
+    size,
+)
+from gemmery.cpu.entry_run import RAISED, UNKNOWN, called, copy_words, special
 from gemmery.cpu.ir import Module, Value
 
 _FLAGS = 0x1 | 0x10 | 0x100  # NPY_ARRAY_C_CONTIGUOUS, _FORCECAST, _ALIGNED
@@ -32,6 +46,46 @@ def define_pair(made: Module) -> None:
         f.ret(found.value)
 
 
+def define_as_type(made: Module) -> None:
+    """Define `as_type(table, array, descr)`: a contiguous copy, as in np.errstate(all="ignore"); NULL with an error."""
+    params = (("ptr", "table"), ("ptr", "array"), ("ptr", "descr"))
+    with made.function("as_type", *params, local=True, returns="ptr") as f:
+        head, answer = Args(f, f["table"], HEAD), f.var(Value(f, "ptr", "null"))
+        token = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
+        with f.if_(is_null(f, token) ^ True):
+            f.call_address(head.incref, "void", f["descr"])  # from_array takes over a reference
+            answer.value = called(f, head.from_array, "ptr", f["array"], f["descr"], f.const("i32", _FLAGS))
+            called(f, head.reset_context, "i32", head.error_state, token)
+            f.call_address(head.decref, "void", token)
+        f.ret(answer.value)
+
+
+def define_with_bias(made: Module) -> None:
+    """Define `with_bias(table, call)`: the product with the bias converted to the kernel's type, else UNKNOWN.
+
+    The call is then Python's, or the bias was as it must be: a record never has a bias that is gone.
+    """
+    with made.function("with_bias", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+        table, record = f["table"], f["call"]
+        head, fields, answer = Args(f, table, HEAD), Args(f, record, CALL), f.var(special(f, UNKNOWN))
+        good = fields.bias_kind.equals(ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
+        with f.if_(good & is_null(f, fields.dtype) & fields.tensors.equals(0)):
+            pair = call(f, "ptr", "pair", table, fields.a_element, fields.bias_element, f.index(BIAS))
+            with f.if_(is_null(f, pair) ^ True):
+                bias = f.buffer(size(OPERAND))
+                place = record + at(CALL, "bias_object")
+                copy_words(f, place, bias, len(OPERAND))
+                copy = call(f, "ptr", "as_type", table, fields.bias_object, Args(f, pair, PAIR).descr)
+                answer.value = special(f, RAISED)
+                with f.if_(is_null(f, copy) ^ True):
+                    answer.value = special(f, UNKNOWN)
+                    with f.if_(read(f, head, copy, place)):
+                        answer.value = call(f, "ptr", "product", table, record)
+                    f.call_address(head.decref, "void", copy)
+                    copy_words(f, bias, place, len(OPERAND))
+        f.ret(answer.value)
+
+
 def define_converted(made: Module) -> None:
     """Define `converted(table, call, pair)`: the product of operands converted to the type to which they promote.
 
@@ -46,9 +100,7 @@ def define_converted(made: Module) -> None:
         element = f.load("i64", descr + objects.ELEMENT)
         for name, copy in zip("ab", copies, strict=True):
             with f.if_(good.value & getattr(fields, f"{name}_element").differs(element)):
-                f.call_address(head.incref, "void", descr)  # from_array takes over a reference
-                flags, source = f.const("i32", _FLAGS), getattr(fields, f"{name}_object")
-                copy.value = called(f, head.from_array, "ptr", source, descr, flags)
+                copy.value = call(f, "ptr", "as_type", f["table"], getattr(fields, f"{name}_object"), descr)
                 with f.if_(is_null(f, copy.value)):
                     answer.value, good.value = special(f, RAISED), f.const("i1", 0)
                 with f.else_():
@@ -68,7 +120,12 @@ def define_cast(made: Module) -> None:
         contiguous = (fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)).differs(0)
         good = is_null(f, fields.out_object) ^ True
         good = good & contiguous & (fields.out_flags & objects.WRITEABLE).differs(0)
-        good = good & fields.a_element.equals(fields.b_element) & fields.out_element.differs(fields.a_element)
+        good = (
+            good
+            & is_null(f, fields.dtype)
+            & fields.a_element.equals(fields.b_element)
+            & fields.out_element.differs(fields.a_element)
+        )
         with f.if_(good & fields.beta.equals(0)):
             pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(CAST))
             with f.if_(is_null(f, pair) ^ True):

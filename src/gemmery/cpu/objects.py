@@ -25,7 +25,7 @@ FLOAT_VALUE = 16  # of a float, a double
 C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
 OUT = (sys.intern("out"),)  # the names of a call with out=
-KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y")))
+KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")))
 ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
 _FLOAT = 0.1
 # The variable of the context in which NumPy keeps np.errstate, and its value for all="ignore".

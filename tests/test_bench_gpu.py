@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
+from gemmery.bench import new_shapes
 from gemmery.bench.gpu import operands, peers, roofline, timing
 from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work
@@ -239,3 +240,15 @@ def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch
     Resident.work = Work(2, 2, 2, "bf16", "bf16")
     with pytest.raises(RefusedError, match="only through PyTorch"):
         peers.own(Resident, lambda a, b, out: None)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_operands_of_new_shapes_are_pytorchs(dtype):
+    torch = pytest.importorskip("torch")
+    work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
+    pairs, product, wait = peers.new_shapes(work, "cpu")
+    assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
+    for (a, b), (x, y) in zip(pairs, new_shapes.pairs(work), strict=True):
+        assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
+        assert a.float().numpy().tolist() == x.astype(np.float32).tolist()
+        assert b.float().numpy().tolist() == y.astype(np.float32).tolist()

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -346,3 +347,24 @@ def test_without_names_the_suites_of_the_cpu_are_run(monkeypatch):
     lab.bench(seconds=1.0)
     assert "square_f32" in ran
     assert not any(name.startswith("gpu_") for name in ran)
+
+
+def test_new_shapes_on_a_gpu_are_those_of_pytorch(monkeypatch):
+    asked = []
+
+    def rows(plain, *given):
+        asked.append(given)
+        return [replace(plain, case="warm cache"), replace(plain, kernel="cublas", case="")]
+
+    monkeypatch.setattr(suites, "new_shapes", rows)
+    monkeypatch.setattr(suites.peers, "find", lambda name: rival())
+    session = MadeUp()
+    session.stream = SimpleNamespace(ordinal=1)
+    found = suites.new(session, "gpu_new_shapes", WORK, [rival()], 0.1)
+    assert asked == [(WORK, 0, ("cublas",), 0.1, "cuda:1")]
+    assert [(m.suite, m.kernel, m.unit, m.note) for m in found] == [
+        ("gpu_new_shapes", "gm.matmul", "CUDA cores", ""),
+        ("gpu_new_shapes", "cublas", "CUDA cores", rival().runs()),
+    ]
+    with pytest.raises(RefusedError, match="install torch"):
+        suites.new(session, "gpu_new_shapes", WORK, [], 0.1)

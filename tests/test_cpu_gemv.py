@@ -10,6 +10,7 @@ import pytest
 from fences import at_page_end, survives
 from gemmery import verify
 from gemmery.arrays import view
+from gemmery.cpu.ukernel import SHORT
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -147,6 +148,21 @@ def test_an_element_is_summed_in_one_order_wherever_it_lies():
     whole = multiply(place(values, "f32"), x, vector(23, "f32"))
     for i in range(23):
         assert multiply(place(values[:, i : i + 1], "f32"), x, vector(1, "f32"))[0] == whole[i]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "c128"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_short_vectors_are_summed_as_long_ones(dtype, layout):
+    """Up to SHORT numbers the kernel uses its stack and not a workspace."""
+    for k in (SHORT - 1, SHORT):
+        values, x = random((1, SHORT + 1, k), dtype, 0), vector(k, dtype, "strided")
+        whole = multiply(place(values, dtype, layout), x, vector(SHORT + 1, dtype))
+        verify.require(whole, values[0], x.array[0])
+        short = multiply(place(values[:, :SHORT], dtype, layout), x, vector(SHORT, dtype))
+        assert short.tobytes() == whole[:SHORT].tobytes()
+    problems = [Problem(SHORT, 1, SHORT, dtype, dtype), Problem(1, SHORT + 1, SHORT, dtype, dtype)]
+    rooms = [RUNG.build(p, RUNG.default).blocks(p.m, p.n, p.k).workspace for p in problems]
+    assert rooms[0] == 0 < rooms[1]
 
 
 def test_rows_and_columns_with_and_without_bias_share_one_image():

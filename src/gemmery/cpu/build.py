@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from gemmery import dtypes
 from gemmery.cpu import jit
-from gemmery.cpu.ir import SIZES, Module
+from gemmery.cpu.ir import Module
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
-from gemmery.cpu.ukernel import Product, shape
+from gemmery.cpu.ukernel import SHORT, Product, shape, vector_room
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
@@ -255,10 +255,15 @@ def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, r
     target, problem, size = host(), Problem(2, 1, 2, dtype, out, epilogue=epilogue), dtypes.get(dtype).size
     made = gemv_product(problem)
     entry = load(target, problem, gemv_image(target, made, columns))["gemv"]
-    blocks = Blocks(mc=mc, kc=kc, workspace=(mc + made.parts * kc) * made.parts * SIZES[made.accumulator] + 64)
+    room = vector_room(made, mc, kc)
     unit = Unit(rows, rows, rows * size / _BANDWIDTH, each=size / _BANDWIDTH)
     out_size = dtypes.get(out).size
-    return Launch(entry, made.accumulator, out_size, lambda m, n, k: blocks._replace(nc=int(n == 1)), unit=unit)
+
+    def blocks(m: int, n: int, k: int) -> Blocks:
+        short = max(m, n, k) <= SHORT
+        return Blocks(min(mc, SHORT), min(kc, SHORT), int(n == 1)) if short else Blocks(mc, kc, int(n == 1), room)
+
+    return Launch(entry, made.accumulator, out_size, blocks, unit=unit)
 
 
 def gemv_image(target: Target, made: Product, columns: int) -> Image:

@@ -23,7 +23,7 @@ from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
 from gemmery.cpu.target import Target
-from gemmery.cpu.ukernel import Product
+from gemmery.cpu.ukernel import SHORT, Product, vector_room
 
 _FINISH = (
     ("i64", "count"), ("ptr", "sums"), ("ptr", "y"), ("i64", "y_step"),
@@ -89,7 +89,9 @@ def _column(f: Function, product: Product) -> None:
     bias = _last(f, from_end, f["bias"], f["bias_step"], m)
     row, y_step = _turned(f, from_end, f["row"]), _turned(f, from_end, f["y_step"])
     bias_step = _turned(f, from_end, f["bias_step"])
-    mc, kc, sums = args.mc, args.kc, args.workspace
+    mc, kc = args.mc, args.kc
+    stack = f.buffer(vector_room(product, SHORT, SHORT))
+    sums = f.select((mc <= SHORT) & (kc <= SHORT), stack, args.workspace)
     room = sums + mc * (product.parts * size)
     with f.loop(0, m, mc) as i:
         count = f.min(m - i, mc)

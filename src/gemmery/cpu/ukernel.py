@@ -87,6 +87,14 @@ class Product(NamedTuple):
         return self.step == "dot_i8"
 
 
+SHORT = 512  # length of vectors up to which gemv keeps sums and x on the stack, so that the call takes no workspace
+
+
+def vector_room(product: Product, mc: int, kc: int) -> int:
+    """Return the bytes that gemv needs for mc sums and kc numbers of x, which it packs twice for complex types."""
+    return (mc + product.parts * kc) * product.parts * SIZES[product.accumulator] + 64
+
+
 class Shape(NamedTuple):
     """A tile in elements of one accumulator type."""
 

@@ -13,6 +13,7 @@ from gemmery.cpu.build import direct_columns, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import SHALLOW, host, tile
+from gemmery.cpu.ukernel import SHORT
 from gemmery.dispatch import cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -82,11 +83,12 @@ def _family(built: tuple[Rung, Launch], m: Range, n: Range, threads: int, blocks
 
 
 def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
-    """One column of C, then one row."""
-    for m, n in (((1, UNLIMITED), (1, 1)), ((1, 1), (2, UNLIMITED))):
-        built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
-        if built:
-            yield _family(built, m, n, threads, built[1].blocks(m[0], n[0], 1))
+    """One column of C, then one row, of short vectors and of long ones."""
+    for most in (SHORT, UNLIMITED):
+        for m, n in (((1, most), (1, 1)), ((1, 1), (2, most))):
+            built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
+            if built:
+                yield _family(built, m, n, threads, built[1].blocks(m[1], n[1], most), k=most)
 
 
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:

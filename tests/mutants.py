@@ -402,16 +402,11 @@ MUTANTS = (
     ),
     *_of(
         "mma_general",
+        ("mma_general.cu", "v < count ? from->bits", "v <= count ? from->bits", "an element beyond each row is read"),
         (
             "mma_general.cu",
-            "from->bits : 0;\n        from += along;\n        held",
-            "from->bits : 0;\n        held",
-            "every second element is read twice",
-        ),
-        (
-            "mma_general.cu",
-            "piece == 2) copy.put(free)",
-            "piece == 2 && k) copy.put(free)",
+            "held) copy.put(last)",
+            "held && k) copy.put(last)",
             "a tile stays in registers",
         ),
         config={"tile": 64},

@@ -23,7 +23,7 @@ HALVES, SINGLES = ("f16", "bf16"), ("f32", "f64")
 # By the side of a block's tile: a warp's rows and columns, stages, and the speed on a full device, in percent.
 MMA = {64: (32, 16, 4, 45), 128: (64, 32, 3, 100)}
 # bk, wm, wn, tm, tn, stages, and the speed; in f64 only the first.
-SIMT = {32: (16, 32, 16, 4, 4, 3, 50), 64: (16, 32, 32, 8, 4, 3, 80), 128: (8, 64, 32, 8, 8, 3, 100)}
+SIMT = {32: (16, 16, 16, 4, 2, 3, 50), 64: (16, 32, 32, 8, 4, 3, 80), 128: (8, 64, 32, 8, 8, 3, 100)}
 SMALLEST_MMA, SMALLEST_SIMT = {64: MMA[64]}, {32: SIMT[32]}  # they serve every product
 Table = Mapping[int, tuple[int, ...]]
 ROW = 128  # bytes of k in a tile of mma

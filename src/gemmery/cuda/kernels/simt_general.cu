@@ -75,6 +75,8 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Produc
   ElementCopy<T, BN, BK, BN + 4, THREADS> b_copy(panel_of_b(p, tile));
   Place at;
   T a[2][TM], b[2][TN], sums[TM][TN] = {};
+  int warp = threadIdx.x / 32;
+  bool busy = BM > 32 || (tile.row + warp / (BN / WN) * WM < p.m && tile.col + warp % (BN / WN) * WN < p.n);
   int now = 1, free = 0;  // stages of the ring: the one being read, and the one to fill
 #pragma unroll 1
   for (int k0 = (1 - STAGES) * BK; k0 < p.k; k0 += BK) {  // nothing is multiplied until all stages but one are filled
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Produc
       b_copy.start(shared + (free * STAGE + TileA::SIZE) * sizeof(T));
     }
     ptx::cp_async_commit_group();
-    if (k0 >= 0) {
+    if (k0 >= 0 && busy) {
       const T *a_tile = ring + now * STAGE + at.row, *b_tile = ring + now * STAGE + TileA::SIZE + at.column;
 #pragma unroll
       for (int k = 0; k < BK - 1; ++k) {
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Produc
       fragment<TileA, ROWS_APART>(a[0], ring + next * STAGE + at.row, 0, 0);
       fragment<TileB, COLUMNS_APART>(b[0], ring + next * STAGE + TileA::SIZE + at.column, 0, 0);
     }
-    if (k0 >= 0) outer_product(a[1], b[1], sums);
+    if (k0 >= 0 && busy) outer_product(a[1], b[1], sums);
     free = now;
     now = next;
   }

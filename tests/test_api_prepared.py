@@ -9,6 +9,7 @@ import pytest
 from gemmery import tiers
 from gemmery.api import fresh, prepared, quick
 from gemmery.arrange import Arrangement
+from gemmery.arrays import contiguous
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
 
@@ -96,9 +97,10 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
 )
 def test_new_shapes_of_matrices_and_vectors_are_prepared_at_once(name, a, a_step, b, b_step, asked, shape):
     images = Images()
-    served, result = fresh.prepare(images, name, a, a_step, b, b_step, 4096 + 8, 4096, False)
+    served, result, strides = fresh.prepare(images, name, a, a_step, b, b_step, 4096 + 8, 4096, False)
     assert images.asked == [(*asked, 4096 + 8)]
     assert (served.run, result) == ("general", shape)
+    assert strides == contiguous(shape, 1)
     assert served.left == prepared.OFTEN
 
 
@@ -131,7 +133,7 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
         return prepared.Prepared(None, None, FORM, "specialised")
 
     monkeypatch.setattr(fresh, "specialised", specialised)
-    served, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
+    served, _, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
     x, y, target, bias, epilogue, scaled, precision = asked[0]
     assert served.next() == "specialised"
@@ -152,5 +154,5 @@ def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):
     images = Images()
     general._images["f32", 0] = images
     quick._serve("dtype", 0, view)
-    served, shape = quick._FRESH["dtype", 0]("matmul", (5, 3), (3, 1), (3, 7), (7, 1), 0, 0, False)
+    served, shape, _ = quick._FRESH["dtype", 0]("matmul", (5, 3), (3, 1), (3, 7), (7, 1), 0, 0, False)
     assert (served.run, shape) == ("general", (5, 7))

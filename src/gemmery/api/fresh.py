@@ -25,9 +25,9 @@ _ALONE = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))  # no loop aro
 
 def prepare(
     images: Images, name: str, a: Ints, a_step: Ints, b: Ints, b_step: Ints, p: int, q: int, scaled: bool
-) -> tuple[Served, Ints] | None:
-    """Return the launch of the function `name` for operands of these shapes and strides in elements, and the shape of
-    the result; None for other products. `p` and `q` are the operands' addresses, or their lowest four bits.
+) -> tuple[Served, Ints, Ints] | None:
+    """Return the launch of the function `name` for operands of these shapes and strides in elements, and the shape
+    and strides of the result; None for other products. `p` and `q` are the addresses of the operands.
     """
     if (len(a), len(b)) not in _DIMENSIONS[name]:
         return None
@@ -37,7 +37,8 @@ def prepare(
         return None
     run = images.ready(m, n, k, (a_row, a_col), (b_row, b_col), (n, 1), p | q)
     terms = images.dtype, images.ordinal, a, a_step, b, b_step, p & 15, q & 15, scaled
-    return Served(_ALONE, run, _better, terms), (*a[:-1], *b[1:])
+    shape = (*a[:-1], *b[1:])
+    return Served(_ALONE, run, _better, terms), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
 
 
 def _better(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
 Way = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 WAYS: dict[type, Way] = {}  # by the type of a
-# (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> launches and a result's shape
-Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[Served, Ints] | None"]
+# (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a Met
+Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[Served, Ints, Ints] | None"]
 _MOST = 4096  # products kept for each library
 
 
@@ -33,6 +33,7 @@ class Met(NamedTuple):
 
     served: Served
     shape: tuple[int, ...]
+    strides: tuple[int, ...]  # of a new result, in elements
     a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
     a_high: int
     b_low: int
@@ -43,7 +44,7 @@ def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View]
     """Use the fast path for arrays like these, if their library has one; `name` is that of the called function."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     x, y, target = views
-    met = Met(served, target.shape, *_apart(x, target), *_apart(y, target))
+    met = Met(served, target.shape, arrays.contiguous(target.shape, 1), *_apart(x, target), *_apart(y, target))
     if torch is not None and type(a) in _tensors(torch) and type(b) in _tensors(torch):
         if out is None or type(out) in _tensors(torch):
             if torch.Tensor not in WAYS:
@@ -163,7 +164,7 @@ def _torch_way(torch: Any) -> Way:
                 met = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
                 if met is None:
                     return None
-            made = a.new_empty(met.shape)
+            made = a.new_empty_strided(met.shape, met.strides)  # new_empty takes 0.6 us longer
             r = made.data_ptr()
         else:
             if type(out) not in tensors:
@@ -198,7 +199,8 @@ def _torch_way(torch: Any) -> Way:
                 or out.is_neg()
             ):
                 return None
-        run = met.served.next()
+        served = met.served
+        run = served.next() if served.left else served.run
         if run.workspace:
             scratch = a.new_empty((run.workspace,), dtype=byte)
             run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
@@ -265,7 +267,8 @@ def _cupy_way(cupy: Any) -> Way:
             met = products.get(_array_key(a, b, out, name, p, q, r))
             if met is None or not r or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
                 return None
-        run = met.served.next()
+        served = met.served
+        run = served.next() if served.left else served.run
         if run.workspace:
             if a.device.id != current():
                 return None

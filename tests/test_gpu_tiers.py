@@ -1,0 +1,123 @@
+"""Products on a device before, while and after kernels are made for their shapes; needs a GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import gemmery as gm
+from gemmery import tiers
+from gemmery.api import prepared, quick
+from gemmery.cuda import driver
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(driver.missing()) or not torch.cuda.is_available(), reason="needs a GPU and PyTorch on it"),
+]
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    """No product is known at the beginning of a test."""
+    tiers.wait()
+    for known in (prepared.prepare, prepared.specialised, prepared.described):
+        known.cache_clear()
+    quick._TENSORS.clear()
+    yield
+    tiers.wait()
+
+
+def operands(name, m, n, k):
+    """Integers so small that every sum is exact, in any order."""
+    return (torch.randint(-3, 4, shape, device="cuda").to(TYPES[name]) for shape in ((m, k), (k, n)))
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("sizes", [(64, 48, 96), (37, 1, 300), (1, 65, 129), (33, 35, 901), (300, 200, 77)])
+def test_results_before_during_and_after_the_swap(name, sizes):
+    a, b = operands(name, *sizes)
+    exact = (a.double() @ b.double()).to(TYPES[name])
+    first = gm.matmul(a, b)
+    for _ in range(prepared.OFTEN + 4):  # some of these while the kernel is compiled
+        assert torch.equal(gm.matmul(a, b), exact)
+    tiers.wait()
+    assert torch.equal(gm.matmul(a, b), exact)
+    assert torch.equal(first, exact)
+    assert not tiers.state().failures
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16", "f32", "f64"])
+def test_the_bits_of_matrix_products_do_not_change(name):
+    a, b = torch.randn(200, 150, device="cuda").to(TYPES[name]), torch.randn(150, 120, device="cuda").to(TYPES[name])
+    first = gm.matmul(a, b)
+    for _ in range(prepared.OFTEN + 1):
+        gm.matmul(a, b)
+    tiers.wait()
+    (served,) = (met.served for met in quick._TENSORS.values() if met.shape == (200, 120))
+    assert served.left == 0
+    assert torch.equal(gm.matmul(a, b), first)
+
+
+def test_new_shapes_in_many_threads_while_kernels_are_compiled():
+    wrong = []
+
+    def work(seed):
+        shapes = [(seed + 3 * i, 5 + 7 * i, 11 + 5 * i) for i in range(1, 12)]
+        for _ in range(prepared.OFTEN // 2):
+            for sizes in shapes:
+                a, b = operands("bf16", *sizes)
+                if not torch.equal(gm.matmul(a, b), (a.double() @ b.double()).to(a.dtype)):
+                    wrong.append(sizes)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_every_entry_serves_new_shapes(monkeypatch):
+    a, b = operands("f32", 40, 30, 50)
+    gm.matmul(a, b)
+    a, b = operands("f32", 41, 31, 51)
+    exact = (a.double() @ b.double()).float()
+    assert torch.equal(gm.gemm(1.0, a, b), exact)
+    assert torch.equal(gm.gemm(2.0, a, b), 2 * exact)
+    assert torch.equal(gm.gemv(a, b[:, 0]), exact[:, 0])
+    assert torch.equal(gm.matmul(a[0], b), exact[0])
+    assert torch.equal(gm.matmul(a[0], b[:, 0]), exact[0, 0])
+    assert torch.equal(gm.matmul(b.T, a.T), exact.T)
+    with pytest.raises(gm.ShapeError):
+        gm.gemm(1.0, a[0], b)
+    with pytest.raises(gm.ShapeError):
+        gm.matmul(a, b[:-1])
+
+
+def test_without_tiers_the_specialised_kernel_runs_at_once(monkeypatch):
+    monkeypatch.setenv("GEMMERY_TIERS", "off")
+    monkeypatch.setattr(quick, "_FRESH", {})
+    a, b = operands("bf16", 72, 56, 40)
+    assert torch.equal(gm.matmul(a, b), (a.double() @ b.double()).bfloat16())
+    (met,) = quick._TENSORS.values()
+    assert met.served.left == 0
+    assert prepared.specialised.cache_info().currsize == 1
+
+
+def test_a_graph_captured_before_the_swap_replays_after_it():
+    a, b = operands("bf16", 72, 56, 40)
+    exact = (a.double() @ b.double()).bfloat16()
+    gm.matmul(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gm.matmul(a, b)
+    for _ in range(prepared.OFTEN + 1):
+        gm.matmul(a, b)
+    tiers.wait()
+    graph.replay()
+    assert torch.equal(out, exact)

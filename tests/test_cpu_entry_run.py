@@ -106,3 +106,30 @@ def test_a_tensor_for_c_alone_does_not_make_the_result_a_tensor():
         result = gm.gemm(2.0, torch.ones(8, 8), a, 1.0, a)
         assert type(result) is torch.Tensor
         assert (result == 17).all()
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [(">i4", "i8"), (">f4", "f8"), (">i2", "i4")])
+def test_a_foreign_byte_order_with_a_wider_c_teaches_nothing_of_the_wider_type(narrow, wide):
+    entry.forget()
+    a, c = np.full((3, 4), 3, narrow), np.ones((3, 3), wide)
+    for _ in range(MET):
+        result = gm.gemm(2.0, a, a.T, 1.0, c, out=c.copy())
+        assert result.dtype == wide
+        assert (result == 73).all()
+        assert gm.matmul(a, a.T).dtype == np.dtype(narrow).newbyteorder("=")
+        assert gm.gemm(2.0, a, a.T).dtype == np.dtype(narrow).newbyteorder("=")
+    for n in range(1, 12):  # shapes served by what is known of the wider type
+        x, old = np.full((n, n + 1), 40000, wide), np.ones((n, n), wide)
+        assert np.array_equal(gm.gemm(1.0, x, x.T, 2.0, old), x @ x.T + 2 * old)
+
+
+def test_columns_of_a_foreign_byte_order_give_the_same_bits_each_time():
+    draw = np.random.default_rng(0)
+    for m, n, k in ((20, 1, 18), (11, 1, 35), (2, 6, 73), (7, 9, 40)):
+        a = np.asfortranarray(draw.standard_normal((m, k)).astype(">f8"))
+        b = draw.standard_normal((k, n)).astype(">f8")
+        entry.forget()
+        results = [gm.matmul(a, b).tobytes() for _ in range(MET)]
+        gm.matmul(np.ones((1, 2), ">f8"), np.ones((2, 1), ">f8"))
+        results += [gm.matmul(a, b).tobytes() for _ in range(MET)]
+        assert len(set(results)) == 1

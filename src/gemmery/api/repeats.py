@@ -159,8 +159,8 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
         return None  # compiled code converts no tensor
     dtype = _dtype(call)
-    if not (x is call.x or call.common == call.result) or not (y is call.y or call.common == call.result):
-        return None
+    if call.common != call.result and not (x.owner is call.a and y.owner is call.b):
+        return None  # compiled code converts operands to the type of the result alone
     if out is None:
         written = Array(dtype, target.shape, target.strides) if terms.old is not None else None
     elif _plain(out) and target.owner is out:

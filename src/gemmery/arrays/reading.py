@@ -130,7 +130,7 @@ def _numpy_view(array: Array) -> View:
             raise _unsupported(array)
         name = dtypes.get(array.dtype.name).name
         if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
+            array = array.astype(array.dtype.newbyteorder("="), order="C")  # as compiled code copies it
             array.flags.writeable = False
         SHORT[array.dtype] = name
     pointer = _address(array)

@@ -109,7 +109,7 @@ def define_prepared(made: Module) -> None:
                 scalar = entry.c_ndim.equals(0) & entry.c_tensor.equals(0) & fields.raw.equals(0)
                 with f.if_(scalar & (has_out ^ True)):
                     answer.value = called(f, head.to_scalar, "ptr", answer.value)
-                with f.if_(has_out & (fields.out_flags & IS_TENSOR).differs(0)):
+                with f.if_(has_out & (fields.out_flags & IS_TENSOR).differs(0) & fields.raw.equals(0)):
                     f.call("written", head.tensors, fields.out_object)
         f.ret(answer.value)
 

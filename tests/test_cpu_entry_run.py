@@ -133,3 +133,14 @@ def test_columns_of_a_foreign_byte_order_give_the_same_bits_each_time():
         gm.matmul(np.ones((1, 2), ">f8"), np.ones((2, 1), ">f8"))
         results += [gm.matmul(a, b).tobytes() for _ in range(MET)]
         assert len(set(results)) == 1
+
+
+def test_the_bias_of_arrays_may_be_a_tensor():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    entry.forget()
+    a = np.ones((8, 8), np.float32)
+    for bias in (torch.ones(8), torch.tensor(1.0)):
+        for _ in range(MET):
+            result = gm.matmul(a, a, bias=bias)
+            assert type(result) is np.ndarray
+            assert (result == 9).all()

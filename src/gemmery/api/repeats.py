@@ -69,7 +69,7 @@ def _tell_of_types(call: Call, kind: Kind, result: np.dtype[Any]) -> None:
     if kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype:
         entry.promote(call.a.dtype, call.b.dtype, result)
     used: Any = None if kind.bias is None or call.common != call.result else kind.bias.dtype
-    if used is not None and used is not call.terms.bias_array.dtype:
+    if isinstance(used, np.dtype) and used is not call.terms.bias_array.dtype:  # a tensor's bias is not converted
         entry.convert_bias(result, call.terms.bias_array.dtype, used)
 
 

@@ -292,3 +292,40 @@ def test_a_fork_waits_for_modules_that_other_threads_compile():
         os._exit(0 if done and jit.load(host(), *counted("test_fork_child", calls)) else 1)
     assert os.waitpid(child, 0)[1] == 0
     other.join()
+
+
+def test_what_was_postponed_is_done_with_the_next_modules_even_if_these_are_there():
+    calls, done = [], []
+    jit.postpone(lambda: done.append(1))
+    jit.load_together(host(), counted("test_late_1", calls), lambda: [counted("test_late_2", calls)])
+    assert sorted(calls) == ["test_late_1", "test_late_2"]
+    assert set(done) == {1}
+    done.clear()
+    jit.postpone(lambda: done.append(2))
+    jit.load_together(host(), counted("test_late_1", calls), lambda: 1 / 0)
+    jit.load_together(host(), counted("test_late_1", calls), lambda: 1 / 0)
+    assert len(calls) == 2
+    assert set(done) == {2}
+    assert jit._postponed == []
+
+
+@pytest.mark.skipif(not FLAT, reason="elsewhere the entry is compiled when it is first named")
+def test_the_entry_is_compiled_beside_the_first_product():
+    """Until then builtins call Python; later products do not."""
+    code = """
+import sys
+import numpy as np
+import gemmery as gm
+from gemmery.cpu import jit
+x, called = np.ones((9, 9), np.float32), []
+gm.matmul(x, x)
+names = {name for _, name in jit._loaded}
+assert {"entry", "entry_python"} <= names, names
+sys.setprofile(lambda frame, event, argument: called.append(event) if event == "call" else None)
+y = gm.matmul(x, x)
+sys.setprofile(None)
+assert (y == 9).all()
+print(called)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

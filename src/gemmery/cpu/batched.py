@@ -99,7 +99,7 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     parts = numbers(p)
     turned = parts == 1 and p.a_layout == "col"
     small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, turned)
-    found = jit.load(target, small.name, lambda: batched(target, small))
+    found = jit.load_together(target, (small.name, lambda: batched(target, small)))
     blocks = Blocks()
     return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
 

@@ -200,7 +200,7 @@ def _specialised(p: Problem, mr: int) -> Launch:
 
     target = host()
     cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, mr)
-    found = jit.load(target, cut.name, lambda: unpacked.direct(target, cut))
+    found = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
     unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))

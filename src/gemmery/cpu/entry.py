@@ -89,13 +89,28 @@ def builtins(functions: Sequence[Callable[..., Any]], docs: Sequence[str]) -> li
     _write(table, _head(functions))
     _active.append(True)
 
-    def generate() -> Any:
+    def generate(name: str) -> Any:
         from gemmery.cpu import entry_code
 
-        return entry_code.module(target)
+        return getattr(entry_code, name)(target)
 
-    addresses = jit.load(target, "entry", generate, table)
-    return [_builtin(name, addresses[name], doc) for name, doc in zip(layout.BUILTINS, docs, strict=True)]
+    # Where the module must be compiled, that is done beside the kernels of the first product, which goes to Python.
+    late = jit.keeps(target) and not jit.stored(target, "entry")
+    start = "python" if late else "module"
+    addresses = jit.load(target, "entry" if start == "module" else "entry_python", lambda: generate(start), table)
+    methods = [
+        _Method(name.encode(), addresses[name], _METH_FASTCALL_KEYWORDS, doc.encode())
+        for name, doc in zip(layout.BUILTINS, docs, strict=True)
+    ]
+
+    def replace() -> None:
+        compiled = jit.load(target, "entry", lambda: generate("module"), table)
+        for method, name in zip(methods, layout.BUILTINS, strict=True):
+            method.call = compiled[name]
+
+    if late:
+        jit.postpone(replace)
+    return [_builtin(method) for method in methods]
 
 
 class _Method(ctypes.Structure):
@@ -104,8 +119,7 @@ class _Method(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("call", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
 
 
-def _builtin(name: str, address: int, doc: str) -> Callable[..., Any]:
-    method = _Method(name.encode(), address, _METH_FASTCALL_KEYWORDS, doc.encode())
+def _builtin(method: _Method) -> Callable[..., Any]:
     workspace.forever(method)
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)

@@ -33,6 +33,22 @@ def module(target: Target) -> Module:
     return made
 
 
+def python(target: Target) -> Module:
+    """Return the module of builtins that only call Python, for the time until the others are compiled."""
+    made = Module(target)
+    given = (("ptr", "args"), ("i64", "count"), ("ptr", "names"))
+    for name in BUILTINS:
+        # With a function of its own that reads the table, HOLE stays a constant that no offset is added to.
+        with made.function(f"call_{name}", ("ptr", "table"), *given, local=True, returns="ptr") as f:
+            head = Args(f, f["table"], HEAD)
+            function = getattr(head, f"python_{name}")
+            f.ret(called(f, head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
+        with made.function(name, ("ptr", "self"), *given, returns="ptr") as f:
+            table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
+            f.ret(call(f, "ptr", f"call_{name}", table, f["args"], f["count"], f["names"]))
+    return made
+
+
 def _builtin(f: Function, name: str) -> None:
     table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
     head = Args(f, table, HEAD)

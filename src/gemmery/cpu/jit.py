@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from _thread import RLock, get_ident  # those of `threading`, whose import takes 0.5 ms
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import PathFinder
 from typing import Any, cast
 
@@ -94,27 +94,48 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
                 _making.discard(key)
 
 
-def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]]) -> dict[str, int]:
-    """Return the addresses of a module's functions; if it must be compiled, `others` are compiled at the same time."""
+def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]] = tuple) -> dict[str, int]:
+    """Return the addresses of a module's functions; if it must be compiled, `others` are compiled at the same time.
+
+    So is what `postpone` left.
+    """
     name, generate = image
-    if (target, name) not in _loaded and not (keeps(target) and stored(target, name)):
-        load_all(target, [image, *others()])
+    there = (target, name) in _loaded or (keeps(target) and stored(target, name))
+    late = tuple(_postponed)
+    if late or not there:
+        at_once([*late, *(functools.partial(load, target, *each) for each in (() if there else (image, *others())))])
+        for task in late:
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _postponed.remove(task)
     return load(target, name, generate)
+
+
+_postponed: list[Callable[[], object]] = []
+
+
+def postpone(task: Callable[[], object]) -> None:
+    """Leave a task that compiles to the next `load_together`, which runs it beside others. It may run twice."""
+    _postponed.append(task)
 
 
 def load_all(target: Target, images: Iterable[Image]) -> None:
     """Load modules, and compile those that are missing on all cores that this process may use."""
+    at_once([functools.partial(load, target, *image) for image in images if (target, image[0]) not in _loaded])
+
+
+def at_once(tasks: Sequence[Callable[[], object]]) -> None:
+    """Run tasks that compile on all cores that this process may use; those that fail in a helper run again here."""
     import threading
 
-    every = [image for image in images if (target, image[0]) not in _loaded]
-    left = list(reversed(every))
+    left = list(reversed(tasks))
 
     def work() -> None:
         while left:
             try:
-                load(target, *left.pop())
+                task = left.pop()
             except IndexError:  # another thread was faster
                 return
+            task()
 
     def help_() -> None:
         with contextlib.suppress(BaseException):  # the caller tries again
@@ -135,8 +156,8 @@ def load_all(target: Target, images: Iterable[Image]) -> None:
         raise
     for helper in helpers:
         helper.join()
-    for name, generate in every:
-        load(target, name, generate)
+    for task in tasks:
+        task()
 
 
 def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) -> dict[str, int]:

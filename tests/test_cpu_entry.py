@@ -1,5 +1,6 @@
 """The compiled entry: the calls that it runs, the calls that it passes to Python, and that results are the same."""
 
+import ctypes
 import inspect
 import pickle
 import subprocess
@@ -14,7 +15,7 @@ import gemmery as gm
 from fences import survives
 from gemmery import tiers
 from gemmery.api import products
-from gemmery.cpu import entry
+from gemmery.cpu import entry, entry_layout
 
 FUNCTIONS = (products._matmul, products._gemm, products._gemv)
 DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
@@ -109,6 +110,20 @@ def test_out_that_overlaps_an_operand_is_right():
         y = x.copy()
         assert gm.matmul(y, y, out=y) is y
         assert np.array_equal(y, exact)
+
+
+def test_an_out_that_overlapped_once_is_not_copied_for_ever(met):
+    entry.forget()
+    x, y = np.ones((6, 6), "c16"), np.ones((6, 6), "c16")
+    products._matmul(x, x, out=x)
+    products._matmul(y, y, out=np.empty_like(y))
+    table, at = entry._table(), entry_layout.at(entry_layout.ENTRY, "kind")
+    kinds = set()
+    for i in range(entry.counts()[1]):
+        if ctypes.c_uint64.from_address(table + entry_layout.HASHES_AT + 8 * i).value:
+            place = table + entry_layout.ENTRIES_AT + i * entry_layout.ENTRY_BYTES
+            kinds.add(ctypes.c_int64.from_address(place + at).value)
+    assert kinds == {entry_layout.RUN}
 
 
 def test_a_wider_result_is_not_remembered_as_the_plain_one():

@@ -40,10 +40,11 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     if not x.device == y.device == target.device:
         arrays.together(a=x, b=y, out=target)
     writable(target, shape, result)
-    if target.dtype == result and not _overlaps(target, x, y, terms):
-        _compute(call, target, out)
+    casts = target.dtype != result
+    if casts or _overlaps(target, x, y, terms):  # another `out` like this one may not overlap
+        _compute_aside(call, target, out if casts else None)
     else:
-        _compute_aside(call, target, out)
+        _compute(call, target, out)
     arrays.written(out)
     return out
 

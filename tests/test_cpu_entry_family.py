@@ -23,14 +23,14 @@ DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
 MOST = 1 << 40
 
 
-def member(launch, m=(1, MOST), n=(1, MOST), k=(0, 256), work=1e9):
+def member(launch, m=(1, MOST), n=(1, MOST), k=(0, 256), work=1e9, most=None):
     """A family of all shapes: the job of a product on one thread, with workspace for the largest blocks."""
     a, b, c = (View(0, (1, 4, 4), (64, 16, 4), "f32") for _ in range(3))
     job = bytearray(launch.job(a, b, c, 1, 0, None, 1))
     blocks = launch.blocks(96, 512, 256)
     for name, word in (("mc", blocks.mc), ("kc", blocks.kc), ("nc", blocks.nc), ("workspace_bytes", blocks.workspace)):
         struct.pack_into("<q", job, JOB_AT[name], word)
-    return Member(m, n, k, MOST, MOST, work, bytes(job))
+    return Member(m, n, k, MOST, MOST, work, most or work, bytes(job))
 
 
 @pytest.fixture
@@ -223,6 +223,34 @@ def test_limits_of_a_family_are_kept():
             fits = 2 <= m <= 4 and 3 <= n <= 5 and 4 <= k <= 6 and m * n * k <= 60
             assert bool(calls) is not fits
             assert result is None if calls else np.array_equal(result, a @ b)
+    finally:
+        entry.builtins(FUNCTIONS, DOCS)
+        entry.forget()
+
+
+def test_a_product_worth_several_threads_is_planned_when_it_comes_back():
+    gm.matmul(np.eye(2), np.eye(2))
+    if not entry._table():
+        pytest.skip("no compiled entry on this interpreter")
+    entry.forget()
+    calls = []
+
+    def python(*args, **options):
+        calls.append(args)
+
+    matmul, *_ = entry.builtins((python, *FUNCTIONS[1:]), DOCS)
+    launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
+    try:
+        entry.learn(Class(np.dtype(np.float32), True), "float", 2, [member(launch, work=100.0, most=1000.0)])
+        for n, wanted in ((4, [0, 0, 0]), (8, [0, 1, 1]), (12, [1, 2, 3])):
+            a = whole((n, n))
+            seen = []
+            for _ in range(3):
+                result = matmul(a, a)
+                seen.append(len(calls))
+                assert result is None or np.array_equal(result, a @ a)
+            assert seen == wanted
+            calls.clear()
     finally:
         entry.builtins(FUNCTIONS, DOCS)
         entry.forget()

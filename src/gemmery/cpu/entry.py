@@ -268,7 +268,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
     members = members[: layout.MOST_FAMILIES]
     words = [len(members), class_.dtype.itemsize, _SCALARS.get(scalar, layout.INTEGER), operations, *result]
     for member in members:
-        work = struct.unpack("<q", struct.pack("<d", member.work))
+        work = struct.unpack("<2q", struct.pack("<2d", member.work, member.most))
         limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements)
         words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
     at = _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
@@ -295,6 +295,7 @@ def forget() -> None:
     table = _table()
     if table:
         _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
+        _write_bytes(table + layout.COUNTERS_AT, bytes(16 * layout.COUNTERS))
         for place in list(_learned.values()):
             _write_bytes(place, bytes(layout.size(layout.CLASS)))
         _learned.clear()

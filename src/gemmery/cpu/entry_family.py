@@ -55,21 +55,22 @@ def define_member(made: Module) -> None:
             place = f.buffer(ENTRY_BYTES)
             class_ = call(f, "ptr", "class", table, record, shape, place)
             with f.if_(is_null(f, class_) ^ True):
-                family = _family(f, class_, shape)
-                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields)):
+                often = f.var(f.index(OFTEN))
+                family = _family(f, class_, shape, often)
+                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, often.value)):
                     _entry(f, fields, class_, family, shape, place)
                     answer.value = call(f, "ptr", "prepared", table, record, place)
         f.ret(answer.value)
 
 
-def _seldom(f: Function, table: Value, fields: Args) -> Value:
-    """Count the products of this shape; return false for number OFTEN, of which Python makes an entry."""
+def _seldom(f: Function, table: Value, fields: Args, often: Value) -> Value:
+    """Count the products of this shape; return false for number `often`, of which Python makes an entry."""
     key_hash = fields.hash
     counter = table + COUNTERS_AT + (key_hash >> (65 - COUNTERS.bit_length())) * 16
     count = f.select(f.load("i64", counter, align=8).equals(key_hash), f.load("i64", counter + 8, align=8), f.index(0))
     f.store(key_hash, counter, align=8)
     f.store(count + 1, counter + 8, align=8)
-    return count.differs(OFTEN - 1)
+    return (count + 1).differs(often)
 
 
 def _define_class(made: Module) -> None:
@@ -221,8 +222,8 @@ def _fold(f: Function, fields: Args, shape: Args, good: Var) -> None:
             shape.n, shape.batch = shape.n * batch, 1
 
 
-def _family(f: Function, class_: Value, shape_at: Value) -> Value:
-    """Return the first family of a class that takes a product, or NULL."""
+def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
+    """Return the first family of a class that takes a product, or NULL; one worth several threads is `often` at 2."""
     shape, answer = Args(f, shape_at, SHAPE), f.var(Value(f, "ptr", "null"))
     m, n, k = (getattr(shape, name) for name in LIMITS)
     work = f.convert("sitofp", m, "double")
@@ -232,12 +233,13 @@ def _family(f: Function, class_: Value, shape_at: Value) -> Value:
     with f.loop(0, families) as i, f.if_(is_null(f, answer.value)):
         place = class_ + size(CLASS) + i * size(MEMBER)
         family = Args(f, place, MEMBER)
-        good = (work <= family.work) & (k * n <= family.b_elements) & (m * n <= family.c_elements)
+        good = (work <= family.most) & (k * n <= family.b_elements) & (m * n <= family.c_elements)
         for name in LIMITS:
             length = getattr(shape, name)
             good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))
         with f.if_(good):
             answer.value = place
+            often.value = f.select(work <= family.work, f.index(OFTEN), f.index(2))
     return answer.value
 
 

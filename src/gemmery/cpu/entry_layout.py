@@ -114,9 +114,9 @@ PAIR = (*_words("first", "second", "use"), *_pointers("descr"))
 LIMITS = ("m", "n", "k")
 MEMBER = (
     *_words(*(f"{name}_{end}" for name in LIMITS for end in ("low", "high")), "b_elements", "c_elements"),
-    ("work", "double"),  # most m n k batch
+    ("work", "double"), ("most", "double"),  # m n k batch up to which one thread is enough, and is faster than a plan
     *((f"job_{name}", type_) for name, type_ in JOB),
-)
+)  # fmt: skip
 MOST_FAMILIES = 12
 CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_row")
 CLASS = (

@@ -46,6 +46,9 @@ _ROWS = (
     DType("u64", 8, "u", "u64", "i64", "uint64", 0.0),
 )
 
+# Bytes of LLVM's types.
+SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
+
 # A product of bools is the "or" of "and"s: pairs are counted in u32 and the counts compared with 0.
 BOOL = DType("bool", 1, "b", "u32", "i8", "bool", 0.0)
 

@@ -145,13 +145,13 @@ def _make(images: list[Image], threads: int, total: int, progress: Progress | No
 
 def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
     """Yield the images of products on the CPU, those that every product needs first."""
-    from gemmery.cpu import build, entry_code, jit, pool
+    from gemmery.cpu import build, entry_code, jit, pool_code
 
     host = target.host()
     if not jit.keeps(host):
         raise CacheError(f"kernels for {host.machine} are not stored on disk, so none can be made in advance")
     images: dict[str, Callable[[], Module]] = {}
-    images |= {"pool": partial(pool.module, host), "entry": partial(entry_code.module, host)}
+    images |= {"pool": partial(pool_code.module, host), "entry": partial(entry_code.module, host)}
     for dtype, out in dict.fromkeys(pair for name in names for pair in _pairs(name)):
         for activation in ("", *(options.ACTIVATIONS if known.get(out).kind == "f" else ())):
             images |= build.images(dtype, out, activation)

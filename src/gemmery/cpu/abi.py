@@ -7,8 +7,10 @@ type. A kernel reads only the fields it needs.
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
-from gemmery.cpu.ir import Function, Value
+if TYPE_CHECKING:
+    from gemmery.cpu.ir import Function, Value
 
 FIELDS = (
     ("m", "i64"),
@@ -61,4 +63,4 @@ class Args:
 
     def __setattr__(self, name: str, value: Value | int) -> None:
         f: Function = object.__getattribute__(self, "_f")
-        f.store(value if isinstance(value, Value) else f.index(value), self._at(name)[0], align=8)
+        f.store(f.index(value) if isinstance(value, int) else value, self._at(name)[0], align=8)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from gemmery import dtypes
 from gemmery.cpu import jit
-from gemmery.cpu.ir import Module
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import workspace_bytes
@@ -21,6 +20,7 @@ from gemmery.cpu.ukernel import SHORT, Product, shape, vector_room
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
+    from gemmery.cpu.ir import Module
     from gemmery.cpu.streamed import Streams
 
 Config = Mapping[str, int]

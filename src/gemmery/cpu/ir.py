@@ -15,10 +15,11 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from gemmery import dtypes
 from gemmery.cpu.target import Target
 
 FLOATS = {"half": 2, "bfloat": 2, "float": 4, "double": 8}
-SIZES = {**FLOATS, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
+SIZES = dtypes.SIZES
 _MANGLED = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64", "ptr": "p0"}
 
 

@@ -12,15 +12,17 @@ import time
 from _thread import RLock, get_ident  # those of `threading`, whose import takes 0.5 ms
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import PathFinder
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gemmery import cache, config, dtypes
-from gemmery.cpu import elf, workspace
-from gemmery.cpu.ir import Module
+from gemmery.cpu import workspace
 from gemmery.cpu.target import Target, cores
 from gemmery.errors import CompileError
 
-Image = tuple[str, Callable[[], Module]]  # the name and the generator of a module
+if TYPE_CHECKING:
+    from gemmery.cpu.ir import Module
+
+Image = tuple[str, Callable[[], "Module"]]  # the name and the generator of a module
 
 # Threads compile different modules at the same time; a second thread that needs the same one waits for the first.
 # Python code may run in the middle of a compilation, in the same thread: a `__del__` that the garbage collector calls,
@@ -172,6 +174,8 @@ def _load(target: Target, name: str, generate: Callable[[], Module], hole: int) 
 
 def store(target: Target, name: str, generate: Callable[[], Module]) -> bytes:
     """Compile a module, store it in the cache if there is one, and return it as it is stored."""
+    from gemmery.cpu import elf  # only to compile
+
     image, entries = elf.flatten(_object(target, name, str(generate())))
     payload = " ".join(f"{symbol} {offset}" for symbol, offset in entries.items()).encode() + b"\n" + image
     cache.write(config.cache_dir() if _unchanged() else None, _key(target, name), payload)

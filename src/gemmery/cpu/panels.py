@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from gemmery import dtypes
-from gemmery.cpu.ir import SIZES
 from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import Product, Shape, shape
+from gemmery.dtypes import SIZES
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:

@@ -7,10 +7,15 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gemmery import dtypes
-from gemmery.cpu.ir import SIZES, Function, Value, Var, vector
 from gemmery.cpu.target import Target, Tile, tile
+from gemmery.dtypes import SIZES
 from gemmery.tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from gemmery.cpu.ir import Function, Value, Var
 
 
 class Product(NamedTuple):
@@ -118,6 +123,8 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     """Return total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
         return f.fma(a, b, total)
+    from gemmery.cpu.ir import vector
+
     bits = 8 * f.target.vector_bytes
     cells = vector(f.target.lanes(SIZES[product.packed]), product.packed)
     a, b = f.bitcast(a, cells), f.bitcast(b, cells)
@@ -159,6 +166,8 @@ def tile_loop(
     which no hardware prefetcher anticipates: each tile prefetches its share into L2, AHEAD bytes per step from `coming`
     on (Emerald Rapids, n = 2048: f32 from 209 to 222 GFLOP/s, f64 from 100 to 108).
     """
+    from gemmery.cpu.ir import vector  # only to compile
+
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)
     cells = vector(tile.lanes, cell)

@@ -8,6 +8,7 @@ Rows past the edge repeat the last one or are zero: their results are never stor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
@@ -85,14 +86,19 @@ def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Seque
     lanes, cell = f.target.lanes(SIZES[panels.product.cell]), SIZES[panels.product.cell]
     k, group, along = f["k"], panels.product.group, f["along"]
     source, to = f["source"] + i * panels.element, panel(f, panels, i)
+    left = f["count"] - i
 
     def step(p: Value, rows: list[Value], exists: Sequence[Value | None]) -> None:
-        for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
-            loaded = [load(f, panels, row + v * panels.element, min(lanes, panels.width - v), mask) for row in rows]
-            known = [
-                x if yes is None else f.select(yes, x, f.zero(x.type)) for x, yes in zip(loaded, exists, strict=True)
-            ]
-            f.store(interleave(f, known), to + p // group * panels.row + v * cell)
+        with ExitStack() as wider:
+            for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
+                if v in (lanes, 2 * lanes):  # one, two or all vectors: see `used`
+                    wider.enter_context(f.if_(left >= v + 1))
+                loaded = [load(f, panels, row + v * panels.element, min(lanes, panels.width - v), mask) for row in rows]
+                known = [
+                    x if yes is None else f.select(yes, x, f.zero(x.type))
+                    for x, yes in zip(loaded, exists, strict=True)
+                ]
+                f.store(interleave(f, known), to + p // group * panels.row + v * cell)
 
     with f.loop(0, whole, group) as p:
         step(p, [source + p * along + along * g for g in range(group)], [None] * group)

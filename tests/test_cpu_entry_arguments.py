@@ -110,7 +110,9 @@ def test_spellings_of_matmul(args, options):
 
 
 NUMBERS = [
-    1, 1.0, 2, -3, 2.5, 0, 0.0, -0.0, True, None, 1j, 2 + 0j, 1e300, -1e300, 1e-60, float("inf"), float("nan"), 2**53,
+    1, 1.0, 2, -3, 2.5, 0, 0.0, -0.0, True, None, 1j, 2 + 0j, 2.5 - 1.5j, 0j, 1 + 0j, 1e300j, complex("nan"),
+    1 + 1e-60j, np.complex64(1 + 1j), np.float32("nan"), np.float64(1e300), np.float64(3),
+    1e300, -1e300, 1e-60, float("inf"), float("nan"), 2**53,
     2**53 + 1, 2**62, 2**64, -(2**70), 10**400, np.float32(2), np.float64(2.5), np.int8(3), np.array(2.0),
     np.array([2.0]), "2", b"2", [2.0],
 ]  # fmt: skip

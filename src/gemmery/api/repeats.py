@@ -84,7 +84,12 @@ def _work(prepared: Prepared, views: Used, job: bytes) -> Work:
     kernel, form = prepared.plan.kernel, prepared.form
     assert isinstance(kernel, Launch)
     swapped = kernel.swaps((form.batch, form.m, form.n), form.c)
-    return Work(job, kernel.accumulator, prepared.problem.flops * form.runs, form.loops, swapped)
+    return Work(job, _scalar(kernel, prepared.problem), prepared.problem.flops * form.runs, form.loops, swapped)
+
+
+def _scalar(kernel: Launch, problem: Problem) -> str:
+    """Return the type of alpha and beta as the entry names it."""
+    return f"complex {kernel.accumulator}" if dtypes.get(problem.dtype).kind == "c" else kernel.accumulator
 
 
 def _improve(problem: Problem, key: Key, store: Callable[[dispatch.Plan], None]) -> None:
@@ -118,7 +123,7 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
     found = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
     members = [_member(family, problem) for family in found]
-    entry.learn(class_, found[0].launch.accumulator if found else "", operations, members)
+    entry.learn(class_, _scalar(found[0].launch, problem) if found else "", operations, members)
 
 
 def _member(family: Family, problem: Problem) -> Member:

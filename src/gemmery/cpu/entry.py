@@ -65,7 +65,7 @@ def _head(functions: Sequence[Callable[..., Any]]) -> list[int]:
         api.PyContextVar_Set, api.PyContextVar_Reset,
     )  # fmt: skip
     return [
-        *map(id, (np.ndarray, None, float, int, *objects.ERROR_STATE)),
+        *map(id, (np.ndarray, None, float, np.float64, np.float32, complex, int, *objects.ERROR_STATE)),
         *map(id, functions),
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),
@@ -166,7 +166,12 @@ _MOST_ASKED = 256
 _ZEROS = [0] * layout.MOST_WORDS
 _NO_REACHES = [0] * 8
 _NO_RUN = [0] * (6 + 4 * layout.LOOPS)
-_SCALARS = {"float": layout.SINGLE, "double": layout.DOUBLE}
+_SCALARS = {
+    "float": layout.SINGLE,
+    "double": layout.DOUBLE,
+    "complex float": layout.COMPLEX | layout.SINGLE,
+    "complex double": layout.COMPLEX | layout.DOUBLE,
+}
 _NO_JOB = bytes(8 * len(JOB))
 _job_words = struct.Struct("<q").unpack_from
 
@@ -260,7 +265,7 @@ def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np
 def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]) -> None:
     """Serve every shape of a class by these kernels, of which the first that fits is chosen.
 
-    `scalar` is LLVM's name of the type of alpha and beta, `operations` the number of those of a multiply-add.
+    `scalar` is the type of alpha and beta as in `Work`, `operations` the number of those of a multiply-add.
     """
     table, key, result = _table(), class_.words(), _result(class_.dtype)
     if not table or not result:

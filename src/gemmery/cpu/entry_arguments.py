@@ -77,21 +77,32 @@ def define_read(made: Module) -> None:
 
 
 def define_number(made: Module) -> None:
-    """Define `number(table, x, record)`, which reads a float or an int: a double, an integer, whether both are exact.
+    """Define `number(table, x, record)`: a double, an integer, whether both are exact, the imaginary part.
 
-    Returns 0 for other objects, and for integers without a double.
+    It reads Python's float, int and complex, and NumPy's float64 and float32; returns 0 for other objects, and for
+    integers without a double.
     """
     with made.function("number", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
         head, x, record = Args(f, f["table"], HEAD), f["x"], f["record"]
         type_, good = f.load("ptr", x + objects.TYPE), f.var(f.index(0))
-        with f.if_(same(f, type_, head.float_type)):
-            number = f.load("double", x + objects.FLOAT_VALUE)
+        value, imag = f.var(f.const("double", 0)), f.var(f.const("double", 0))
+        is_double = same(f, type_, head.float_type) | same(f, type_, head.double_type)
+        is_single, is_complex = same(f, type_, head.single_type), same(f, type_, head.complex_type)
+        with f.if_(is_double | is_complex):
+            value.value = f.load("double", x + objects.FLOAT_VALUE)
+        with f.if_(is_single):
+            value.value = f.convert("fpext", f.load("float", x + objects.FLOAT_VALUE), "double")
+        with f.if_(is_complex):
+            imag.value = f.load("double", x + (objects.FLOAT_VALUE + 8))
+        f.store(imag.value, record + 24)
+        with f.if_(is_double | is_single | is_complex):
+            number = value.value
             whole = f.var(f.index(0))
             with f.if_((number <= float(_EXACT)) & (number >= float(-_EXACT))):
                 whole.value = f.convert("fptosi", number, "i64")
             f.store(number, record)
             f.store(whole.value, record + 8)
-            exact = f.convert("sitofp", whole.value, "double").equals(number)
+            exact = f.convert("sitofp", whole.value, "double").equals(number) & imag.value.equals(0)
             f.store(f.convert("zext", exact, "i64"), record + 16)
             good.value = 1
         with f.else_(), f.if_(same(f, type_, head.int_type)):
@@ -215,9 +226,11 @@ def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, 
     Left to Python: alpha = 0, with which A and B are not read; a C that is not read, but may give the result its type.
     """
     fields = Args(f, record, CALL)
+    zero = f.const("double", 0)
     fields.alpha, fields.alpha_integer, fields.beta_integer = f.const("double", 1), 1, 0
+    fields.alpha_imag, fields.beta_imag = zero, zero
     integral = f.var(f.index(1))
-    number = f.buffer(24)
+    number = f.buffer(32)
     for name in ("alpha", "beta"):
         x = getattr(slots, name)
         with f.if_(good.value & (is_null(f, x) ^ True)):
@@ -225,16 +238,18 @@ def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, 
             with f.if_(good.value):
                 setattr(fields, name, f.load("double", number))
                 setattr(fields, f"{name}_integer", f.load("i64", number + 8))
+                setattr(fields, f"{name}_imag", f.load("double", number + 24))
                 integral.value = integral.value & f.load("i64", number + 16)
     fields.integral = integral.value
-    alpha, beta = fields.alpha, fields.beta
-    good.value = good.value & alpha.differs(0)
-    scales = f.convert("zext", alpha.differs(1) | beta.differs(0), "i64") * SCALED
-    fields.options = scales | f.convert("zext", beta.differs(0), "i64") * BETA
+    alpha, alpha_imag = fields.alpha, fields.alpha_imag.differs(0)
+    beta = fields.beta.differs(0) | fields.beta_imag.differs(0)
+    good.value = good.value & (alpha.differs(0) | alpha_imag)
+    scales = f.convert("zext", alpha.differs(1) | alpha_imag | beta, "i64") * SCALED
+    fields.options = scales | f.convert("zext", beta, "i64") * BETA
     old = slots.old
     has_old = _passed(f, head, old)
     is_out = same(f, old, fields.out_object)
-    with f.if_(beta.equals(0)):
+    with f.if_(beta ^ True):
         good.value = good.value & ((has_old ^ True) | (is_out & fields.out_element.equals(fields.a_element)))
     with f.else_():
         good.value = good.value & has_old

@@ -79,7 +79,7 @@ class Work(NamedTuple):
     """The prepared job of a product, run once for each place of `loops`: (length, steps of A, B and C in bytes)."""
 
     job: bytes
-    scalar: str  # LLVM's name of the type of alpha and beta
+    scalar: str  # LLVM's name of the type of alpha and beta, after "complex" for two of them
     flops: int
     loops: Sequence[tuple[int, tuple[int, int, int]]] = ()
     swapped: bool = False  # the job computes C' = B' A'

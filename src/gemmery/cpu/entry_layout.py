@@ -35,7 +35,17 @@ def at(fields: Fields, name: str) -> int:
 BUILTINS = ("matmul", "gemm", "gemv")
 KEYWORDS = ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")
 ACTIVATIONS = ("relu", "gelu", "silu")
-OBJECTS = ("array_type", "none", "float_type", "int_type", "error_state", "ignoring")
+OBJECTS = (
+    "array_type",
+    "none",
+    "float_type",
+    "double_type",
+    "single_type",
+    "complex_type",
+    "int_type",
+    "error_state",
+    "ignoring",
+)
 FUNCTIONS = (
     "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's
     "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",
@@ -63,8 +73,8 @@ MOST_WORDS = 32  # of a key; products with more dimensions are Python's
 CALL = (
     *((f"{operand}_{name}", type_) for operand in OPERANDS for name, type_ in OPERAND),
     *_words("options"),  # SCALED, BETA, and the number of the activation
-    ("alpha", "double"), *_words("alpha_integer"),
-    ("beta", "double"), *_words("beta_integer"),
+    ("alpha", "double"), ("alpha_imag", "double"), *_words("alpha_integer"),
+    ("beta", "double"), ("beta_imag", "double"), *_words("beta_integer"),
     *_words("integral"),  # 1: alpha and beta are integers
     ("bias_number", "double"), *_words("bias_kind"),
     *_words("tensors"),  # 1: an operand is a tensor
@@ -82,7 +92,7 @@ ARGUMENTS = _pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "o
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
 RUN, ASIDE = 1, 2  # run the job; compute in memory of its own, then copy
-SINGLE, DOUBLE, INTEGER = range(3)  # the type of alpha and beta in a job
+SINGLE, DOUBLE, INTEGER, COMPLEX = 0, 1, 2, 4  # the type of alpha and beta in a job; COMPLEX is added to one
 _ENTRY = (
     *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
     *_words("kind"),

@@ -8,7 +8,9 @@ from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null
 from gemmery.cpu.entry_layout import (
     ASIDE,
+    BETA,
     CALL,
+    COMPLEX,
     CONVERTED,
     DOUBLE,
     ENTRY,
@@ -90,6 +92,8 @@ def define_prepared(made: Module) -> None:
         scaled = (fields.options & SCALED).differs(0)
         with f.if_(scaled & entry.scalar.equals(INTEGER)):
             good.value = fields.integral.differs(0)
+        with f.if_(scaled & (fields.alpha_imag.differs(0) | fields.beta_imag.differs(0))):
+            good.value = entry.scalar >= COMPLEX
         has_out = is_null(f, fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
@@ -184,7 +188,7 @@ def define_aside(made: Module) -> None:
             contiguous = fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)
             good.value = (fields.out_flags & objects.WRITEABLE).differs(0) & contiguous.differs(0)
             good.value = good.value & fields.out_element.equals(fields.old_element)
-        with f.if_(good.value & fields.beta.differs(0)):
+        with f.if_(good.value & (fields.options & BETA).differs(0)):
             source = f.select(is_null(f, fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):
                 # Python decides of which kind the result is where the old C alone, or not it, is a tensor.
@@ -262,7 +266,7 @@ def define_execute(made: Module) -> None:
         number = f.buffer(16)
         with f.if_(fields.bias_kind.differs(0)):
             with f.if_(fields.bias_kind.equals(NUMBER_BIAS)):
-                _number(f, entry.scalar, fields.bias_number, number)
+                _number(f, entry.scalar, fields.bias_number, f.const("double", 0), number)
                 job.bias = number
             with f.else_():
                 job.bias = fields.bias_data
@@ -295,17 +299,21 @@ def _scalars(f: Function, fields: Args, scalar: Value, job_at: Value) -> None:
             f.store(getattr(fields, f"{name}_integer"), job_at + JOB_AT[f"{name}_value"])
     with f.else_():
         for name in ("alpha", "beta"):
-            _number(f, scalar, getattr(fields, name), job_at + JOB_AT[f"{name}_value"])
+            number, imag = getattr(fields, name), getattr(fields, f"{name}_imag")
+            _number(f, scalar, number, imag, job_at + JOB_AT[f"{name}_value"])
 
 
-def _number(f: Function, scalar: Value, number: Value, target: Value) -> None:
-    """Store a real number of a kernel's type, and zeros for its imaginary part."""
+def _number(f: Function, scalar: Value, number: Value, imag: Value, target: Value) -> None:
+    """Store a number of a kernel's type, after which a real kernel does not read the imaginary part."""
     f.store(f.index(0), target)
     f.store(f.index(0), target + 8)
-    with f.if_(scalar.equals(SINGLE)):
+    part = scalar & ~COMPLEX
+    with f.if_(part.equals(SINGLE)):
         f.store(f.convert("fptrunc", number, "float"), target)
-    with f.if_(scalar.equals(DOUBLE)):
+        f.store(f.convert("fptrunc", imag, "float"), target + 4)
+    with f.if_(part.equals(DOUBLE)):
         f.store(number, target)
+        f.store(imag, target + 8)
 
 
 def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, error: Var) -> None:

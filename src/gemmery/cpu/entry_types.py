@@ -12,6 +12,7 @@ from gemmery.cpu.atomics import call
 from gemmery.cpu.entry_arguments import is_null, read
 from gemmery.cpu.entry_layout import (
     ARRAY_BIAS,
+    BETA,
     BIAS,
     CALL,
     CAST,
@@ -126,7 +127,7 @@ def define_cast(made: Module) -> None:
             & fields.a_element.equals(fields.b_element)
             & fields.out_element.differs(fields.a_element)
         )
-        with f.if_(good & fields.beta.equals(0)):
+        with f.if_(good & (fields.options & BETA).equals(0)):
             pair = call(f, "ptr", "pair", f["table"], fields.a_element, fields.out_element, f.index(CAST))
             with f.if_(is_null(f, pair) ^ True):
                 answer.value = call(f, "ptr", "aside", f["table"], f["call"])

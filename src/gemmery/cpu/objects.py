@@ -21,13 +21,14 @@ TUPLE_SIZE, TUPLE_ITEMS = 16, 24
 ELEMENT, SIZE, METADATA = 24, 40, 56
 WRITEABLE = 0x400  # in FLAGS
 
-FLOAT_VALUE = 16  # of a float, a double
+FLOAT_VALUE = 16  # of a float, a complex and NumPy's float64 and float32
 C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
 OUT = (sys.intern("out"),)  # the names of a call with out=
 KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")))
 ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
-_FLOAT = 0.1
+_DOUBLES: tuple[Any, ...] = (0.1, np.float64(0.2), 0.3 + 0.4j)
+_SINGLE = np.float32(0.5)
 # The variable of the context in which NumPy keeps np.errstate, and its value for all="ignore".
 _UMATH: Any = getattr(np, "_core", None) and np._core.umath  # type: ignore[attr-defined]
 ERROR_STATE: tuple[object, ...] = ()
@@ -72,8 +73,10 @@ def known() -> bool:
         and _word(at + DESCR) == id(x.dtype)
         and bool(ctypes.c_int32.from_address(at + FLAGS).value & WRITEABLE) == x.flags.writeable
         and x.flags.c_contiguous == bool(ctypes.c_int32.from_address(at + FLAGS).value & C_CONTIGUOUS)
-        and ctypes.c_double.from_address(id(_FLOAT) + FLOAT_VALUE).value == _FLOAT
-        and _word(id(_FLOAT) + TYPE) == id(float)
+        and all(ctypes.c_double.from_address(id(x) + FLOAT_VALUE).value == x.real for x in _DOUBLES)
+        and ctypes.c_double.from_address(id(_DOUBLES[-1]) + FLOAT_VALUE + 8).value == _DOUBLES[-1].imag
+        and ctypes.c_float.from_address(id(_SINGLE) + FLOAT_VALUE).value == _SINGLE
+        and _word(id(_DOUBLES[0]) + TYPE) == id(float)
         and _word(id(OUT) + TUPLE_SIZE) == 1
         and _word(id(OUT) + TUPLE_ITEMS) == id(OUT[0])
         and all(_is_known(np.dtype(spelling)) for spelling in (np.float32, ">i2", np.longlong))

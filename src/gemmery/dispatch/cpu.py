@@ -33,6 +33,11 @@ _DIRECT_MANY = 1.0
 # Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
 # 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
 _DIRECT_MANY_INTEL = 0.375
+# Up to so many rows a tile has too few multiply-adds to hide that: from a quarter of L2 on, streams are as fast where B
+# is in a cache (4 x 512 x 512, f32, Zen 5: 160 GFLOP/s, direct 136), and twice as fast where it is not (21 against 14).
+FEWEST_ROWS = 5
+_DIRECT_FEWEST = 0.25
+_STREAMED_COLUMNS = 128  # fewer are too short for streams
 # Rows of A up to which reading B once, as streams, beats packing it: m = 128 of 2048 x 2048, f32, Zen 4: 109 GFLOP/s
 # streamed, 98 packed; see docs/findings.md.
 STREAMED_ROWS = 160
@@ -67,10 +72,11 @@ def row_columns(dtype: str) -> int:
     return direct_tile(target)[1] * target.lanes(dtypes.get(dtype).size)
 
 
-def direct_b(target: Target, few: bool) -> float:
-    """Return the bytes of B below which reading it in place is faster than packing it, for few or many rows of A."""
+def direct_b(target: Target, m: int, n: int) -> float:
+    """Return the bytes of B below which reading it in place is fastest, for m rows of A and n columns of C."""
     many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else _DIRECT_MANY
-    return (_DIRECT_FEW if few else many) * (target.l2 or 1 << 20)
+    few = _DIRECT_FEWEST if m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS else _DIRECT_FEW
+    return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
 
 
 def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
@@ -90,12 +96,11 @@ def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
                 f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
-    few = p.m <= STREAMED_ROWS
-    if b_bytes < direct_b(target, few):
+    if b_bytes < direct_b(target, p.m, p.n):
         choices.append(
             ("direct", f"B is {_size(b_bytes)} and stays in cache: packing it would take longer than it saves")
         )
-    elif few:
+    elif p.m <= STREAMED_ROWS:
         choices.append(("streamed", f"A has {p.m} rows and B is {_size(b_bytes)}: B is read once instead of packed"))
     choices.append(
         (

@@ -103,18 +103,15 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
     """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
     size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
     c_elements = int(cpu.LARGE_C * l2) // size
-    few, many = ((int(cpu.direct_b(host(), few)) - 1) // size for few in (True, False))
     starts = direct_columns(sample.dtype) if threads > 1 else [2]
     for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
-        narrow = n[1] < UNLIMITED  # its B is never large
-        for m, b_elements in (
-            ((2, cpu.STREAMED_ROWS), few),
-            ((2 if narrow else cpu.STREAMED_ROWS + 1, UNLIMITED), many),
-        ):
-            if built and not (narrow and b_elements == few):
-                limits = {"b_elements": b_elements, "c_elements": c_elements}
-                yield _family(built, m, n, threads, Blocks(), **limits)
+        if not built:
+            return
+        rows = [(2, cpu.FEWEST_ROWS), (cpu.FEWEST_ROWS + 1, cpu.STREAMED_ROWS), (cpu.STREAMED_ROWS + 1, UNLIMITED)]
+        for m in rows if n[1] == UNLIMITED else [(2, UNLIMITED)]:  # the B of few columns is never large
+            b_elements = (int(min(cpu.direct_b(host(), least, n[1]) for least in m)) - 1) // size
+            yield _family(built, m, n, threads, Blocks(), b_elements=b_elements, c_elements=c_elements)
 
 
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:

@@ -402,11 +402,11 @@ MUTANTS = (
     ),
     *_of(
         "mma_general",
-        ("mma_general.cu", "v < count ? from->bits", "v <= count ? from->bits", "an element beyond each row is read"),
+        ("mma_general.cu", "2 * word < count ? from", "2 * word <= count ? from", "an element beyond each row is read"),
         (
             "mma_general.cu",
-            "held) copy.put(last)",
-            "held && k) copy.put(last)",
+            "piece == 2) copy.put(free)",
+            "piece == 2 && k) copy.put(free)",
             "a tile stays in registers",
         ),
         config={"tile": 64},

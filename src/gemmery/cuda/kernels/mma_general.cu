@@ -30,7 +30,7 @@ template <class T, int SIDES, int THREADS, bool ANY> struct GeneralCopy {
   unsigned first;                // position of the thread's first chunk
   bool k_adjacent;
   int piece;                     // bytes of a copy, 16 or 4, which divide rows and their distance; 2: through registers
-  unsigned held[EACH][8];        // elements on their way through registers; pairing them here would wait for them
+  unsigned held[EACH][4];        // chunks on their way through registers
 
   __device__ __forceinline__ GeneralCopy(const Panel<T>& panel, unsigned tile) {
     k_adjacent = is_k_adjacent(panel);
@@ -90,21 +90,19 @@ template <class T, int SIDES, int THREADS, bool ANY> struct GeneralCopy {
       const T* from = row;
       int count = rows > e * DOWN ? columns : 0;
 #pragma unroll
-      for (int v = 0; v < 8; ++v) {
-        held[e][v] = v < count ? from->bits : 0;
+      for (int word = 0; word < 4; ++word) {
+        unsigned low = 2 * word < count ? from->bits : 0;
         from += along;
+        unsigned high = 2 * word + 1 < count ? from->bits : 0;
+        from += along;
+        held[e][word] = low | high << 16;
       }
       row += down;
     }
   }
   __device__ __forceinline__ void put(unsigned stage) const {
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      unsigned words[4];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) words[w] = held[e][2 * w] | held[e][2 * w + 1] << 16;
-      ptx::st_shared_v4(first + stage + e * DOWN * 128, words);
-    }
+    for (int e = 0; e < EACH; ++e) ptx::st_shared_v4(first + stage + e * DOWN * 128, held[e]);
   }
 };
 
@@ -163,19 +161,18 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_general(const Pr
       sums.multiply(a[group % 2], b[group % 2]);
     }
   };
-  bool busy = !ANY || (tile.row + row < p.m && tile.col + column < p.n), held = false;
-  unsigned now = STAGE, free = 0, last = 0;  // the stage being multiplied, and those being filled now and before
+  // Warps beyond the edges of C rest. The largest tile has few, and its registers suffice only without the test.
+  bool busy = !ANY || (tile.row + row < p.m && tile.col + column < p.n);
+  unsigned now = STAGE, free = 0;  // the stage being multiplied, and the one being filled
 #pragma unroll 1
   for (int k = (1 - STAGES) * BK; k < p.k; k += BK) {  // nothing is multiplied until all stages but one are filled
     if (k >= 0) {
       ptx::cp_async_wait_group<STAGES - 2>();
       __syncthreads();  // the tile has arrived, and every warp has finished reading the one before it
     }
-    if (ANY && held) copy.put(last);  // what was fetched one tile ago
-    held = false;
-    if (k + (STAGES - 1) * BK < p.k) {
-      held = copy.piece == 2;
-      if (ANY && held) copy.fetch(); else copy.start(free);
+    bool more = k + (STAGES - 1) * BK < p.k;
+    if (more) {
+      if (ANY && copy.piece == 2) copy.fetch(); else copy.start(free);
       copy.advance();
     }
     ptx::cp_async_commit_group();
@@ -189,7 +186,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_general(const Pr
         if (b_adjacent) multiply(stage, false, true); else multiply(stage, false, false);
       }
     }
-    last = free;
+    if (ANY && more && copy.piece == 2) copy.put(free);
     free = now;
     now = now + STAGE == STAGES * STAGE ? 0 : now + STAGE;
   }

@@ -320,13 +320,21 @@ def _finish(module: Module, element: str, lanes: int) -> None:
     size, wide = SIZES[element], vector(lanes, element)
     with module.function("finish", *_FINISH, local=True) as f:
         args = Args(f, f["args"])
-        nv, c_row = f["nv"], args.c_row
+        nv, c_row, wide_bytes = f["nv"], args.c_row, lanes * size
         alpha, beta = f.broadcast(f.load(element, args.alpha), lanes), f.load(element, args.beta)
-        with f.loop(0, nv) as v:
-            mask = f.first_lanes(f.select((v + 1).equals(nv), f["left"], f.index(lanes)), lanes)
-            with f.loop(0, f["mr"]) as r:
-                at = f["c"] + r * c_row + v * (lanes * size)
-                total = f.var(f.load(wide, f["room"] + (r * nv + v) * (lanes * size)) * alpha)
-                with f.if_(beta.differs(0)):
-                    total.value = f.fma(f.load_masked(wide, at, mask), f.broadcast(beta, lanes), total.value)
-                f.store_masked(total.value, at, mask)
+
+        def rows(betas: Value | None) -> None:
+            with f.loop(0, nv) as v:
+                mask = f.first_lanes(f.select((v + 1).equals(nv), f["left"], f.index(lanes)), lanes)
+                at, room = f.var(f["c"] + v * wide_bytes), f.var(f["room"] + v * wide_bytes)
+                with f.loop(0, f["mr"]):
+                    to, total = at.value, f.load(wide, room.value) * alpha
+                    if betas:
+                        total = f.fma(f.load_masked(wide, to, mask), betas, total)
+                    f.store_masked(total, to, mask)
+                    at.value, room.value = to + c_row, room.value + nv * wide_bytes
+
+        with f.if_(beta.differs(0)):
+            rows(f.broadcast(beta, lanes))
+        with f.else_():
+            rows(None)

@@ -146,7 +146,7 @@ def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = 
         count, *key.words, *_ZEROS[count:],
         layout.ASIDE if work is None else layout.RUN, counted and layout.OFTEN + 1, *result,
         len(c.shape), *c.shape, *_ZEROS[: layout.MOST_DIMENSIONS - len(c.shape)],
-        *reaches, *(_NO_RUN if work is None else _run(work, counted)), *_ZEROS[: layout.PADDING],
+        *reaches, *(_NO_RUN if work is None else _run(work, count, counted)), *_ZEROS[: layout.PADDING],
     ]  # fmt: skip
     index = _index(table, key.hash)
     job = _NO_JOB if work is None else work.job
@@ -176,15 +176,15 @@ _NO_JOB = bytes(8 * len(JOB))
 _job_words = struct.Struct("<q").unpack_from
 
 
-def _run(work: Work, counted: bool) -> list[int]:
-    """Return the fields of an entry that describe how its job runs."""
+def _run(work: Work, count: int, counted: bool) -> list[int]:
+    """Return the fields of an entry that describe how its job runs; `count` are the words of its key."""
     parts, workspace, batch, at_once = (
         _job_words(work.job, JOB_AT[name])[0] for name in ("parts", "workspace_bytes", "batch", "at_once")
     )
     long = work.flops >= layout.LONG
     plain = parts == 1 and not workspace and not long
     quick = plain and (batch == 1 or at_once) and not (work.loops or work.swapped or counted)
-    words = [plain, bool(quick), long, _SCALARS.get(work.scalar, layout.INTEGER), work.swapped]
+    words = [plain, count if quick else 0, long, _SCALARS.get(work.scalar, layout.INTEGER), work.swapped]
     words.append(math.prod(length for length, _ in work.loops))
     for length, (a, b, c) in work.loops:
         words += [length, b, a, c] if work.swapped else [length, a, b, c]

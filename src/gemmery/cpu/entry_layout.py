@@ -102,7 +102,7 @@ _ENTRY = (
     *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),
     *_words(*(f"{name}_{end}" for name in ("a", "b", "c", "bias") for end in ("low", "high"))),  # reach in bytes
     *_words("plain"),  # 1: one thread and no workspace, so the kernel is called directly
-    *_words("quick"),  # 1: plain, one run, A and B in order
+    *_words("quick"),  # the words of the key where the job is plain, runs once, and has A and B in order; else 0
     *_words("long"),  # 1: long enough to release the GIL
     *_words("scalar"),
     *_words("swapped"),  # 1: the job computes C' = B' A', so its A is b

@@ -53,9 +53,8 @@ def _each_row(f: Function, panels: Panels, i: Value) -> None:
 
 def _copy_b(f: Function, panels: Panels) -> None:
     """Pack a row-major B: vectors of pairs, stored unchanged and times i."""
-    lanes = f.target.lanes(SIZES[panels.product.cell])
     with f.loop(0, f["count"], panels.width) as j:
-        under_masks(f, lanes, panels.width, f["count"] - j, lambda masks: _copy_rows(f, panels, j, masks))
+        under_masks(f, panels, f["count"] - j, lambda masks: _copy_rows(f, panels, j, masks))
 
 
 def _copy_rows(f: Function, panels: Panels, j: Value, masks: Sequence[Value | None]) -> None:

@@ -65,14 +65,10 @@ def test_a_product_made_for_its_shape_at_once_is_not_counted():
 @pytest.mark.parametrize("on", [True, False])
 def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     """GEMMERY_TIERS=off plans each product for its shape at once."""
-    made = {
-        "general": prepared.dispatch.Plan("g", {}, None, ""),
-        "specialised": prepared.dispatch.Plan("s", {}, None, ""),
-    }
     monkeypatch.setattr(prepared.tiers, "enabled", lambda: on)
     monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, "problem"))
-    monkeypatch.setattr(prepared, "_general", lambda problem: made["general"])
-    monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: made["specialised"])
+    monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
+    monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: prepared.dispatch.Plan("s", {}, None, ""))
     monkeypatch.setattr(
         prepared, "_ready", lambda plan, form, problem, step: prepared.Prepared(plan, problem, form, plan.rung)
     )

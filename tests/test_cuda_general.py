@@ -184,3 +184,22 @@ def test_the_argument_is_that_of_a_launch(present, name):
     problem = Problem(5, 7, 3, name, name, b_layout="col")
     expected = launch.arguments(problem, False, *views, 1.0, 0.0, None, 0)
     assert run._fixed == expected[struct.calcsize("=5Q") :]
+
+
+@pytest.mark.parametrize("c_layout", ["row", "col"])
+def test_any_product_is_launched_as_by_its_rung(present, c_layout):
+    """Batches, a bias and a C in columns: grid, block and argument are those of the rung's geometry."""
+    images = general.images("bf16", 0)
+    problem = Problem(100, 70, 30, "bf16", "bf16", 3, c_layout=c_layout, epilogue="bias", device="cuda:0")
+    views = [
+        View(0, shape, (2 * shape[1] * shape[2], 2 * shape[2], 2), "bf16") for shape in ((3, 100, 30), (3, 30, 70))
+    ]
+    views.append(View(0, (3, 100, 70), (14000, 140, 2) if c_layout == "row" else (14000, 2, 200), "bf16"))
+    bias = View(0, (70,), (4,), "f32")
+    run = images.launch(problem, *views, bias)
+    flipped = c_layout == "col"
+    turned = problem.transposed() if flipped else problem
+    geometry = rung_of("bf16").geometry(turned, {"tile": 64})
+    assert run._steps == [(64, *geometry.grid, *geometry.block, geometry.shared)]
+    assert run._fixed == launch.arguments(turned, flipped, *views, 1.0, 0.0, bias, 0)[struct.calcsize("=5Q") :]
+    assert run._flipped == flipped

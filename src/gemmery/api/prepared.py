@@ -13,7 +13,6 @@ from typing import Any
 from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
-from gemmery.cuda import driver
 from gemmery.cuda.general import images
 from gemmery.cuda.launch import Launch, Ready
 from gemmery.dispatch.cuda import general
@@ -111,42 +110,43 @@ def specialised(*terms: Any) -> Prepared:
 def prepare(*terms: Any) -> Served:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
-    plan = _general(problem) if tiers.enabled() else None
-    if plan is None:
-        return Served(form, specialised(*terms).run)
-    return Served(form, _ready(plan, form, problem, terms[3]).run, _specialised, terms)
+    run = _general(form, problem, terms[3]) if tiers.enabled() else None
+    return Served(form, specialised(*terms).run) if run is None else Served(form, run, _specialised, terms)
 
 
 def _specialised(*terms: Any) -> Ready:
     return specialised(*terms).run
 
 
-def _general(problem: Problem) -> dispatch.Plan | None:
-    """Return the plan with a general kernel, if there is one. Its large tile is used where that is compiled already."""
+def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Ready | None:
+    """Return the launch of a general kernel, if there is one for this product."""
     candidate = general(problem)
     if candidate is None:
         return None
-    rung, config, reason = candidate
-    assert rung.geometry is not None
-    ordinal = int(problem.device.partition(":")[2])
     if problem.dtype == problem.out and problem.epilogue in ("", "bias"):
-        images(problem.dtype, ordinal)
-    made = rung.geometry(problem.transposed() if problem.c_layout == "col" else problem, config)
-    if not driver.loaded(made.source, made.kernel, ordinal):
-        config = {"tile": min(value for value in rung.space["tile"] if value)}
-    return dispatch.Plan(rung, config, rung.build(problem, config), reason)
+        ordinal = int(problem.device.partition(":")[2])
+        return images(problem.dtype, ordinal).launch(problem, *_views(form, problem, bias_step))
+    rung, _, reason = candidate
+    config = {"tile": min(side for side in rung.space["tile"] if side)}  # the others may not be compiled
+    plan = dispatch.Plan(rung, config, rung.build(problem, config), reason)
+    return _ready(plan, form, problem, bias_step).run
 
 
-def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> Prepared:
-    assert isinstance(plan.kernel, Launch)
+def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[View, View, View, View | None]:
+    """Return A, B, C and the bias as a kernel takes them, without addresses."""
     batch, m, n, k = form.batch, form.m, form.n, form.k
     bias = None if bias_step is None else View(0, (n,), (bias_step,), "f64" if problem.out == "f64" else "f32")
-    run = plan.kernel.ready(
+    return (
         View(0, (batch, m, k), form.a, problem.dtype),
         View(0, (batch, k, n), form.b, problem.dtype),
         View(0, (batch, m, n), form.c, problem.out),
         bias,
     )
+
+
+def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> Prepared:
+    assert isinstance(plan.kernel, Launch)
+    run = plan.kernel.ready(*_views(form, problem, bias_step))
     return Prepared(plan, problem, form, run)
 
 

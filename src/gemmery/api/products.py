@@ -90,7 +90,8 @@ def matmul(
 
     The same call gives the same bits, with any number of threads. A kernel that the CPU compiles in the background
     for a shape that comes often gives these bits too, except for batches of products of a matrix and a vector, and of
-    bfloat16; GEMMERY_TIERS=off compiles nothing in the background.
+    bfloat16. One for a CUDA device gives them too, except for a matrix times a vector and where several blocks share
+    k. GEMMERY_TIERS=off compiles nothing in the background.
 
     Arrays on a CUDA device are multiplied on that device, in float64, float32, float16 or bfloat16, on the current
     stream of a's library. The call does not wait for the result, and a CUDA graph can capture it. All operands must be

@@ -173,11 +173,6 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
     return found
 
 
-def loaded(source: str, kernel: str, ordinal: int) -> bool:
-    """Return True if `function` would return this kernel at once."""
-    return (ordinal, source, kernel, device(ordinal).arch) in _functions
-
-
 @contextmanager
 def _relaxed() -> Iterator[None]:
     """Allow what a stream capture in this thread forbids by default: loading code allocates memory."""

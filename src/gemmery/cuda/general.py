@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from gemmery import dtypes, tiers
+from gemmery.arrays import View
 from gemmery.cuda import device, driver
 from gemmery.cuda.geometry import Geometry, instance, tiles, vector
-from gemmery.cuda.launch import Ready
+from gemmery.cuda.launch import Ready, arguments
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -157,6 +158,18 @@ class Images:
         argument = self._number.pack(0, 0, 0, 0, 0, 0, *a, 0, *b, 0, *c, 0, 0, m, n, k, 1, 1.0, 0.0)
         grid = -(-m // side) * -(-n // side)
         return Ready([(function, grid, 1, 1, threads, 1, 1, shared)], argument, self.ordinal, 0, False)
+
+    def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
+        """Return the launch of any product of this element type."""
+        flipped = problem.c_layout == "col"
+        p = problem.transposed() if flipped else problem
+        side = self._smallest
+        if p.m > side and p.n > side and len(self._rows) > 1 and (not self.halves or whole_pieces(p)):
+            side = quickest(p.m, p.n, p.batch, self._sms, self._rows)
+        function, threads, shared = self._present[side]
+        argument = arguments(p, flipped, a, b, c, 1.0, 0.0, bias, 0)
+        step = (function, *tiles(p, side, side), threads, 1, 1, shared)
+        return Ready([step], argument, self.ordinal, 0, flipped)
 
 
 def _whole(m: int, n: int, k: int, a: tuple[int, int], b: tuple[int, int], addresses: int) -> bool:

@@ -1,7 +1,6 @@
 """warm(): compiles and stores the kernels that products will need, before a program runs."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed

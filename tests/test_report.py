@@ -14,6 +14,7 @@ from rich.console import Console
 
 import records
 from gemmery import report
+from gemmery.problem import Problem
 from gemmery.report import sheet, svg, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
@@ -325,3 +326,10 @@ def test_progress_on_a_terminal_shows_the_rows_so_far(capsys):
     assert re.search(r"scalar_reordered +76.7 +3.50 +3.01% +3.27×", err)
     assert "3/3" in err
     assert "what it changed" not in err
+
+
+def test_named_tuples_are_dictionaries_in_json():
+    found = json.loads(report.as_json([{"problem": Problem(2, 3, 4, "f32", "f32")}, RUNS["ladder"].machine]))
+    assert (found[0]["problem"]["m"], found[0]["problem"]["dtype"]) == (2, "f32")
+    assert found[0]["problem"]["alignments"] == [16, 16, 16]
+    assert found[1]["gpu"]["name"] == ""

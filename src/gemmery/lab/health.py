@@ -157,7 +157,7 @@ def _cache_folder() -> Finding:
     value = f"{folder}: {_entries(current)} of this version"
     if not others:
         return Finding("", value)
-    advice = "`gemmery doctor --prune` removes those of other versions, unless another installation uses them"
+    advice = "`gemmery doctor` can prune those of other versions, which another installation may use"
     return Finding("", f"{value}, {_entries(others)} of others", True, advice)
 
 

@@ -70,12 +70,23 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
 
 def as_json(record: Any) -> str:
-    """Return a dataclass, or several, as JSON.
+    """Return a dataclass or a named tuple, or several, as JSON.
 
     >>> as_json(Finding("cores", "2"))  # doctest: +SKIP
     '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
     """
-    return json.dumps(record, default=dataclasses.asdict, allow_nan=False)
+    return json.dumps(_plain(record), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in which dataclasses and named tuples are dictionaries."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _line(cells: Sequence[str]) -> str:

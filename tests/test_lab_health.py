@@ -123,7 +123,7 @@ def test_what_is_stored_is_told_by_version_and_pruned(folder):
     assert found.ok
     assert found.value.startswith(f"{folder}: {counted} entr")
     assert found.value.endswith("of this version, 2 entries (2 KiB) of others")
-    assert "`gemmery doctor --prune`" in found.advice
+    assert "`gemmery doctor` can prune those of other versions" in found.advice
     assert lab.prune() == lab.Finding("pruned", f"2 entries (2 KiB) removed from {folder}")
     (found,) = lab.doctor()
     assert (found.value.endswith("of this version"), found.advice) == (True, "")

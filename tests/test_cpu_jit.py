@@ -329,3 +329,47 @@ print(called)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+INTERRUPTED = """
+import signal, threading
+import numpy as np, gemmery as gm
+from gemmery.cpu import jit
+gm.matmul(np.ones((3, 3)), np.ones((3, 3)))
+seen, emitted = [], jit._emitted
+def slow(*args):
+    seen.append(threading.current_thread() is threading.main_thread())
+    if len(seen) == 1:
+        signal.raise_signal(signal.SIGINT)  # of which the main thread hears, wherever it is
+    return emitted(*args)
+jit._emitted = slow
+x = np.ones((40, 40), np.int16)
+try:
+    gm.matmul(x, x)
+    raise SystemExit("not interrupted")
+except KeyboardInterrupt:
+    pass
+assert (gm.matmul(x, x) == 40).all()
+assert not any(seen), "LLVM was called in the main thread"
+"""
+
+
+def test_an_interrupt_does_not_reach_llvm(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env={**os.environ, "GEMMERY_CACHE_DIR": str(tmp_path), "GEMMERY_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_that_an_interrupted_thread_left_is_compiled_by_another(monkeypatch):
+    monkeypatch.setattr(jit, "_PATIENCE", 0.01)
+    calls = []
+    name, generate = counted("test_left", calls)
+    monkeypatch.setattr(jit, "_making", {(host(), name)})
+    assert jit.load(host(), name, generate)
+    assert calls

@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import time
-from _thread import RLock, get_ident  # those of `threading`, whose import takes 0.5 ms
+from _thread import RLock, allocate_lock, get_ident  # those of `threading`, whose import takes 0.5 ms
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +32,8 @@ _lock = RLock()  # guards the next three, for a few instructions at a time
 _active: dict[int, int] = {}  # compilations in progress, by thread: more than one where one is inside another
 _making: set[tuple[Target, str]] = set()
 _forks = 0  # forks that wait or are in progress; no compilation starts meanwhile
+_at_work: list[object] = []  # LLVM's calls for the main thread, in threads of their own
+_PATIENCE = 10.0  # s that a thread waits for another: one that was interrupted may not have said that it has stopped
 _PAUSE = 500e-6  # s between two looks at what another thread compiles, which takes tens of ms
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
@@ -42,7 +44,8 @@ def _before_fork() -> None:
     global _forks
     with _lock:
         _forks += 1
-    while any(thread != get_ident() for thread in tuple(_active)):
+    late = time.monotonic() + _PATIENCE
+    while (_at_work or any(thread != get_ident() for thread in tuple(_active))) and time.monotonic() < late:
         time.sleep(_PAUSE)
 
 
@@ -56,6 +59,7 @@ def _after_in_child() -> None:
     global _lock, _forks
     _lock, _forks = RLock(), 0
     _making.clear()
+    _at_work.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -76,11 +80,11 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
     entries = _loaded.get(key)
     if entries is not None:
         return entries
-    outer, first = _active.get(thread, 0), False
+    outer, first, late = _active.get(thread, 0), False, time.monotonic() + _PATIENCE
     try:
         while key not in _loaded:
             with _lock:
-                if outer or not (_forks or key in _making):
+                if outer or not (_forks or key in _making) or time.monotonic() > late:
                     first = key not in _making
                     _making.add(key)
                     _active[thread] = outer + 1
@@ -89,11 +93,11 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
         return _loaded.get(key) or _loaded.setdefault(key, _load(target, name, generate, hole))
     finally:
         with _lock:
+            if first:
+                _making.discard(key)
             _active[thread] = outer
             if not outer:
                 del _active[thread]
-            if first:
-                _making.discard(key)
 
 
 def load_together(target: Target, image: Image, others: Callable[[], Iterable[Image]] = tuple) -> dict[str, int]:
@@ -363,6 +367,47 @@ def _unlocked(name: str) -> Callable[..., Any]:
 
 
 def _object(target: Target, name: str, text: str) -> bytes:
+    # Imported here: if Python is interrupted in the middle of an import, other threads may not import any more.
+    from llvmlite import binding
+
+    assert binding
+    return _uninterrupted(lambda: _emitted(target, name, text))
+
+
+def _uninterrupted(call: Callable[[], bytes]) -> bytes:
+    """Return the result of a call, made in another thread if this is the main one.
+
+    Signal handlers run in the main thread alone. If one raises KeyboardInterrupt while llvmlite frees an object, then
+    llvmlite frees it twice.
+    """
+    import threading
+
+    results: list[bytes | BaseException] = []
+    done = allocate_lock()  # not the thread's own: a child forked meanwhile must find it free
+    done.acquire()
+
+    def work() -> None:
+        _at_work.append(done)
+        try:
+            results.append(call())
+        except BaseException as error:  # raised again in the main thread
+            results.append(error)
+        done.release()
+        _at_work.remove(done)
+
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    try:
+        threading.Thread(target=work, name="gemmery-llvm").start()
+    except RuntimeError:  # no more threads
+        return call()
+    done.acquire()
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+def _emitted(target: Target, name: str, text: str) -> bytes:
     from llvmlite.binding import ffi
 
     machine, module = _optimized(target, name, text)

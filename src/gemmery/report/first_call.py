@@ -27,7 +27,7 @@ def of_first_calls(suite: str, measurements: Sequence[Measurement]) -> Sheet:
             (
                 Cell(f"{words.shape(m)}, {words.types(m)}, {words.kernel(m.kernel)}"),
                 Cell(words.duration(m.seconds)),
-                *(Cell(words.duration(part.seconds) if part else "") for part in parts),
+                *(Cell(words.duration(part.seconds) if part and part.seconds else "") for part in parts),
                 *(Cell(words.times(m.versus.get(name), m.spread.get(name, 0.0))) for name in rivals),
             )
         )

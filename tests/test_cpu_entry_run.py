@@ -9,7 +9,7 @@ import pytest
 
 import gemmery as gm
 from fences import survives
-from gemmery.cpu import entry, entry_layout
+from gemmery.cpu import entry, entry_layout, objects
 
 MET = 3
 
@@ -145,3 +145,23 @@ def test_the_bias_of_arrays_may_be_a_tensor():
             result = gm.matmul(a, a, bias=bias)
             assert type(result) is np.ndarray
             assert (result == 9).all()
+
+
+OFFSETS = (
+    "TYPE", "DATA", "NDIM", "SHAPE", "STRIDES", "DESCR", "FLAGS", "ELEMENT", "SIZE", "METADATA", "FLOAT_VALUE",
+    "TUPLE_SIZE", "TUPLE_ITEMS",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_a_field_that_is_elsewhere_is_noticed(name, monkeypatch):
+    if not objects.known():
+        pytest.skip("no compiled entry on this interpreter")
+    expected = getattr(objects, name)
+
+    def noticed():
+        for shift in (-16, -8, 8, 16):
+            monkeypatch.setattr(objects, name, expected + shift)
+            assert not objects.known()
+
+    assert survives(noticed)

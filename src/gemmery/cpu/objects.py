@@ -24,7 +24,6 @@ WRITEABLE = 0x400  # in FLAGS
 FLOAT_VALUE = 16  # of a float, a complex and NumPy's float64 and float32
 C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
-OUT = (sys.intern("out"),)  # the names of a call with out=
 KEYWORDS = tuple(map(sys.intern, ("out", "bias", "activation", "alpha", "beta", "c", "y", "dtype")))
 ACTIVATIONS = tuple(map(sys.intern, ("relu", "gelu", "silu")))
 _DOUBLES: tuple[Any, ...] = (0.1, np.float64(0.2), 0.3 + 0.4j)
@@ -59,7 +58,7 @@ def known() -> bool:
     """Return True if this interpreter and this NumPy have every field at its offset, in live objects."""
     x = np.zeros((3, 5), np.float32)[:, ::2]
     at = id(x)
-    shape, strides = (ctypes.c_int64 * 2).from_address, (ctypes.c_int64 * 2).from_address
+    pair = (ctypes.c_int64 * 2).from_address
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
     return (
@@ -68,25 +67,26 @@ def known() -> bool:
         and _word(at + TYPE) == id(np.ndarray)
         and _word(at + DATA) == x.ctypes.data
         and ctypes.c_int32.from_address(at + NDIM).value == 2
-        and tuple(shape(_word(at + SHAPE))) == x.shape
-        and tuple(strides(_word(at + STRIDES))) == x.strides
+        and _word(at + STRIDES) == _word(at + SHAPE) + 16  # NumPy keeps them together: so these are their addresses
+        and tuple(pair(_word(at + SHAPE))) == x.shape
+        and tuple(pair(_word(at + STRIDES))) == x.strides
         and _word(at + DESCR) == id(x.dtype)
-        and bool(ctypes.c_int32.from_address(at + FLAGS).value & WRITEABLE) == x.flags.writeable
-        and x.flags.c_contiguous == bool(ctypes.c_int32.from_address(at + FLAGS).value & C_CONTIGUOUS)
+        and ctypes.c_int32.from_address(at + FLAGS).value == x.flags.num
+        and x.flags.num & (WRITEABLE | C_CONTIGUOUS | F_CONTIGUOUS) == WRITEABLE
         and all(ctypes.c_double.from_address(id(x) + FLOAT_VALUE).value == x.real for x in _DOUBLES)
         and ctypes.c_double.from_address(id(_DOUBLES[-1]) + FLOAT_VALUE + 8).value == _DOUBLES[-1].imag
         and ctypes.c_float.from_address(id(_SINGLE) + FLOAT_VALUE).value == _SINGLE
         and _word(id(_DOUBLES[0]) + TYPE) == id(float)
-        and _word(id(OUT) + TUPLE_SIZE) == 1
-        and _word(id(OUT) + TUPLE_ITEMS) == id(OUT[0])
-        and all(_is_known(np.dtype(spelling)) for spelling in (np.float32, ">i2", np.longlong))
+        and _word(id(KEYWORDS) + TUPLE_SIZE) == len(KEYWORDS)
+        and pair(id(KEYWORDS) + TUPLE_ITEMS)[:] == [*map(id, KEYWORDS[:2])]
+        and all(_is_known(np.dtype(spelling)) for spelling in (np.float32, ">i2", np.longlong, np.complex64))
         and _has_metadata(np.dtype(np.float64, metadata={"": 0}))
     )
 
 
 def _is_known(dtype: np.dtype[Any]) -> bool:
     kind, char, order, _flags, number = struct.unpack("=cccci", ctypes.string_at(id(dtype) + ELEMENT, 8))
-    fields = (kind.decode(), char.decode(), order.decode(), number)
+    fields = (*(letter.decode("latin-1") for letter in (kind, char, order)), number)
     others = (_word(id(dtype) + SIZE), _word(id(dtype) + METADATA))
     return fields == (dtype.kind, dtype.char, dtype.byteorder, dtype.num) and others == (dtype.itemsize, 0)
 

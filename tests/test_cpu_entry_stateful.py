@@ -13,12 +13,14 @@ import pickle
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import gemmery as gm
 from gemmery import tiers
+from gemmery.api import compute, repeats
 from gemmery.cpu import entry
 from gemmery.cpu.entry_layout import OFTEN
 
@@ -61,6 +63,38 @@ class Guarded:
             assert np.array_equal(self.array, self.values)
 
 
+def _into(z, a, b, c=None, beta=0):
+    """The product in the memory of z, which may be an operand too."""
+    return gm.gemm(1, a, b, beta, c, out=z)
+
+
+def own(x):
+    """A copy of an array in the native byte order."""
+    return x.astype(x.dtype.newbyteorder("="))
+
+
+def wide(x):
+    """A type to which every product of arrays like x may be converted."""
+    return "c16" if x.dtype.kind == "c" else "f8"
+
+
+# From three arrays, and their values, to a result and what it must be: every entry, and every way through it.
+ENTRIES = {
+    "plain": lambda a, b, c, x, y, z: (gm.matmul(a, b), x @ y),
+    "columns": lambda a, b, c, x, y, z: (gm.matmul(a.T, b[:, ::2]), x.T @ y[:, ::2]),
+    "vector": lambda a, b, c, x, y, z: (gm.matmul(a, b[0]), x @ y[0]),
+    "dot": lambda a, b, c, x, y, z: (gm.matmul(a[1], b[:, 2]), x[1] @ y[:, 2]),
+    "batch": lambda a, b, c, x, y, z: (gm.matmul(a[None], b), (x @ y)[None]),
+    "bias": lambda a, b, c, x, y, z: (gm.matmul(a, b, bias=c[0]), x @ y + z[0]),
+    "gemm": lambda a, b, c, x, y, z: (gm.gemm(1.0, a, b), x @ y),
+    "gemm with c": lambda a, b, c, x, y, z: (gm.gemm(1, a, b, 1.0, c), x @ y + z),
+    "gemm into c": lambda a, b, c, x, y, z: (_into(w := own(c), a, b, w, 1), x @ y + z),
+    "gemm into a": lambda a, b, c, x, y, z: (_into(w := own(a), w, b, c, 1), x @ y + z),
+    "gemv": lambda a, b, c, x, y, z: (gm.gemv(a, b[0], c[0], alpha=1, beta=1), x @ y[0] + z[0]),
+    "other types": lambda a, b, c, x, y, z: (_into(np.empty(z.shape, wide(a)), a, b, z.astype(wide(a)), 1), x @ y + z),
+}
+
+
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -92,6 +126,21 @@ class Histories(RuleBasedStateMachine):
             a = self.alive[self.draw.integers(len(self.alive))]
             alike = [x for x in self.alive if x.array.shape == a.array.shape and x.array.dtype == a.array.dtype]
             self.check_product(a, alike[self.draw.integers(len(alike))], maker)
+
+    @rule(entry_name=st.sampled_from([*ENTRIES]), times=st.sampled_from([1, 2, 130]))
+    def call_an_entry(self, entry_name, times):
+        """Of a product of 130 times, the kernel is replaced by one for its shape, somewhere on the way."""
+        if not self.alive:
+            return
+        a = self.pick()
+        alike = [x for x in self.alive if (x.array.shape, x.array.dtype) == (a.array.shape, a.array.dtype)]
+        operands = [a, *(alike[i] for i in self.draw.integers(len(alike), size=2))]
+        arrays, values = ([getattr(x, name) for x in operands] for name in ("array", "values"))
+        native = arrays[0].dtype.newbyteorder("=")
+        for _ in range(times):
+            result, expected = ENTRIES[entry_name](*arrays, *values)
+            assert np.array_equal(result, expected)
+            assert result.dtype == native or entry_name == "other types"
 
     def check_product(self, a, b, maker):
         native = a.array.dtype.newbyteorder("=")
@@ -177,5 +226,24 @@ class Histories(RuleBasedStateMachine):
             array.check()
 
 
+class HistoriesWithoutTiers(Histories):
+    """The same where each kernel is compiled for its shape at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setenv("GEMMERY_TIERS", "off")
+        self.patch.setattr(repeats, "_tiers", lambda: False)
+        compute.prepare.cache_clear()
+
+    def teardown(self):
+        super().teardown()
+        self.patch.undo()
+        compute.prepare.cache_clear()
+        entry.forget()
+
+
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=60)
+TestHistories.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestHistoriesWithoutTiers = HistoriesWithoutTiers.TestCase
+TestHistoriesWithoutTiers.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

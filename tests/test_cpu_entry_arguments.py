@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -291,6 +292,25 @@ def test_pairs_of_types():
         a, b = draw(3, 4).astype(first), draw(4, 2).astype(second)
         agree("matmul", (a, b))
         agree("matmul", (a, b), {"out": np.zeros((3, 2), np.result_type(np.float16, "f4"))})
+
+
+def test_a_pair_of_types_is_converted_by_compiled_code_where_one_type_has_met_the_shapes():
+    if not entry.active():
+        pytest.skip("no compiled entry on this interpreter")
+    a, b = draw(9, 8, dtype="i2"), draw(8, 7, dtype="i4")
+    wide, called = a.astype("i4"), []
+    for _ in range(REPEATS):
+        gm.matmul(wide, b)
+    for _ in range(REPEATS):
+        gm.matmul(a, b)
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, argument: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        result = gm.matmul(a, b)
+    finally:
+        sys.setprofile(before)
+    assert called == []
+    assert (result == wide @ b).all()
 
 
 def test_out_of_every_type():

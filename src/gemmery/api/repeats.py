@@ -40,6 +40,8 @@ def remember(
         return
     key, dtype, c = kind.key(), _dtype(call), used[2]
     status = entry.status(key)
+    if isinstance(dtype, np.dtype) and kind.asked is None:
+        _tell_of_types(call, kind, dtype)  # products of one type may have stored the key of a product of two
     if status == entry.STORED:
         return  # a call that compiled code leaves to Python each time
     array = Array(dtype, c.shape, c.strides)
@@ -55,8 +57,6 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if isinstance(dtype, np.dtype) and kind.asked is None:
-        _tell_of_types(call, kind, dtype)
     if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.asked is None:
         _learn(kind, prepared.problem, threads)
 

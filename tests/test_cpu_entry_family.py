@@ -242,10 +242,11 @@ def test_a_product_worth_several_threads_is_planned_when_it_comes_back():
     launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
     try:
         entry.learn(Class(np.dtype(np.float32), True), "float", 2, [member(launch, work=100.0, most=1000.0)])
-        for n, wanted in ((4, [0, 0, 0]), (8, [0, 1, 1]), (12, [1, 2, 3])):
+        soon = entry_layout.SOON
+        for n, wanted in ((4, [0] * (soon + 1)), (8, [*[0] * (soon - 1), 1, 1]), (12, [*range(1, soon + 2)])):
             a = whole((n, n))
             seen = []
-            for _ in range(3):
+            for _ in range(soon + 1):
                 result = matmul(a, a)
                 seen.append(len(calls))
                 assert result is None or np.array_equal(result, a @ a)

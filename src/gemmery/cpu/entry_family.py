@@ -29,6 +29,7 @@ from gemmery.cpu.entry_layout import (
     OFTEN,
     PROBES,
     RUN,
+    SOON,
     at,
     size,
 )
@@ -223,7 +224,7 @@ def _fold(f: Function, fields: Args, shape: Args, good: Var) -> None:
 
 
 def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
-    """Return the first family of a class that takes a product, or NULL; one worth several threads is `often` at 2."""
+    """Return the first family of a class that takes a product, or NULL; one worth threads is `often` at SOON."""
     shape, answer = Args(f, shape_at, SHAPE), f.var(Value(f, "ptr", "null"))
     m, n, k = (getattr(shape, name) for name in LIMITS)
     work = f.convert("sitofp", m, "double")
@@ -239,7 +240,7 @@ def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
             good = good & (getattr(family, f"{name}_low") <= length) & (length <= getattr(family, f"{name}_high"))
         with f.if_(good):
             answer.value = place
-            often.value = f.select(work <= family.work, f.index(OFTEN), f.index(2))
+            often.value = f.select(work <= family.work, f.index(OFTEN), f.index(SOON))
     return answer.value
 
 

@@ -24,7 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def products(rungs: list[Rung], device: str) -> Iterator[tuple[Rung, Work]]:
                 squares = [like(side, side, side) for side in SIDES]
                 vectors = [like(1, SIDES[0], SIDES[0], b_layout=layout) for layout in ("col", "row")]
                 square, vector = (
-                    [work for work in works if not rung.refuses(replace(work.problem, device=device))]
+                    [work for work in works if not rung.refuses(work.problem._replace(device=device))]
                     for works in (squares, vectors)
                 )
                 yield from ((rung, work) for work in square[:1] or vector)
@@ -96,7 +96,7 @@ def run(rung: Rung, work: Work) -> tuple[Any, str]:
         for memory, x in zip(memories, host, strict=True)
     ]
     a, b, c = (alignment(view) for view in views)
-    kernel = rung.build(replace(work.problem, device="cuda:0", alignments=(a, b, c)), rung.default)
+    kernel = rung.build(work.problem._replace(device="cuda:0", alignments=(a, b, c)), rung.default)
     kernel(*views)
     stream.synchronize()
     memories[2].read(host[2])

@@ -17,7 +17,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -208,7 +208,7 @@ def geometry_of(row: dict[str, Any]) -> Geometry:
 
 def product(row: dict[str, Any]) -> tuple[Rung, Problem]:
     """Return a stored product and its rung: the arrays were CuPy's, aligned to 16 bytes."""
-    problem = replace(Work(**row["work"]).problem, device="h200", alignments=(16, 16, 16))
+    problem = Work(**row["work"]).problem._replace(device="h200", alignments=(16, 16, 16))
     return find(CUDA, row["rung"]), problem
 
 

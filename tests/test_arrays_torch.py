@@ -209,7 +209,7 @@ def test_a_tensor_of_inference_mode_is_written():
 class OnDevice:
     """A stand-in for a tensor on a device, with what the fast path reads."""
 
-    is_cuda, dtype, shape, requires_grad = True, "f32", (3, 3), False
+    is_cuda, dtype, shape, requires_grad, layout = True, "f32", (3, 3), False, "strided"
 
     def __init__(self, pointer):
         self.pointer, self.version = pointer, 0
@@ -217,7 +217,7 @@ class OnDevice:
     data_ptr = lambda self: self.pointer  # noqa: E731
     get_device = is_neg = lambda _: 0
     stride = lambda _: (3, 1)  # noqa: E731
-    new_empty = lambda *_: OnDevice(4096)  # noqa: E731
+    new_empty_strided = lambda *_: OnDevice(4096)  # noqa: E731
 
 
 @pytest.fixture
@@ -237,12 +237,18 @@ def fast_path(monkeypatch):
         Tensor=OnDevice,
         nn=SimpleNamespace(Parameter=OnDevice),
         uint8=None,
+        strided="strided",
         is_grad_enabled=lambda: True,
         autograd=SimpleNamespace(forward_ad=state.forward_ad, graph=graph),
     )
     a, b, out, launches = OnDevice(1024), OnDevice(2048), OnDevice(3072), []
     monkeypatch.setattr(quick, "_TENSORS", {})
-    met = quick.Met(lambda *pointers: launches.append(pointers[:3]), (3, 3), 0, -36, 36, -36, 36)
+
+    def launch(*pointers):
+        launches.append(pointers[:3])
+
+    launch.workspace = 0
+    met = quick.Met(SimpleNamespace(left=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
     for target in (None, out):
         quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), met)
     way = quick._torch_way(stand_in)

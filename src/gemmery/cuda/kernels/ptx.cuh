@@ -89,11 +89,6 @@ __device__ __forceinline__ unsigned ld_shared_b32(unsigned shared) {
   return x;
 }
 
-__device__ __forceinline__ void st_shared_v4(unsigned shared, const unsigned (&x)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
-}
-
 // d = a b + d on a 16 x 16 and a 16 x 8 (in tf32 a 16 x 8 and an 8 x 8) matrix, summed in f32. sm_80.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -246,6 +241,11 @@ template <class X> __device__ __forceinline__ X ld_global_no_allocate(const X* f
   X x;
   memcpy(&x, words, sizeof x);
   return x;
+}
+
+__device__ __forceinline__ void st_shared_v4(unsigned shared, const unsigned (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
 }
 
 }  // namespace ptx

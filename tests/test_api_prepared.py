@@ -10,6 +10,7 @@ from gemmery import tiers
 from gemmery.api import fresh, prepared, quick
 from gemmery.arrange import Arrangement
 from gemmery.arrays import contiguous
+from gemmery.problem import Problem
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
 
@@ -56,6 +57,27 @@ def test_launches_that_cannot_be_made_leave_the_general_ones():
     assert served.next() == "general"
 
 
+def test_a_graph_keeps_the_launches_made_for_the_product(monkeypatch):
+    monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
+    served = prepared.Served(FORM, "general", lambda key: "specialised", (object(),))
+    assert [served.next(), served.next(5), served.next(7), served.next(5)] == ["general"] * 2 + ["specialised"] * 2
+    assert served.left == 0
+
+
+def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
+    side = round((prepared.LARGE / 2) ** (1 / 3))
+    for n, wanted in ((side - 1, "g"), (side + 1, "s")):
+        problem = Problem(n, n, n, "f32", "f32", device="cuda:0")
+        monkeypatch.setattr(prepared, "described", lambda *terms, problem=problem: (FORM, problem))
+        monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
+        monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.Prepared(None, None, FORM, "s"))
+        prepared.prepare.cache_clear()
+        assert prepared.prepare("x", "y", "c", None, "", False, "").run == wanted
+    prepared.prepare.cache_clear()
+    images = Images()
+    assert fresh.prepare(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
+
+
 def test_a_product_made_for_its_shape_at_once_is_not_counted():
     served = prepared.Served(FORM, "specialised")
     assert [served.next() for _ in range(2 * prepared.OFTEN)] == ["specialised"] * 2 * prepared.OFTEN
@@ -66,7 +88,7 @@ def test_a_product_made_for_its_shape_at_once_is_not_counted():
 def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     """GEMMERY_TIERS=off plans each product for its shape at once."""
     monkeypatch.setattr(prepared.tiers, "enabled", lambda: on)
-    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, "problem"))
+    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, Problem(5, 3, 7, "f32", "f32", device="cuda:0")))
     monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
     monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: prepared.dispatch.Plan("s", {}, None, ""))
     monkeypatch.setattr(

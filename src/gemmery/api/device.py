@@ -201,7 +201,7 @@ def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | Non
         return
     stream, ordinal = operands.x.stream, _ordinal(operands.x)
     served = prepared(operands, target, options)
-    run, bias = served.next(), operands.bias
+    run, bias = served.next(stream), operands.bias
     others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)

@@ -13,6 +13,7 @@ from typing import Any
 from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
+from gemmery.cuda import driver
 from gemmery.cuda.general import images
 from gemmery.cuda.launch import Launch, Ready
 from gemmery.dispatch.cuda import general
@@ -20,6 +21,7 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2 s of another core
+LARGE = 1 << 33  # operations from which the kernel for the shape runs at once: a general one loses up to 1 ms in each
 
 
 class Prepared(NamedTuple):
@@ -34,7 +36,7 @@ class Prepared(NamedTuple):
 class Served:
     """What runs a product: `run` is replaced by better launches, which are made in the background."""
 
-    __slots__ = ("_better", "_terms", "form", "left", "run")
+    __slots__ = ("_asked", "_better", "_terms", "form", "left", "run")
 
     def __init__(
         self,
@@ -45,21 +47,29 @@ class Served:
     ) -> None:
         self.form = form
         self.run = run
-        self.left = OFTEN if better is not None else 0  # products until the better launches are asked for
+        self.left = OFTEN if better is not None else 0  # products until the better launches are asked for; 0: they run
         self._better, self._terms = better, terms
+        self._asked = False
 
-    def next(self) -> Ready:
-        """Return the launches of the next product."""
-        if self.left:
-            self.left -= 1
-            if self.left == 0:
+    def next(self, stream: int = 0) -> Ready:
+        """Return the launches of the next product on this stream."""
+        if self._better is not None:
+            if stream and driver.captures(stream):
+                self._swap()  # a graph keeps its launches, however often it runs
+            elif self.left > 1:
+                self.left -= 1
+            elif not self._asked:
+                self._asked = True
                 tiers.aside(("cuda", *self._terms), self._swap)
         return self.run
 
     def _swap(self) -> None:
         better, self._better = self._better, None
-        if better is not None:
-            self.run = better(*self._terms)
+        try:
+            if better is not None:
+                self.run = better(*self._terms)
+        finally:
+            self.left = 0
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +120,8 @@ def specialised(*terms: Any) -> Prepared:
 def prepare(*terms: Any) -> Served:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
-    run = _general(form, problem, terms[3]) if tiers.enabled() else None
+    small = problem.flops * form.runs < LARGE
+    run = _general(form, problem, terms[3]) if small and tiers.enabled() else None
     return Served(form, specialised(*terms).run) if run is None else Served(form, run, _specialised, terms)
 
 

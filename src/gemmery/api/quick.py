@@ -200,7 +200,7 @@ def _torch_way(torch: Any) -> Way:
             ):
                 return None
         served = met.served
-        run = served.next() if served.left else served.run
+        run = served.next(stream_of(ordinal)) if served.left else served.run
         if run.workspace:
             scratch = a.new_empty((run.workspace,), dtype=byte)
             run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
@@ -268,7 +268,7 @@ def _cupy_way(cupy: Any) -> Way:
             if met is None or not r or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
                 return None
         served = met.served
-        run = served.next() if served.left else served.run
+        run = served.next(stream(a.device.id).ptr) if served.left else served.run
         if run.workspace:
             if a.device.id != current():
                 return None

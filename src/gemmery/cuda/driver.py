@@ -184,6 +184,13 @@ def _relaxed() -> Iterator[None]:
         check(api().cuThreadExchangeStreamCaptureMode(before))
 
 
+def captures(stream: int) -> bool:
+    """Return True while a stream records its launches for a CUDA graph."""
+    cuda = api()
+    status, state = cuda.cuStreamIsCapturing(stream)[:2]
+    return int(status) == 0 and int(state) == 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
 def early_launch(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int) -> Any:
     """Return a launch config for `cuLaunchKernelEx`: the kernel may start before the previous launch on the stream has
     ended, and waits by itself (CUDA guide, "Programmatic Dependent Launch and Synchronization").

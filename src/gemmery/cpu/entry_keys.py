@@ -112,7 +112,7 @@ class Member(NamedTuple):
     b_elements: int  # most k n
     c_elements: int  # most m n
     work: float  # most m n k batch for which one thread is enough
-    most: float  # the same for a product that is met once: a plan for several threads takes longer than it saves
+    most: float  # the same until a product comes often: a plan for several threads takes longer than it saves
     job: bytes
 
 

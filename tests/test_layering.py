@@ -13,6 +13,7 @@ SOURCE = ROOT / "src" / "gemmery"
 # A third-party library and the only places that may import it; NumPy is everyone's.
 OWNERS = {
     "llvmlite": ("cpu/jit.py",),
+    "jinja2": ("report",),
     "matplotlib": ("report",),
     "ml_dtypes": ("bench", "lab"),
     "platformdirs": ("config.py",),

@@ -1,8 +1,12 @@
-"""Who may import whom: the table of docs/design.md, held by reading every import in the source."""
+"""Who may import whom: the table of docs/design.md between the parts, and no circle inside one.
+
+Every import in the source counts: at the top of a file, inside a function, and for types alone.
+"""
 
 import ast
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -94,12 +98,62 @@ def violations(path: str, source: str) -> list[str]:
     return wrong
 
 
+def inside(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """The module of each file -> the modules of its own part that it imports; `files` maps a path to its source."""
+    modules = {".".join(["gemmery", *path.removesuffix(".py").split("/")]).removesuffix(".__init__") for path in files}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for path, source in files.items():
+        package = ".".join(["gemmery", *path.split("/")[:-1]])
+        module = package if path.endswith("__init__.py") else f"{package}.{path.split('/')[-1].removesuffix('.py')}"
+        part = module.split(".")[1:2]
+        for _, name in imports(ast.parse(source), package):
+            other = name if name in modules else name.rpartition(".")[0]  # a name in a module
+            if other in modules and other != module and other.split(".")[1:2] == part:
+                graph[module].add(other)
+    return graph
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
+    """The modules that reach each other by imports, one set for each knot of them."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        reached[start], ahead = set(), [start]
+        while ahead:
+            for module in graph[ahead.pop()] - reached[start]:
+                reached[start].add(module)
+                ahead.append(module)
+    knots = {
+        frozenset(other for other in reached[one] if one in reached[other]) for one in graph if one in reached[one]
+    }
+    return sorted(map(set, knots), key=sorted)
+
+
 FILES = sorted(str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_a_part_imports_only_from_rows_below_it(path):
     assert violations(path, (SOURCE / path).read_text()) == []
+
+
+# Parts where a circle remains; one without any fails, and must go from here.
+REMAINING = {
+    "bench",
+    "cuda",
+    "emulator",
+    "report",
+}
+
+
+def short(modules: set[str]) -> set[str]:
+    return {module.removeprefix("gemmery.") for module in modules}
+
+
+def test_no_circle_of_imports_inside_a_part():
+    knots = [short(knot) for knot in circles(inside({path: (SOURCE / path).read_text() for path in FILES}))]
+    parts = {min(knot).split(".")[0] for knot in knots}
+    assert [sorted(knot) for knot in knots if min(knot).split(".")[0] not in REMAINING] == []
+    assert not REMAINING - parts, f"no circle is left in {REMAINING - parts}: delete them from REMAINING"
 
 
 def test_the_table_of_the_design_was_read():
@@ -157,3 +211,40 @@ def test_a_violation_is_caught(path, source):
 )
 def test_what_is_allowed_passes(path, source):
     assert violations(path, source) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from gemmery.cpu.pack import panels",
+        "from gemmery.cpu import pack",
+        "from . import pack",
+        "import gemmery.cpu.pack",
+        "def width():\n    from gemmery.cpu.pack import panels",
+        "def width():\n    importlib.import_module('gemmery.cpu.pack')",
+        "if TYPE_CHECKING:\n    from gemmery.cpu.pack import Panel",
+    ],
+)
+def test_a_circle_is_caught(back):
+    files = {"cpu/__init__.py": "", "cpu/pack.py": "from gemmery.cpu import ir", "cpu/tile.py": back}
+    files["cpu/ir.py"] = "from gemmery.cpu.tile import Tile"
+    assert [short(knot) for knot in circles(inside(files))] == [{"cpu.pack", "cpu.ir", "cpu.tile"}]
+
+
+def test_a_circle_through_a_package_is_caught():
+    files = {
+        "cpu/__init__.py": "def build():\n    from gemmery.cpu import jit",
+        "cpu/jit.py": "from gemmery.cpu import build",
+    }
+    assert [short(knot) for knot in circles(inside(files))] == [{"cpu", "cpu.jit"}]
+
+
+def test_modules_without_a_way_back_are_no_circle():
+    files = {
+        "cpu/__init__.py": "from gemmery.cpu import jit",
+        "cpu/jit.py": "from gemmery.cpu import ir\nfrom gemmery.cpu import pack",
+        "cpu/pack.py": "from gemmery.cpu import ir",
+        "cpu/ir.py": "from gemmery.errors import ShapeError\nfrom gemmery.cpu.ir import Function",
+        "errors.py": "from gemmery.cpu import jit",
+    }
+    assert circles(inside(files)) == []

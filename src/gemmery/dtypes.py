@@ -8,6 +8,14 @@ from time import time_ns
 from gemmery.errors import DTypeError, shown
 from gemmery.tuples import NamedTuple
 
+TYPE_CHECKING = False  # type checkers assume True; importing `typing` takes 2 ms, and NumPy's types more
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[Any]"  # a NumPy array of any element type, in annotations
+
 # When the sources of kernels began to be imported: every other one imports this module first. A file that changes later
 # is not what this process runs.
 IMPORTED_AT = time_ns()

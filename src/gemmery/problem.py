@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gemmery import dtypes
 from gemmery.tuples import NamedTuple
+
+Config = Mapping[str, int]  # the parameters of a rung, by name
 
 _FLIPPED = {"row": "col", "col": "row", "any": "any"}
 

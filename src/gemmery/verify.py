@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import dtypes
+from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, CheckError
 
-Array = NDArray[Any]
 Where = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
 EXTENDED = np.finfo(np.longdouble).nmant > 52  # 64 bits of significand on x86; on many ARM systems it is float64 again
 LIMB = 16  # bits of an integer that one exact float64 product carries

@@ -14,7 +14,7 @@ from gemmery.api.calls import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.entry_keys import Array, Class, Element, Key, Kind, Member, Work
+from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, Work
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.dispatch import cpu
@@ -44,7 +44,7 @@ def remember(
         _tell_of_types(call, kind, dtype)  # products of one type may have stored the key of a product of two
     if status == entry.STORED:
         return  # a call that compiled code leaves to Python each time
-    array = Array(dtype, c.shape, c.strides)
+    array = ArrayKey(dtype, c.shape, c.strides)
     better = _tiers() and cpu.specialised(prepared.problem) is not None
     entry.remember(kind, key, array, _work(prepared, used, job), better and status == entry.NEW)
     if better and status == entry.OFTEN:
@@ -153,7 +153,7 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
     kind = None if skips else _kind(call, call.x, call.y, target, out)
     if kind is not None and kind.out is not None:
         dtype = _dtype(call)
-        entry.remember(kind, kind.key(), Array(dtype, target.shape, target.strides), None)
+        entry.remember(kind, kind.key(), ArrayKey(dtype, target.shape, target.strides), None)
         if isinstance(dtype, np.dtype) and target.dtype not in (
             call.result,
             "bf16",
@@ -172,7 +172,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     if call.common != call.result and not (x.owner is call.a and y.owner is call.b):
         return None  # compiled code converts operands to the type of the result alone
     if out is None:
-        written = Array(dtype, target.shape, target.strides) if terms.old is not None else None
+        written = ArrayKey(dtype, target.shape, target.strides) if terms.old is not None else None
     elif _plain(out) and target.owner is out:
         written = _array_of(out, target)
     else:
@@ -196,7 +196,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     )
 
 
-_NUMBER, _NO_BIAS = (Array(np.dtype(np.float64), (), ()) for _ in range(2))
+_NUMBER, _NO_BIAS = (ArrayKey(np.dtype(np.float64), (), ()) for _ in range(2))
 
 
 def _plain(x: Any) -> bool:
@@ -236,9 +236,9 @@ def _element(x: Any, seen: View) -> np.dtype[Any] | Element:
     return dtype
 
 
-def _array_of(x: Any, seen: View) -> Array:
+def _array_of(x: Any, seen: View) -> ArrayKey:
     """Return an array or tensor as compiled code sees it, by its view."""
-    return Array(_element(x, seen), seen.shape, seen.strides)
+    return ArrayKey(_element(x, seen), seen.shape, seen.strides)
 
 
 def _dtype(call: Call) -> np.dtype[Any] | Element:
@@ -250,15 +250,15 @@ def _dtype(call: Call) -> np.dtype[Any] | Element:
     return own if call.x.dtype == call.result and own.isnative else arrays.numpy_dtype(call.result)
 
 
-def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any] | Element) -> Array:
+def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any] | Element) -> ArrayKey:
     """Return an operand as compiled code sees it: as it is, or converted to the type of the result."""
     owner: Any = viewed.owner
     if used is viewed and owner is operand:
         return _array_of(operand, viewed)
-    return Array(dtype, used.shape, used.strides)
+    return ArrayKey(dtype, used.shape, used.strides)
 
 
-def _bias(passed: Any, used: View | None) -> Array | None:
+def _bias(passed: Any, used: View | None) -> ArrayKey | None:
     """Return the bias as compiled code sees it; None for one that Python must convert."""
     if used is None:
         return _NO_BIAS
@@ -272,5 +272,5 @@ def _bias(passed: Any, used: View | None) -> Array | None:
             type(passed) is np.ndarray and dtypes.get(used.dtype).numpy != passed.dtype.name
         ):  # compiled code converts it
             length = dtypes.get(used.dtype).size
-            return Array(arrays.numpy_dtype(used.dtype), passed.shape, (length,) * passed.ndim)
+            return ArrayKey(arrays.numpy_dtype(used.dtype), passed.shape, (length,) * passed.ndim)
     return None

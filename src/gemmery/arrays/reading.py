@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
 from gemmery.arrays.memory import View, check, contiguous, no_memory
+from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Array: TypeAlias = "NDArray[Any]"
-
 
 SHORT: dict[object, str] = {}  # NumPy's element types seen so far -> gemmery's names
 for _row in dtypes.BY_NAME.values():

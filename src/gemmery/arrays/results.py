@@ -10,7 +10,8 @@ import numpy as np
 from gemmery import dtypes
 from gemmery.arrays import pytorch
 from gemmery.arrays.memory import View
-from gemmery.arrays.reading import SHORT, Array, view
+from gemmery.arrays.reading import SHORT, view
+from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, ShapeError
 
 

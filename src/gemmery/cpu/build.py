@@ -5,7 +5,7 @@ Each builder imports the modules that it needs, since importing all of them woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ from gemmery.cpu.panels import workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
 from gemmery.cpu.ukernel import SHORT, Product, shape, vector_room
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
     from gemmery.cpu.ir import Module
     from gemmery.cpu.streamed import Streams
-
-Config = Mapping[str, int]
 
 
 def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
-from gemmery.cpu.entry_keys import Array, Class, Element, Key, Kind, Member, Work, word
+from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, Work, word
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.target import host
 
@@ -128,7 +128,7 @@ def _builtin(method: _Method) -> Callable[..., Any]:
     return made
 
 
-def remember(kind: Kind, key: Key, c: Array, work: Work | None, counted: bool = False) -> None:
+def remember(kind: Kind, key: Key, c: ArrayKey, work: Work | None, counted: bool = False) -> None:
     """Store the job of products of this kind and key, with results like c; without a job they are computed aside.
 
     If they are `counted`, number OFTEN of them goes to Python again.

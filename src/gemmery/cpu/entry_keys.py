@@ -20,7 +20,7 @@ class Element(NamedTuple):
     itemsize: int
 
 
-class Array(NamedTuple):
+class ArrayKey(NamedTuple):
     """What the table knows of an array."""
 
     dtype: np.dtype[Any] | Element
@@ -50,10 +50,10 @@ class Key(NamedTuple):
 class Kind(NamedTuple):
     """The key of products: what the arguments of two calls must have in common to share a job."""
 
-    a: Array
-    b: Array
-    out: Array | None = None
-    bias: Array | None = None  # an array of numbers of the kernel's type, contiguous
+    a: ArrayKey
+    b: ArrayKey
+    out: ArrayKey | None = None
+    bias: ArrayKey | None = None  # an array of numbers of the kernel's type, contiguous
     bias_is_number: bool = False
     scaled: bool = False  # alpha is not 1 or beta is not 0
     beta: bool = False  # beta is not 0, and `out` is the old C

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.cpu import jit, target, workspace
 from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
 from gemmery.cpu.target import Target
-
-Array = NDArray[Any]
+from gemmery.dtypes import Array
 
 _UNROLL = 2  # vectors per iteration of the loop
 _TYPES = {"float": "f", "double": "d"}  # LLVM's type, and NumPy's character for it

@@ -8,8 +8,8 @@ from gemmery import config
 from gemmery.dispatch import cpu
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder.rung import Config, Kernel, Rung
-from gemmery.problem import Problem
+from gemmery.ladder.rung import Kernel, Rung
+from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gemmery.ladder.rung import Config, Rung
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
 from gemmery.tuples import NamedTuple
 
 

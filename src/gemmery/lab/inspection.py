@@ -20,9 +20,9 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS, Exhibit
 from gemmery.ladder.exhibits import find as find_exhibit
 from gemmery.ladder.inspection import Emulated, Inspection
-from gemmery.ladder.rung import Config, Rung
+from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung import find as find_rung
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 SIDE = 4096
 NAMES = frozenset(one.name for one in EXHIBITS)

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.cuda.geometry import Geometry
-
-Config = Mapping[str, int]
 
 
 class Kernel(Protocol):

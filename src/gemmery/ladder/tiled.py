@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from gemmery.cuda import tiled
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import builder
-from gemmery.ladder.rung import Config, Rung
-from gemmery.problem import Problem
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config, Problem
 
 _TILE = {
     "bm": (32, 64, 128, 256),

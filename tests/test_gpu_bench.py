@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from gemmery import lab, verify
-from gemmery.bench.gpu import operands, peers, roofline, state
+from gemmery.bench import machine
+from gemmery.bench.gpu import operands, peers, roofline
 from gemmery.bench.gpu.operands import Resident
 from gemmery.bench.gpu.timing import replays
 from gemmery.bench.work import Work
-from gemmery.cuda import driver
+from gemmery.cuda import driver, nvml
 from gemmery.lab.gpu import chain as chains
 from gemmery.lab.gpu import level, suites
 from gemmery.lab.gpu.check import TF32, compared
@@ -104,15 +105,15 @@ def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
     found = roofline.bandwidth(stream)
     assert found.read > 0
     assert found.copy > 0
-    gpu, monitor = state.describe(0), state.Monitor(0)
+    gpu, monitor = machine.gpu_fingerprint(0).gpu, nvml.Monitor(0)
     assert gpu.name
     assert gpu.sms > 0
     if not monitor.missing:
         assert gpu.driver
         assert gpu.power_w > 0
         monitor.look()
-        assert 0 < monitor.seen() <= gpu.clock_mhz
-        assert monitor.seen() == 0
+        assert 0 < monitor.clock() <= gpu.clock_mhz
+        assert monitor.clock() == 0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "tf32"])

@@ -9,7 +9,7 @@ import pytest
 
 from gemmery import config, lab
 from gemmery.bench import first_call as bench_first_call
-from gemmery.bench import peers, record, roofline
+from gemmery.bench import machine, peers, record, roofline
 from gemmery.bench.first_call import PIECES
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
@@ -79,7 +79,7 @@ def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
         assert m.peak_gflops == 100.0 * m.threads
     assert found["packed"].versus[by_name("packed").parent] > 0
     assert "NumPy" in found["numpy"].note
-    assert run.machine == record.machine()
+    assert run.machine == machine.fingerprint()
 
 
 def test_rungs_that_lose_on_squares_are_shown_where_they_are_meant():
@@ -312,7 +312,7 @@ def test_bench_stores_each_product_as_it_is_measured(mine, tmp_path):
     stored = []
 
     def look(event):
-        file = record.path(tmp_path, record.machine().name)
+        file = record.path(tmp_path, machine.fingerprint().name)
         stored.append(len(record.read(file)[0].measurements) if file.exists() else 0)
 
     run = lab.bench([mine], rivals=["numpy"], seconds=0.02, store=tmp_path, on_event=look)

@@ -46,7 +46,7 @@ class Resident:
 
 
 class Monitor:
-    def seen(self):
+    def clock(self):
         return 1755
 
 
@@ -157,7 +157,7 @@ def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
 def test_the_rival_is_shown_as_it_ran_beside_the_quickest_rung():
     """Beside a slow one a device is cooler, and its clocks are higher."""
     session, clocks = MadeUp(rivals=(rival(),)), iter([0, 1980, 0, 1500, 0, 1700])
-    session.monitor.seen = lambda: next(clocks)
+    session.monitor.clock = lambda: next(clocks)
     rungs = rung("simt_a"), rung("simt_b", speed=4.0), rung("simt_c", speed=2.0)
     found = level.GpuLevel(session, "ladder", WORK, 5.0, rungs)
     assert [found.measure(one, {}, None).clock_mhz for one in rungs] == [1980, 1500, 1700]

@@ -34,9 +34,9 @@ def devices(monkeypatch):
     monkeypatch.setattr(driver, "version", lambda: "13.0")
     monkeypatch.setattr(driver, "device", lambda ordinal: find("h200" if ordinal == 0 else "a100"))
     monkeypatch.setattr(driver, "room", lambda ordinal: 139 << 30)
-    monkeypatch.setattr(health.state, "driver_version", lambda: "580.95.05")
+    monkeypatch.setattr(health.nvml, "driver_version", lambda: "580.95.05")
     monkeypatch.setattr(
-        health.state, "Monitor", lambda ordinal: SimpleNamespace(most_clock=1980, power_limit=700.0, missing="")
+        health.nvml, "Monitor", lambda ordinal: SimpleNamespace(most_clock=1980, power_limit=700.0, missing="")
     )
 
 

@@ -7,20 +7,16 @@ run keeps its measurements; a line torn by a crash is skipped, and the next appe
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
-import platform
-import re
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gemmery import display
-from gemmery.cpu import jit, target
 from gemmery.errors import ArgumentError
 
 
@@ -128,58 +124,6 @@ class Run:
 def now() -> str:
     """Return the current time in the format of `Run.started`."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
-@functools.cache
-def machine() -> Machine:
-    """Return the fingerprint of this machine.
-
-    >>> machine().name  # doctest: +SKIP
-    'amd-zen4-avx512-2c'
-    """
-    host, cores = target.host(), target.cores()
-    model = jit.host_cpu().replace("znver", "amd-zen")
-    return Machine(
-        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
-        cpu=host.cpu,
-        isa=host.isa,
-        cores=cores,
-        l1d=host.l1d,
-        l2=host.l2,
-        l3=host.l3,
-        os=f"{platform.system()} {platform.release().partition('-')[0]}",
-        python=platform.python_version(),
-        numpy=version("numpy"),
-        llvmlite=version("llvmlite"),
-        blas=_blas(),
-        gemmery=version("gemmery"),
-    )
-
-
-def _blas() -> str:
-    """Return the BLAS of the rival NumPy, which ignores environment variables that choose other kernels."""
-    from gemmery.bench import peers  # loads NumPy, which a reader of records does not need
-    from gemmery.bench.peer_worker import PeerProcess
-
-    if not peers.steering():
-        return peers.blas()
-    with PeerProcess(peers.find("numpy"), threads=1) as numpy:
-        return numpy.runs.partition(", ")[2]
-
-
-def gpu_machine(ordinal: int = 0) -> Machine:
-    """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
-
-    Raises DeviceError if there is no such device.
-    """
-    from gemmery.bench.gpu import state  # loads the CUDA bindings
-
-    gpu = state.describe(ordinal)
-    return replace(machine(), name=_file_safe(gpu.name), gpu=gpu)
-
-
-def _file_safe(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def version(package: str) -> str:

@@ -167,11 +167,11 @@ class _Stage:
             return replace(plain, refused=str(refused))
         error = self._error(config)
         parent = [self._contestant(find(self._shown.parent), config)] if self._shown.parent else []
-        session.monitor.seen()
+        session.monitor.clock()
         found = timing.compare([own, *parent], seconds)
         note = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in show.counts(show.n, config).items())
         done = results.timed(plain, found.timings[own.name], (0.0, 0.0), found.versus)
-        return replace(done, error=error, checked=True, note=note, clock_mhz=session.monitor.seen())
+        return replace(done, error=error, checked=True, note=note, clock_mhz=session.monitor.clock())
 
     def _plain(self, config: Config) -> Measurement:
         show = self._shown.show

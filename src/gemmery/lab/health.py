@@ -16,12 +16,11 @@ from gemmery import cache, config, dispatch, tiers
 from gemmery.api import compute, prepared, quick
 from gemmery.bench import load, peers, record
 from gemmery.bench.gpu import peers as gpu_peers
-from gemmery.bench.gpu import state
 from gemmery.bench.gpu.operands import Resident
 from gemmery.bench.work import Work
 from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cuda import driver, nvrtc, sass
+from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
 from gemmery.lab import results
 from gemmery.lab.gpu import check
@@ -281,11 +280,11 @@ def _gpus() -> dict[str, Callable[[], Finding]]:
 
 
 def _driver() -> Finding:
-    return Finding("", f"{state.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
+    return Finding("", f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
 
 
 def _device(ordinal: int) -> Finding:
-    one, monitor = driver.device(ordinal), state.Monitor(ordinal)
+    one, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
     clock = monitor.most_clock / 1e3 or one.clock
     power = f", limited to {monitor.power_limit:.0f} W" if monitor.power_limit else ""
     value = f"{one.name}: {one.arch}, {one.sms} multiprocessors up to {clock:.2f} GHz{power}, "

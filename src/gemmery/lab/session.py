@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from gemmery.bench import load, peers, record, roofline
+from gemmery.bench import load, machine, peers, record, roofline
 from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.errors import RefusedError
@@ -68,7 +68,7 @@ class CpuSession(Session):
 
     def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
         self._processes: dict[tuple[str, int], PeerProcess] = {}
-        super().__init__(total, on_event, record.machine(), store)
+        super().__init__(total, on_event, machine.fingerprint(), store)
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}
         self._bandwidths: dict[int, float] = {}

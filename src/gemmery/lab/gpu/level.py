@@ -53,9 +53,9 @@ class GpuLevel:
         error = check.error(self._resident, lambda: put(0), rung.bound)
         own = self._samples[rung.name] = self.session.sampler(put, len(self._resident.sets))
         contestants = [Contestant(rung.name, own), *self._others(rung)]
-        self.session.monitor.seen()
+        self.session.monitor.clock()
         found = timing.compare(contestants, SHARE)
-        clock = self.session.monitor.seen()
+        clock = self.session.monitor.clock()
         self._times[rung.name] = found.timings[rung.name].seconds
         self._keep_rival(rung.name, found.timings, clock)
         versus = self._with_parent(rung, found.versus)

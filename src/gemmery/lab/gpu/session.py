@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemmery.bench import record
+from gemmery.bench import machine
 from gemmery.bench.gpu import peers, roofline
 from gemmery.bench.gpu.operands import Resident
 from gemmery.bench.gpu.peers import Peer, Placed
-from gemmery.bench.gpu.state import Monitor
 from gemmery.bench.gpu.timing import Put, replays
 from gemmery.bench.record import Measurement
 from gemmery.bench.roofline import Bandwidth
@@ -19,6 +18,7 @@ from gemmery.bench.timing import Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
+from gemmery.cuda.nvml import Monitor
 from gemmery.errors import DeviceError
 from gemmery.lab import results
 from gemmery.lab.event import OnEvent
@@ -46,7 +46,7 @@ class GpuSession(Session):
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{device}: {reason}")
-        super().__init__(total, on_event, record.gpu_machine(device), store)
+        super().__init__(total, on_event, machine.gpu_fingerprint(device), store)
         self.stream = Stream(device)
         self.monitor = Monitor(device)
         self._unit_peaks: dict[tuple[str, str], float] = {}

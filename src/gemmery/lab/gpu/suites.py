@@ -119,9 +119,9 @@ def contest(
         except RefusedError as refused:
             rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
     if contestants:
-        session.monitor.seen()
+        session.monitor.clock()
         found = timing.compare(contestants, seconds)
-        clock = session.monitor.seen()
+        clock = session.monitor.clock()
         for label, taken in found.timings.items():
             ratios = found.ratios(label) if label in labels else None
             rows[label] = session.timed(rows[label], taken, work, ratios, clock)

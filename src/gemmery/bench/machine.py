@@ -1,0 +1,73 @@
+"""The fingerprint of this machine, which every record is stored with."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from dataclasses import replace
+
+from gemmery.bench import peers
+from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench.record import Gpu, Machine, version
+from gemmery.cpu import jit, target
+
+
+@functools.cache
+def fingerprint() -> Machine:
+    """Return the fingerprint of this machine.
+
+    >>> fingerprint().name  # doctest: +SKIP
+    'amd-zen4-avx512-2c'
+    """
+    host, cores = target.host(), target.cores()
+    model = jit.host_cpu().replace("znver", "amd-zen")
+    return Machine(
+        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
+        cpu=host.cpu,
+        isa=host.isa,
+        cores=cores,
+        l1d=host.l1d,
+        l2=host.l2,
+        l3=host.l3,
+        os=f"{platform.system()} {platform.release().partition('-')[0]}",
+        python=platform.python_version(),
+        numpy=version("numpy"),
+        llvmlite=version("llvmlite"),
+        blas=_blas(),
+        gemmery=version("gemmery"),
+    )
+
+
+def _blas() -> str:
+    """Return the BLAS of the rival NumPy, which ignores environment variables that choose other kernels."""
+    if not peers.steering():
+        return peers.blas()
+    with PeerProcess(peers.find("numpy"), threads=1) as numpy:
+        return numpy.runs.partition(", ")[2]
+
+
+def gpu_fingerprint(ordinal: int = 0) -> Machine:
+    """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
+
+    Raises DeviceError if there is no such device.
+    """
+    from gemmery.cuda import driver, nvml, nvrtc  # loads the CUDA bindings
+
+    device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
+    gpu = Gpu(
+        name=device.name,
+        capability=device.capability,
+        sms=device.sms,
+        l2=device.l2,
+        clock_mhz=monitor.most_clock or round(device.clock * 1e3),
+        power_w=monitor.power_limit,
+        driver=nvml.driver_version(),
+        cuda=driver.version(),
+        nvrtc=nvrtc.version(),
+    )
+    return replace(fingerprint(), name=_file_safe(gpu.name), gpu=gpu)
+
+
+def _file_safe(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")

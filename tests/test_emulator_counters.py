@@ -13,7 +13,7 @@ from gemmery.emulator import ops
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Banked, Counts, Memory, Shared, Traffic
 from gemmery.emulator.counters.merging import Merge
-from gemmery.emulator.events import Access
+from gemmery.emulator.machine import Access
 from gemmery.emulator.ptx import Line, parse
 
 PTX = """.version 9.0

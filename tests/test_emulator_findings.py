@@ -11,8 +11,8 @@ import pytest
 
 from gemmery.cuda import include, nvrtc
 from gemmery.emulator.arguments import bound
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.run import emulated
-from gemmery.emulator.simt import Launch
 from gemmery.lab.emulation import prepared
 from gemmery.lab.kernel import SOURCE, emulate
 

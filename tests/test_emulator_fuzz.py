@@ -12,10 +12,10 @@ import pytest
 import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import lowered
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.printing import WIDEST
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import run
-from gemmery.emulator.simt import Launch
 from gemmery.errors import EmulationError
 
 DATA = Path(__file__).parent / "data" / "ptx"

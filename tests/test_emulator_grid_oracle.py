@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.events import Observer
 from gemmery.emulator.lower import lowered
+from gemmery.emulator.machine import Launch, Observer
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import emulated
-from gemmery.emulator.simt import Launch
 
 BLOCKS, THREADS = 3, 64
 HEAD = """.version 8.0

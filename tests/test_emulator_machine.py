@@ -7,9 +7,9 @@ import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import run
-from gemmery.emulator.simt import Launch
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"
 REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>; .reg .f32 %f<4>;"

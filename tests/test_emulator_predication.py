@@ -5,10 +5,10 @@ import pytest
 
 from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.lower import lowered
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import emulated
-from gemmery.emulator.simt import Launch
 
 PTX = """.version 9.0
 .target sm_90

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from gemmery.emulator.lower import lowered
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import parse
 from gemmery.emulator.run import run
-from gemmery.emulator.simt import Launch
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import ArgumentError

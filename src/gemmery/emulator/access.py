@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import atomics, matrices, modifiers, printing
+from gemmery.emulator import atomics, matrices, modifiers, printing, reach
+from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.modifiers import Spelled
 from gemmery.emulator.op import NUMPY, STORED, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory, Not, Operand, Register, Vector
 from gemmery.emulator.steps import Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
@@ -54,7 +53,7 @@ def _load(lowering: Lowering, index: int) -> Step:
     space, count, width = spelled.space, spelled.count, spelled.width
 
     def step(machine: Machine, mask: Mask) -> None:
-        values = machine.load(index, space, address(machine.registers), mask, dtype, count, width)
+        values = reach.load(machine, index, space, address(machine.registers), mask, dtype, count, width)
         for write, value in zip(writes, values, strict=True):
             if write is not None:
                 write(machine.registers, mask, value)
@@ -74,7 +73,7 @@ def _store(lowering: Lowering, index: int) -> Step:
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers
-        machine.store(index, space, address(held), mask, [read(held) for read in reads], dtype, width)
+        reach.store(machine, index, space, address(held), mask, [read(held) for read in reads], dtype, width)
 
     return step
 
@@ -257,11 +256,11 @@ def _copy(lowering: Lowering, index: int) -> Step:
         return mbarrier.copies_arrive(lowering, index)
     match instruction.opcode, instruction.operands:
         case "cp.async.commit_group", ():
-            return lambda machine, mask: machine.copies.commit(mask, machine.threads)
+            return lambda machine, mask: machine.unit(Copies).commit(mask)
         case "cp.async.wait_all", ():
-            return lambda machine, mask: machine.copies.wait_all(machine, mask)
+            return lambda machine, mask: machine.unit(Copies).wait_all(mask)
         case "cp.async.wait_group", (Immediate(pending),):
-            return lambda machine, mask: machine.copies.wait(machine, mask, pending)
+            return lambda machine, mask: machine.unit(Copies).wait(mask, pending)
         case _:
             return _copied(lowering, instruction, index)
 
@@ -296,7 +295,7 @@ def _copied(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         taken = None
         if extra is not None:
             taken = np.where(extra(held), 0, width) if ignored else extra(held).astype(np.int64)
-        machine.copy(index, to(held), out_of(held), mask, width, taken)
+        reach.copy(machine, index, to(held), out_of(held), mask, width, taken)
 
     return step
 

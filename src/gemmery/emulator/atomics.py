@@ -7,20 +7,18 @@ so a sum of floats may differ in its last bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import modifiers, ops
+from gemmery.emulator import modifiers, ops, reach
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
 from gemmery.emulator.modifiers import HALVES
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Memory
 from gemmery.emulator.steps import Lowering, Step, refused
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 Array = NDArray[Any]
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
@@ -100,11 +98,11 @@ def lower(lowering: Lowering, index: int) -> Step:
         held = machine.registers
         values = [[machine.spread(read(held)) for read in part] for part in given]
         every = address(held)
-        for where, addresses, there in machine.placed(space, every, mask):
-            checked, some, _ = machine.checked(index, where, name, addresses, there, size * count)
+        for where, addresses, there in reach.placed(machine, space, every, mask):
+            checked, some, _ = reach.checked(machine, index, where, name, addresses, there, size * count)
             if some is not None and not some.any():
                 continue
-            memory, checked = machine.space(where), machine.spread(checked)
+            memory, checked = reach.memory_of(machine, where), machine.spread(checked)
             for place in range(count):
                 operands_here = [part[place] for part in values]
                 old = _changed(memory, checked + place * size, some, NUMPY[kind], change, running, operands_here)

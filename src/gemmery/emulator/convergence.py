@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.discarded import used
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ops.warp import LANES, sources
 from gemmery.emulator.ptx import Immediate, Instruction
 from gemmery.emulator.steps import Lowering, Read, Step
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 FULL = 0xFFFFFFFF
 _MASKED = re.compile(r"(shfl|vote|match\.(any|all)|redux|elect)\.sync")
@@ -61,6 +59,13 @@ class Undefined:
     selections: dict[int, bool]  # instructions that choose between it and another value, and whether it is the first
 
 
+class UndefinedValues(dict[int, Undefined]):
+    """The undefined values that shuffles gave, by their instruction."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+
+
 def names_lanes(instruction: Instruction) -> bool:
     """Whether an instruction has its member mask in a register; it then starts a basic block."""
     masked = _MASKED.match(instruction.opcode) is not None
@@ -90,8 +95,7 @@ def _whole(instruction: Instruction) -> bool:
 
 def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Threads of the mask that wait for others, which have neither arrived nor ended."""
-    assert machine.places is not None
-    missing = (machine.places < machine.program.stop) & ~mask
+    missing = machine.places.running() & ~mask
     if not missing.any():
         return np.zeros_like(mask)
     rows = missing.reshape(-1, 32)
@@ -121,8 +125,7 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
 
     def run(machine: Machine, mask: Mask) -> None:
         named = members(machine.registers)
-        if machine.undefined:
-            machine.undefined.pop(index, None)
+        machine.unit(UndefinedValues).pop(index, None)
         if machine.observers and (named.ndim or named != FULL or not _in_whole_warps(mask)):
             at = _Lanes(machine, index, mask, named, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
@@ -198,8 +201,8 @@ class _Lanes:
         """Report lanes whose mask names existing lanes that do not execute the instruction."""
         machine = self._machine
         others = _others(machine, self._there)
-        if self._elects and machine.places is not None:
-            others &= (machine.places < machine.program.stop).reshape(-1, 32)
+        if self._elects:
+            others &= machine.places.running().reshape(-1, 32)
         bad = self._there & (self._named & _bits(others)[:, None] != 0)
         if not bad.any():
             return False
@@ -239,7 +242,7 @@ class _Lanes:
         certain, selections = used(machine.kernel, self._index)
         if certain:
             return self._tell(bad, what)
-        machine.undefined[self._index] = Undefined(bad.reshape(-1), what, selections)
+        machine.unit(UndefinedValues)[self._index] = Undefined(bad.reshape(-1), what, selections)
         return False
 
 
@@ -249,7 +252,7 @@ def _selecting(lowering: Lowering, index: int, step: Step) -> Step:
     predicate = lowering.read(instruction.operands[3], "pred", instruction)
 
     def run(machine: Machine, mask: Mask) -> None:
-        for shuffle, one in machine.undefined.items():
+        for shuffle, one in machine.unit(UndefinedValues).items():
             if index in one.selections:
                 bad = one.lanes & (machine.spread(predicate(machine.registers)) == one.selections[index])
                 threads = np.flatnonzero(bad if mask is None else bad & mask)

@@ -6,15 +6,13 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,8 @@ class Copy:
 class Copies:
     """The copies under way of a chunk of blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self.committed: Any = 0  # groups of each thread; an int while all agree
         self.bytes = 0  # of data that has not landed
         self._under_way: list[Copy] = []
@@ -56,16 +55,16 @@ class Copies:
         self._under_way.append(replace(copy, group=group))
         self.bytes += copy.data.nbytes
 
-    def commit(self, mask: Mask, threads: int) -> None:
+    def commit(self, mask: Mask) -> None:
         """Close the group of these threads."""
         if mask is None:
             self.committed = self.committed + 1
             return
         if isinstance(self.committed, int):
-            self.committed = np.full(threads, self.committed, np.int64)
+            self.committed = np.full(self._machine.threads, self.committed, np.int64)
         self.committed = self.committed + mask
 
-    def wait(self, machine: Machine, mask: Mask, pending: int) -> None:
+    def wait(self, mask: Mask, pending: int) -> None:
         """Land all groups of these threads except the latest `pending` ones."""
         newest = self.committed - 1 - pending
         left = []
@@ -75,21 +74,21 @@ class Copies:
                 ready = ready & mask[copy.threads]
             if np.ndim(ready) == 0:
                 if ready:
-                    _land(machine, copy)
+                    _land(self._machine, copy)
                 else:
                     left.append(copy)
                 continue
             if ready.any():
-                _land(machine, copy.only(ready))
+                _land(self._machine, copy.only(ready))
             if not ready.all():
                 left.append(copy.only(~ready))
         self._under_way = left
         self.bytes = sum(copy.data.nbytes for copy in left)
 
-    def wait_all(self, machine: Machine, mask: Mask) -> None:
+    def wait_all(self, mask: Mask) -> None:
         """Land all copies of these threads."""
-        self.commit(mask, machine.threads)
-        self.wait(machine, mask, 0)
+        self.commit(mask)
+        self.wait(mask, 0)
 
 
 def _land(machine: Machine, copy: Copy) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gemmery.emulator import barriers, convergence, ops
 from gemmery.emulator.access import HANDLERS
 from gemmery.emulator.counters.merging import Merge, merged
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import STORED, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Label, Not, Register
 from gemmery.emulator.steps import Faster, Lowering, Read, Step, Write, refused
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier"))
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")

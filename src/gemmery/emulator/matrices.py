@@ -5,19 +5,17 @@ PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py maps elements to lan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import fragments
+from gemmery.emulator import fragments, reach
 from gemmery.emulator.fragments import Fragment, Piece
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ptx import Instruction, Memory, Vector
 from gemmery.emulator.steps import Lowering, Read, Step, refused
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 Lanes = NDArray[np.bool_]
@@ -34,7 +32,7 @@ def load_matrix(lowering: Lowering, index: int) -> Step:
     address, space, lanes = lowering.address(source, instruction), _space(instruction), _first(8 * count)
 
     def step(machine: Machine, mask: Mask) -> None:
-        rows = machine.rows(index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
+        rows = reach.rows(machine, index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
         loaded = fragments.loaded(rows.reshape(machine.warps, 32, ROW // 4)[:, : 8 * count], trans)
         for write, value in zip(writes, loaded, strict=True):
             if write is not None:
@@ -60,7 +58,7 @@ def store_matrix(lowering: Lowering, index: int) -> Step:
         rows[:, : 8 * count] = fragments.stored(registers, trans).view(np.uint32)
         values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
         some = _some(machine, mask, lanes)
-        machine.store(index, space, address(held), some, values, "u4", ROW, "stmatrix")
+        reach.store(machine, index, space, address(held), some, values, "u4", ROW, "stmatrix")
 
     return step
 
@@ -101,11 +99,11 @@ def _loading(
             lanes = _lanes(machine, piece, fragment.size, address, apart)
             if piece.matrices:
                 some = _some(machine, mask, _first(len(piece.major)))
-                rows = machine.rows(index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
+                rows = reach.rows(machine, index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
                 piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), held)
             else:
                 kind, count = piece.dtype, len(piece.registers)
-                values = machine.load(index, space, lanes, mask, kind, count, piece.width)
+                values = reach.load(machine, index, space, lanes, mask, kind, count, piece.width)
                 piece.put([value.reshape(machine.warps, 32) for value in values], held)
         filled = held[: fragment.registers // fragment.copies] * fragment.copies
         for write, value in zip(writes, filled, strict=True):
@@ -126,7 +124,7 @@ def _storing(
         for piece in fragment.pieces:
             lanes = _lanes(machine, piece, fragment.size, address, apart)
             values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(held)]
-            machine.store(index, space, lanes, mask, values, piece.dtype, piece.width)
+            reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
 
     return step
 

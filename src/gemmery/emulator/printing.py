@@ -10,17 +10,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gemmery.emulator import reach
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
 from gemmery.emulator.steps import Lowering, Step, refused
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
 LONG = ("l", "ll")
@@ -119,13 +118,13 @@ class _Arguments:
     def _bytes(self, address: int, count: int) -> Bytes:
         """Return the memory at a generic address; if there is none, report a finding and return nothing."""
         machine, thread = self._machine, self._thread
-        ((name, place, _),) = machine.placed("", np.int64(address), None)
-        space = machine.space(name)
+        ((name, place, _),) = reach.placed(machine, "", np.int64(address), None)
+        space = reach.memory_of(machine, name)
         if space.outside(np.int64(place), None, 1) is not None:
             what = (
                 f"prints a string at address {address:#x}, where there is no memory: pass a pointer to the characters"
             )
-            machine.misuse(self._index, np.array([thread]), what)
+            report_misuse(machine, self._index, np.array([thread]), what)
             return np.zeros(0, np.uint8)
         first = int(np.broadcast_to(place + space.base, (machine.threads,))[thread])
         return space.data[first : first + count].copy()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.copies import Copy
-from gemmery.emulator.events import Access
+from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.hopper import cluster
-from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW
+from gemmery.emulator.machine import Access, Machine, report_access
+from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Mask, Values
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
 PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
@@ -30,7 +27,7 @@ def load(
         return _load_generic(machine, index, addresses, mask, kind, count, width)
     if space == "param":
         return _parameter(machine, addresses, kind, count)
-    memory = machine.space(space)
+    memory = memory_of(machine, space)
     addresses, mask, faulty = checked(machine, index, space, "ld", addresses, mask, width)
     values = memory.load(addresses, kind, count, width)
     return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
@@ -41,7 +38,7 @@ def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask
     if space == "":
         ((space, addresses, mask),) = _spaces(machine, addresses, mask)
     addresses, mask, faulty = checked(machine, index, space, what, addresses, mask, 16)
-    memory = machine.space(space)
+    memory = memory_of(machine, space)
     found = memory.view("u4", 4).take(machine.spread(addresses + memory.base) >> 4, axis=0)
     return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
 
@@ -64,7 +61,7 @@ def store(
         return
     addresses, mask, _ = checked(machine, index, space, what, addresses, mask, width, values)
     if mask is None or mask.any():
-        machine.space(space).store(addresses, values, mask, kind, width, machine.threads)
+        memory_of(machine, space).store(addresses, values, mask, kind, width, machine.threads)
 
 
 def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
@@ -78,8 +75,9 @@ def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, w
     threads = np.arange(machine.threads)
     if mask is not None:
         place, to, rows, threads = place[mask], to[mask], rows[mask], threads[mask]
-    machine.copies.add(Copy(index, place, to, rows, threads, 0))
-    if machine.copies.bytes > IN_FLIGHT:
+    copies = machine.unit(Copies)
+    copies.add(Copy(index, place, to, rows, threads, 0))
+    if copies.bytes > IN_FLIGHT:
         raise EmulationError(
             f"more than {IN_FLIGHT >> 20} MiB of cp.async at {machine.kernel.instructions[index].line} have not been "
             "waited for: wait for them (cp.async.wait_group) inside the loop"
@@ -132,20 +130,25 @@ def checked(
     low = int(np.bitwise_or.reduce(addresses)) if addresses.ndim else int(addresses)
     if low & width - 1:
         faulty = _fault(machine, index, space, what, addresses, mask, width, "misaligned", addresses & width - 1 != 0)
-    memory = machine.peers if space == cluster.SPACE else machine.space(space)
+    memory = machine.unit(cluster.Peers) if space == cluster.SPACE else memory_of(machine, space)
     outside = memory.outside(addresses, mask, reached)
     if outside is not None:
         more = _fault(machine, index, space, what, addresses, mask, reached, "outside", outside)
         faulty = more if faulty is None else faulty | more
     if faulty is not None:
         mask = ~faulty if mask is None else mask & ~faulty
-        some = machine.spread(addresses)[mask.argmax()] if mask.any() else machine.space(space).safe
+        some = machine.spread(addresses)[mask.argmax()] if mask.any() else memory_of(machine, space).safe
         addresses = np.where(mask, addresses, some)
     if space != "const" and (mask is None or mask.any()):
-        machine.emit(Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
+        report_access(machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
     if space == cluster.SPACE:
-        addresses = machine.peers.relative(addresses)
+        addresses = machine.unit(cluster.Peers).relative(addresses)
     return addresses, mask, faulty
+
+
+def memory_of(machine: Machine, space: str) -> Global | Own:
+    """The memory of a state space."""
+    return {"shared": machine.shared, cluster.SPACE: machine.shared, "local": machine.local}.get(space, machine.memory)
 
 
 def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:

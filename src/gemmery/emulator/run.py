@@ -13,13 +13,13 @@ from gemmery import display
 from gemmery.emulator import spinning
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Counts, Frames, Lines, Memory, Shared
-from gemmery.emulator.events import Observer
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.hopper import cluster
+from gemmery.emulator.lockstep import LockStep
 from gemmery.emulator.lower import Program
+from gemmery.emulator.machine import Launch, Observer
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line
-from gemmery.emulator.simt import Launch, Machine
 
 # glibc maps allocations of 128 KiB and more anew each time, until one of this size is freed: from then on it keeps
 # freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.
@@ -167,7 +167,7 @@ def emulated(
     check: bool = True,
     merge: bool = True,
     seed: int | None = None,
-    max_steps: int = spinning.MOST,
+    max_steps: int = spinning.LIMIT,
     observers: Sequence[Observer] = (),
 ) -> Run:
     """Run a kernel with all counters, and with `check` with all findings."""
@@ -193,7 +193,7 @@ def run(
     *,
     chunk: int = CHUNK,
     seed: int | None = None,
-    max_steps: int = spinning.MOST,
+    max_steps: int = spinning.LIMIT,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
@@ -208,4 +208,4 @@ def run(
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for ids in cluster.in_order(launch, step, order):
-            Machine(program, launch, memory, ids, observers, order, max_steps).run()
+            LockStep(program, launch, memory, ids, observers, order, max_steps).run()

@@ -6,13 +6,12 @@ PTX ISA 9.0, "Special Registers".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
+from gemmery.emulator.machine import Machine
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 AXES = {".x": 0, ".y": 1, ".z": 2}
@@ -110,5 +109,5 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%lanemask_gt": lambda machine: ~((_ONE << _lane(machine)) * np.uint32(2) - _ONE),
     "%lanemask_ge": lambda machine: ~((_ONE << _lane(machine)) - _ONE),
     "%dynamic_smem_size": lambda machine: machine.launch.shared,
-    "%total_smem_size": lambda machine: machine.shared_bytes,
+    "%total_smem_size": lambda machine: machine.shared.size,
 }

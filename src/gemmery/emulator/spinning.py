@@ -9,26 +9,29 @@ kernel never ends. An endless loop that changes a register each time ends at the
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.lower import Program
+from gemmery.emulator.machine import Machine
+from gemmery.emulator.memory import Space
+from gemmery.emulator.op import Mask
+from gemmery.emulator.waiting import Waiting
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 AGAIN = 1 << 4  # basic blocks before the next look after threads have yielded
 EVERY = 1 << 10  # basic blocks before the first look, then twice as many, so that a loop of any length is seen
-MOST = 10_000_000  # basic blocks that a chunk may execute: some minutes
+LIMIT = 10_000_000  # basic blocks that a chunk may execute: some minutes
 
 
 class Spinning:
     """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, machine: Machine, waiting: Waiting, program: Program, limit: int = LIMIT) -> None:
+        self._machine, self._waiting, self._program = machine, waiting, program
+        self._limit = limit
         self._steps = 0
         self._next = self._gap = EVERY
         self._spins: NDArray[np.bool_] | None = None  # the threads of a loop, from its first return to the next one
@@ -38,30 +41,30 @@ class Spinning:
         self._at: Any = None
         self._differed = 0  # the register that told the last time: mostly the counter of the loop
 
-    def look(self, machine: Machine) -> None:
-        """After each basic block; raises EmulationError for a kernel that does not end."""
+    def look(self, ran: Mask) -> None:
+        """After each basic block, which these threads ran; raises EmulationError for a kernel that does not end."""
         self._steps += 1
-        if self._steps > self._most:
-            raise EmulationError(_too_many(machine, self._most))
+        if self._steps > self._limit:
+            raise EmulationError(_too_many(self._line(), self._limit))
         if self._spins is not None:
-            self._spins |= True if machine.ran is None else machine.ran
+            self._spins |= True if ran is None else ran
         if self._steps == self._next:
             self._gap *= 2
             self._next = self._steps + self._gap
-            self._keep(machine)
-        elif self._at is not None and self._same(machine):
-            self._returned(machine)
+            self._keep()
+        elif self._at is not None and self._same():
+            self._returned()
 
-    def _returned(self, machine: Machine) -> None:
-        """The state is the kept one: learn which threads loop, then let the others run."""
+    def _returned(self) -> None:
+        """The state is the one that was kept: learn which threads loop, then let the others run."""
         if self._spins is None:
-            self._spins = np.zeros(machine.threads, bool)
+            self._spins = np.zeros(self._machine.threads, bool)
             return
-        state = self._digest()
-        if state in self._yielded or not _others(machine, self._spins):
-            raise EmulationError(_said(machine))
+        state, waiting = self._digest(), self._waiting
+        if state in self._yielded or not self._others(self._spins):
+            raise EmulationError(_endless(self._line()))
         self._yielded.add(state)
-        machine.yielding = self._spins if machine.yielding is None else machine.yielding | self._spins
+        waiting.yielding = self._spins if waiting.yielding is None else waiting.yielding | self._spins
         self._spins = self._at = None
         self._gap, self._next = AGAIN, self._steps + AGAIN
 
@@ -73,63 +76,65 @@ class Spinning:
             digest.update(np.asarray(part).tobytes())
         return digest.digest()
 
-    def _keep(self, machine: Machine) -> None:
+    def _keep(self) -> None:
         self._spins = None
-        self._at = _place(machine)
-        self._registers = list(machine.registers)  # never written in place
-        self._memory = [space.data.copy() for space in (machine.shared, machine.local, machine.memory)]
+        self._at = self._place()
+        self._registers = list(self._machine.registers)  # never written in place
+        self._memory = [space.data.copy() for space in self._spaces()]
 
-    def _same(self, machine: Machine) -> bool:
-        pairs = list(zip(machine.registers, self._registers, strict=True))
-        if not all(_equal(*pair) for pair in pairs[self._differed :][:1]) or _place(machine) != self._at:
+    def _same(self) -> bool:
+        pairs = list(zip(self._machine.registers, self._registers, strict=True))
+        if not all(_equal(*pair) for pair in pairs[self._differed :][:1]) or self._place() != self._at:
             return False
         for number, pair in enumerate(pairs):
             if not _equal(*pair):
                 self._differed = number
                 return False
-        spaces = machine.shared, machine.local, machine.memory
-        return all(np.array_equal(space.data, data) for space, data in zip(spaces, self._memory, strict=True))
+        return all(np.array_equal(space.data, data) for space, data in zip(self._spaces(), self._memory, strict=True))
+
+    def _spaces(self) -> tuple[Space, ...]:
+        return self._machine.shared, self._machine.local, self._machine.memory
+
+    def _others(self, spins: NDArray[np.bool_]) -> bool:
+        """Whether threads other than these can run, or leave a barrier."""
+        places = self._machine.places
+        if places.each is None:
+            return False
+        if self._waiting.at_barriers.release(places.running()):
+            return True
+        ready = self._waiting.ready()
+        return ready is not None and bool((ready & ~spins).any())
+
+    def _place(self) -> Any:
+        """Where the threads are, which of them wait, and how often an mbarrier has changed."""
+        machine, places = self._machine, self._machine.places
+        if places.each is None:
+            return places.at, machine.changes
+        ready = self._waiting.ready()
+        return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
+
+    def _line(self) -> str:
+        block = self._program.blocks[self._machine.places.at]
+        return str(self._machine.kernel.instructions[block.first].line)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(value: Any, other: Any) -> bool:
     """The same bits, NaN or not; as an array or as one number."""
-    if one is other:
+    if value is other:
         return True
-    return bool(np.all(one.view(f"u{one.itemsize}") == other.view(f"u{other.itemsize}")))
+    return bool(np.all(value.view(f"u{value.itemsize}") == other.view(f"u{other.itemsize}")))
 
 
-def _others(machine: Machine, spins: NDArray[np.bool_]) -> bool:
-    """Whether threads other than these can run, or leave a barrier."""
-    if machine.places is None:
-        return False
-    if machine.waiting.released(machine.places < machine.program.stop):
-        return True
-    ready = machine.waiting.ready(machine.places)
-    return ready is not None and bool((ready & ~spins).any())
-
-
-def _place(machine: Machine) -> Any:
-    """Where the threads are, which of them wait, and how often an mbarrier has changed."""
-    if machine.places is None:
-        return machine.at, machine.waiting.changes
-    ready = machine.waiting.ready(machine.places)
-    return machine.places.tobytes(), machine.waiting.changes, None if ready is None else ready.tobytes()
-
-
-def _line(machine: Machine) -> str:
-    return str(machine.kernel.instructions[machine.program.blocks[machine.at].first].line)
-
-
-def _said(machine: Machine) -> str:
+def _endless(line: str) -> str:
     return (
-        f"threads loop forever at {_line(machine)}: the value they wait for does not change. No other thread can run: "
+        f"threads loop forever at {line}: the value they wait for does not change. No other thread can run: "
         "lanes of a warp wait for each other, or the thread that would change it belongs to a block that starts when "
         "these have ended; wait with a barrier or an mbarrier, or emulate writing and waiting code as two kernels"
     )
 
 
-def _too_many(machine: Machine, most: int) -> str:
+def _too_many(line: str, limit: int) -> str:
     return (
-        f"the kernel did not end within {most:,} steps, and loops at {_line(machine)}: check the loop's end condition; "
+        f"the kernel did not end within {limit:,} steps, and loops at {line}: check the loop's end condition; "
         "if the kernel does end, pass a larger max_steps="
     )

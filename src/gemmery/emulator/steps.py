@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gemmery.emulator import exact, specials
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, STORED, Mask, Op
 from gemmery.emulator.ptx import (
     Immediate,
@@ -27,9 +28,6 @@ from gemmery.emulator.ptx import (
     Vector,
 )
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 Step = Callable[["Machine", Mask], None]
 Read = Callable[[list[Any]], Any]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from gemmery.cuda import exhibits, nvrtc
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters.counts import Counts, Frames
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.ptx import Line, calling
 from gemmery.emulator.run import emulated
-from gemmery.emulator.simt import Launch
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import Chosen, chosen
 from gemmery.lab.emulation import Operands, prepared, run_rung

@@ -20,11 +20,10 @@ from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import arguments, too_large
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.events import Observer
 from gemmery.emulator.lower import Program, lowered
+from gemmery.emulator.machine import Launch, Observer
 from gemmery.emulator.ptx import Module, parse
 from gemmery.emulator.run import Run, emulated
-from gemmery.emulator.simt import Launch
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem

@@ -18,9 +18,9 @@ from gemmery.cuda.exhibits import Config
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.findings import Findings
+from gemmery.emulator.machine import Launch
 from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import run as run_kernel
-from gemmery.emulator.simt import Launch
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked, results
 from gemmery.lab.emulation import prepared

@@ -15,10 +15,10 @@ from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import Program
+from gemmery.emulator.machine import Dims, Launch
 from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import Run, emulated
-from gemmery.emulator.simt import Dims, Launch
-from gemmery.emulator.spinning import MOST
+from gemmery.emulator.spinning import LIMIT
 from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulation import parsed, prepared
 
@@ -48,7 +48,7 @@ def emulate(
     merge: bool = True,
     check: bool = True,
     seed: int | None = None,
-    max_steps: int = MOST,
+    max_steps: int = LIMIT,
 ) -> Run:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 

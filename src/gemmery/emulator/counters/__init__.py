@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,10 @@ from gemmery.emulator import fragments, ops
 from gemmery.emulator.counters.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.counters.predication import predicated
-from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.hopper import products
+from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Kernel
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 # The field of Memory and of Shared for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.barriers import ARRIVE, WARP_SYNC
+from gemmery.emulator.barriers import ARRIVE
 from gemmery.emulator.convergence import WAY_OUT, ranges
-from gemmery.emulator.events import Access, Observer
 from gemmery.emulator.findings import words
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_fence, orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, Flags, History, Words
 from gemmery.emulator.findings.words import Place
+from gemmery.emulator.hopper.products import Products
+from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Line
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
 
@@ -71,7 +69,7 @@ class Findings(Observer):
         if self._orders is None:
             self._orders = orders(machine.kernel)
             self._global = GlobalRaces(machine, self._orders, self._race)
-        self._history = History(1, machine.block_threads, machine.shared_bytes, self._conflict)
+        self._history = History(1, machine.block_threads, machine.shared.size, self._conflict)
         self._global.start(machine, self._history)
         self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
         self._alike = machine.blocks  # the blocks that the one that is followed stands for
@@ -117,7 +115,7 @@ class Findings(Observer):
         """Report a write to memory that a product of a warpgroup may still read."""
         machine = self._machine
         blocks = threads // machine.block_threads
-        if (read := machine.products.reader(blocks * machine.shared.stride + addresses)) is None:
+        if (read := machine.unit(Products).reader(blocks * machine.shared.stride + addresses)) is None:
             return
         (first, other), thread = read, int(threads[read[0]])
         what = (
@@ -234,12 +232,14 @@ class Findings(Observer):
         )
         self._add("divergent barrier", index, thread, int(mask.sum()), what)
 
-    def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+    def deadlock(
+        self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32] | None
+    ) -> None:
+        if members is not None:
+            self._warp_waits(machine, index, mask, members)
+            return
         opcode = machine.kernel.instructions[index].opcode
         clustered = opcode.startswith("barrier.cluster")
-        if opcode == WARP_SYNC:
-            self._warp_waits(machine, index, mask)
-            return
         if opcode.startswith("bar") and not clustered:
             self.diverged(machine, index, mask)
             return
@@ -254,9 +254,8 @@ class Findings(Observer):
         what = f"{words.thread(machine, thread)} {waits}: {way_out}"
         self._add("deadlock", index, thread, int(mask.sum()), what)
 
-    def _warp_waits(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+    def _warp_waits(self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32]) -> None:
         thread = int(np.flatnonzero(mask)[0])
-        members = machine.waiting.members(mask)
         lanes = slice(thread - thread % 32, thread - thread % 32 + 32)
         waiting = mask[lanes] & (members[lanes] == members[thread])
         missing = ranges((members[thread] >> np.arange(32, dtype=np.uint32) & 1 == 1) & ~waiting)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.events import Access
 from gemmery.emulator.findings import words
 from gemmery.emulator.findings.grid import Grid, Layout, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_count, is_own
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.findings.races import Flags, History, Words
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
+from gemmery.emulator.machine import Access, Machine
 
 # A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
 Add = Callable[[int, int, int, Callable[[], str], int], None]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from gemmery.emulator.findings import pointers
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import PAGE, Allocation
 from gemmery.emulator.ptx import Instruction, Line, calling
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 Place = tuple[int, int, int]  # x, y, z
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
@@ -60,7 +57,7 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
     """How far an access is outside its memory, and what to do about it."""
     if space == "global":
         return _beyond_arrays(machine, at, width, index in reach.nulls, reach.arrays[index])
-    size, whose = (machine.shared_bytes, "block") if space == "shared" else (machine.kernel.local, "thread")
+    size, whose = (machine.shared.size, "block") if space == "shared" else (machine.kernel.local, "thread")
     far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
     return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
 

@@ -8,19 +8,18 @@ for the group. Both are as late as possible, so that a missing wait is found.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.hopper import tensormap
+from gemmery.emulator.hopper import cluster, tensormap
+from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Mask
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 PIECE = 16  # bytes: the alignment of addresses and sizes
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -58,7 +57,9 @@ class Bulk:
     """The bulk copies under way of a chunk of blocks."""
 
     def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+        self._machine, self._mbarriers = machine, machine.unit(Mbarriers)
+        self._mbarriers.land = self._land_for
+        machine.at_end.append(self._finish)
         self._loads: list[Load] = []
         self._stores: list[Store] = []
         self._committed = np.zeros(machine.threads, np.int64)
@@ -76,18 +77,17 @@ class Bulk:
         """Start loads; threads that pass the mbarrier later see everything the issuing threads did before."""
         self.tell(load.index, load.threads, load.places, "begins")
         first = np.unique(load.threads, return_index=True)[1]
-        offsets = self._machine.mbarriers.offsets(load.barriers[first])
-        self._machine.order_by(load.index, load.threads[first], offsets, acquired=False)
+        offsets = self._mbarriers.offsets(load.barriers[first])
+        cluster.report_order(self._machine, load.index, load.threads[first], offsets, acquired=False)
         self._loads.append(load)
-        self._machine.waiting.changes += 1  # threads that sleep on the mbarrier may continue now
+        self._machine.changes += 1  # threads that sleep on the mbarrier may continue now
 
-    def hurry(self, barriers: Indices) -> None:
+    def _land_for(self, barriers: Indices) -> None:
         """Land the loads under way to these mbarriers, one instruction after the other, until their phase ends."""
-        mbarriers = self._machine.mbarriers
-        before = mbarriers.phases(barriers)
+        before = self._mbarriers.phases(barriers)
         left = []
         for load in self._loads:
-            needed = np.isin(load.barriers, barriers[mbarriers.phases(barriers) == before])
+            needed = np.isin(load.barriers, barriers[self._mbarriers.phases(barriers) == before])
             if needed.any():
                 self._land(load if needed.all() else load.only(needed))
             if not needed.all():
@@ -97,7 +97,7 @@ class Bulk:
     def _land(self, load: Load) -> None:
         self.tell(load.index, load.threads, load.places, "lands")
         self._shared[load.places] = load.data
-        self._machine.mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
+        self._mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
         if load.swizzle or self._swizzled is not None:
             self._mark(load)
 
@@ -150,7 +150,7 @@ class Bulk:
                 left.append(replace(store, threads=threads, places=places, groups=groups, write=store.write.only(rest)))
         self._stores = left
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Complete the stores for which no thread has waited, at the end of the grid."""
         for store in self._stores:
             self._write(store, np.ones(len(store.threads), bool))

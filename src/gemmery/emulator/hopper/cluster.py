@@ -8,19 +8,16 @@ above the offset, so that a plain shared address means the block's own memory in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.machine import Launch, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.steps import Lowering, Step, refused
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Launch, Machine
 
 SPACE = "shared::cluster"
 RANK_AT = 24
@@ -37,7 +34,7 @@ Indices = NDArray[np.int64]
 def in_order(launch: Launch, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
     """Yield all blocks of a grid, `step` at a time, each cluster together and by rank; `shuffled` orders the clusters.
 
-    >>> from gemmery.emulator.simt import Launch
+    >>> from gemmery.emulator.machine import Launch
     >>> [ids.tolist() for ids in in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
 
@@ -78,7 +75,7 @@ class Peers:
     """The shared memory of all blocks of a cluster, by shared::cluster addresses."""
 
     def __init__(self, machine: Machine) -> None:
-        self.size, self.stride, self.cluster = machine.shared_bytes, machine.shared.stride, size(machine)
+        self.size, self.stride, self.cluster = machine.shared.size, machine.shared.stride, size(machine)
         self._threads = machine.block_threads
         self._own = np.repeat(np.arange(machine.blocks), machine.block_threads)
 
@@ -112,6 +109,14 @@ class Peers:
             return threads, np.full(threads.shape, addresses[0])
         both = np.unique(doubles << RANK_AT + 1 | away)
         return both >> RANK_AT + 1, (both & (2 << RANK_AT) - 1) + BARRIER
+
+
+def report_order(machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
+    """Report that threads arrived at mbarriers or passed; equal threads of a cluster's blocks count as one."""
+    if acquired:
+        threads, addresses = machine.unit(Peers).alike(threads, addresses)
+    for observer in machine.observers if len(threads) else ():
+        observer.ordered(machine, index, threads, addresses, acquired)
 
 
 def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
@@ -168,30 +173,32 @@ class Barrier:
     """The state of barrier.cluster: the number of arrivals and waits of each thread."""
 
     def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self._threads = size(machine) * machine.block_threads
         self._arrived, self._waited = np.zeros((2, machine.threads), np.int64)
 
-    def arrive(self, machine: Machine, index: int, mask: Mask) -> None:
+    def arrive(self, index: int, mask: Mask) -> None:
         """Count the arrival of these threads, which do not wait here."""
-        self._tell(machine, index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
+        machine = self._machine
+        self._report(index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
         self._arrived[slice(None) if mask is None else mask] += 1
-        machine.waiting.changes += 1
+        machine.changes += 1
 
-    def wait(self, machine: Machine, index: int, mask: Mask) -> None:
-        """Return which of these threads may continue: all running threads of their cluster have arrived as often."""
-        alive = np.ones(machine.threads, bool) if machine.places is None else machine.places < machine.program.stop
-        come = np.where(alive, self._arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
-        passes = np.repeat(come, self._threads) > self._waited
+    def wait(self, index: int, mask: Mask) -> None:
+        """Let those of these threads continue for which all running threads of their cluster have arrived as often."""
+        machine, alive = self._machine, self._machine.places.running()
+        arrived = np.where(alive, self._arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
+        passes = np.repeat(arrived, self._threads) > self._waited
         if mask is not None:
             passes &= mask
         self._waited[passes] += 1
         machine.failed = ~passes if mask is None else mask & ~passes
         if passes.any():
-            self._tell(machine, index, passes, acquired=True)
+            self._report(index, passes, acquired=True)
 
-    def _tell(self, machine: Machine, index: int, some: NDArray[np.bool_], acquired: bool) -> None:
-        threads = np.flatnonzero(some)
-        machine.order_by(index, threads, np.full(threads.shape, BARRIER), acquired)
+    def _report(self, index: int, passing: NDArray[np.bool_], acquired: bool) -> None:
+        threads = np.flatnonzero(passing)
+        report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 
 
 def barrier(lowering: Lowering, index: int) -> Step:
@@ -202,5 +209,5 @@ def barrier(lowering: Lowering, index: int) -> Step:
     if kinds is None or sorted_out(words, kinds) is None:
         raise refused(instruction)
     if what == "arrive":
-        return lambda machine, mask: machine.cluster_barrier.arrive(machine, index, mask)
-    return lambda machine, mask: machine.cluster_barrier.wait(machine, index, mask)
+        return lambda machine, mask: machine.unit(Barrier).arrive(index, mask)
+    return lambda machine, mask: machine.unit(Barrier).wait(index, mask)

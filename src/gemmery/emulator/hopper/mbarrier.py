@@ -7,21 +7,20 @@ vector. test_wait waits like try_wait: a thread whose test fails sleeps until so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator import modifiers
+from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Memory
 from gemmery.emulator.steps import Lowering, Read, Step, refused
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -39,6 +38,7 @@ class Mbarriers:
         count = self._stride * machine.blocks
         self._live = np.zeros(count, bool)
         self._phase, self._pending, self._expected, self._bytes = np.zeros((4, count), np.int64)
+        self.land: Callable[[Indices], None] | None = None  # lands the bulk copies under way to these mbarriers
 
     # ---- which barrier ----
 
@@ -47,17 +47,17 @@ class Mbarriers:
         machine = self._machine
         blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
         offsets = addresses & cluster.OFFSET
-        bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared_bytes) | (blocks < 0)
+        bad = (offsets % SIZE != 0) | (offsets + SIZE > machine.shared.size) | (blocks < 0)
         bad |= blocks >= machine.blocks
         if bad.any():
             what = "uses an mbarrier outside shared memory or not at a multiple of 8: declare it as an aligned b64"
-            machine.misuse(index, threads[bad], what)
+            report_misuse(machine, index, threads[bad], what)
         places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
         if not fresh:
             dead = ~self._live[places] & ~bad
             if dead.any():
                 what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
-                machine.misuse(index, threads[dead], what)
+                report_misuse(machine, index, threads[dead], what)
             bad |= dead
         return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
 
@@ -99,7 +99,7 @@ class Mbarriers:
             what = (
                 "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
             )
-            self._machine.misuse(index, threads[over], what)
+            report_misuse(self._machine, index, threads[over], what)
         self._turn(places)
         return before
 
@@ -117,7 +117,7 @@ class Mbarriers:
         if not done.any():
             return
         ended = _distinct(places[done], len(self._phase))
-        self._machine.waiting.changes += 1
+        self._machine.changes += 1
         awaited = np.maximum(self._expected[ended], 1)
         times, rest = np.divmod(-self._pending[ended], awaited)
         self._phase[ended] += 1 + times
@@ -131,8 +131,8 @@ class Mbarriers:
         Only as much lands as ends the phase. For a state, too, only the parity matters, as on an H200.
         """
         waits: NDArray[np.bool_] = self._phase[places] & 1 == wanted & 1
-        if waits.any():
-            self._machine.bulk.hurry(_distinct(places[waits], len(self._phase)))
+        if waits.any() and self.land is not None:
+            self.land(_distinct(places[waits], len(self._phase)))
             waits = self._phase[places] & 1 == wanted & 1
         return waits
 
@@ -184,15 +184,17 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, said: Said) 
     count = lowering.read(instruction.operands[1], "u32", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
+        mbarriers = machine.unit(Mbarriers)
         threads = chosen(machine, mask)
-        told, places = machine.mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
+        told, places = mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
         counts = of(count(machine.registers), told)
         wrong = (counts < 1) | (counts > MOST)
         if wrong.any():
-            machine.misuse(index, told[wrong], f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}")
-        machine.mbarriers.start(places, counts)
+            what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
+            report_misuse(machine, index, told[wrong], what)
+        mbarriers.start(places, counts)
         for observer in machine.observers if len(told) else ():
-            observer.initialised(machine, index, told, machine.mbarriers.offsets(places))
+            observer.initialised(machine, index, told, mbarriers.offsets(places))
 
     return step
 
@@ -201,8 +203,9 @@ def _inval(lowering: Lowering, instruction: Instruction, index: int, said: Said)
     where = address(lowering, instruction.operands[0], instruction, said)
 
     def step(machine: Machine, mask: Mask) -> None:
+        mbarriers = machine.unit(Mbarriers)
         threads = chosen(machine, mask)
-        machine.mbarriers.end(machine.mbarriers.places(index, threads, of(where(machine.registers), threads))[1])
+        mbarriers.end(mbarriers.places(index, threads, of(where(machine.registers), threads))[1])
 
     return step
 
@@ -214,10 +217,11 @@ def _transaction(lowering: Lowering, instruction: Instruction, index: int, said:
     expects = said["name"] == "mbarrier.expect_tx"
 
     def step(machine: Machine, mask: Mask) -> None:
+        mbarriers = machine.unit(Mbarriers)
         threads = chosen(machine, mask)
-        threads, places = machine.mbarriers.places(index, threads, of(where(machine.registers), threads))
+        threads, places = mbarriers.places(index, threads, of(where(machine.registers), threads))
         counts = of(count(machine.registers), threads)
-        (machine.mbarriers.expect if expects else machine.mbarriers.came)(places, counts)
+        (mbarriers.expect if expects else mbarriers.came)(places, counts)
 
     return step
 
@@ -236,17 +240,18 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said
         raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
+        mbarriers = machine.unit(Mbarriers)
         every = chosen(machine, mask)
         addresses = of(where(machine.registers), every)
-        threads, places = machine.mbarriers.places(index, every, addresses)
+        threads, places = mbarriers.places(index, every, addresses)
         counts = of(given(machine.registers), threads) if given is not None else np.ones(len(threads), np.int64)
-        machine.order_by(index, threads, machine.mbarriers.offsets(places), acquired=False)
+        cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if expects:
-            machine.mbarriers.expect(places, counts)
+            mbarriers.expect(places, counts)
             counts = np.ones_like(counts)
         if drops:
-            machine.mbarriers.drop(places, counts)
-        state = machine.mbarriers.arrive(index, threads, places, counts)
+            mbarriers.drop(places, counts)
+        state = mbarriers.arrive(index, threads, places, counts)
         if write is not None:
             states = np.zeros(machine.threads, np.uint64)
             states[threads] = state
@@ -264,15 +269,16 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, said: Said) 
     write = lowering.write(result, "pred", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
+        mbarriers = machine.unit(Mbarriers)
         every = chosen(machine, mask)
         addresses = of(where(machine.registers), every)
-        threads, places = machine.mbarriers.places(index, every, addresses)
-        waits = machine.mbarriers.failed(places, of(wanted(machine.registers), threads))
+        threads, places = mbarriers.places(index, every, addresses)
+        waits = mbarriers.failed(places, of(wanted(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
         if not waits.all():
-            machine.order_by(index, threads[~waits], machine.mbarriers.offsets(places[~waits]), acquired=True)
+            cluster.report_order(machine, index, threads[~waits], mbarriers.offsets(places[~waits]), acquired=True)
         if write is not None:
             write(machine.registers, mask, ~failed)
 
@@ -299,14 +305,15 @@ def copies_arrive(lowering: Lowering, index: int) -> Step:
     where = address(lowering, instruction.operands[0], instruction, said)
 
     def step(machine: Machine, mask: Mask) -> None:
-        machine.copies.wait_all(machine, mask)
+        mbarriers = machine.unit(Mbarriers)
+        machine.unit(Copies).wait_all(mask)
         every = chosen(machine, mask)
         addresses = of(where(machine.registers), every)
-        threads, places = machine.mbarriers.places(index, every, addresses)
-        machine.order_by(index, threads, machine.mbarriers.offsets(places), acquired=False)
+        threads, places = mbarriers.places(index, every, addresses)
+        cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if "noinc" not in said:
-            machine.mbarriers.more(places)
-        machine.mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
+            mbarriers.more(places)
+        mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
 
     return step
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, Array, Indices, Side
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.ops.mma import DECODED
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 THREADS = 128  # of a warpgroup
 DEPTH = 32  # bytes along k in one instruction
@@ -114,7 +112,7 @@ class Products:
         bad = ~self._fenced[product.groups]
         if bad.any() and (self._changed(product) | ~self._known(product))[bad].any():
             what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
-            self._machine.misuse(product.index, product.groups[bad], what)
+            report_misuse(self._machine, product.index, product.groups[bad], what)
             self._fenced[product.groups] = True
 
     def _known(self, product: Product) -> NDArray[np.bool_]:
@@ -160,7 +158,7 @@ class Products:
         machine = self._machine
         base = (product.groups // machine.block_threads * machine.shared.stride)[:, None, None]
         offsets = [side.pieces() for side in (product.a, product.b) if side.descriptors is not None]
-        return [(np.where(one + PIECE > machine.shared_bytes, 0, one) + base) // PIECE for one in offsets]
+        return [(np.where(one + PIECE > machine.shared.size, 0, one) + base) // PIECE for one in offsets]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -215,12 +213,12 @@ class Products:
     def _read(self, product: Product, offsets: Indices, base: Indices) -> Indices:
         """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
         machine = self._machine
-        bad = offsets + PIECE > machine.shared_bytes
+        bad = offsets + PIECE > machine.shared.size
         if bad.any():
             threads = product.groups[bad.any(axis=(1, 2))]
             far = int(offsets.max()) + PIECE
-            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared_bytes}"
-            machine.misuse(product.index, threads, what)
+            what = f"reads a matrix that ends at byte {far} of shared memory: a block has {machine.shared.size}"
+            report_misuse(machine, product.index, threads, what)
             offsets = np.where(bad, 0, offsets)
         for observer in machine.observers:
             observer.bulk(machine, product.index, product.groups, offsets.reshape(len(offsets), -1), "reads")
@@ -230,7 +228,7 @@ class Products:
     def _compare(self, product: Product, side: Side, places: Indices) -> None:
         """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
         machine, swizzles = self._machine, side.swizzles()
-        bad, index, swizzle = machine.bulk.otherwise(places, swizzles[:, None, None])
+        bad, index, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None, None])
         if bad.any():
             some = bad.any(axis=(1, 2))
             what = (
@@ -238,7 +236,7 @@ class Products:
                 f"{swizzles[some][0]}: "
                 f"use the same for it and the tensor map of the copy at {machine.kernel.instructions[index].line}"
             )
-            machine.misuse(product.index, product.groups[some], what)
+            report_misuse(machine, product.index, product.groups[some], what)
 
     def _write(self, product: Product, sums: Array) -> None:
         """Add sums to the registers of all threads of the warpgroups."""

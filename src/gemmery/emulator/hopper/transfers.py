@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.events import Access
 from gemmery.emulator.hopper import cluster, tensormap
-from gemmery.emulator.hopper.bulk import PIECE, Load, Store
-from gemmery.emulator.hopper.mbarrier import chosen, of
+from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
+from gemmery.emulator.hopper.mbarrier import Mbarriers, chosen, of
 from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
+from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory
 from gemmery.emulator.steps import Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 _TENSOR, _HINT = r"(\.tensor\.[1-5]d)", r"(?:\.L2::cache_hint)?"
@@ -43,12 +40,12 @@ def handler(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
     if opcode == "cp.async.bulk.commit_group":
-        return lambda machine, mask: machine.bulk.commit(mask)
+        return lambda machine, mask: machine.unit(Bulk).commit(mask)
     if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
         pending = instruction.operands[0]
         if not isinstance(pending, Immediate):
             raise refused(instruction)
-        return lambda machine, mask: machine.bulk.wait(mask, pending.bits)
+        return lambda machine, mask: machine.unit(Bulk).wait(mask, pending.bits)
     if _PREFETCHED.fullmatch(opcode):
         return lambda machine, mask: None
     stores = _STORED.fullmatch(opcode) or _ADDED.fullmatch(opcode)
@@ -99,7 +96,7 @@ class _Ends:
             these = groups == one
             some = threads[these]
             if self.tensor:
-                tensor = machine.bulk.tensor(index, one)
+                tensor = machine.unit(Bulk).tensor(index, one)
                 if len(self.coordinates) != len(tensor.box):
                     text = machine.kernel.instructions[index].text
                     raise EmulationError(f"{text!r}: its tensor map has {len(tensor.box)} dimensions")
@@ -182,7 +179,7 @@ class _Own(_Row):
         kept = self.only(good)
         places = _pieces(machine, kept.threads // machine.block_threads, kept.addresses, kept)
         if len(places):
-            machine.bulk.tell(self.index, kept.threads, places, "reads")
+            machine.unit(Bulk).tell(self.index, kept.threads, places, "reads")
         return kept, machine.shared.view("c16", 1).take(places)
 
 
@@ -200,7 +197,7 @@ def _count(machine: Machine, index: int, threads: Indices, address: int, moved: 
         if len(some):
             mask = np.zeros(machine.threads, bool)
             mask[some] = True
-            machine.emit(Access(index, "global", "bulk", np.int64(address), mask, width))
+            report_access(machine, Access(index, "global", "bulk", np.int64(address), mask, width))
 
 
 def _fault(
@@ -218,22 +215,22 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
     """Return the copies within shared memory and aligned; report the others."""
     offsets = addresses & cluster.OFFSET
     alignment = TILE_ALIGNMENT if isinstance(end, _Boxes) else PIECE
-    bad = offsets + end.bytes > machine.shared_bytes
+    bad = offsets + end.bytes > machine.shared.size
     if bad.any():
         _fault(machine, index, "shared", threads, offsets, end.bytes, bad)
     crooked = (offsets % alignment != 0) & ~bad
     if crooked.any():
         what = f"copies in bulk at byte {offsets[crooked][0]} of shared memory: a multiple of {alignment} is needed"
-        machine.misuse(index, threads[crooked], what)
+        report_misuse(machine, index, threads[crooked], what)
     if isinstance(end, _Boxes):
         starts = end.coordinates[:, 0] * end.tensor.dtype.itemsize
         skew = starts % PIECE != 0
         if skew.any():
             what = f"copies a box that begins {starts[skew][0]} bytes along the innermost dimension: no multiple of 16"
-            machine.misuse(index, threads[skew], f"{what}, an illegal instruction on an H200")
+            report_misuse(machine, index, threads[skew], f"{what}, an illegal instruction on an H200")
             crooked |= skew
     if end.bytes % PIECE:
-        machine.misuse(index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
+        report_misuse(machine, index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
         bad = np.ones_like(bad)
     good: NDArray[np.bool_] = ~(bad | crooked)
     return good
@@ -290,10 +287,10 @@ def _begin(
     there = threads[copies] % each + blocks * each
     order = np.lexsort((addresses[copies], there))
     there, blocks, copies = there[order], blocks[order], copies[order]
-    barriers = machine.mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
+    barriers = machine.unit(Mbarriers).places(index, there, marks[copies] & cluster.OFFSET)[1]
     if len(barriers) == len(there):
         places = _pieces(machine, blocks, addresses[copies], end)
-        machine.bulk.load(Load(index, there, places, data[copies], barriers, end.swizzle))
+        machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
@@ -308,6 +305,8 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
                 kept = end.only(good)
                 kept = replace(kept, adds=True) if adds and isinstance(kept, _Boxes) else kept
                 places = _pieces(machine, kept.threads // machine.block_threads, addresses[good], kept)
-                machine.bulk.store(Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64)))
+                machine.unit(Bulk).store(
+                    Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64))
+                )
 
     return step

@@ -5,18 +5,14 @@ PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellane
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gemmery.emulator.hopper.descriptors import ROWS, Indices, Side
-from gemmery.emulator.hopper.products import THREADS, Product, Shape, lanes_of, shape
+from gemmery.emulator.hopper.products import THREADS, Product, Products, Shape, lanes_of, shape
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
 from gemmery.emulator.steps import Lowering, Step, refused
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 
 def handler(lowering: Lowering, index: int) -> Step:
@@ -24,14 +20,14 @@ def handler(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
     if opcode == "wgmma.fence.sync.aligned":
-        return lambda machine, mask: machine.products.fence(_groups(machine, index, mask))
+        return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
     if opcode == "wgmma.commit_group.sync.aligned":
-        return lambda machine, mask: machine.products.commit(_groups(machine, index, mask))
+        return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
     if opcode == "wgmma.wait_group.sync.aligned":
         pending = instruction.operands[0]
         if not isinstance(pending, Immediate):
             raise refused(instruction)
-        return lambda machine, mask: machine.products.wait(index, _groups(machine, index, mask), pending.bits)
+        return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
     found = shape(opcode)
     if found is None:
         raise refused(instruction)
@@ -70,10 +66,10 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: S
         side_b = Side(shape.b, shape.n, turned[1], machine.spread(read_b(held))[groups])
         added = np.asarray(machine.spread(adds(held))[groups])
         product = Product(index, shape, tuple(slots), groups, side_a, side_b, added, signs, np.zeros(0, np.int64))
-        machine.products.add(product)
+        machine.unit(Products).add(product)
         if early is not None:
             what = f"uses a register that the wgmma at {instruction.line} may still write: wgmma.wait_group before"
-            machine.misuse(early, groups, what)
+            report_misuse(machine, early, groups, what)
 
     return step
 
@@ -123,7 +119,7 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
         apart = active.copy()
         apart[lanes_of(starts[complete])] = False
         what = "executes a warpgroup's instruction without the rest of the warpgroup: all 128 threads must take part"
-        machine.misuse(index, np.flatnonzero(apart), what)
+        report_misuse(machine, index, np.flatnonzero(apart), what)
     return starts[complete]
 
 

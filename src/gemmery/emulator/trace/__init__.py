@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.counters.alignment import written
-from gemmery.emulator.events import Access, Observer
+from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
-
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
 
 WARP = 32
 MOST = 64  # largest number of stretches kept after a branch
@@ -113,7 +110,6 @@ class Trace(Observer):
             self._launch, self._kernel = self._launch + 1, machine.kernel
             self._origins, self._fetched = origins(machine.kernel.instructions), {}
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
-            self._places = {block.first: place for place, block in enumerate(machine.program.blocks)}
             self.arrays = {one.name: range(one.start, one.stop) for one in machine.memory.allocations}
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -164,7 +160,7 @@ class Trace(Observer):
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
         self._before = first, last
         for walk in tuple(self._open):
-            lanes = self._active(machine, first, walk.warp)
+            lanes = self._active(machine, walk.warp)
             if any(lanes):
                 walk.add(machine, first, last, lanes)
             found = self.divergences[walk.branch]
@@ -172,10 +168,11 @@ class Trace(Observer):
             if met or len(walk.stretches) == MOST:
                 self._close(walk)
 
-    def _active(self, machine: Machine, first: int, warp: int) -> Lanes:
-        if machine.places is None:
+    def _active(self, machine: Machine, warp: int) -> Lanes:
+        """The lanes of a warp that are at the block which runs now."""
+        if machine.places.each is None:
             return (True,) * WARP
-        return _lanes(machine.places[warp * WARP : (warp + 1) * WARP] == self._places[first])
+        return _lanes(machine.places.each[warp * WARP : (warp + 1) * WARP] == machine.places.at)
 
     def _close(self, walk: _Walk) -> None:
         self._open.remove(walk)

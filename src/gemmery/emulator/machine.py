@@ -1,17 +1,71 @@
-"""The events that the machine reports to observers while it runs."""
+"""The machine as instructions and observers know it: its launch, its threads and memory, and the events it reports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.op import Mask
+from gemmery.emulator.memory import Global, Own
+from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.places import Places
+from gemmery.emulator.ptx import Kernel
 
-if TYPE_CHECKING:
-    from gemmery.emulator.simt import Machine
+WARP = 32
+Dims = tuple[int, int, int]
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The configuration of a launch."""
+
+    grid: Dims
+    block: Dims
+    parameters: bytes = b""
+    shared: int = 0  # bytes of dynamic shared memory
+    cluster: Dims = (1, 1, 1)
+
+    @property
+    def block_threads(self) -> int:
+        """Threads of a block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+
+class Machine(Protocol):
+    """A chunk of blocks that runs in lock step. Threads are numbered through its blocks, each padded to whole warps."""
+
+    kernel: Kernel
+    launch: Launch
+    block_ids: NDArray[np.int64]  # of the chunk's blocks in the grid
+    blocks: int
+    block_threads: int  # in whole warps
+    threads: int  # of all blocks
+    warps: int
+    registers: list[Any]  # by slot: a NumPy scalar while all threads agree, else an array with one value per thread
+    memory: Global
+    shared: Own
+    local: Own
+    parameters: NDArray[np.uint8]
+    places: Places
+    failed: Any  # the threads whose latest wait failed
+    changes: int  # of what threads sleep for; each one wakes them
+    observers: Sequence[Observer]
+    at_end: list[Callable[[], None]]  # called when all threads have ended
+
+    def spread(self, value: Values) -> NDArray[Any]:
+        """A value as an array with one element per thread."""
+
+    def unit(self, kind: Callable[[Machine], State]) -> State:
+        """The state of a unit, such as the copies under way: `kind(machine)`, made when it is first asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +143,25 @@ class Observer:
     def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
         """These threads wait at barrier `index` while others of their block wait at another."""
 
-    def deadlock(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
-        """These threads wait at instruction `index` for something that no remaining thread can do."""
+    def deadlock(
+        self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32] | None
+    ) -> None:
+        """These threads wait at instruction `index` for something that no remaining thread can do.
+
+        At bar.warp.sync, `members` holds the mask that each thread names.
+        """
 
     def finish(self, machine: Machine) -> None:
         """The chunk has ended."""
+
+
+def report_access(machine: Machine, event: Access) -> None:
+    """Tell the observers of an access."""
+    for observer in machine.observers:
+        observer.access(machine, event)
+
+
+def report_misuse(machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    """Tell the observers of threads that break a rule."""
+    for observer in machine.observers:
+        observer.misused(machine, index, threads, message)

@@ -1,0 +1,185 @@
+"""The machine itself: runs all threads of a chunk of blocks in lock step, those at the lowest instruction first.
+
+Where threads diverge, those at the lowest basic block run first, so they converge where their paths join; barriers hold
+threads until no other thread can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import specials
+from gemmery.emulator.lower import Block, Program
+from gemmery.emulator.machine import WARP, Launch, Machine, Observer, State, report_misuse
+from gemmery.emulator.memory import Global, Own
+from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.places import Places
+from gemmery.emulator.spinning import LIMIT, Spinning
+from gemmery.emulator.waiting import Waiting
+
+
+class LockStep:
+    """One chunk of blocks; `run` executes it to its end."""
+
+    def __init__(
+        self,
+        program: Program,
+        launch: Launch,
+        memory: Global,
+        block_ids: NDArray[np.int64],
+        observers: Sequence[Observer] = (),
+        warp_order: np.random.Generator | None = None,
+        max_steps: int = LIMIT,
+    ) -> None:
+        self.kernel = program.kernel
+        self.launch = launch
+        self.block_ids = block_ids
+        self.blocks: int = len(block_ids)
+        self.block_threads: int = -(-launch.block_threads // WARP) * WARP
+        self.threads: int = self.blocks * self.block_threads
+        self.warps: int = self.threads // WARP
+        self.memory = memory
+        self.shared = Own(self.blocks, program.kernel.shared + launch.shared, self.threads)
+        self.local = Own(self.threads, program.kernel.local, self.threads)
+        self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
+        self.observers: Sequence[Observer] = tuple(observers)
+        self.registers = list(program.zeros)
+        for name, slot in program.provided.items():
+            self.registers[slot] = specials.value(self, name)
+        self.places = Places(self.threads, program.stop)
+        self.failed: Any = False
+        self.changes = 0
+        self.at_end: list[Callable[[], None]] = []
+        self._units: dict[Callable[[Machine], Any], Any] = {}
+        self._program = program
+        self._waiting = Waiting(self, program)
+        self._max_steps = max_steps
+        self._ran: Mask = None  # the threads of the latest step
+        self._order: NDArray[np.int64] | None = None
+        idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
+        if idle.any():
+            self.places.each = np.where(idle, program.stop, 0).astype(np.int32)
+        if warp_order is not None:
+            self._order = self._shuffled(warp_order)
+            self.places.part()
+
+    def _shuffled(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """The turn of each thread: warp by warp, or by warpgroups if the kernel has instructions of warpgroups."""
+        gathered = (block.gathering.threads for block in self._program.blocks if block.gathering is not None)
+        together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP
+        turns = generator.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
+        return np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
+
+    def unit(self, kind: Callable[[Machine], State]) -> State:
+        """The state of a unit, made when it is first asked for."""
+        if kind not in self._units:
+            self._units[kind] = kind(self)
+        state: State = self._units[kind]
+        return state
+
+    def spread(self, value: Values) -> NDArray[Any]:
+        """A value as an array with one element per thread."""
+        return value if value.ndim else np.broadcast_to(value, (self.threads,))
+
+    def run(self) -> None:
+        """Run every thread to its end."""
+        for observer in self.observers:
+            observer.start(self)
+        spinning = Spinning(self, self._waiting, self._program, self._max_steps)
+        while self._step():
+            spinning.look(self._ran)
+        for finish in self.at_end:
+            finish()
+        for observer in self.observers:
+            observer.finish(self)
+
+    def _step(self) -> bool:
+        """Execute one basic block of the threads whose turn it is; False when all have ended."""
+        places, stop = self.places, self._program.stop
+        if places.each is None:
+            if places.at == stop:
+                return False
+            self._execute(self._program.blocks[places.at], None, places.at)
+            return True
+        ready = self._waiting.turn()
+        if ready is None:
+            return self._waiting.resolve()
+        if self._order is not None:
+            rank = np.where(ready, self._order, self.warps)
+            ready = rank == rank.min()
+        at = int(np.where(ready, places.each, stop).min())
+        mask: Mask = (places.each == at) & ready  # the block of a thread at a barrier is already the next one
+        if mask is not None and mask.all():
+            places.each, mask = None, None
+        places.at, self._ran = at, mask
+        self._execute(self._program.blocks[at], mask, at)
+        if self._order is not None:
+            places.part()
+        return True
+
+    def _execute(self, block: Block, mask: Mask, at: int) -> None:
+        if block.gathering is not None and mask is not None:
+            mask = self._waiting.gather(block.gathering, mask)
+            if not mask.any():
+                return
+        warps = self.warps if mask is None else int(mask.reshape(-1, WARP).any(axis=1).sum())
+        threads = self.threads if mask is None else int(mask.sum())
+        for observer in self.observers:
+            observer.executed(self, block.first, block.last, warps, threads)
+        for step in block.steps:
+            step(self, mask)
+        if block.waits:
+            mask = self._waiting.sleep(mask)
+            if mask is not None and not mask.any():
+                return
+        end = block.end
+        if end is None:
+            self.places.go(mask, at + 1)
+        elif end.opcode.startswith("bra"):
+            self._branch(block, mask, at, block.targets[0])
+        elif end.opcode.startswith("brx"):
+            self._switch(block, mask)
+        elif end.opcode.split(".")[0] in ("ret", "exit", "trap"):
+            if end.opcode == "trap":
+                self._trap(block, mask)
+            self._branch(block, mask, at, self._program.stop)
+        else:
+            self._waiting.at_barriers.arrive(block, mask, at)
+
+    def _branch(self, block: Block, mask: Mask, at: int, target: int) -> None:
+        if block.guard is None:
+            self.places.go(mask, target)
+            return
+        goes = block.guard(self.registers)
+        for observer in self.observers:
+            observer.branch(self, block.last - 1, goes, mask)
+        if goes.ndim == 0:
+            self.places.go(mask, target if goes else at + 1)
+            return
+        going = goes if mask is None else goes & mask
+        count = int(np.count_nonzero(going))
+        if count == 0:
+            self.places.go(mask, at + 1)
+        elif count == (self.threads if mask is None else np.count_nonzero(mask)):
+            self.places.go(mask, target)
+        else:
+            self.places.go(mask, at + 1)
+            self.places.part()[going] = target
+
+    def _switch(self, block: Block, mask: Mask) -> None:
+        assert block.guard is not None
+        cases = np.minimum(self.spread(block.guard(self.registers)), len(block.targets) - 1)
+        blocks = np.array(block.targets, np.int32)[cases]
+        self.places.each = blocks if mask is None else np.where(mask, blocks, self.places.part())
+
+    def _trap(self, block: Block, mask: Mask) -> None:
+        """Threads trap: a device stops the launch; here they end, and the observers are told."""
+        traps = np.ones(self.threads, bool) if block.guard is None else self.spread(block.guard(self.registers))
+        threads = np.flatnonzero(traps if mask is None else traps & mask)
+        if threads.size:
+            what = "fails an assert()" if "__assertfail" in self.kernel.instructions[block.last - 1].text else "traps"
+            report_misuse(self, block.last - 1, threads, f"{what}: on a device the launch ends here with an error")

@@ -1,0 +1,302 @@
+"""Threads that wait: at barriers, for an mbarrier's phase, or for other lanes of their warp.
+
+A barrier is checked when no thread can run: by then every thread that will arrive has arrived. Barriers do not wait for
+threads that have ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery.emulator import convergence
+from gemmery.emulator.barriers import ARRIVE, REDUCTIONS, WARP_SYNC, WHOLE_WARP
+from gemmery.emulator.convergence import Gathering
+from gemmery.emulator.lower import Block, Program, Reduction
+from gemmery.emulator.machine import WARP, Machine
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Register
+
+
+class Waiting:
+    """The threads that wait, and where."""
+
+    def __init__(self, machine: Machine, program: Program) -> None:
+        self.at_barriers = AtBarriers(machine, program)
+        self.yielding: Mask = None  # threads that loop until another one writes, and let the others run
+        self._machine = machine
+        self._program = program
+        self._asleep = False  # whether any thread sleeps, for an mbarrier or for lanes of its warp
+        self._sleeping = np.zeros(0, bool)
+        self._changes_seen = 0  # `machine.changes` when threads were last put to sleep
+        self._alive = -1  # threads that had not ended when sleeping threads were last woken for that reason
+        self._woken = 0, b""  # `machine.changes` and all places when threads that wait for lanes were last woken
+        self._forced = False  # whether the next basic block runs without the missing lanes
+
+    def ready(self) -> Mask:
+        """The threads that can run; None if there are none."""
+        machine = self._machine
+        if self._asleep and machine.changes != self._changes_seen:
+            self._sleeping[:] = False
+            self._asleep = False
+        ready = machine.places.running()
+        if self.at_barriers.parked.size:
+            ready &= ~self.at_barriers.parked
+        if self._asleep:
+            ready &= ~self._sleeping
+        return ready if ready.any() else None
+
+    def turn(self) -> Mask:
+        """The threads whose turn it is: those that can run and do not yield; None if none can run."""
+        ready = self.ready()
+        if ready is None or self.yielding is None:
+            return ready
+        if (ready & ~self.yielding).any():
+            return ready & ~self.yielding
+        self.yielding = None
+        return ready
+
+    def gather(self, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Put threads to sleep whose lanes have not all arrived; return those that go on."""
+        if self._forced:
+            self._forced = False
+            return mask
+        waits = convergence.absent(self._machine, gathering, mask)
+        if not waits.any():
+            return mask
+        self._put_to_sleep(waits)
+        return mask & ~waits
+
+    def sleep(self, mask: Mask) -> Mask:
+        """Put the threads whose wait failed to sleep; return those that go on."""
+        machine = self._machine
+        failed = np.broadcast_to(machine.failed, (machine.threads,))
+        machine.failed = np.False_  # a guarded wait that no thread executes leaves no result
+        if mask is not None:
+            failed = failed & mask
+        if not failed.any():
+            return mask
+        self._put_to_sleep(failed)
+        return ~failed if mask is None else mask & ~failed
+
+    def _put_to_sleep(self, threads: NDArray[np.bool_]) -> None:
+        machine = self._machine
+        machine.places.part()
+        if not self._sleeping.size:
+            self._sleeping = np.zeros(machine.threads, bool)
+        self._sleeping |= threads
+        self._asleep = True
+        self._changes_seen = machine.changes
+
+    def resolve(self) -> bool:
+        """Complete barriers when no thread can run; False if all threads have ended or wait forever."""
+        machine = self._machine
+        alive = machine.places.running()
+        if not alive.any():
+            return False
+        if self.at_barriers.release(alive):
+            return True
+        if self._asleep and np.count_nonzero(alive) != self._alive:  # a thread that ended may have been waited for
+            self._alive = int(np.count_nonzero(alive))
+            machine.changes += 1
+            return True
+        places = machine.places.part()
+        if self._asleep and self._wake_gathering(places):
+            return True
+        self._report_deadlocks(places)
+        places[alive] = machine.places.stop
+        return False
+
+    def _wake_gathering(self, places: NDArray[np.int32]) -> bool:
+        """Wake threads that wait for lanes; if nothing has changed since the last time, they go on without them."""
+        gathers = np.array([block.gathering is not None for block in self._program.blocks])
+        waiting = self._sleeping & gathers[np.minimum(places, len(gathers) - 1)]
+        if not waiting.any():
+            return False
+        state = self._machine.changes, places.tobytes()
+        self._forced, self._woken = state == self._woken, state
+        self._sleeping &= ~waiting
+        self._asleep = bool(self._sleeping.any())
+        return True
+
+    def _report_deadlocks(self, places: NDArray[np.int32]) -> None:
+        machine = self._machine
+        stuck = self.at_barriers.stuck()
+        if self._asleep:
+            for place in np.unique(places[self._sleeping]).tolist():
+                stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
+        for index, mask in stuck:
+            warp_sync = machine.kernel.instructions[index].opcode == WARP_SYNC
+            members = self.at_barriers.members(mask) if warp_sync else None
+            for observer in machine.observers:
+                observer.deadlock(machine, index, mask, members)
+
+
+class AtBarriers:
+    """The threads that wait at barriers of their block or warp, and the arrivals of those that did not wait."""
+
+    def __init__(self, machine: Machine, program: Program) -> None:
+        self.parked = np.zeros(0, bool)
+        self._machine = machine
+        self._program = program
+        self._at = np.zeros(0, np.int32)  # index of the barrier instruction
+        self._number = np.zeros(0, np.int32)
+        self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads per block that arrived without waiting
+
+    def arrive(self, block: Block, mask: Mask, at: int) -> None:
+        """Threads reach the barrier that ends a basic block."""
+        machine, end = self._machine, block.end
+        assert end is not None
+        if end.opcode in ARRIVE:
+            self._count(end, mask, block.last - 1)
+            machine.places.go(mask, at + 1)
+            return
+        number: Any = np.int32(WHOLE_WARP)
+        if end.opcode != WARP_SYNC:
+            number = self._numbers(end, _number_at(end), mask)
+        elif machine.observers:
+            convergence.check_barrier(machine, block.last - 1, mask, self._values(end, 0))
+        if mask is None and not number.ndim and (number == WHOLE_WARP or not _has_count(end)):
+            if block.reduction is not None:
+                self._reduce(block.reduction, None)
+            for observer in machine.observers:
+                observer.barrier(machine, block.last - 1, int(number), None)
+            machine.places.go(None, at + 1)
+            return
+        machine.places.part()
+        machine.places.go(mask, at + 1)
+        if not self.parked.size:
+            self.parked = np.zeros(machine.threads, bool)
+            self._at = np.zeros(machine.threads, np.int32)
+            self._number = np.zeros(machine.threads, np.int32)
+        threads: Any = slice(None) if mask is None else mask
+        self.parked[threads] = True
+        self._at[threads] = block.last - 1
+        self._number[threads] = number[threads] if number.ndim else number
+
+    def release(self, alive: NDArray[np.bool_]) -> bool:
+        """Complete the barriers that all threads have reached; False if there is none."""
+        moved = False
+        if self.parked.any():
+            for number in np.unique(self._number[self.parked]).tolist():
+                moved |= self._complete(number, alive)
+        return moved
+
+    def stuck(self) -> list[tuple[int, NDArray[np.bool_]]]:
+        """The barrier instructions at which threads wait, and their threads; if any are of warps, only those."""
+        if not self.parked.any():
+            return []
+        barriers = np.unique(self._at[self.parked]).tolist()
+        of_warps = [index for index in barriers if self._machine.kernel.instructions[index].opcode == WARP_SYNC]
+        # Threads at the block's barrier wait for those at a warp's.
+        return [(index, self.parked & (self._at == index)) for index in of_warps or barriers]
+
+    def members(self, waiting: NDArray[np.bool_]) -> NDArray[np.uint32]:
+        """The member masks of the threads that wait at bar.warp.sync."""
+        machine = self._machine
+        members = np.zeros(machine.threads, np.uint32)
+        for index in np.unique(self._at[waiting]):
+            threads = waiting & (self._at == index)
+            members[threads] = machine.spread(self._values(machine.kernel.instructions[index], 0))[threads]
+        return members
+
+    def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
+        """Release the blocks (the warps) whose threads have all arrived."""
+        waiting = self.parked & (self._number == number)
+        if number != WHOLE_WARP:
+            return self._let_go(number, waiting, alive)
+        moved = False
+        members = self.members(waiting)
+        for mask in np.unique(members[waiting]):  # parts of a warp may wait separately
+            lanes = mask >> (np.arange(self._machine.threads) % WARP).astype(np.uint32) & 1 == 1
+            moved |= self._let_go(number, waiting & (members == mask), alive & lanes)
+        return moved
+
+    def _let_go(self, number: int, waiting: NDArray[np.bool_], awaited: NDArray[np.bool_]) -> bool:
+        """Release the waiting threads of blocks (of warps) in which all awaited threads have arrived."""
+        machine = self._machine
+        group = WARP if number == WHOLE_WARP else machine.block_threads
+        shape = (-1, group)
+        arrived = waiting.reshape(shape).sum(axis=1)
+        needed = awaited.reshape(shape).sum(axis=1)
+        index = int(self._at[waiting][0])
+        instruction = machine.kernel.instructions[index]
+        if number != WHOLE_WARP and _has_count(instruction):
+            needed = np.full(len(arrived), self._operand(instruction, _number_at(instruction) + 1, waiting))
+            arrived = arrived + self._arrived.get(number, 0)
+        done = (arrived >= needed) & (waiting.reshape(shape).any(axis=1))
+        if not done.any():
+            return False
+        leave = waiting & np.repeat(done, group)
+        reduction = self._program.reductions.get(index)
+        if reduction is not None:
+            self._reduce(reduction, leave)
+        self._report(index, number, leave, group)
+        if number in self._arrived:
+            self._arrived[number][done] = 0
+        self.parked &= ~leave
+        return True
+
+    def _reduce(self, reduction: Reduction, leave: Mask) -> None:
+        """Write the combined predicates of their block for the threads that leave bar.red."""
+        machine = self._machine
+        predicate = machine.spread(reduction.read(machine.registers))
+        leaving = np.ones(machine.threads, bool) if leave is None else leave
+        true = (predicate & leaving).reshape(machine.blocks, -1).sum(axis=1)
+        all_ = leaving.reshape(machine.blocks, -1).sum(axis=1)
+        result = {"popc": true.astype(np.uint32), "and": true == all_, "or": true > 0}[reduction.way]
+        reduction.write(machine.registers, leave, np.repeat(result, machine.block_threads))
+
+    def _report(self, index: int, number: int, leave: NDArray[np.bool_], group: int) -> None:
+        machine = self._machine
+        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
+        apart = leave & (self._at != np.repeat(first, group))
+        for observer in machine.observers:
+            if apart.any() and number != WHOLE_WARP:  # lanes may meet at different instructions
+                observer.diverged(machine, int(self._at[apart][0]), apart)
+            observer.barrier(machine, index, number, leave)
+
+    def _count(self, end: Instruction, mask: Mask, index: int) -> None:
+        """bar.arrive: count the threads, which do not wait."""
+        machine = self._machine
+        numbers = self._numbers(end, 0, mask)
+        active = np.ones(machine.threads, bool) if mask is None else mask
+        for number in np.unique(numbers[active] if numbers.ndim else numbers).tolist():
+            threads = active & (numbers == number)
+            arrived = self._arrived.setdefault(number, np.zeros(machine.blocks, np.int64))
+            arrived += threads.reshape(machine.blocks, -1).sum(axis=1)
+            for observer in machine.observers:
+                observer.barrier(machine, index, number, threads)
+
+    def _numbers(self, instruction: Instruction, place: int, mask: Mask) -> Any:
+        """Barrier numbers: one for all threads of the mask, or one per thread."""
+        if place >= len(instruction.operands):
+            return np.int32(0)
+        values = self._values(instruction, place).astype(np.int32)
+        active = values[mask] if values.ndim and mask is not None else values
+        return active[0] if active.ndim and (active == active[0]).all() else values
+
+    def _operand(self, instruction: Instruction, place: int, waiting: NDArray[np.bool_]) -> int:
+        """A barrier's count of threads."""
+        values = self._values(instruction, place)
+        return int(values if values.ndim == 0 else values[waiting][0])
+
+    def _values(self, instruction: Instruction, place: int) -> Any:
+        operand = instruction.operands[place]
+        if isinstance(operand, Immediate):
+            return np.uint32(operand.bits & 0xFFFFFFFF)
+        assert isinstance(operand, Register)
+        return self._machine.registers[self._program.slots[operand.name]]
+
+
+def _number_at(instruction: Instruction) -> int:
+    """The position of the barrier's number among the operands."""
+    return 1 if instruction.opcode in REDUCTIONS else 0
+
+
+def _has_count(instruction: Instruction) -> bool:
+    """Whether a barrier has an explicit thread count."""
+    reduces = instruction.opcode in REDUCTIONS
+    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode != WARP_SYNC

@@ -32,8 +32,8 @@ from typing import Any
 from nsight_compare import ptx_digest
 
 from gemmery.arrays import View
-from gemmery.bench.gpu.operands import alignment
 from gemmery.bench.machine import gpu_fingerprint
+from gemmery.bench.resident import alignment
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver, nvrtc, sass
 from gemmery.cuda.geometry import Geometry

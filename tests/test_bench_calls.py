@@ -1,13 +1,14 @@
 """Calls of every kind: each library's expression is the same product, and a wrong result is found."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import gemmery as gm
 from gemmery import lab
-from gemmery.bench import calls, peers
+from gemmery.bench import calls, libraries
 from gemmery.bench.calls import CALLS
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
@@ -24,7 +25,7 @@ def value(call: str, library: str, n: int = 8) -> np.ndarray:
     one, convert, names = work(call, n), lambda array: array, {"gm": gm, "np": np}
     if library == "torch":
         names["torch"] = pytest.importorskip("torch")
-        convert = peers.as_tensor
+        convert = libraries.as_tensor
     arrays = {name: convert(array) for name, array in calls.operands(one, library).items()}
     made = calls.result(one, library, {**names, **arrays})
     return np.asarray(made.float().numpy() if library == "torch" else made)
@@ -85,10 +86,8 @@ def test_tensors_are_compared_with_pytorch_alone(tmp_path):
 
 
 def test_tensors_without_pytorch_are_refused(monkeypatch, tmp_path):
-    absent = [
-        p if p.name != "torch" else peers.Peer("torch", "", lambda: "not here", p.prepare, p.runs) for p in peers.PEERS
-    ]
-    monkeypatch.setattr(peers, "PEERS", tuple(absent))
+    absent = [p if p.name != "torch" else replace(p, missing=lambda: "not here") for p in libraries.RIVALS]
+    monkeypatch.setattr(libraries, "RIVALS", tuple(absent))
     file = tmp_path / "mine.toml"
     file.write_text('kind = "calls"\nrivals = ["numpy"]\n[[product]]\nsquare = [4]\ncall = ["a @ b"]\narrays = "torch"')
     run = lab.bench([str(file)], seconds=0.001)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import new_shapes
-from gemmery.bench.gpu import operands, peers, roofline, timing
+from gemmery.bench import cublas, device_roofline, new_shapes, replays, resident, rival
 from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
@@ -25,9 +24,9 @@ class Device:
         self.captured = None  # the products of the graph that is being made
         self.put_calls, self.graphs = [], []
         self.ordinal, self.handle = 0, 7
-        monkeypatch.setattr(timing, "Event", lambda ordinal: Event(self))
-        monkeypatch.setattr(timing, "Graph", lambda stream: Graph(self))
-        monkeypatch.setattr(timing.driver, "on", lambda ordinal: nullcontext())
+        monkeypatch.setattr(replays, "Event", lambda ordinal: Event(self))
+        monkeypatch.setattr(replays, "Graph", lambda stream: Graph(self))
+        monkeypatch.setattr(replays.driver, "on", lambda ordinal: nullcontext())
 
     def put(self, index):
         if self.captured is not None:
@@ -67,7 +66,7 @@ class Graph:
 
 def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    sample = timing.replays(device.put, device, sets=3)
+    sample = replays.replays(device.put, device, sets=3)
     assert sample(1000, 1) == pytest.approx(2e6, rel=1e-6)
     assert device.graphs[-1].launches >= 1
 
@@ -75,22 +74,22 @@ def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
 @pytest.mark.parametrize("sets", [1, 3, 64, 700, 1024])
 def test_a_graph_takes_every_set_in_turn_and_begins_again_with_the_first(monkeypatch, sets):
     device = Device(monkeypatch, seconds=2e-6)
-    timing.replays(device.put, device, sets)
+    replays.replays(device.put, device, sets)
     calls = device.graphs[-1].calls
     assert calls == list(itertools.islice(itertools.cycle(range(sets)), len(calls)))
     assert len(calls) % sets == 0
-    assert sets <= len(calls) <= timing.MOST_CALLS
+    assert sets <= len(calls) <= replays.MOST_CALLS
 
 
 def test_a_graph_lasts_long_enough_to_hide_its_launch(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    timing.replays(device.put, device, sets=1)
+    replays.replays(device.put, device, sets=1)
     assert 2e-6 * len(device.graphs[-1].calls) >= 0.9e-3
 
 
 def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monkeypatch):
     device = Device(monkeypatch, seconds=1e-3)
-    sample = timing.replays(device.put, device, sets=4)
+    sample = replays.replays(device.put, device, sets=4)
     assert device.graphs == []
     assert sample(10, 2) == pytest.approx(10e6)
     assert device.put_calls == [index % 4 for index in range(len(device.put_calls))]
@@ -98,20 +97,20 @@ def test_a_long_call_is_put_on_the_stream_without_a_graph_its_sets_in_turn(monke
 
 def test_what_no_graph_can_hold_is_put_on_the_stream_call_by_call(monkeypatch):
     device = Device(monkeypatch, seconds=2e-6, host=1e-5)
-    sample = timing.replays(device.put, device, 1, captured=False)
+    sample = replays.replays(device.put, device, 1, captured=False)
     assert device.graphs == []
     assert sample(100, 0) == pytest.approx(100 * 10_000)
 
 
 def test_a_call_of_seconds_is_not_warmed_up_again_and_again(monkeypatch):
     device = Device(monkeypatch, seconds=0.5)
-    timing.replays(device.put, device, sets=4)
+    replays.replays(device.put, device, sets=4)
     assert len(device.put_calls) == 2
 
 
 def test_the_clock_is_looked_at_once_a_sample(monkeypatch):
     device, looks = Device(monkeypatch, seconds=2e-6), []
-    sample = timing.replays(device.put, device, 1, lambda: looks.append(device.now))
+    sample = replays.replays(device.put, device, 1, lambda: looks.append(device.now))
     before = len(looks)
     sample(5000, 1)
     assert len(looks) == before + 1
@@ -121,9 +120,9 @@ def test_contestants_on_a_device_are_compared_by_the_one_protocol(monkeypatch):
     quick, slow = Device(monkeypatch, 2e-6), Device(monkeypatch, 6e-6)
     entered = []
     for name, device in (("a", quick), ("b", slow)):
-        monkeypatch.setattr(timing, "Event", lambda _, device=device: Event(device))
-        monkeypatch.setattr(timing, "Graph", lambda _, device=device: Graph(device))
-        entered.append(Contestant(name, timing.replays(device.put, device, 1)))
+        monkeypatch.setattr(replays, "Event", lambda _, device=device: Event(device))
+        monkeypatch.setattr(replays, "Graph", lambda _, device=device: Graph(device))
+        entered.append(Contestant(name, replays.replays(device.put, device, 1)))
     assert compare(entered, seconds=0.5).versus["b"].median == pytest.approx(3.0)
 
 
@@ -145,14 +144,14 @@ def view(pointer, shape, strides, dtype="f32"):
     ],
 )
 def test_alignment_is_that_of_the_pointer_and_of_every_stride_that_is_taken(one, expected):
-    assert operands.alignment(one) == expected
+    assert resident.alignment(one) == expected
 
 
 def test_what_is_shared_says_its_stream_and_its_bytes():
-    described = operands.Shared(View(4096, (2, 3), (12, 4), "f32", "cuda:0", 77)).__cuda_array_interface__
+    described = resident.Shared(View(4096, (2, 3), (12, 4), "f32", "cuda:0", 77)).__cuda_array_interface__
     assert described["stream"] == 77
     assert (described["data"], described["typestr"], described["strides"]) == ((4096, False), "<f4", (12, 4))
-    assert operands.Shared(View(4096, (2,), (2,), "bf16")).__cuda_array_interface__["typestr"] == "<i2"
+    assert resident.Shared(View(4096, (2,), (2,), "bf16")).__cuda_array_interface__["typestr"] == "<i2"
 
 
 @pytest.mark.parametrize(
@@ -170,23 +169,23 @@ def test_what_is_shared_says_its_stream_and_its_bytes():
     ],
 )
 def test_the_unit_that_bounds_a_product(dtype, tensor, capability, expected):
-    assert roofline.unit(dtype, tensor, capability) == expected
+    assert device_roofline.unit(dtype, tensor, capability) == expected
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_behind_the_peaks_compile_without_spills(arch):
-    for row in roofline.UNITS.values():
+    for row in device_roofline.UNITS.values():
         if int(arch[3:].rstrip("a")) >= row.needs:
             assert nvrtc.code(row.source, row.kernel, arch).report.spill_stores == 0
     for copy in ("true", "false"):
-        assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {roofline.DEPTH}>", arch).report.spill_stores == 0
+        assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {device_roofline.DEPTH}>", arch).report.spill_stores == 0
 
 
 def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
-    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in roofline.UNITS.items()}
-    for (dtype, unit), row in roofline.UNITS.items():
+    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in device_roofline.UNITS.items()}
+    for (dtype, unit), row in device_roofline.UNITS.items():
         text = ptx[dtype, unit]
-        if unit == roofline.CUDA_CORES:
+        if unit == device_roofline.CUDA_CORES:
             each, of = 2, text.count(f"fma.rn.{dtype}")
         else:
             each = {"f16": 4096, "bf16": 4096, "tf32": 2048, "f64": 1024}[dtype] // 32
@@ -198,26 +197,26 @@ def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
 
 def test_a_peak_of_no_unit_is_an_error_that_lists_them():
     with pytest.raises(ArgumentError, match=r"f64 on mma\.sync"):
-        roofline.peak("i8", "CUDA cores", None)
+        device_roofline.peak("i8", "CUDA cores", None)
 
 
 def test_rivals_are_found_by_name():
-    assert [peer.name for peer in peers.PEERS] == ["cublas", "cublas_cupy"]
+    assert [rival.name for rival in cublas.RIVALS] == ["cublas", "cublas_cupy"]
     with pytest.raises(ArgumentError, match="known: cublas, cublas_cupy"):
-        peers.find("cublasss")
+        cublas.find("cublasss")
 
 
 def test_what_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert peers.find("cublas").missing() == "torch is not installed"
-    assert peers.find("cublas_cupy").missing() == "cupy is not installed"
+    monkeypatch.setattr(rival.importlib.util, "find_spec", lambda name: None)
+    assert cublas.find("cublas").missing() == "torch is not installed"
+    assert cublas.find("cublas_cupy").missing() == "cupy is not installed"
 
 
 def test_a_pytorch_without_cuda_is_no_rival():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this one has CUDA")
-    assert "without CUDA" in peers.find("cublas").missing()
+    assert "without CUDA" in cublas.find("cublas").missing()
 
 
 def test_numpy_integer_views_see_what_was_never_written():
@@ -227,26 +226,26 @@ def test_numpy_integer_views_see_what_was_never_written():
 
 
 def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch):
-    monkeypatch.setattr(peers, "_without_torch", lambda: "torch is not installed")
-    one = operands.Operands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
+    monkeypatch.setattr(cublas, "_without_torch", lambda: "torch is not installed")
+    one = resident.Operands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
 
     class Resident:
         work, stream, sets = Work(2, 2, 2, "f32", "f32"), None, (one,)
 
     seen = []
-    put = peers.own(Resident, lambda a, b, out: seen.append((a, b, out)))
+    put = cublas.own(Resident, lambda a, b, out: seen.append((a, b, out)))
     put(0)
     assert [x.__cuda_array_interface__["shape"] for x in seen[0]] == [(2, 2)] * 3
     Resident.work = Work(2, 2, 2, "bf16", "bf16")
     with pytest.raises(RefusedError, match="only through PyTorch"):
-        peers.own(Resident, lambda a, b, out: None)
+        cublas.own(Resident, lambda a, b, out: None)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_operands_of_new_shapes_are_pytorchs(dtype):
     torch = pytest.importorskip("torch")
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
-    pairs, product, wait = peers.new_shapes(work, "cpu")
+    pairs, product, wait = cublas.new_shapes(work, "cpu")
     assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
     for (a, b), (x, y) in zip(pairs, new_shapes.pairs(work), strict=True):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import DISTORTING
-from gemmery.bench import peers
+from gemmery.bench import libraries
 
 SHELL = {
     "GEMMERY_ISA": "generic",
@@ -58,4 +58,4 @@ def test_a_shell_that_exports_them_changes_nothing():
 
 
 def test_every_variable_that_steers_a_rival_is_cleared():
-    assert not [prefix for prefix in peers.STEERING if not prefix.startswith(DISTORTING)]
+    assert not [prefix for prefix in libraries.STEERING if not prefix.startswith(DISTORTING)]

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from gemmery import lab, verify
-from gemmery.bench import machine
-from gemmery.bench.gpu import operands, peers, roofline
-from gemmery.bench.gpu.operands import Resident
-from gemmery.bench.gpu.timing import replays
+from gemmery.bench import cublas, device_roofline, machine
+from gemmery.bench.replays import replays
+from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
 from gemmery.lab.gpu import chain as chains
@@ -39,7 +38,7 @@ def result(resident, index):
 def test_every_set_holds_the_operands_and_together_they_overflow_l2(stream, layout):
     work = Work(300, 200, 100, "f32", "f32", a_layout=layout, b_layout=layout)
     resident = Resident(work, stream)
-    assert resident.bytes >= operands.L2_TIMES * driver.device(0).l2 or len(resident.sets) == operands.MOST_SETS
+    assert resident.bytes >= L2_TIMES * driver.device(0).l2 or len(resident.sets) == MOST_SETS
     kernel = build(find(CUDA, "simt_naive"), {"threads": 256}, resident)
     for index in (0, len(resident.sets) - 1):
         kernel(index)
@@ -57,7 +56,7 @@ def test_what_is_replayed_computes_every_set(stream):
         assert compared(result(resident, index), *resident.host[:2], float) <= 1
 
 
-@pytest.mark.parametrize("peer", peers.PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize("rival", cublas.RIVALS, ids=lambda rival: rival.name)
 @pytest.mark.parametrize(
     "work",
     [
@@ -73,14 +72,14 @@ def test_what_is_replayed_computes_every_set(stream):
     ],
     ids=str,
 )
-def test_a_rival_computes_the_product_that_it_is_timed_with(stream, peer, work):
-    if peer.missing():
-        pytest.skip(peer.missing())
-    if peer.name == "cublas_cupy" and (work.dtype == "bf16" or work.precision):
+def test_a_rival_computes_the_product_that_it_is_timed_with(stream, rival, work):
+    if rival.missing():
+        pytest.skip(rival.missing())
+    if rival.name == "cublas_cupy" and (work.dtype == "bf16" or work.precision):
         pytest.skip("CuPy has no such product")
     resident = Resident(work, stream)
     resident.poison()
-    placed = peer.place(resident)
+    placed = rival.place(resident)
     placed.put(0)
     stream.synchronize()
     bound = (lambda k: k + TF32) if work.precision else float
@@ -89,20 +88,20 @@ def test_a_rival_computes_the_product_that_it_is_timed_with(stream, peer, work):
 
 def test_tf32_is_what_the_bound_tells_apart(stream):
     """Else the test above could not see that a rival rounds."""
-    peer = peers.find("cublas")
-    if peer.missing():
-        pytest.skip(peer.missing())
+    rival = cublas.find("cublas")
+    if rival.missing():
+        pytest.skip(rival.missing())
     resident = Resident(Work(96, 80, 16, "f32", "f32", precision="tf32"), stream)
-    peer.place(resident).put(0)
+    rival.place(resident).put(0)
     stream.synchronize()
     assert not verify.check(resident.result(), *resident.host[:2], float).ok
 
 
 def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
-    for (dtype, unit), row in roofline.UNITS.items():
+    for (dtype, unit), row in device_roofline.UNITS.items():
         if driver.device(0).capability >= row.needs:
-            assert roofline.peak(dtype, unit, stream) > 0
-    found = roofline.bandwidth(stream)
+            assert device_roofline.peak(dtype, unit, stream) > 0
+    found = device_roofline.bandwidth(stream)
     assert found.read > 0
     assert found.copy > 0
     gpu, monitor = machine.gpu_fingerprint(0).gpu, nvml.Monitor(0)
@@ -160,7 +159,7 @@ def test_a_chain_is_right_and_stays_finite(stream):
     ids=str,
 )
 def test_the_product_of_a_suite_is_checked(work):
-    able = [peer for peer in peers.PEERS if not peer.missing()]
+    able = [rival for rival in cublas.RIVALS if not rival.missing()]
     session = GpuSession(1, lambda event: None, 0)
     ours, *rivals = suites.contest(session, "mine", work, ("gm.matmul",), able, 0.05)
     assert ours.checked
@@ -170,7 +169,7 @@ def test_the_product_of_a_suite_is_checked(work):
 
 
 def test_calls_and_compilations_are_counted():
-    able = [peer for peer in peers.PEERS if not peer.missing()]
+    able = [rival for rival in cublas.RIVALS if not rival.missing()]
     session = GpuSession(1, lambda event: None, 0)
     call = suites.call(session, "mine", Work(64, 64, 64, "f32", "f32"), able, 0.05)
     made = suites.compilations(session, "mine", Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64"))

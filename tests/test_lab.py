@@ -9,7 +9,7 @@ import pytest
 
 from gemmery import config, lab
 from gemmery.bench import first_call as bench_first_call
-from gemmery.bench import machine, peers, record, roofline
+from gemmery.bench import libraries, machine, record, roofline
 from gemmery.bench.first_call import PIECES
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
@@ -285,26 +285,26 @@ def test_bench_checks_and_times_each_product_beside_the_rivals(mine):
 
 
 def test_a_rival_that_is_left_out_is_recorded_with_the_reason(mine, monkeypatch):
-    installed = [replace(peer, missing=lambda: "") for peer in peers.PEERS]
-    monkeypatch.setattr(peers, "PEERS", tuple(installed))
+    installed = [replace(rival, missing=lambda: "") for rival in libraries.RIVALS]
+    monkeypatch.setattr(libraries, "RIVALS", tuple(installed))
     run = lab.bench([mine], rivals=["numpy"], seconds=0.001)
     reasons = {m.kernel: m.refused for m in run.measurements if m.refused}
     assert reasons == dict.fromkeys(("numpy_avx512", "torch", "mkl"), "not among the rivals asked for: numpy")
 
 
 def test_numpy_is_not_timed_twice_when_it_runs_the_same_kernels(mine, monkeypatch):
-    monkeypatch.setattr(session, "PeerProcess", SameKernels)
+    monkeypatch.setattr(session, "RivalProcess", SameKernels)
     run = lab.bench([mine], rivals=["numpy", "numpy_avx512"], seconds=0.02)
     [refused] = (m for m in run.measurements if m.kernel == "numpy_avx512")
     assert refused.refused.endswith("by default")
     assert all("numpy_avx512" not in m.versus for m in run.measurements)
 
 
-class SameKernels(session.PeerProcess):
+class SameKernels(session.RivalProcess):
     """NumPy in place of each rival, for this CPU may not run the other's kernels; it says the same of itself."""
 
-    def __init__(self, peer, threads):
-        super().__init__(peers.find("numpy"), threads)
+    def __init__(self, rival, threads):
+        super().__init__(libraries.find("numpy"), threads)
         self.runs = "the same kernels"
 
 
@@ -437,7 +437,7 @@ def test_the_doctor_looks_at_everything_and_gives_advice_for_what_is_wrong():
 @pytest.fixture
 def plain_environment(monkeypatch):
     """No variable that steers a BLAS, whatever the shell exports."""
-    for name in config.distorting(peers.STEERING):
+    for name in config.distorting(libraries.STEERING):
         monkeypatch.delenv(name)
 
 

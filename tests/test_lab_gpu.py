@@ -9,8 +9,8 @@ import pytest
 
 import records
 from gemmery import lab
-from gemmery.bench.gpu.operands import Operands
-from gemmery.bench.gpu.peers import Peer, Placed
+from gemmery.bench.cublas import Caller, Placed
+from gemmery.bench.resident import Operands
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
@@ -70,7 +70,7 @@ class MadeUp(GpuSession):
     def rival(self, placed, resident):
         return self.sampler(placed.put, len(resident.sets))
 
-    def peers(self, wanted=()):
+    def installed(self, wanted=()):
         return self.rivals
 
     def unit(self, kernel, work):
@@ -128,7 +128,7 @@ def rival(speed=8.0, serves=("f32", "f64")):
         put = Put(functools.partial(np.matmul), resident.sets, nanoseconds("cublas", resident.work))
         return Placed(put, "torch.mm")
 
-    return Peer("cublas", "", lambda: "", place, lambda resident: None, lambda: "cuBLAS 99")
+    return Caller("cublas", lambda: "", lambda: "cuBLAS 99", place, lambda resident: None)
 
 
 WORK = Work(64, 64, 64, "f32", "f32")
@@ -357,7 +357,7 @@ def test_new_shapes_on_a_gpu_are_those_of_pytorch(monkeypatch):
         return [replace(plain, case="warm cache"), replace(plain, kernel="cublas", case="")]
 
     monkeypatch.setattr(suites, "new_shapes", rows)
-    monkeypatch.setattr(suites.peers, "find", lambda name: rival())
+    monkeypatch.setattr(suites.cublas, "find", lambda name: rival())
     session = MadeUp()
     session.stream = SimpleNamespace(ordinal=1)
     found = suites.new(session, "gpu_new_shapes", WORK, [rival()], 0.1)

@@ -23,9 +23,9 @@ OWNERS = {
     "platformdirs": ("config.py",),
     "rich": ("report", "cli"),
     "threadpoolctl": ("bench", "lab"),
-    "torch": ("bench/peers.py", "bench/gpu/peers.py"),
+    "torch": ("bench/libraries.py", "bench/cublas.py"),
     "cuda": ("cuda",),
-    "cupy": ("bench/gpu/peers.py",),
+    "cupy": ("bench/cublas.py",),
     "typer": ("cli",),
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
@@ -200,7 +200,7 @@ def test_a_violation_is_caught(path, source):
         ("cpu/loops.py", "from gemmery.cpu import ir\nfrom . import pack\nfrom ..errors import ShapeError"),
         ("cpu/jit.py", "import llvmlite.binding as llvm"),
         ("cpu/target.py", "from gemmery import config"),
-        ("bench/peers.py", "import torch"),
+        ("bench/libraries.py", "import torch"),
         ("lab/rungs.py", "import gemmery\nfrom gemmery import matmul, api"),
         ("config.py", "import os\nos.environ.get('X')"),
         ("__init__.py", "from gemmery import api"),

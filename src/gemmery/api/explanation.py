@@ -233,11 +233,11 @@ def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
 @cache
 def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
     """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
-    from gemmery.bench.gpu import roofline
+    from gemmery.bench import device_roofline
     from gemmery.cuda.device import find
     from gemmery.cuda.driver import Stream
 
     found = find(device)
     stream = Stream(found.ordinal)
-    unit = roofline.unit(dtype, tensor, found.capability)
-    return roofline.peak(*unit, stream), roofline.bandwidth(stream).read
+    unit = device_roofline.unit(dtype, tensor, found.capability)
+    return device_roofline.peak(*unit, stream), device_roofline.bandwidth(stream).read

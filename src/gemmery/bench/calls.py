@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Call(NamedTuple):
+class Expressions(NamedTuple):
     """One kind of call as three expressions; that of PyTorch is "" where it has none."""
 
     ours: str
@@ -26,39 +26,39 @@ class Call(NamedTuple):
     torch: str = ""
 
 
-CALLS: dict[str, Call] = {
-    "a @ b": Call("gm.matmul(a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
-    "a @ b, out": Call("gm.matmul(a, b, out=out)", "np.matmul(a, b, out=out)", "torch.mm(a, b, out=out)"),
-    "a @ x": Call("gm.matmul(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
-    "x @ a": Call("gm.matmul(x, a)", "np.matmul(x, a)", "torch.matmul(x, a)"),
-    "x @ y": Call("gm.matmul(x, y)", "np.matmul(x, y)", "torch.dot(x, y)"),
-    "batch of 4": Call("gm.matmul(p, q)", "np.matmul(p, q)", "torch.bmm(p, q)"),
-    "broadcast batches": Call("gm.matmul(r, s)", "np.matmul(r, s)", "torch.matmul(r, s)"),
-    "gemm": Call("gm.gemm(1.0, a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
-    "gemm, alpha": Call("gm.gemm(2.0, a, b)", "2.0 * np.matmul(a, b)", "2.0 * torch.mm(a, b)"),
-    "gemm, alpha, beta": Call(
+CALLS: dict[str, Expressions] = {
+    "a @ b": Expressions("gm.matmul(a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
+    "a @ b, out": Expressions("gm.matmul(a, b, out=out)", "np.matmul(a, b, out=out)", "torch.mm(a, b, out=out)"),
+    "a @ x": Expressions("gm.matmul(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
+    "x @ a": Expressions("gm.matmul(x, a)", "np.matmul(x, a)", "torch.matmul(x, a)"),
+    "x @ y": Expressions("gm.matmul(x, y)", "np.matmul(x, y)", "torch.dot(x, y)"),
+    "batch of 4": Expressions("gm.matmul(p, q)", "np.matmul(p, q)", "torch.bmm(p, q)"),
+    "broadcast batches": Expressions("gm.matmul(r, s)", "np.matmul(r, s)", "torch.matmul(r, s)"),
+    "gemm": Expressions("gm.gemm(1.0, a, b)", "np.matmul(a, b)", "torch.mm(a, b)"),
+    "gemm, alpha": Expressions("gm.gemm(2.0, a, b)", "2.0 * np.matmul(a, b)", "2.0 * torch.mm(a, b)"),
+    "gemm, alpha, beta": Expressions(
         "gm.gemm(2.0, a, b, 3.0, c)", "2.0 * np.matmul(a, b) + 3.0 * c", "torch.addmm(c, a, b, beta=3.0, alpha=2.0)"
     ),
-    "gemm, out": Call(
+    "gemm, out": Expressions(
         "gm.gemm(2.0, a, b, out=out)",
         "np.multiply(np.matmul(a, b, out=out), 2.0, out=out)",
         "torch.addmm(c, a, b, beta=0.0, alpha=2.0, out=out)",
     ),
-    "gemv": Call("gm.gemv(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
-    "gemv, alpha, beta": Call(
+    "gemv": Expressions("gm.gemv(a, x)", "np.matmul(a, x)", "torch.mv(a, x)"),
+    "gemv, alpha, beta": Expressions(
         "gm.gemv(a, x, y, alpha=2.0, beta=3.0)",
         "2.0 * np.matmul(a, x) + 3.0 * y",
         "torch.addmv(y, a, x, beta=3.0, alpha=2.0)",
     ),
-    "bias and relu": Call(
+    "bias and relu": Expressions(
         'gm.matmul(a, b, bias=bias, activation="relu")',
         "np.maximum(np.matmul(a, b) + bias, 0)",
         "torch.relu(torch.addmm(bias, a, b))",
     ),
-    "f32 by f64": Call("gm.matmul(a, w)", "np.matmul(a, w)"),
-    "strided views": Call("gm.matmul(u, v)", "np.matmul(u, v)", "torch.mm(u, v)"),
-    "out of another type": Call("gm.matmul(a, b, out=wide)", "np.matmul(a, b, out=wide)"),
-    "bfloat16": Call("gm.matmul(g, h)", "np.matmul(g, h)", "torch.mm(g, h)"),
+    "f32 by f64": Expressions("gm.matmul(a, w)", "np.matmul(a, w)"),
+    "strided views": Expressions("gm.matmul(u, v)", "np.matmul(u, v)", "torch.mm(u, v)"),
+    "out of another type": Expressions("gm.matmul(a, b, out=wide)", "np.matmul(a, b, out=wide)"),
+    "bfloat16": Expressions("gm.matmul(g, h)", "np.matmul(g, h)", "torch.mm(g, h)"),
 }
 ARRAYS = ("numpy", "torch")  # the kinds of arrays, which are also the rivals
 Convert = Callable[[Any], Any]
@@ -66,10 +66,10 @@ Convert = Callable[[Any], Any]
 
 def text(work: Work, library: str) -> str:
     """Return the expression of a call in "ours", "numpy" or "torch"; raise RefusedError where there is none."""
-    found: str = getattr(CALLS[work.call], library)
-    if not found:
+    expression: str = getattr(CALLS[work.call], library)
+    if not expression:
         raise RefusedError(f"{library} has no such call on its arrays")
-    return found
+    return expression
 
 
 def operands(work: Work, library: str) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def operands(work: Work, library: str) -> dict[str, Any]:
     arrays["w"] = arrays["b"].astype(np.float64)
     arrays |= {name: arrays[name][::2, ::2] for name in "uv"}
     arrays |= {"out": np.zeros((n, n), np.float32), "wide": np.zeros((n, n))}
-    named = compile(text(work, library), work.call, "eval").co_names
-    if {"g", "h"} & set(named):
+    names = compile(text(work, library), work.call, "eval").co_names
+    if {"g", "h"} & set(names):
         arrays |= {name: arrays[name].astype(numpy_dtype("bf16")) for name in "gh"}
-    return {name: array for name, array in arrays.items() if name in named}
+    return {name: array for name, array in arrays.items() if name in names}
 
 
 def sample(work: Work, library: str, modules: Mapping[str, Any], convert: Convert = lambda array: array) -> Sample:
@@ -106,7 +106,7 @@ def result(work: Work, library: str, names: Mapping[str, Any]) -> Any:
     return values[0]
 
 
-def error(work: Work, found: Any) -> float:
+def error(work: Work, result: Any) -> float:
     """Return the largest error of a result, given as a NumPy array, over its bound.
 
     The bound is that of k products and the few operations around them, rounded in float32 and once more to the type of
@@ -117,12 +117,12 @@ def error(work: Work, found: Any) -> float:
 
     arrays = {name: np.asarray(array, np.float64) for name, array in operands(work, "numpy").items()}
     exact = _evaluated(work, arrays)
-    if found.shape != exact.shape:
+    if result.shape != exact.shape:
         return np.inf
     size = _evaluated(work, {name: np.abs(array) for name, array in arrays.items()})
     last = 2.0**-8 if CALLS[work.call].ours == "gm.matmul(g, h)" else 0.0
     bound = ((work.n + 4) * 2.0**-24 + last) * size
-    difference = np.abs(np.asarray(found, np.float64) - exact)
+    difference = np.abs(np.asarray(result, np.float64) - exact)
     ratio = float(np.max(difference / bound, initial=0.0))
     return ratio if ratio <= np.inf else np.inf  # NaN is not
 

@@ -7,9 +7,9 @@ import platform
 import re
 from dataclasses import replace
 
-from gemmery.bench import peers
-from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench import libraries
 from gemmery.bench.record import Gpu, Machine, version
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.cpu import jit, target
 
 
@@ -41,9 +41,9 @@ def fingerprint() -> Machine:
 
 def _blas() -> str:
     """Return the BLAS of the rival NumPy, which ignores environment variables that choose other kernels."""
-    if not peers.steering():
-        return peers.blas()
-    with PeerProcess(peers.find("numpy"), threads=1) as numpy:
+    if not libraries.steering():
+        return libraries.blas()
+    with RivalProcess(libraries.find("numpy"), threads=1) as numpy:
         return numpy.runs.partition(", ")[2]
 
 

@@ -168,7 +168,7 @@ def read(file: Path) -> tuple[Run, ...]:
     except OSError as error:
         raise ArgumentError(f"records {str(file)!r}: {error.strerror}; name a file of records") from error
     machines: dict[str, Machine] = {}
-    taken: dict[str, list[Measurement]] = {}
+    measurements: dict[str, list[Measurement]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
@@ -180,10 +180,10 @@ def read(file: Path) -> tuple[Run, ...]:
             if "machine" in row:
                 machines[row["run"]] = _build(Machine, row["machine"])
             else:
-                taken.setdefault(row["run"], []).append(_build(Measurement, row["measurement"]))
+                measurements.setdefault(row["run"], []).append(_build(Measurement, row["measurement"]))
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
-    return tuple(Run(found, run, tuple(taken.get(run, ()))) for run, found in sorted(machines.items()))
+    return tuple(Run(machine, run, tuple(measurements.get(run, ()))) for run, machine in sorted(machines.items()))
 
 
 def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
@@ -199,13 +199,13 @@ def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
 
 def _set(measurement: Measurement) -> dict[str, Any]:
     """Return the fields that differ from their defaults: most do not."""
-    kept = {}
+    stored = {}
     for f in fields(measurement):
         value = getattr(measurement, f.name)
         default = f.default if f.default_factory is MISSING else f.default_factory()
         if value != default:
-            kept[f.name] = value
-    return kept
+            stored[f.name] = value
+    return stored
 
 
 _PYTHON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
@@ -216,10 +216,10 @@ def _build(kind: type[Any], row: dict[str, Any]) -> Any:
     if not isinstance(row, dict):
         raise TypeError(f"{row!r} is not a {kind.__name__.lower()}")
     known = {f.name for f in fields(kind)}
-    given = {key: value for key, value in row.items() if key in known}
-    if "gpu" in given:
-        given["gpu"] = _build(Gpu, given["gpu"])
+    values = {key: value for key, value in row.items() if key in known}
+    if "gpu" in values:
+        values["gpu"] = _build(Gpu, values["gpu"])
     for f in fields(kind):
-        if f.name in given and not isinstance(given[f.name], _PYTHON.get(str(f.type), object)):
-            raise TypeError(f"{f.name} = {given[f.name]!r} is not {f.type}")
-    return kind(**given)
+        if f.name in values and not isinstance(values[f.name], _PYTHON.get(str(f.type), object)):
+            raise TypeError(f"{f.name} = {values[f.name]!r} is not {f.type}")
+    return kind(**values)

@@ -208,8 +208,8 @@ def _best(run: Callable[[int, int], None], threads: int, samples: int = SAMPLES)
         def quickest(steps: int, of: int) -> float:
             return max(min(seconds(steps) for _ in range(of)), 1e-9)
 
-        wanted = ALONE_SECONDS if threads == 1 else TOGETHER_SECONDS
+        least = ALONE_SECONDS if threads == 1 else TOGETHER_SECONDS
         steps = 1
-        while (elapsed := quickest(steps, of=3)) < wanted:
-            steps = min(16 * steps, max(2 * steps, int(1.2 * steps * wanted / elapsed)))
+        while (elapsed := quickest(steps, of=3)) < least:
+            steps = min(16 * steps, max(2 * steps, int(1.2 * steps * least / elapsed)))
         return steps / quickest(steps, of=samples)

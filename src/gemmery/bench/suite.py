@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gemmery import dtypes
 from gemmery.bench import calls
+from gemmery.bench.rival import Rival
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError, DTypeError
 
@@ -75,26 +76,22 @@ def find(name: str) -> Path:
     return SUITES / f"{name}.toml"
 
 
-class Rival(Protocol):
-    """The part of a rival that suites use: its name, and why it cannot run here."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def missing(self) -> Callable[[], str]: ...
-
-
-def taking_part(found: Suite, wanted: Sequence[str], known: Sequence[Rival]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return a suite's rivals, or `wanted` instead, and why each other installed rival is left out."""
-    chosen = tuple(wanted) or found.rivals or tuple(peer.name for peer in known)
+def taking_part(
+    suite: Suite, requested: Sequence[str], known: Sequence[Rival]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return a suite's rivals, or `requested` instead, and why each other installed rival is left out."""
+    if suite.kind in ALONE:
+        return (), {}
+    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known)
     left_out: dict[str, str] = {}
-    if found.kind in IN_PROCESS and found.device == "cpu":  # they time scripts, of which NumPy has one
-        reason = IN_PROCESS[found.kind]
-        left_out = dict.fromkeys((name for name in chosen if name != "numpy"), reason)
-        chosen = tuple(name for name in chosen if name == "numpy")
-    reason = f"not among the rivals asked for: {', '.join(wanted)}" if wanted else f"suite {found.name} leaves it out"
-    absent = (peer for peer in known if peer.name not in (*chosen, *left_out) and not peer.missing())
-    return chosen, {**left_out, **{peer.name: reason for peer in absent}}
+    if suite.kind in IN_PROCESS and suite.device == "cpu":  # they time scripts, of which NumPy has one
+        left_out = dict.fromkeys((name for name in rivals if name != "numpy"), IN_PROCESS[suite.kind])
+        rivals = tuple(name for name in rivals if name == "numpy")
+    reason = f"suite {suite.name} leaves it out"
+    if requested:
+        reason = f"not among the rivals asked for: {', '.join(requested)}"
+    absent = (rival for rival in known if rival.name not in (*rivals, *left_out) and not rival.missing())
+    return rivals, {**left_out, **{rival.name: reason for rival in absent}}
 
 
 def load(path: Path) -> Suite:
@@ -142,20 +139,20 @@ def load(path: Path) -> Suite:
 
 def _rungs(rows: list[dict[str, Any]], where: str) -> dict[str, tuple[str, ...]]:
     """Return the rungs that products name instead of gemmery's choice, by the name of the product."""
-    found: dict[str, tuple[str, ...]] = {}
+    rungs: dict[str, tuple[str, ...]] = {}
     for index, row in enumerate(rows):
         here = f"{where}: product {index + 1}"
         if "rungs" not in row:
             continue
         name = row.get("name")
-        if not name or name in found:
+        if not name or name in rungs:
             raise ArgumentError(f"{here}: name = {name!r}: products with rungs need a unique name")
         if row.get("vector") or "call" in row:
             raise ArgumentError(f"{here}: rungs: they write matrices into an existing one; leave out vector and call")
-        found[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
-        if not found[name] or len(set(found[name])) < len(found[name]):
+        rungs[name] = tuple(_texts(row["rungs"], f"{here}: rungs"))
+        if not rungs[name] or len(set(rungs[name])) < len(rungs[name]):
             raise ArgumentError(f"{here}: rungs: give at least one, such as 'packed kc=256', and none twice")
-    return found
+    return rungs
 
 
 def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
@@ -188,8 +185,7 @@ def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
     _only(row, _CALLS, where)
     arrays = _one_of(row.get("arrays", "numpy"), calls.ARRAYS, f"{where}: arrays")
     known = tuple(name for name, call in calls.CALLS.items() if getattr(call, arrays))
-    wanted = _list(row.get("call", list(known)), f"{where}: call")
-    names = [_one_of(name, known, f"{where}: call") for name in wanted]
+    names = [_one_of(name, known, f"{where}: call") for name in _list(row.get("call", list(known)), f"{where}: call")]
     for (n, _, _), name in product(_shapes(row, where), names):
         if n * n > LARGEST:
             raise ArgumentError(f"{where}: n = {n}: at most {LARGEST} elements per matrix")
@@ -209,7 +205,8 @@ def _new_shapes(row: dict[str, Any], where: str) -> Iterator[Work]:
 
 def _threads(value: Any, where: str) -> tuple[int, ...]:
     """Return the numbers of threads, 0 for "all": those that the process may use."""
-    return tuple(0 if one == "all" else _sizes([one], where)[0] for one in _list(value, where) or _sizes(value, where))
+    counts = _list(value, where) or _sizes(value, where)
+    return tuple(0 if count == "all" else _sizes([count], where)[0] for count in counts)
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
@@ -218,13 +215,13 @@ def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
         raise ArgumentError(f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...]")
     if "square" in row:
         return [(n, n, n) for n in _sizes(row["square"], f"{where}: square")]
-    found = []
+    shapes = []
     for shape in _list(row["shapes"], f"{where}: shapes"):
         sizes = _sizes(shape, f"{where}: shapes")
         if len(sizes) != 3:
             raise ArgumentError(f"{where}: shapes: {shape!r} must be [m, n, k]")
-        found.append((sizes[0], sizes[1], sizes[2]))
-    return found
+        shapes.append((sizes[0], sizes[1], sizes[2]))
+    return shapes
 
 
 def _only(table: dict[str, Any], known: set[str], where: str) -> None:
@@ -240,7 +237,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _texts(value: Any, where: str) -> list[str]:
-    return [_text(one, where) for one in _list(value, where)]
+    return [_text(text, where) for text in _list(value, where)]
 
 
 def _sizes(value: Any, where: str) -> list[int]:

@@ -65,11 +65,11 @@ class Comparison:
 
     timings: dict[str, Timing]
     versus: dict[str, Ratio]
-    taken: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)  # seconds, by round
+    seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict, repr=False)  # by name and round
 
     def ratios(self, name: str) -> dict[str, Ratio]:
         """Return the ratios of all other contestants to the one called `name`."""
-        return {rival: _ratio(self.taken[name], rounds) for rival, rounds in self.taken.items() if rival != name}
+        return {rival: _ratio(self.seconds[name], rounds) for rival, rounds in self.seconds.items() if rival != name}
 
 
 def is_tie(ratio: float, spread: float) -> bool:
@@ -156,8 +156,8 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
     inner = 1
     elapsed = sample(1, 0)
     while elapsed < SAMPLE_NS and inner < MAX_INNER:
-        wanted = -(-inner * SAMPLE_NS // max(elapsed, 1))
-        inner = min(max(wanted, 2 * inner), 16 * inner, MAX_INNER)
+        enough = -(-inner * SAMPLE_NS // max(elapsed, 1))
+        inner = min(max(enough, 2 * inner), 16 * inner, MAX_INNER)
         elapsed = sample(inner, 0)
     each = max(elapsed, 1) / inner
     warm = 0 if each >= LONG_CALL_NS else max(1, inner // 8)
@@ -175,7 +175,7 @@ def _rounds(
 ) -> dict[str, dict[int, float]]:
     """Seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
-    taken: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
+    seconds: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
     for index in range(rounds):
         shift = index % len(contestants)
         for contestant in (*contestants[shift:], *contestants[:shift]):
@@ -183,12 +183,12 @@ def _rounds(
             if not _takes_part(index, min(plan.rounds, rounds), rounds):
                 continue
             if plan.first is not None:
-                taken[contestant.name][index] = plan.first
+                seconds[contestant.name][index] = plan.first
                 continue
             pause(rest)
             elapsed = max(contestant.sample(plan.inner, plan.warm), 1)
-            taken[contestant.name][index] = elapsed / plan.inner / 1e9
-    return taken
+            seconds[contestant.name][index] = elapsed / plan.inner / 1e9
+    return seconds
 
 
 def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
@@ -237,12 +237,12 @@ def compare(
     return tally(_rounds(contestants, plans, rest, pause))
 
 
-def tally(taken: Mapping[str, Mapping[int, float]]) -> Comparison:
+def tally(seconds: Mapping[str, Mapping[int, float]]) -> Comparison:
     """Return the statistics of times per call, by contestant and round; ratios are to the first contestant.
 
     >>> tally({"a": {0: 1.0, 1: 2.0}, "b": {0: 2.0, 1: 4.0}}).versus["b"].median
     2.0
     """
-    first, *others = taken
-    timings = {name: _timing(list(rounds.values())) for name, rounds in taken.items()}
-    return Comparison(timings, {name: _ratio(taken[first], taken[name]) for name in others}, taken)
+    first, *others = seconds
+    timings = {name: _timing(list(rounds.values())) for name, rounds in seconds.items()}
+    return Comparison(timings, {name: _ratio(seconds[first], seconds[name]) for name in others}, seconds)

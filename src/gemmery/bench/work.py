@@ -79,8 +79,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise ArgumentError("dtype bf16: NumPy has no bfloat16; pip install ml_dtypes") from None
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def operands(work: Work) -> tuple[Any, Any, Any]:

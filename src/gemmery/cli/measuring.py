@@ -254,11 +254,10 @@ def bench(
 
 def _known(rivals: Sequence[str], device: str) -> None:
     """Raise ArgumentError for a rival that a device does not have."""
-    from gemmery.bench import peers
-    from gemmery.bench.gpu import peers as gpu_peers
+    from gemmery.bench import cublas, libraries
 
     for name in rivals:
-        (peers if device == "cpu" else gpu_peers).find(name)
+        (libraries if device == "cpu" else cublas).find(name)
 
 
 @app.command(

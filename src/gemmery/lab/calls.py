@@ -8,9 +8,9 @@ from typing import Any
 
 import gemmery
 from gemmery.bench import calls as kinds
-from gemmery.bench import peers, timing
-from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench import libraries, timing
 from gemmery.bench.record import Measurement
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError, RefusedError
@@ -22,7 +22,7 @@ OURS = "gm.matmul"
 
 
 def calls(
-    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
+    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[RivalProcess], seconds: float
 ) -> list[Measurement]:
     """Check one kind of call, time it in turn with the library that its arrays are of, and return the records.
 
@@ -56,10 +56,10 @@ def _convert(work: Work) -> kinds.Convert:
     """Return what makes an operand of NumPy's array. Raises RefusedError where the library is not installed."""
     if work.arrays == "numpy":
         return lambda array: array
-    missing = peers.find(work.arrays).missing()
+    missing = libraries.find(work.arrays).missing()
     if missing:
         raise RefusedError(missing)
-    return peers.as_tensor
+    return libraries.as_tensor
 
 
 def _result(work: Work, convert: kinds.Convert) -> Any:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import config, dtypes
-from gemmery.bench import peers, timing
+from gemmery.bench import libraries, timing
 from gemmery.bench.first_call import COLD, WARM, pieces
-from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
 from gemmery.lab import results
@@ -32,7 +32,7 @@ start = time.perf_counter_ns()
 print(json.dumps(time.perf_counter_ns() - start))
 """
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
-_CLEARED = (*peers.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
+_CLEARED = (*libraries.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 _OURS, _NUMPY = "import gemmery; gemmery.matmul(a, b)", "np.matmul(a, b)"
 # The same in pieces: planning, loading and LLVM note when they begin and end, in any thread.
 _PIECES = """
@@ -68,7 +68,7 @@ print(json.dumps(dict(call=times[1] - times[0], next=times[2] - times[1], spans=
 
 
 def first_call(
-    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
+    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[RivalProcess], seconds: float
 ) -> list[Measurement]:
     """Time a first product with a cold cache, a warm cache, and in NumPy if that is among the rivals.
 
@@ -134,7 +134,7 @@ def _ran(script: str, work: Work, threads: int, cache: str, product: str = "") -
     environment = config.child_environment(
         _CLEARED,
         {
-            **dict.fromkeys(peers.THREADS, str(threads)),
+            **dict.fromkeys(libraries.THREADS, str(threads)),
             "GEMMERY_NUM_THREADS": str(threads),
             "GEMMERY_CACHE_DIR": cache,
         },

@@ -14,9 +14,8 @@ import numpy as np
 import gemmery
 from gemmery import cache, config, dispatch, tiers
 from gemmery.api import compute, prepared, quick
-from gemmery.bench import load, peers, record
-from gemmery.bench.gpu import peers as gpu_peers
-from gemmery.bench.gpu.operands import Resident
+from gemmery.bench import cublas, libraries, load, record
+from gemmery.bench.resident import Resident
 from gemmery.bench.work import Work
 from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
@@ -122,7 +121,7 @@ def _threads() -> Finding:
 
 
 def _numpy_blas() -> Finding:
-    value = f"NumPy {np.__version__}, {peers.blas()}"
+    value = f"NumPy {np.__version__}, {libraries.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
         advice = (
@@ -133,9 +132,9 @@ def _numpy_blas() -> Finding:
 
 
 def _environment() -> Finding:
-    found = config.distorting(peers.STEERING)
+    found = config.distorting(libraries.STEERING)
     found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
-    steering = peers.steering()
+    steering = libraries.steering()
     value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable that changes a BLAS is set"
     if steering:
         advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
@@ -308,8 +307,8 @@ def _product_on(ordinal: int) -> Finding:
 
 def _cublas() -> Finding:
     """Check for libraries to compare with on a GPU."""
-    reasons = [peer.missing() for peer in gpu_peers.PEERS]
-    there = [peer.runs() for peer, reason in zip(gpu_peers.PEERS, reasons, strict=True) if not reason]
+    reasons = [rival.missing() for rival in cublas.RIVALS]
+    there = [rival.runs() for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:
         return Finding("", "; ".join(there))
     return Finding("", "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU")

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gemmery import config
+from gemmery.bench import libraries, timing
 from gemmery.bench import new_shapes as shapes
-from gemmery.bench import peers, timing
 from gemmery.bench.new_shapes import COMPARED, EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
@@ -24,7 +24,7 @@ OURS = "gm.matmul"
 ROUNDS, LEAST = 9, 3  # rounds, and the least number of them however long they take
 _SOURCES = str(Path(__file__).parents[2])
 _START = "import sys; sys.path.insert(0, {!r}); from gemmery.lab.passes import main; main({!r}, {!r}, {!r})"
-_CLEARED = (*peers.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
+_CLEARED = (*libraries.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 Times = Mapping[str, list[float]]
 
 
@@ -78,7 +78,7 @@ def run(work: Work, threads: int, cache: str, device: str = "cpu") -> dict[str, 
     Raises GemmeryError with the last line of the process if it fails.
     """
     rest = timing.IDLE_SECONDS if threads > 1 else 0.0
-    number = {name: str(threads) for name in (*peers.THREADS, "GEMMERY_NUM_THREADS") if threads}
+    number = {name: str(threads) for name in (*libraries.THREADS, "GEMMERY_NUM_THREADS") if threads}
     done = subprocess.run(
         [sys.executable, "-c", _START.format(_SOURCES, asdict(work), device, rest)],
         env=config.child_environment(_CLEARED, {**number, "GEMMERY_CACHE_DIR": cache}),

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from gemmery.bench import load, machine, peers, record, roofline
-from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench import libraries, load, machine, record, roofline
 from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.errors import RefusedError
 from gemmery.lab.event import Event, OnEvent
 
@@ -67,7 +67,7 @@ class CpuSession(Session):
     """One run on this machine's CPU; a context manager that ends the rivals' processes."""
 
     def __init__(self, total: int, on_event: OnEvent, store: Path | None = None) -> None:
-        self._processes: dict[tuple[str, int], PeerProcess] = {}
+        self._processes: dict[tuple[str, int], RivalProcess] = {}
         super().__init__(total, on_event, machine.fingerprint(), store)
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}
@@ -80,7 +80,7 @@ class CpuSession(Session):
     def children(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes.values())
 
-    def rival(self, name: str, threads: int) -> PeerProcess:
+    def rival(self, name: str, threads: int) -> RivalProcess:
         """Return the rival's process with that many threads; the first call starts it.
 
         Raises RefusedError if it cannot run here, or would run the same kernels as NumPy by default.
@@ -96,8 +96,8 @@ class CpuSession(Session):
                 raise
         return self._processes[key]
 
-    def _start(self, name: str, threads: int) -> PeerProcess:
-        process = PeerProcess(peers.find(name), threads)
+    def _start(self, name: str, threads: int) -> RivalProcess:
+        process = RivalProcess(libraries.find(name), threads)
         if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
             process.close()
             raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")

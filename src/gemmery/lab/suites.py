@@ -10,9 +10,9 @@ from typing import Any
 
 import gemmery
 from gemmery import config, dispatch, dtypes
-from gemmery.bench import peers, suite, timing
-from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench import libraries, suite, timing
 from gemmery.bench.record import Measurement, Run
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.suite import Suite
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, operands
@@ -80,7 +80,7 @@ def bench(
 
         return gpu_bench(loaded, named, labels, rivals, seconds, gpu, on_event, store)
     for name in named:
-        peers.find(name)
+        libraries.find(name)
     for found in loaded:
         for label in {label for labels in found.rungs.values() for label in labels}:
             entrant(label, CUDA if found.kind == "emulator" else CPU)
@@ -116,7 +116,7 @@ def run_suite(session: CpuSession, found: Suite, threads: int, wanted: Sequence[
             session.end(*emulator_speed(found.name, work, found.rungs.get(work.name, ()), seconds))
         return
     processes = []
-    chosen, left_out = suite.taking_part(found, wanted, peers.PEERS)
+    chosen, left_out = suite.taking_part(found, wanted, libraries.RIVALS)
     for name, reason in left_out.items():
         session.add(results.blank(found.name, name, found.works[0], threads, refused=reason))
     for name in chosen:
@@ -147,7 +147,7 @@ def results_folder() -> Path:
 
 
 def contest(
-    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[PeerProcess], seconds: float
+    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[RivalProcess], seconds: float
 ) -> list[Measurement]:
     """Check gemmery on one product, time it in turn with each rival, and return the records."""
     limits = session.limits(work.dtype, threads)

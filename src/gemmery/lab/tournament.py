@@ -12,8 +12,8 @@ import numpy as np
 import gemmery
 from gemmery import arrays, dtypes
 from gemmery.bench import timing
-from gemmery.bench.peer_worker import PeerProcess
 from gemmery.bench.record import Measurement
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, operands
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
@@ -59,7 +59,7 @@ def tournament(
     work: Work,
     labels: Sequence[str],
     threads: int,
-    rivals: Sequence[PeerProcess],
+    rivals: Sequence[RivalProcess],
     seconds: float,
 ) -> list[Measurement]:
     """Check the named rungs on one product, time them in turn with each rival, and return the records.

@@ -11,11 +11,10 @@ import numpy as np
 
 from gemmery import dispatch
 from gemmery.arrays import View
-from gemmery.bench import timing
-from gemmery.bench.gpu import peers
-from gemmery.bench.gpu.operands import ALIGNMENT, alignment
-from gemmery.bench.gpu.timing import Put
+from gemmery.bench import cublas, timing
 from gemmery.bench.record import Measurement, Run
+from gemmery.bench.replays import Put
+from gemmery.bench.resident import ALIGNMENT, alignment
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import driver, simt
@@ -74,12 +73,12 @@ def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> 
     cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
     rows = {OURS: replace(session.blank(SUITE, OURS, work, note=rung.name), error=error, checked=True, **cost)}
     contestants = [Contestant(OURS, replayed(operands, put, repeats))]
-    peer = peers.find(RIVAL)
-    if peer.missing():
+    rival = cublas.find(RIVAL)
+    if rival.missing():
         rows[RIVAL] = session.blank(SUITE, RIVAL, work, refused=NO_RIVAL)
     else:
-        contestants.append(Contestant(RIVAL, replayed(operands, peers.torch_chain(operands.views), repeats)))
-        rows[RIVAL] = replace(session.blank(SUITE, RIVAL, work, note=f"{peer.runs()}, torch.add and torch.mm"), **cost)
+        contestants.append(Contestant(RIVAL, replayed(operands, cublas.torch_chain(operands.views), repeats)))
+        rows[RIVAL] = replace(session.blank(SUITE, RIVAL, work, note=f"{rival.runs()}, torch.add and torch.mm"), **cost)
     found = timing.compare(contestants, seconds)
     for name, taken in found.timings.items():
         rows[name] = session.timed(rows[name], taken, work, found.versus if name == OURS else None)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import verify
-from gemmery.bench.gpu.operands import Resident
+from gemmery.bench.resident import Resident
 from gemmery.lab.results import WRONG
 
 Array = NDArray[Any]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gemmery.bench import timing
-from gemmery.bench.gpu.operands import Resident
-from gemmery.bench.gpu.timing import Put
 from gemmery.bench.record import Measurement
+from gemmery.bench.replays import Put
+from gemmery.bench.resident import Resident
 from gemmery.bench.timing import Contestant, Ratio, Sample, Timing
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
@@ -67,18 +67,18 @@ class GpuLevel:
         return list(self._rivals.values())
 
     def _place_rival(self) -> None:
-        installed = self.session.peers()
+        installed = self.session.installed()
         if not installed:
             self._rivals["cublas"] = self.session.blank(self.suite, "cublas", self.work, refused=NO_RIVAL)
-        for peer in installed:
+        for rival in installed:
             try:
-                placed = peer.place(self._resident)
-                self._rival = Contestant(peer.name, self.session.rival(placed, self._resident))
+                placed = rival.place(self._resident)
+                self._rival = Contestant(rival.name, self.session.rival(placed, self._resident))
             except RefusedError as refused:
-                self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, refused=str(refused))
+                self._rivals[rival.name] = self.session.blank(self.suite, rival.name, self.work, refused=str(refused))
                 continue
-            note = f"{peer.runs()}, {placed.note}"
-            self._rivals[peer.name] = self.session.blank(self.suite, peer.name, self.work, note=note)
+            note = f"{rival.runs()}, {placed.note}"
+            self._rivals[rival.name] = self.session.blank(self.suite, rival.name, self.work, note=note)
             return
 
     def _keep_rival(self, rung: str, timings: Mapping[str, Timing], clock: int) -> None:

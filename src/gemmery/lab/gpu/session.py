@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemmery.bench import machine
-from gemmery.bench.gpu import peers, roofline
-from gemmery.bench.gpu.operands import Resident
-from gemmery.bench.gpu.peers import Peer, Placed
-from gemmery.bench.gpu.timing import Put, replays
+from gemmery.bench import cublas, device_roofline, machine
+from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.record import Measurement
+from gemmery.bench.replays import Put, replays
+from gemmery.bench.resident import Resident
 from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.timing import Ratio, Sample, Timing
 from gemmery.bench.work import Work
@@ -69,15 +68,15 @@ class GpuSession(Session):
         """Return a sampler of a rival's product that records clocks."""
         return placed.sample(resident, self.monitor.look)
 
-    def peers(self, wanted: Sequence[str] = ()) -> tuple[Peer, ...]:
+    def installed(self, wanted: Sequence[str] = ()) -> tuple[Caller, ...]:
         """Return the installed rivals among these names; () means all."""
-        chosen = [peers.find(name) for name in wanted] or peers.PEERS
-        return tuple(peer for peer in chosen if not peer.missing())
+        chosen = [cublas.find(name) for name in wanted] or cublas.RIVALS
+        return tuple(rival for rival in chosen if not rival.missing())
 
     def unit(self, kernel: str, work: Work) -> tuple[str, str]:
         """Return the element type and the unit whose peak bounds a kernel."""
         tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
-        return roofline.unit(work.precision or work.dtype, tensor, capability)
+        return device_roofline.unit(work.precision or work.dtype, tensor, capability)
 
     def blank(self, suite: str, kernel: str, work: Work, **known: Any) -> Measurement:
         """Return a record of a kernel without times, as for a refusal."""
@@ -88,10 +87,10 @@ class GpuSession(Session):
         dtype, unit = self.unit(kernel, work)
         if (dtype, unit) not in self._unit_peaks:
             self.begin(f"peak of {dtype} on {unit}")
-            self._unit_peaks[dtype, unit] = roofline.peak(dtype, unit, self.stream)
+            self._unit_peaks[dtype, unit] = device_roofline.peak(dtype, unit, self.stream)
         if self._bandwidth is None:
             self.begin("bandwidth of the device's memory")
-            self._bandwidth = roofline.bandwidth(self.stream)
+            self._bandwidth = device_roofline.bandwidth(self.stream)
         return Limits(self._unit_peaks[dtype, unit], self._bandwidth)
 
     def timed(

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import gemmery
 from gemmery import dispatch
-from gemmery.bench import timing
-from gemmery.bench.gpu import peers
-from gemmery.bench.gpu.operands import Resident
-from gemmery.bench.gpu.peers import Peer
+from gemmery.bench import cublas, timing
+from gemmery.bench.cublas import Caller
 from gemmery.bench.record import Measurement, Run
+from gemmery.bench.resident import Resident
 from gemmery.bench.suite import ALONE, Suite, taking_part
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
@@ -51,7 +50,7 @@ def bench(
     Raises ArgumentError for an unknown rival or rung; DeviceError if there is no such device.
     """
     for name in named:
-        peers.find(name)
+        cublas.find(name)
     for label in labels:
         entrant(label, CUDA)
     session = GpuSession(sum(len(found.works) for found in suites), on_event, device, store)
@@ -62,14 +61,14 @@ def bench(
 
 def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds: float) -> None:
     """Run every product of a suite, next to those of its rivals that are installed; `seconds` for each."""
-    chosen, left_out = taking_part(found, wanted, peers.PEERS)
+    chosen, left_out = taking_part(found, wanted, cublas.RIVALS)
     for name, reason in left_out.items() if found.kind not in ALONE else ():
         session.add(session.blank(found.name, name, found.works[0], refused=reason))
-    rivals = [peers.find(name) for name in chosen if found.kind not in ALONE]
-    for peer in rivals:
-        if peer.missing():
-            session.add(session.blank(found.name, peer.name, found.works[0], refused=peer.missing()))
-    able = [peer for peer in rivals if not peer.missing()]
+    rivals = [cublas.find(name) for name in chosen if found.kind not in ALONE]
+    for rival in rivals:
+        if rival.missing():
+            session.add(session.blank(found.name, rival.name, found.works[0], refused=rival.missing()))
+    able = [rival for rival in rivals if not rival.missing()]
     for work in found.works:
         session.begin(f"{found.name}: {work}")
         labels = found.rungs.get(work.name, ())
@@ -88,7 +87,7 @@ def run_suite(session: GpuSession, found: Suite, wanted: Sequence[str], seconds:
 
 
 def contest(
-    session: GpuSession, name: str, work: Work, labels: Sequence[str], rivals: Sequence[Peer], seconds: float
+    session: GpuSession, name: str, work: Work, labels: Sequence[str], rivals: Sequence[Caller], seconds: float
 ) -> list[Measurement]:
     """Check the product or the named rungs, time them in turn with each rival, and return the records.
 
@@ -111,13 +110,13 @@ def contest(
             rows[label] = replace(rows[label], refused=str(refused))
             continue
         rows[label] = replace(rows[label], error=error, checked=True, note=note)
-    for peer in rivals:
+    for rival in rivals:
         try:
-            placed = peer.place(resident)
-            contestants.append(Contestant(peer.name, session.rival(placed, resident)))
-            rows[peer.name] = session.blank(name, peer.name, work, note=f"{peer.runs()}, {placed.note}")
+            placed = rival.place(resident)
+            contestants.append(Contestant(rival.name, session.rival(placed, resident)))
+            rows[rival.name] = session.blank(name, rival.name, work, note=f"{rival.runs()}, {placed.note}")
         except RefusedError as refused:
-            rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
+            rows[rival.name] = session.blank(name, rival.name, work, refused=str(refused))
     if contestants:
         session.monitor.clock()
         found = timing.compare(contestants, seconds)
@@ -132,24 +131,24 @@ def _product(resident: Resident) -> tuple[Callable[[int], None], Callable[[int],
     """Return `gemmery.matmul` on the operands, its error bound and the rung that it runs."""
     precision = resident.work.precision or None
     rung = dispatch.choice(resident.problem).rung
-    return peers.own(resident, functools.partial(gemmery.matmul, precision=precision)), rung.bound, rung.name
+    return cublas.own(resident, functools.partial(gemmery.matmul, precision=precision)), rung.bound, rung.name
 
 
-def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
+def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Caller], seconds: float) -> list[Measurement]:
     """Time the product and each rival until the call returns, without waiting for the device.
 
     The product must be small enough for the device to keep up.
     """
     resident = session.resident(work)
     precision = resident.work.precision or None
-    contestants = [Contestant(HOST, peers.own_calls(resident, functools.partial(gemmery.matmul, precision=precision)))]
+    contestants = [Contestant(HOST, cublas.own_calls(resident, functools.partial(gemmery.matmul, precision=precision)))]
     rows = {HOST: session.blank(name, HOST, work)}
-    for peer in rivals:
+    for rival in rivals:
         try:
-            contestants.append(Contestant(peer.name, peer.calls(resident)))
-            rows[peer.name] = session.blank(name, peer.name, work, note=peer.runs())
+            contestants.append(Contestant(rival.name, rival.calls(resident)))
+            rows[rival.name] = session.blank(name, rival.name, work, note=rival.runs())
         except RefusedError as refused:
-            rows[peer.name] = session.blank(name, peer.name, work, refused=str(refused))
+            rows[rival.name] = session.blank(name, rival.name, work, refused=str(refused))
     for contestant in contestants:
         contestant.sample(1, 0)  # compiles, and lets a library choose its kernel
     found = timing.compare(contestants, seconds)
@@ -158,12 +157,12 @@ def call(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], sec
     return list(rows.values())
 
 
-def new(session: GpuSession, name: str, work: Work, rivals: Sequence[Peer], seconds: float) -> list[Measurement]:
+def new(session: GpuSession, name: str, work: Work, rivals: Sequence[Caller], seconds: float) -> list[Measurement]:
     """Time products of new shapes in new processes, next to cuBLAS through PyTorch, whose tensors they multiply."""
-    if "cublas" not in [peer.name for peer in rivals]:
+    if "cublas" not in [rival.name for rival in rivals]:
         raise RefusedError("the products are of PyTorch's tensors; install torch and keep cublas among the rivals")
     device = f"cuda:{session.stream.ordinal}"
-    notes = {"cublas": peers.find("cublas").runs()}
+    notes = {"cublas": cublas.find("cublas").runs()}
     rows = new_shapes(session.blank(name, PRODUCT, work), work, 0, tuple(notes), seconds, device)
     return [replace(m, note=notes.get(m.kernel, "")) for m in rows]
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, cast
 
-from gemmery.bench import peers
+from gemmery.bench import libraries
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError, RefusedError
@@ -26,10 +26,10 @@ from gemmery.errors import GemmeryError, RefusedError
 _ROOT = str(Path(__file__).parents[2])  # the folder from which `gemmery` is imported, installed or not
 
 
-class PeerProcess:
+class RivalProcess:
     """A rival library in another process; a context manager that ends the process.
 
-    >>> with PeerProcess(peers.find("numpy"), threads=1) as rival:
+    >>> with RivalProcess(libraries.find("numpy"), threads=1) as rival:
     ...     rival.prepare(Work(64, 64, 64, "f32", "f32"))
     ...     rival.sample(10, 1) > 0
     ''
@@ -38,21 +38,21 @@ class PeerProcess:
     Raises RefusedError if the library is not installed or the CPU cannot run it.
     """
 
-    def __init__(self, peer: peers.Peer, threads: int) -> None:
-        reason = peer.missing()
+    def __init__(self, rival: libraries.Library, threads: int) -> None:
+        reason = rival.missing()
         if reason:
-            raise RefusedError(f"rival {peer.name}: {reason}")
-        self.name = peer.name
+            raise RefusedError(f"rival {rival.name}: {reason}")
+        self.name = rival.name
         self._work: Work | None = None  # the product prepared there
         self._note = ""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.peer_worker import serve"
+        start = f"import sys; sys.path.insert(0, {_ROOT!r}); from gemmery.bench.rival_process import serve"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{start}; serve({peer.name!r}, {threads})"],
+            [sys.executable, "-c", f"{start}; serve({rival.name!r}, {threads})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=peers.environment(peer, threads),
+            env=libraries.environment(rival, threads),
         )
         try:
             self.runs = str(self._reply()["runs"])
@@ -99,7 +99,7 @@ class PeerProcess:
         cast(IO[bytes], self._process.stdout).close()
         self._errors.close()
 
-    def __enter__(self) -> PeerProcess:
+    def __enter__(self) -> RivalProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,21 +129,21 @@ def serve(name: str, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one handles Ctrl-C
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    peer = peers.find(name)
-    peer.threads(threads)
+    rival = libraries.find(name)
+    rival.threads(threads)
 
     def answer(reply: dict[str, Any]) -> None:
         channel.write(json.dumps(reply) + "\n")
         channel.flush()
 
-    answer({"runs": peer.runs()})
-    prepared: peers.Prepared | None = None
+    answer({"runs": rival.runs()})
+    prepared: libraries.RivalProduct | None = None
     for line in sys.stdin:
         message = json.loads(line)
         try:
             if "prepare" in message:
                 prepared = None  # frees the operands before the next are allocated
-                prepared = peer.prepare(Work(**message["prepare"]))
+                prepared = rival.prepare(Work(**message["prepare"]))
                 answer({"note": prepared.note})
             elif prepared is None:
                 answer({"error": "sample before prepare"})

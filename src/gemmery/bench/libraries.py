@@ -1,6 +1,6 @@
 """The rival libraries as callables; the only importer of PyTorch.
 
-Each runs in its own process (`peer_worker`), without the environment variables that change which kernels a BLAS runs:
+Each runs in its own process (`rival_process`), without the environment variables that change which kernels a BLAS runs:
 `OPENBLAS_CORETYPE=Haswell`, which some shells export, halves NumPy's speed on a CPU with AVX-512.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ import numpy as np
 
 from gemmery import config, dtypes
 from gemmery.bench import calls
+from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import target
-from gemmery.errors import ArgumentError, RefusedError, not_installed
+from gemmery.errors import RefusedError, not_installed
 
 try:
     import threadpoolctl
@@ -46,7 +46,7 @@ THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_N
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RivalProduct:
     """A product ready to be sampled; `note` tells how it differs from the request."""
 
     sample: Sample
@@ -54,14 +54,10 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """One rival library with one set of settings."""
+class Library(Rival):
+    """A rival on the CPU, with one set of settings; `runs` is called in its own process."""
 
-    name: str
-    about: str
-    missing: Callable[[], str]  # "" or why it cannot run here
-    prepare: Callable[[Work], Prepared]  # raises RefusedError for a product it does not support
-    runs: Callable[[], str]  # library, version and kernels; called in its own process
+    prepare: Callable[[Work], RivalProduct]  # raises RefusedError for a product it does not support
     settings: Mapping[str, str] = field(default_factory=dict)
     threads: Callable[[int], None] = lambda _: None  # for a library without an environment variable for it
 
@@ -72,8 +68,8 @@ def blas(path: str = "") -> str:
     >>> blas()  # doctest: +SKIP
     'openblas 0.3.31, SkylakeX kernels'
     """
-    found = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
-    return "; ".join(_in_words(row) for row in found) or "unknown to threadpoolctl"
+    pools = [row for row in threadpoolctl.threadpool_info() if row["user_api"] == "blas" and path in row["filepath"]]
+    return "; ".join(_in_words(row) for row in pools) or "unknown to threadpoolctl"
 
 
 def _in_words(row: Mapping[str, Any]) -> str:
@@ -81,27 +77,29 @@ def _in_words(row: Mapping[str, Any]) -> str:
     return f"{row['internal_api']} {row.get('version') or ''}".strip() + kernels
 
 
+def distorting() -> dict[str, str]:
+    """Return all variables of this environment that a library reads."""
+    variables = config.distorting(STEERING)
+    variables.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
+    return variables
+
+
 def steering() -> dict[str, str]:
     """Return the variables of this environment that may change which kernels a library runs.
 
     Those that set a number of threads are not among them.
     """
-    found = config.distorting(STEERING)
-    found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
-    return {name: value for name, value in found.items() if not name.endswith("_NUM_THREADS")}
+    return {name: value for name, value in distorting().items() if not name.endswith("_NUM_THREADS")}
 
 
-def find(name: str) -> Peer:
+def find(name: str) -> Library:
     """Return the rival called `name`. Raises ArgumentError for an unknown one."""
-    for peer in PEERS:
-        if peer.name == name:
-            return peer
-    raise ArgumentError(f"rival {name!r} is not known; known: {', '.join(peer.name for peer in PEERS)}")
+    return by_name(RIVALS, name)
 
 
-def environment(peer: Peer, threads: int) -> dict[str, str]:
+def environment(rival: Library, threads: int) -> dict[str, str]:
     """Return the environment of a rival's process: its own settings and thread count, no other steering variables."""
-    return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **peer.settings})
+    return config.child_environment(STEERING, {**dict.fromkeys(THREADS, str(threads)), **rival.settings})
 
 
 def _always() -> str:
@@ -127,13 +125,9 @@ def _without_avx512() -> str:
     return "" if "avx512f" in target.host().features else "this CPU has no AVX-512"
 
 
-def _not_installed(package: str) -> str:
-    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
-
-
-def _prepare_numpy(work: Work) -> Prepared:
+def _prepare_numpy(work: Work) -> RivalProduct:
     if work.arrays:
-        return Prepared(calls.sample(work, "numpy", {"np": np}))
+        return RivalProduct(calls.sample(work, "numpy", {"np": np}))
     a, b, c = operands(work)
     function: Callable[..., object] = np.matmul
     note = ""
@@ -141,7 +135,7 @@ def _prepare_numpy(work: Work) -> Prepared:
         function = functools.partial(np.matmul, dtype=dtypes.get(work.out).numpy)
     elif work.dtype == "bf16" and c is None:
         note = "returns float32"
-    return Prepared(products(function, a, b, c), note)
+    return RivalProduct(products(function, a, b, c), note)
 
 
 def as_tensor(array: Any) -> Any:
@@ -156,11 +150,11 @@ def as_tensor(array: Any) -> Any:
         raise RefusedError(f"PyTorch has no {array.dtype.name} tensor: {error}") from None
 
 
-def _prepare_torch(work: Work) -> Prepared:
+def _prepare_torch(work: Work) -> RivalProduct:
     import torch
 
     if work.arrays:
-        return Prepared(calls.sample(work, "torch", {"torch": torch}, as_tensor))
+        return RivalProduct(calls.sample(work, "torch", {"torch": torch}, as_tensor))
     a, b, c = operands(work)
     function: Callable[..., object] = torch.mv if work.vector else torch.bmm if work.batch > 1 else torch.mm
     note = ""
@@ -179,7 +173,7 @@ def _prepare_torch(work: Work) -> Prepared:
         function(*tensors[:2])
     except RuntimeError as error:
         raise RefusedError(f"PyTorch: {error}") from None
-    return Prepared(products(function, *tensors), note)
+    return RivalProduct(products(function, *tensors), note)
 
 
 def _set_torch_threads(threads: int) -> None:
@@ -199,7 +193,7 @@ def _without_mkl() -> str:
     return "" if _mkl_file() else "mkl is not installed"
 
 
-def _prepare_mkl(work: Work) -> Prepared:
+def _prepare_mkl(work: Work) -> RivalProduct:
     """`cblas_?gemm` on row-major operands; the call through ctypes costs about 1 us, so small products are refused."""
     plain = work.batch == 1 and not work.vector and work.a_layout == work.b_layout == "row" and work.call == "out"
     if work.dtype not in ("f32", "f64") or work.out != work.dtype or not plain or work.m * work.n * work.k < 64**3:
@@ -215,33 +209,12 @@ def _prepare_mkl(work: Work) -> Prepared:
     def product(a: Any, b: Any, out: Any) -> None:
         gemm(row_major, as_is, as_is, m, n, k, 1.0, a.ctypes.data, k, b.ctypes.data, n, 0.0, out.ctypes.data, n)
 
-    return Prepared(products(product, *operands(work)))
+    return RivalProduct(products(product, *operands(work)))
 
 
-PEERS = (
-    Peer("numpy", "NumPy with its default settings", _always, _prepare_numpy, _runs_numpy),
-    Peer(
-        "numpy_avx512",
-        "NumPy with OpenBLAS's AVX-512 kernels forced",
-        _without_avx512,
-        _prepare_numpy,
-        _runs_numpy,
-        {"OPENBLAS_CORETYPE": "SKYLAKEX"},
-    ),
-    Peer(
-        "torch",
-        "PyTorch: mm, mv, bmm, _int_mm",
-        functools.partial(_not_installed, "torch"),
-        _prepare_torch,
-        _runs_torch,
-        threads=_set_torch_threads,
-    ),
-    Peer(
-        "mkl",
-        "Intel MKL's cblas_?gemm",
-        _without_mkl,
-        _prepare_mkl,
-        _runs_mkl,
-        {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"},
-    ),
+RIVALS = (
+    Library("numpy", _always, _runs_numpy, _prepare_numpy),
+    Library("numpy_avx512", _without_avx512, _runs_numpy, _prepare_numpy, {"OPENBLAS_CORETYPE": "SKYLAKEX"}),
+    Library("torch", functools.partial(not_found, "torch"), _runs_torch, _prepare_torch, threads=_set_torch_threads),
+    Library("mkl", _without_mkl, _runs_mkl, _prepare_mkl, {"MKL_THREADING_LAYER": "INTEL", "MKL_DYNAMIC": "FALSE"}),
 )

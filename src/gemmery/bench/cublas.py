@@ -1,4 +1,4 @@
-"""The vendor's library on a GPU, as PyTorch and CuPy call it; the only importer of both except `bench.peers`.
+"""The vendor's library on a GPU, as PyTorch and CuPy call it; the only importer of both except `bench.libraries`.
 
 It runs in this process, on the stream of the rungs: both see the same clocks, and only the device's work is timed.
 float32 products are computed in float32 unless `precision` allows TF32, and half-precision products are summed in
@@ -8,7 +8,6 @@ float32: settings of a library that allow less are switched off.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from typing import Any
 
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
-from gemmery.bench.gpu.operands import Operands, Resident, Shared
-from gemmery.bench.gpu.timing import Put, replays
 from gemmery.bench.new_shapes import Pairs
 from gemmery.bench.record import version
+from gemmery.bench.replays import Put, replays
+from gemmery.bench.resident import Operands, Resident, Shared
+from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
-from gemmery.errors import ArgumentError, RefusedError
+from gemmery.errors import RefusedError
 
 TRIES = 5  # samples to choose the faster of two ways
 TRIED_CALLS = 500
@@ -42,31 +42,20 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Peer:
+class Caller(Rival):
     """One way to call the vendor's library."""
 
-    name: str
-    about: str
-    missing: Callable[[], str]  # "" or why it cannot run here
     place: Callable[[Resident], Placed]  # raises RefusedError for a product it does not support
     calls: Callable[[Resident], Sample]  # the time of a call on the host; also raises RefusedError
-    runs: Callable[[], str]  # library and versions
 
 
-def find(name: str) -> Peer:
+def find(name: str) -> Caller:
     """Return the rival called `name`. Raises ArgumentError for an unknown one."""
-    for peer in PEERS:
-        if peer.name == name:
-            return peer
-    raise ArgumentError(f"rival {name!r} is not known on a GPU; known: {', '.join(peer.name for peer in PEERS)}")
-
-
-def _not_installed(package: str) -> str:
-    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
+    return by_name(RIVALS, name, " on a GPU")
 
 
 def _without_torch() -> str:
-    reason = _not_installed("torch")
+    reason = not_found("torch")
     if reason:
         return reason
     import torch
@@ -131,8 +120,8 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if "bf16" in (resident.work.dtype, resident.work.out):
         raise RefusedError("bf16: __cuda_array_interface__ has no bfloat16; timed only through PyTorch")
     flat = resident.work.batch == 1
-    views = [(one.a, one.b, one.c) for one in resident.sets]
-    return nullcontext(), [tuple(Shared(_matrix(x) if flat else x) for x in one) for one in views]
+    views = [tuple(_matrix(view) if flat else view for view in (x.a, x.b, x.c)) for x in resident.sets]
+    return nullcontext(), [tuple(map(Shared, matrices)) for matrices in views]
 
 
 def _put(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], index: int) -> None:
@@ -148,9 +137,9 @@ def _host(
 
     def sample(inner: int, warm: int) -> int:
         with stream:
-            taken = loop(inner, warm)
+            elapsed = loop(inner, warm)
         resident.stream.synchronize()
-        return taken
+        return elapsed
 
     return sample
 
@@ -170,8 +159,8 @@ def _on_torch(resident: Resident) -> AbstractContextManager[Any]:
 def _tensors(resident: Resident) -> Sets:
     """Return the operands as tensors; for a single product as matrices."""
     flat = resident.work.batch == 1
-    made = [tuple(_tensor(Shared(x), x.device) for x in (one.a, one.b, one.c)) for one in resident.sets]
-    return [tuple(x[0] for x in one) for one in made] if flat else made
+    sets = [tuple(_tensor(Shared(view), view.device) for view in (x.a, x.b, x.c)) for x in resident.sets]
+    return [tuple(batch[0] for batch in batches) for batches in sets] if flat else sets
 
 
 def _torch_function(resident: Resident) -> Callable[..., object]:
@@ -208,7 +197,7 @@ def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
     placed = [Placed(put, name) for name, put in ways.items()]
     if len(placed) == 1:
         return placed[0]
-    samples = [one.sample(resident) for one in placed]
+    samples = [product.sample(resident) for product in placed]
     times = [min(sample(TRIED_CALLS, 1) for _ in range(TRIES)) for sample in samples]
     return placed[times.index(min(times))]
 
@@ -238,12 +227,13 @@ def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if work.dtype == "bf16" or work.out != work.dtype or work.precision:
         raise RefusedError("CuPy multiplies only f32, f64 and f16 here, each into its own type, and without TF32")
 
-    def arrays(one: Operands) -> tuple[Any, ...]:
-        made = (cupy.asarray(Shared(x)) for x in (one.a, one.b, one.c))
-        return tuple(x[0] if work.batch == 1 else x for x in made)
+    def arrays(operands: Operands) -> tuple[Any, ...]:
+        batches = (cupy.asarray(Shared(view)) for view in (operands.a, operands.b, operands.c))
+        return tuple(batch[0] if work.batch == 1 else batch for batch in batches)
 
     with cupy.cuda.Device(ordinal):
-        return cupy.cuda.ExternalStream(resident.stream.handle, ordinal), [arrays(one) for one in resident.sets]
+        sets = [arrays(operands) for operands in resident.sets]
+        return cupy.cuda.ExternalStream(resident.stream.handle, ordinal), sets
 
 
 def _place_cupy(resident: Resident) -> Placed:
@@ -261,14 +251,7 @@ def _cupy_calls(resident: Resident) -> Sample:
     return _host(stream, cupy.matmul, sets[0], resident)
 
 
-PEERS = (
-    Peer("cublas", "cuBLAS as PyTorch calls it: mm, mv, bmm", _without_torch, _place_torch, _torch_calls, _runs_torch),
-    Peer(
-        "cublas_cupy",
-        "cuBLAS as CuPy calls it: matmul",
-        functools.partial(_not_installed, "cupy"),
-        _place_cupy,
-        _cupy_calls,
-        _runs_cupy,
-    ),
+RIVALS = (
+    Caller("cublas", _without_torch, _runs_torch, _place_torch, _torch_calls),
+    Caller("cublas_cupy", functools.partial(not_found, "cupy"), _runs_cupy, _place_cupy, _cupy_calls),
 )

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from gemmery.bench.gpu.timing import replays
+from gemmery.bench.replays import replays
 from gemmery.bench.roofline import Bandwidth
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
@@ -23,8 +23,8 @@ DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Unit:
-    """An arithmetic unit: `operations` of one thread in one step of its kernel."""
+class PeakLoop:
+    """The kernel that keeps an arithmetic unit busy: `operations` of one thread in one of its steps."""
 
     source: str
     kernel: str
@@ -33,10 +33,10 @@ class Unit:
 
 
 UNITS = {
-    ("f32", CUDA_CORES): Unit("peak_fma.cu", f"peak_fma<float, {CHAINS}>", 2 * CHAINS),
-    ("f64", CUDA_CORES): Unit("peak_fma.cu", f"peak_fma<double, {CHAINS}>", 2 * CHAINS),
+    ("f32", CUDA_CORES): PeakLoop("peak_fma.cu", f"peak_fma<float, {CHAINS}>", 2 * CHAINS),
+    ("f64", CUDA_CORES): PeakLoop("peak_fma.cu", f"peak_fma<double, {CHAINS}>", 2 * CHAINS),
     **{
-        (dtype, TENSOR_CORES): Unit("peak_mma.cu", f"peak_mma<{name}, {PRODUCTS}>", each * PRODUCTS // 32, 80)
+        (dtype, TENSOR_CORES): PeakLoop("peak_mma.cu", f"peak_mma<{name}, {PRODUCTS}>", each * PRODUCTS // 32, 80)
         for dtype, name, each in (
             ("f16", "f16", 2 * 16 * 8 * 16),
             ("bf16", "bf16", 2 * 16 * 8 * 16),
@@ -55,8 +55,8 @@ def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
     >>> unit("f16", tensor=False, capability=90)
     ('f32', 'CUDA cores')
     """
-    found = UNITS.get((dtype, TENSOR_CORES)) if tensor else None
-    if found and capability >= found.needs:
+    mma = UNITS.get((dtype, TENSOR_CORES)) if tensor else None
+    if mma and capability >= mma.needs:
         return dtype, TENSOR_CORES
     return ("f64" if dtype == "f64" else "f32"), CUDA_CORES
 
@@ -67,7 +67,7 @@ def peak(dtype: str, of: str, stream: Stream) -> float:
     Raises ArgumentError for an unknown unit.
     """
     if (dtype, of) not in UNITS:
-        known = ", ".join(f"{name} on {one}" for name, one in UNITS)
+        known = ", ".join(f"{name} on {unit}" for name, unit in UNITS)
         raise ArgumentError(f"peak of {dtype} on {of}: not known; known: {known}")
     row = UNITS[dtype, of]
     blocks = BLOCKS * driver.device(stream.ordinal).sms
@@ -96,12 +96,12 @@ def bandwidth(stream: Stream) -> Bandwidth:
 
 def _best(function: Any, blocks: int, stream: Stream, arguments: tuple[Any, ...]) -> float:
     """Return the seconds of one launch, the best of the samples."""
-    held = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
+    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
 
     def put(_: int) -> None:
         with driver.on(stream.ordinal):
             launched = driver.api().cuLaunchKernel(
-                function, blocks, 1, 1, THREADS, 1, 1, 0, stream.handle, ctypes.addressof(held), 0
+                function, blocks, 1, 1, THREADS, 1, 1, 0, stream.handle, ctypes.addressof(addresses), 0
             )
             driver.check(launched)
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from gemmery.bench import peers, timing
-from gemmery.bench.peer_worker import PeerProcess
+from gemmery.bench import libraries, timing
+from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.work import Work, operands
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 
@@ -28,14 +28,14 @@ WORKS = [
 
 @pytest.fixture(scope="module")
 def numpy_process():
-    with PeerProcess(peers.find("numpy"), threads=1) as process:
+    with RivalProcess(libraries.find("numpy"), threads=1) as process:
         yield process
 
 
 def caught(monkeypatch):
-    """What `peers` would time, instead of a sampler: (function, a, b, c)."""
+    """What `libraries` would time, instead of a sampler: (function, a, b, c)."""
     seen = []
-    monkeypatch.setattr(peers, "products", lambda *call: seen.append(call))
+    monkeypatch.setattr(libraries, "products", lambda *call: seen.append(call))
     return seen
 
 
@@ -46,11 +46,11 @@ def as_numpy(x):
 @pytest.mark.parametrize("work", WORKS, ids=str)
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_rival_computes_the_product(monkeypatch, name, work):
-    peer = peers.find(name)
-    if peer.missing():
-        pytest.skip(peer.missing())
+    rival = libraries.find(name)
+    if rival.missing():
+        pytest.skip(rival.missing())
     calls = caught(monkeypatch)
-    note = peer.prepare(work).note
+    note = rival.prepare(work).note
     [(function, a, b, c)] = calls
     got = function(a, b) if c is None else function(a, b, out=c)
     x, y, _ = operands(work)
@@ -63,11 +63,11 @@ def test_a_rival_computes_the_product(monkeypatch, name, work):
 
 
 def test_a_rival_that_lacks_a_type_refuses_it_in_words():
-    if peers.find("torch").missing():
+    if libraries.find("torch").missing():
         pytest.skip("torch is not installed")
     for work in (Work(8, 8, 8, "u16", "u16"), Work(8, 8, 8, "i8", "i64")):
         with pytest.raises(RefusedError, match="PyTorch"):
-            peers.find("torch").prepare(work)
+            libraries.find("torch").prepare(work)
 
 
 def test_a_round_trip_times_a_product(numpy_process):
@@ -104,28 +104,28 @@ def test_variables_that_steer_a_blas_do_not_reach_it(monkeypatch):
     for name in ("OPENBLAS_CORETYPE", "OMP_NUM_THREADS", "MKL_CBWR", "BLIS_ARCH_TYPE", "GOTO_NUM_THREADS"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("HARMLESS", "kept")
-    plain = peers.environment(peers.find("numpy"), threads=3)
+    plain = libraries.environment(libraries.find("numpy"), threads=3)
     assert not {"OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "GOTO_NUM_THREADS"} & set(plain)
     assert plain["OMP_NUM_THREADS"] == plain["OPENBLAS_NUM_THREADS"] == "3"
     assert plain["HARMLESS"] == "kept"
-    assert peers.environment(peers.find("numpy_avx512"), threads=1)["OPENBLAS_CORETYPE"] == "SKYLAKEX"
+    assert libraries.environment(libraries.find("numpy_avx512"), threads=1)["OPENBLAS_CORETYPE"] == "SKYLAKEX"
 
 
 def test_the_default_kernels_are_chosen_whatever_the_shell_exports(monkeypatch, numpy_process):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
-    with PeerProcess(peers.find("numpy"), threads=1) as process:
+    with RivalProcess(libraries.find("numpy"), threads=1) as process:
         assert process.runs == numpy_process.runs
 
 
 def test_a_process_that_dies_is_reported_with_its_last_words():
-    with PeerProcess(peers.find("numpy"), threads=1) as process:
+    with RivalProcess(libraries.find("numpy"), threads=1) as process:
         os.kill(process._process.pid, signal.SIGKILL)
         with pytest.raises(GemmeryError, match="its process ended"):
             process.prepare(Work(4, 4, 4, "f32", "f32"))
 
 
 def test_closing_ends_the_process_even_in_the_middle_of_a_product():
-    process = PeerProcess(peers.find("numpy"), threads=1)
+    process = RivalProcess(libraries.find("numpy"), threads=1)
     process.prepare(Work(700, 700, 700, "f16", "f16"))
     process._process.stdin.write(b'{"sample": [50, 0]}\n')
     process._process.stdin.flush()
@@ -135,11 +135,11 @@ def test_closing_ends_the_process_even_in_the_middle_of_a_product():
 
 
 def test_a_library_that_is_not_there_is_refused():
-    absent = peers.Peer("absent", "nothing", lambda: "absent is not installed", peers._prepare_numpy, str)
+    absent = libraries.Library("absent", lambda: "absent is not installed", str, libraries._prepare_numpy)
     with pytest.raises(RefusedError, match="absent is not installed"):
-        PeerProcess(absent, threads=1)
+        RivalProcess(absent, threads=1)
 
 
 def test_an_unknown_rival_lists_the_known():
     with pytest.raises(ArgumentError, match="numpy, numpy_avx512, torch, mkl"):
-        peers.find("goto")
+        libraries.find("goto")

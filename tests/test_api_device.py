@@ -124,9 +124,9 @@ def test_a_problem_says_how_its_operands_lie(problems):
     assert (plain.a_layout, plain.b_layout, plain.c_layout) == ("row", "row", "row")
     assert plain.alignments == (16, 16, 16)
     assert plain.device == "h200"
-    turned = planned(problems, *views((64, 32), (32, 48), x_strides=(4, 256), y_strides=(8, 512)))
-    assert (turned.a_layout, turned.b_layout) == ("col", "any")
-    assert turned.alignments == (16, 8, 16)
+    transposed = planned(problems, *views((64, 32), (32, 48), x_strides=(4, 256), y_strides=(8, 512)))
+    assert (transposed.a_layout, transposed.b_layout) == ("col", "any")
+    assert transposed.alignments == (16, 8, 16)
     batch = planned(problems, *views((5, 64, 32), (5, 32, 48)))
     assert (batch.m, batch.batch) == (64, 5)
     shared = planned(problems, *views((5, 64, 32), (32, 48)))

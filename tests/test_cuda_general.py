@@ -197,9 +197,8 @@ def test_any_product_is_launched_as_by_its_rung(present, c_layout):
     views.append(View(0, (3, 100, 70), (14000, 140, 2) if c_layout == "row" else (14000, 2, 200), "bf16"))
     bias = View(0, (70,), (4,), "f32")
     run = images.launch(problem, *views, bias)
-    flipped = c_layout == "col"
-    turned = problem.transposed() if flipped else problem
-    geometry = rung_of("bf16").geometry(turned, {"tile": 64})
+    transposed, by_rows = c_layout == "col", problem.by_rows()
+    geometry = rung_of("bf16").geometry(by_rows, {"tile": 64})
     assert run._steps == [(64, *geometry.grid, *geometry.block, geometry.shared)]
-    assert run._fixed == launch.arguments(turned, flipped, *views, 1.0, 0.0, bias, 0)[struct.calcsize("=5Q") :]
-    assert run._flipped == flipped
+    assert run._fixed == launch.arguments(by_rows, transposed, *views, 1.0, 0.0, bias, 0)[struct.calcsize("=5Q") :]
+    assert run._transposed == transposed

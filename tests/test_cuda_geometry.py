@@ -157,9 +157,9 @@ def test_the_argument_is_packed_as_the_compiler_lays_it_out(monkeypatch, out, ty
     assert len(given) == size
     assert [struct.unpack_from(form, given, at)[0] for at, form in where.values()] == expected
 
-    flipped = launch.arguments(problem.transposed(), True, a, b, c, 2.0, 0.5, bias, 15)
+    transposed = launch.arguments(problem.transposed(), True, a, b, c, 2.0, 0.5, bias, 15)
     expected = [12, 11, 13, 14, 15, -30, 2, 5, 24, 1, 6, 2**33, 3, 7, 1, 0, 5, 4, 6, 3, 2.0, 0.5]
-    assert [struct.unpack_from(form, flipped, at)[0] for at, form in where.values()] == expected
+    assert [struct.unpack_from(form, transposed, at)[0] for at, form in where.values()] == expected
 
 
 def test_a_sum_of_matrices_that_differ_is_refused():

@@ -75,9 +75,9 @@ def test_intel_packs_sooner():
 
 
 def test_a_rung_that_refuses_is_passed_over():
-    turned = Problem(64, 64, 64, "f32", "f32", b_layout="col")
-    assert first(turned) == "direct"
-    plan = dispatch.plan(turned)
+    transposed = Problem(64, 64, 64, "f32", "f32", b_layout="col")
+    assert first(transposed) == "direct"
+    plan = dispatch.plan(transposed)
     assert plan.rung.name == "packed"
     assert plan.reason
     assert dispatch.plan(Problem(64, 64, 64, "i32", "i32")).rung.name == "packed"

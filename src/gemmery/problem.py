@@ -9,7 +9,7 @@ from gemmery.tuples import NamedTuple
 
 Config = Mapping[str, int]  # the parameters of a rung, by name
 
-_FLIPPED = {"row": "col", "col": "row", "any": "any"}
+_TRANSPOSED = {"row": "col", "col": "row", "any": "any"}
 
 
 class Problem(NamedTuple):
@@ -32,22 +32,22 @@ class Problem(NamedTuple):
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
     precision: str = ""  # "tf32" where f32 operands may be rounded to 10 bits of fraction
-    alignments: tuple[int, int, int] = (
-        16,
-        16,
-        16,
-    )  # bytes that the pointer and every stride of A, B, C are multiples of
+    alignments: tuple[int, int, int] = (16, 16, 16)  # bytes of which pointer and strides of A, B, C are multiples
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""
         return self._replace(
             m=self.n,
             n=self.m,
-            a_layout=_FLIPPED[self.b_layout],
-            b_layout=_FLIPPED[self.a_layout],
-            c_layout=_FLIPPED[self.c_layout],
+            a_layout=_TRANSPOSED[self.b_layout],
+            b_layout=_TRANSPOSED[self.a_layout],
+            c_layout=_TRANSPOSED[self.c_layout],
             alignments=(self.alignments[1], self.alignments[0], self.alignments[2]),
         )
+
+    def by_rows(self) -> Problem:
+        """Return the product with a row-major C: a column-major C becomes C' = B' A'."""
+        return self.transposed() if self.c_layout == "col" else self
 
     @property
     def flops(self) -> int:

@@ -83,8 +83,8 @@ def _work(prepared: Prepared, views: Used, job: bytes) -> Work:
     """Return a job as the entry knows it: it replaces the pointers and the scalars."""
     kernel, form = prepared.plan.kernel, prepared.form
     assert isinstance(kernel, Launch)
-    swapped = kernel.swaps((form.batch, form.m, form.n), form.c)
-    return Work(job, _scalar(kernel, prepared.problem), prepared.problem.flops * form.runs, form.loops, swapped)
+    transposed = kernel.transposes((form.batch, form.m, form.n), form.c)
+    return Work(job, _scalar(kernel, prepared.problem), prepared.problem.flops * form.runs, form.loops, transposed)
 
 
 def _scalar(kernel: Launch, problem: Problem) -> str:

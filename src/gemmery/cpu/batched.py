@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.build import epilogue, upright
+from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
@@ -56,12 +56,12 @@ class Small(NamedTuple):
     accumulator: str
     activation: str = ""
     bias: bool = False
-    a_turned: bool = False  # A is column-major
+    a_transposed: bool = False  # A is column-major
 
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        parts = (self.activation, "bias" if self.bias else "", "turned" if self.a_turned else "")
+        parts = (self.activation, "bias" if self.bias else "", "transposed" if self.a_transposed else "")
         tail = "".join(f"_{part}" for part in parts if part)
         return f"batched_{self.m}x{self.n}x{self.k}_{self.dtype}_{self.out}_{self.accumulator}{tail}"
 
@@ -74,11 +74,11 @@ class Small(NamedTuple):
     @property
     def a_shape(self) -> tuple[int, int]:
         """Rows and columns of A in memory order."""
-        return (self.k, self.m) if self.a_turned else (self.m, self.k)
+        return (self.k, self.m) if self.a_transposed else (self.m, self.k)
 
     def a_at(self, i: int, p: Value) -> Value:
         """Return the index of A's element (i, p) in memory order."""
-        return p * self.m + i if self.a_turned else p + i * self.k
+        return p * self.m + i if self.a_transposed else p + i * self.k
 
     @property
     def held(self) -> str:
@@ -93,12 +93,12 @@ class Small(NamedTuple):
 
 def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     """Return the kernel of one small shape, which runs a whole batch in one call."""
-    p, target, out = upright(problem), host(), dtypes.get(problem.out)
+    p, target, out = problem.by_rows(), host(), dtypes.get(problem.out)
     bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
     parts = numbers(p)
-    turned = parts == 1 and p.a_layout == "col"
-    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, turned)
+    transposed = parts == 1 and p.a_layout == "col"
+    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, transposed)
     found = jit.load_together(target, (small.name, lambda: batched(target, small)))
     blocks = Blocks()
     return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
@@ -121,9 +121,9 @@ def batched(target: Target, small: Small) -> Module:
     module = Module(target)
     params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
     with module.function("copy_a", *params, local=True) as f:
-        _copy(f, small, *small.a_shape, turned=False)
+        _copy(f, small, *small.a_shape, with_i=False)
     with module.function("copy_b", *params, local=True) as f:
-        _copy(f, small, small.k // (2 if small.is_complex else 1), small.n, turned=small.is_complex)
+        _copy(f, small, small.k // (2 if small.is_complex else 1), small.n, with_i=small.is_complex)
     with module.function("batched", ("ptr", "args")) as f:
         _batch(f, small, Args(f, f["args"]))
     return module
@@ -133,7 +133,7 @@ def _batch(f: Function, small: Small, args: Args) -> None:
     """Loop over the products; contiguous ones without scaling or conversion have a separate loop."""
     a, b, c = args.a, args.b, args.c
     a_batch, b_batch, c_batch, c_row = args.a_batch, args.b_batch, args.c_batch, args.c_row
-    strides_a = (args.a_col, args.a_row) if small.a_turned else (args.a_row, args.a_col)
+    strides_a = (args.a_col, args.a_row) if small.a_transposed else (args.a_row, args.a_col)
     strides_b = args.b_row, args.b_col
     scales = args.alpha, args.beta, args.bias, args.bias_step
     size = SIZES[small.accumulator]
@@ -183,29 +183,29 @@ def _at_hand(
     return at.value
 
 
-def _copy(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
+def _copy(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> None:
     """Copy rows x columns numbers to contiguous accumulators, by vectors where rows or columns are contiguous.
 
-    With `turned`, each row is followed by the same row times i.
+    With `with_i`, each row is followed by the same row times i.
     """
     memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
     source, row, col, to = f["source"], f["row"], f["col"], f["to"]
-    apart = columns * size * (2 if turned else 1)
+    apart = columns * size * (2 if with_i else 1)
     with f.if_(col.equals(memory.size)), f.loop(0, rows) as i:
         for first, lanes, mask in _spans(f, small, columns):
             loaded = load_as(f, memory, small.accumulator, source + i * row + first * number, lanes, mask)
             at = to + i * apart + first * size
             _put(f, loaded, at, mask)
-            if turned:
+            if with_i:
                 _put(f, times_i(f, loaded), at + columns * size, mask)
     with f.else_():
         if small.is_complex:
-            _copy_each(f, small, rows, columns, turned)
+            _copy_each(f, small, rows, columns, with_i)
         else:
             with f.if_(row.equals(memory.size)):
                 _copy_columns(f, small, rows, columns)
             with f.else_():
-                _copy_each(f, small, rows, columns, turned)
+                _copy_each(f, small, rows, columns, with_i)
 
 
 def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
@@ -223,17 +223,17 @@ def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
             _put(f, row, f["to"] + ((i + r) * columns + j) * size, mask_out)
 
 
-def _copy_each(f: Function, small: Small, rows: int, columns: int, turned: bool) -> None:
+def _copy_each(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> None:
     """Copy a matrix without contiguous rows or columns, element by element."""
     memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
-    parts, apart = memory.size // number, columns * size * (2 if turned else 1)
+    parts, apart = memory.size // number, columns * size * (2 if with_i else 1)
     with f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
         element = f["source"] + i * f["row"] + j * f["col"]
         some = [load_as(f, memory, small.accumulator, element + part * number, 0, None) for part in range(parts)]
         at = f["to"] + i * apart + j * (parts * size)
         for part, value in enumerate(some):
             f.store(value, at + part * size)
-        if turned:
+        if with_i:
             f.store(some[1] * -1, at + columns * size)
             f.store(some[0], at + (columns + 1) * size)
 
@@ -290,7 +290,7 @@ def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> N
     total = f.zero(vector(lanes, element))
     for p in range(k):
         row = _load_first(f, element, b + p * n * size, n)
-        cell = [p * m + lane // n if small.a_turned else lane // n * k + p for lane in range(lanes)]
+        cell = [p * m + lane // n if small.a_transposed else lane // n * k + p for lane in range(lanes)]
         column = f.shuffle(cells, cells, [at if lane < m * n else -1 for lane, at in enumerate(cell)])
         total = f.fma(column, f.shuffle(row, row, [lane % n for lane in range(lanes)]), total)
     _put(f, total, c, None if m * n == lanes else _first(f, m * n, lanes))

@@ -113,7 +113,7 @@ def packed_refuses(problem: Problem) -> str:
 
 def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
-    p = upright(problem)
+    p = problem.by_rows()
     return _packed(p.dtype, p.out, p.epilogue, *(config.get(name, 0) for name in ("mc", "kc", "nc")))
 
 
@@ -167,7 +167,7 @@ def even(total: int, block: int, unit: int) -> int:
 
 def direct_refuses(problem: Problem) -> str:
     """Return why the kernels without packing cannot run a problem; "" when they can."""
-    p = upright(problem)
+    p = problem.by_rows()
     if p.out != p.dtype:
         return f"it accumulates in C, so C must be {p.dtype}, not {p.out}"
     if p.epilogue:
@@ -177,17 +177,12 @@ def direct_refuses(problem: Problem) -> str:
     return ""
 
 
-def upright(problem: Problem) -> Problem:
-    """Return the problem with a row-major C: a column-major C becomes C' = B' A'."""
-    return problem.transposed() if problem.c_layout == "col" else problem
-
-
 def direct(problem: Problem, config: Config) -> Launch:
     """Return the kernel without packing: the general one, or with `specialised` one with tiles for the problem's shape.
 
     `mr` of the config is the height of those tiles.
     """
-    p = upright(problem)
+    p = problem.by_rows()
     if config.get("specialised") or config.get("mr"):
         return _specialised(p, config.get("mr", 0))
     return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)))
@@ -291,7 +286,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
     """Return the kernel for few rows and a B larger than L2; `depth` and `nv` of the config override the defaults."""
     from gemmery.cpu import streamed as streams
 
-    p, target = upright(problem), host()
+    p, target = problem.by_rows(), host()
     depth, nv = streams.sizes(target, p.m)
     shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))
     found = load(target, p, streamed_image(target, shape))

@@ -183,11 +183,11 @@ def _run(work: Work, count: int, counted: bool) -> list[int]:
     )
     long = work.flops >= layout.LONG
     plain = parts == 1 and not workspace and not long
-    quick = plain and (batch == 1 or at_once) and not (work.loops or work.swapped or counted)
-    words = [plain, count if quick else 0, long, _SCALARS.get(work.scalar, layout.INTEGER), work.swapped]
+    quick = plain and (batch == 1 or at_once) and not (work.loops or work.transposed or counted)
+    words = [plain, count if quick else 0, long, _SCALARS.get(work.scalar, layout.INTEGER), work.transposed]
     words.append(math.prod(length for length, _ in work.loops))
     for length, (a, b, c) in work.loops:
-        words += [length, b, a, c] if work.swapped else [length, a, b, c]
+        words += [length, b, a, c] if work.transposed else [length, a, b, c]
     return words + [1, 0, 0, 0] * (layout.LOOPS - len(work.loops))
 
 

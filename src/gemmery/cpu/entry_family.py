@@ -257,7 +257,7 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
         step.value = f.select(f.load("i64", fields.bias_shape).equals(1), f.index(0), fields.bias_size)
     entry.job_bias_step = step.value
     entry.kind, entry.c_descr, entry.c_tensor = RUN, class_.c_descr, class_.c_tensor
-    entry.scalar, entry.runs, entry.swapped, entry.left = class_.scalar, 1, 0, 0
+    entry.scalar, entry.runs, entry.transposed, entry.left = class_.scalar, 1, 0, 0
     _reach(f, entry, "a", fields.a_size, ((shape.m, shape.a_row), (shape.k, shape.a_col), (shape.batch, shape.a_batch)))
     _reach(f, entry, "b", fields.b_size, ((shape.k, shape.b_row), (shape.n, shape.b_col), (shape.batch, shape.b_batch)))
     _reach(f, entry, "c", fields.a_size, ((shape.m, shape.c_row), (shape.n, shape.c_col), (shape.batch, shape.c_batch)))

@@ -82,7 +82,7 @@ class Work(NamedTuple):
     scalar: str  # LLVM's name of the type of alpha and beta, after "complex" for two of them
     flops: int
     loops: Sequence[tuple[int, tuple[int, int, int]]] = ()
-    swapped: bool = False  # the job computes C' = B' A'
+    transposed: bool = False  # the job computes C' = B' A'
 
 
 class Class(NamedTuple):

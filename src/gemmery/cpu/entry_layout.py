@@ -105,7 +105,7 @@ _ENTRY = (
     *_words("quick"),  # the words of the key where the job is plain, runs once, and has A and B in order; else 0
     *_words("long"),  # 1: long enough to release the GIL
     *_words("scalar"),
-    *_words("swapped"),  # 1: the job computes C' = B' A', so its A is b
+    *_words("transposed"),  # 1: the job computes C' = B' A', so its A is b
     *_words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
 )
 PADDING = -len(_ENTRY) % 8  # so that a job begins with a cache line

@@ -259,8 +259,8 @@ def define_execute(made: Module) -> None:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         job_at = f["place"] + at(ENTRY, f"job_{JOB[0][0]}")
         job = Args(f, job_at, JOB)
-        a, b, swapped = fields.a_data, fields.b_data, entry.swapped.differs(0)
-        job.a, job.b, job.c = f.select(swapped, b, a), f.select(swapped, a, b), f["data"]
+        a, b, transposed = fields.a_data, fields.b_data, entry.transposed.differs(0)
+        job.a, job.b, job.c = f.select(transposed, b, a), f.select(transposed, a, b), f["data"]
         with f.if_((fields.options & SCALED).differs(0)):
             _scalars(f, fields, entry.scalar, job_at)
         number = f.buffer(16)

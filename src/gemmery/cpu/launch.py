@@ -98,7 +98,7 @@ class Launch:
         if self._run(job[:at] + bytes(8) + job[at + 8 :]):
             raise _no_memory(a, b)
 
-    def swaps(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    def transposes(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         """Return True if C is column-major, as in arrange.layout, so that a job computes C' = B' A'."""
         (_, m, n), (_, c_row, c_col) = shape, strides
         return n > 1 and c_col != self.out_size and (m == 1 or c_row == self.out_size)
@@ -117,7 +117,7 @@ class Launch:
         a_batch, a_row, a_col = a.strides
         b_batch, b_row, b_col = b.strides
         k = a.shape[2]
-        if self.swaps(c.shape, c.strides):
+        if self.transposes(c.shape, c.strides):
             a, b, m, n, c_row, c_col = b, a, n, m, c_col, c_row
             a_batch, a_row, a_col, b_batch, b_row, b_col = b_batch, b_col, b_row, a_batch, a_col, a_row
         blocks, plan = self._planned(batch, m, n, k, threads)

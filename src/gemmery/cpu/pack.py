@@ -53,7 +53,7 @@ def load(f: Function, panels: Panels, at: Value, lanes: int, mask: Value | None 
     """Load `lanes` neighbours (0: one scalar) in the panel's type."""
     product = panels.product
     loaded = load_as(f, dtypes.get(product.dtype), product.packed, at, lanes, mask)
-    return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.flipped else loaded
+    return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.sign_inverted else loaded
 
 
 def _copy(f: Function, panels: Panels) -> None:
@@ -176,10 +176,10 @@ def _turn_rows(f: Function, panels: Panels, i: Value, stop: Value, chunks: list[
                 read(p, f.first_lanes(f["k"] - p, block))
         else:
             read(p, None)
-        turned = [transpose(f, [row.value for row in some]) for some in loaded]
+        transposed = [transpose(f, [row.value for row in some]) for some in loaded]
         for step in range(lanes):
             at = to + (p // product.group + step) * panels.row
-            for first, columns in zip(chunks, turned, strict=True):
+            for first, columns in zip(chunks, transposed, strict=True):
                 f.store(columns[step], at + first * cell)
 
 

@@ -83,8 +83,8 @@ def _turn_b(f: Function, panels: Panels) -> None:
         to = panel(f, panels, j) + first * cell
         with f.loop(0, whole, lanes) as p:
             loaded = [load(f, panels, column + p * panels.element, lanes) for column in columns]
-            for step, turned in enumerate(transpose(f, loaded, unit=2)):
-                _store_twice(f, panels, turned, to + (p + 2 * step) * panels.row)
+            for step, transposed in enumerate(transpose(f, loaded, unit=2)):
+                _store_twice(f, panels, transposed, to + (p + 2 * step) * panels.row)
     _each_column(f, panels, whole)
 
 

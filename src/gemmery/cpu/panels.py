@@ -25,7 +25,7 @@ class Panels(NamedTuple):
     width: int  # mr or nr
     product: Product
     seeded: bool = False  # each panel starts with a row of accumulators
-    flipped: bool = False  # sign bits are inverted
+    sign_inverted: bool = False  # sign bits are inverted
 
     @property
     def row(self) -> int:
@@ -40,7 +40,7 @@ class Panels(NamedTuple):
 
 def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
-    a = Panels("pack_a", register.mr, product, flipped=product.seeded)
+    a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded)
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
 
 

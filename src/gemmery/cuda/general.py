@@ -161,15 +161,15 @@ class Images:
 
     def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
         """Return the launch of any product of this element type."""
-        flipped = problem.c_layout == "col"
-        p = problem.transposed() if flipped else problem
+        transposed = problem.c_layout == "col"
+        p = problem.by_rows()
         side = self._smallest
         if p.m > side and p.n > side and len(self._rows) > 1 and (not self.halves or whole_pieces(p)):
             side = quickest(p.m, p.n, p.batch, self._sms, self._rows)
         function, threads, shared = self._present[side]
-        argument = arguments(p, flipped, a, b, c, 1.0, 0.0, bias, 0)
+        argument = arguments(p, transposed, a, b, c, 1.0, 0.0, bias, 0)
         step = (function, *tiles(p, side, side), threads, 1, 1, shared)
-        return Ready([step], argument, self.ordinal, 0, flipped)
+        return Ready([step], argument, self.ordinal, 0, transposed)
 
 
 def _whole(m: int, n: int, k: int, a: tuple[int, int], b: tuple[int, int], addresses: int) -> bool:

@@ -34,7 +34,7 @@ class Ready:
         argument: bytes,
         ordinal: int,
         workspace: int,
-        flipped: bool,
+        transposed: bool,
         overlaps: tuple[bool, ...] = (),
     ) -> None:
         self.ordinal = ordinal
@@ -43,7 +43,7 @@ class Ready:
         self._overlaps = overlaps if any(overlaps) else ()
         self._single = steps[0] if len(steps) == 1 and not self._overlaps else None  # without a loop: 0.2 us less
         self._fixed = argument[_POINTERS.size :]
-        self._flipped = flipped
+        self._transposed = transposed
         self._scalars = _SCALARS[len(argument)]
         self._free = _buffers[len(argument)]
         self._context = int(driver.context(ordinal))
@@ -67,7 +67,7 @@ class Ready:
         except IndexError:
             buffer = _buffer(_POINTERS.size + len(self._fixed))
         memory = buffer[0]
-        if self._flipped:
+        if self._transposed:
             a, b = b, a
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         memory[_POINTERS.size :] = self._fixed
@@ -127,8 +127,8 @@ class Launch:
     """
 
     def __init__(self, problem: Problem, config: Config, shape: Shape) -> None:
-        self.flipped = problem.c_layout == "col"
-        self.problem = problem.transposed() if self.flipped else problem
+        self.transposed = problem.c_layout == "col"
+        self.problem = problem.by_rows()
         self.geometry = shape(self.problem, config)
         found = device.find(problem.device)
         reason = too_large(problem) or refusal(self.geometry, found)
@@ -147,9 +147,9 @@ class Launch:
 
     def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
         """Return the launches for operands of these shapes and strides, at any addresses."""
-        argument = arguments(self.problem, self.flipped, a, b, c, 1.0, 0.0, bias, 0)
+        argument = arguments(self.problem, self.transposed, a, b, c, 1.0, 0.0, bias, 0)
         overlaps = tuple(one.overlaps for one in (*self.geometry.before, self.geometry))
-        return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.flipped, overlaps)
+        return Ready(self._steps, argument, self._ordinal, self.geometry.workspace, self.transposed, overlaps)
 
     def __call__(
         self,
@@ -174,7 +174,7 @@ class Launch:
 
 def arguments(
     problem: Problem,
-    flipped: bool,
+    transposed: bool,
     a: View,
     b: View,
     c: View,
@@ -186,10 +186,10 @@ def arguments(
     """Return the fields of Product in product.cuh, in order; `problem` has a row-major C."""
     x, y, z = (_strides(view) for view in (a, b, c))
     step = bias.strides[0] // dtypes.get(bias.dtype).size if bias is not None else 0
-    if flipped:
+    if transposed:
         a, b = b, a
         x, y, z = (y[0], y[2], y[1]), (x[0], x[2], x[1]), (z[0], z[2], z[1])
-    along = (step, 0) if flipped else (0, step)
+    along = (step, 0) if transposed else (0, step)
     number = "d" if problem.out == "f64" else "f"
     return struct.pack(
         f"=5Q11q4i2{number}",

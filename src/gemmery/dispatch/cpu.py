@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import upright
 from gemmery.cpu.target import SHALLOW, Target, direct_tile, host
 from gemmery.dispatch.candidate import Candidate
 from gemmery.ladder.cpu import CPU
@@ -50,7 +49,7 @@ _TINY = 16**3
 
 def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
-    p = upright(problem)
+    p = problem.by_rows()
     return next((candidate for candidate in _special(p) if not refusal(problem, candidate)), None)
 
 
@@ -81,7 +80,7 @@ def direct_b(target: Target, m: int, n: int) -> float:
 
 def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
-    p = upright(problem)
+    p = problem.by_rows()
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []

@@ -24,7 +24,7 @@ _SMALL = (
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield the rungs that suit this problem on its device, best first; the last ones take every problem."""
-    p, found = _upright(problem), device.find(problem.device)
+    p, found = problem.by_rows(), device.find(problem.device)
     for name, reason in suited(p, found):
         rung = _RUNGS[name]
         small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
@@ -33,7 +33,7 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 
 def general(problem: Problem) -> Candidate | None:
     """Return the rung with one image for all products of these types; None where there is none, or tf32 is allowed."""
-    p = _upright(problem)
+    p = problem.by_rows()
     rung = _GENERAL.get(p.dtype)
     if rung is None or p.precision or rung.refuses(p) or too_large(p) or device.find(p.device).capability < 80:
         return None
@@ -43,7 +43,7 @@ def general(problem: Problem) -> Candidate | None:
 def refusal(problem: Problem, candidate: Candidate) -> str:
     """Return the reason why this rung refuses the problem on its device, or ""."""
     rung, config, _ = candidate
-    p = _upright(problem)
+    p = problem.by_rows()
     if p.dtype not in rung.dtypes:
         return f"it does not support {p.dtype}"
     reason = rung.refuses(p) or too_large(p)
@@ -76,8 +76,3 @@ def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
     choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))
     choices.append(("simt_naive", "no faster rung supports it; this one supports every problem"))
     return choices
-
-
-def _upright(problem: Problem) -> Problem:
-    """Return the problem as kernels see it: with a row-major C."""
-    return problem.transposed() if problem.c_layout == "col" else problem

@@ -86,9 +86,8 @@ def run_rung(
     `problem.device` names the device whose limits apply; the kernels are compiled for `arch`, by default that of the
     device; `texts` replaces the kernels' files. Raises RefusedError if the rung or the device refuses the product.
     """
-    flipped = problem.c_layout == "col"
-    turned = problem.transposed() if flipped else problem
-    geometry = _geometry(rung, problem, turned, config)
+    transposed, by_rows = problem.c_layout == "col", problem.by_rows()
+    geometry = _geometry(rung, problem, config)
     launches = (*geometry.before, geometry)
     made = [nvrtc.ptx(one.source, one.kernel, arch or find(problem.device).arch, texts) for one in launches]
     programs = [prepared(one.text, one.entry) for one in made]
@@ -107,8 +106,8 @@ def run_rung(
         for name, array in named.items()
     }
     packed = arguments(
-        turned,
-        flipped,
+        by_rows,
+        transposed,
         views["A"],
         views["B"],
         views["C"],
@@ -134,12 +133,12 @@ def run_rung(
     return tuple(replace(run, kernel=one.kernel) for run, one in zip(runs, launches, strict=True))
 
 
-def _geometry(rung: Rung, problem: Problem, turned: Problem, config: Mapping[str, int]) -> Geometry:
-    """Return the launch of a rung for a product; `turned` is the transposed product if C is stored by columns."""
+def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
+    """Return the launch of a rung for a product, the transposed one if C is stored by columns."""
     reason = too_large(problem) or rung.refuses(problem)
     if reason or rung.geometry is None:
         raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
-    geometry = rung.geometry(turned, {**rung.default, **config})
+    geometry = rung.geometry(problem.by_rows(), {**rung.default, **config})
     reason = refusal(geometry, find(problem.device))
     if reason:
         raise RefusedError(reason)

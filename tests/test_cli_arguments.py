@@ -16,6 +16,7 @@ from gemmery import cli, lab
 from gemmery.bench import record, suite
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError
+from gemmery.inspection.gather import inspect_rung
 from gemmery.lab import asked, results
 from gemmery.lab.rungs import estimate
 
@@ -287,9 +288,9 @@ def test_the_library_speaks_of_no_option_of_the_command(path):
 
 
 def test_the_library_takes_the_same_words():
-    found = lab.inspect("simt_naive", n=32, dtype="float64", device="RTX3090", counters=False)
+    found = inspect_rung("simt_naive", n=32, dtype="float64", device="RTX3090", counters=False)
     assert (found.problem.dtype, found.device.name) == ("f64", "rtx3090")
-    assert lab.inspect("simt_naive", n=32, device="emulator", counters=False).device.name == "h200"
+    assert inspect_rung("simt_naive", n=32, device="emulator", counters=False).device.name == "h200"
     ladder = lab.emulated_ladder(["simt_naive"], [16, 16], "float64", "A100")
     assert [(one.dtype, one.size) for one in ladder.rungs] == [("f64", 16)]
     assert lab.emulated_exhibit("bank_stride", device="A100")[0].arch == "sm_80"

@@ -11,7 +11,7 @@ from gemmery.emulator.run import run
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import ArgumentError
-from gemmery.lab.counted import counted
+from gemmery.inspection.lines import count_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
 
@@ -116,7 +116,7 @@ def test_a_ragged_product_of_each_rung_has_its_pictures(rung):
     for m, n, k in ((1, 1, 1), (7, 7, 7), (1, 33, 33), (33, 33, 33)):
         problem = Problem(m, n, k, dtype, dtype, device="h200")
         if not rung.refuses(problem):
-            assert counted(rung, problem, rung.default, "sm_90a").chosen.global_
+            assert count_rung(rung, problem, rung.default, "sm_90a").chosen.global_
             taken += 1
     assert taken
 

@@ -12,32 +12,34 @@ import pytest
 from rich.console import Console
 
 import gemmery as gm
-from gemmery import cli, lab, report
+from gemmery import cli, report
 from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.errors import ArgumentError
-from gemmery.lab.inspection import shared_dtype
-from gemmery.ladder.inspection import Comparison
-from gemmery.report import counters
-from gemmery.report.inspection import inspection_page, parts
+from gemmery.inspection import counters, side_by_side
+from gemmery.inspection.gather import inspect_rung, shared_dtype
+from gemmery.inspection.page import inspection_page, side_by_side_page
+from gemmery.inspection.records import SideBySide
+from gemmery.inspection.sections import sections
+from gemmery.inspection.side_by_side import glance
+from gemmery.inspection.terminal import show_inspection, show_side_by_side
 from gemmery.report.roofs import roofline_plot
-from gemmery.report.side_by_side import comparison_page, glance, sections
 
 SIDE = 256  # of what is emulated
 
 
 @pytest.fixture(scope="module")
 def smem():
-    return lab.inspect("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
+    return inspect_rung("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
 
 
 @pytest.fixture(scope="module")
 def vectorized():
-    return lab.inspect("simt_vectorized", n=SIDE, device="sm_80")
+    return inspect_rung("simt_vectorized", n=SIDE, device="sm_80")
 
 
 @pytest.fixture(scope="module")
 def naive():
-    return lab.inspect("simt_naive", n=1024, device="sm_80")
+    return inspect_rung("simt_naive", n=1024, device="sm_80")
 
 
 def at(found, code):
@@ -73,18 +75,18 @@ def test_launch_facts_stay_those_of_the_size_asked_for(smem):
 
 
 def test_the_table_stands_beside_the_source(smem):
-    (part,) = [part for part in parts(smem) if part.title.startswith("Counters")]
-    assert part.title == "Counters by line of simt_smem.cu, at 256 × 256 × 256, on the emulator"
-    assert part.head[0] == "line"
-    assert part.head[-1] == "source"
-    assert part.rows[-1][0] == "total"
-    loop = next(row for row in part.rows if row[-1].startswith("for (int k"))
+    (section,) = [section for section in sections(smem) if section.title.startswith("Counters")]
+    assert section.title == "Counters by line of simt_smem.cu, at 256 × 256 × 256, on the emulator"
+    assert section.head[0] == "line"
+    assert section.head[-1] == "source"
+    assert section.rows[-1][0] == "total"
+    loop = next(row for row in section.rows if row[-1].startswith("for (int k"))
     assert f"{2 * SIDE**3:,}" in loop
     shown = io.StringIO()
-    report.show_inspection(smem, Console(file=shown, width=140))
+    show_inspection(smem, Console(file=shown, width=140))
     assert "a[y][x] = a_or_zero<S>" in shown.getvalue()
     narrow = io.StringIO()
-    report.show_inspection(smem, Console(file=narrow, width=80))
+    show_inspection(smem, Console(file=narrow, width=80))
     assert "a[y][x] = a_or_zero<S>" not in narrow.getvalue()
     assert all(len(line) <= 80 for line in narrow.getvalue().splitlines())
 
@@ -107,12 +109,12 @@ def test_a_line_that_calls_all_is_followed_by_what_it_calls(vectorized):
 @pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
 def test_a_figure_is_whole_or_rounded_or_left_out(width, vectorized):
     """No figure is cut off: it is in the table as it is, or rounded to three digits."""
-    (part,) = [part for part in parts(vectorized) if part.title.startswith("Counters")]
-    head, rows, note = counters.fitted(part.head, part.rows, width)
+    (section,) = [section for section in sections(vectorized) if section.title.startswith("Counters")]
+    head, rows, note = counters.fitted(section.head, section.rows, width)
     assert sum(2 + max(map(len, column)) for column in zip(head, *rows, strict=True)) <= width
-    names = [counters.SHORT.get(name, name) if note else name for name in part.head]
-    assert {"line", "conflicts", "wavefronts"} <= {part.head[names.index(name)] for name in head}
-    for row, whole in zip(rows, part.rows, strict=True):
+    names = [counters.SHORT.get(name, name) if note else name for name in section.head]
+    assert {"line", "conflicts", "wavefronts"} <= {section.head[names.index(name)] for name in head}
+    for row, whole in zip(rows, section.rows, strict=True):
         for name, cell in zip(head, row, strict=True):
             full = whole[names.index(name)]
             if note and cell[-1:] in ("k", "M"):
@@ -134,36 +136,35 @@ def test_the_page_has_the_pictures(smem):
 
 
 def test_the_roofline_has_both_points_under_their_roofs(smem):
-    plot = roofline_plot(smem)
+    plot = roofline_plot(smem.rung, smem.device.name, smem.loads, smem.once)
     assert plot is not None
     for said in ("as it loads", "each element once", f"peak {smem.loads.peak:,.0f}", "memory 1,555 GB/s"):
         assert said in plot.svg
     assert plot.svg in inspection_page(smem)
-    nowhere = replace(smem, loads=replace(smem.loads, bandwidth=0.0))
-    assert roofline_plot(nowhere) is None
+    assert roofline_plot(smem.rung, smem.device.name, replace(smem.loads, bandwidth=0.0), smem.once) is None
 
 
 def test_a_line_chooses_the_pictures():
-    found = lab.inspect("simt_smem", n=256, device="sm_80", line="simt_smem.cu:18")
+    found = inspect_rung("simt_smem", n=256, device="sm_80", line="simt_smem.cu:18")
     assert {str(one.line) for one in (*found.emulated.chosen.shared, *found.emulated.chosen.global_)} == {
         "simt_smem.cu:18"
     }
     with pytest.raises(ArgumentError, match=r"simt_smem\.cu:19.*lines that have: .*simt_smem\.cu:18"):
-        lab.inspect("simt_smem", n=256, device="sm_80", line="simt_smem.cu:19")
+        inspect_rung("simt_smem", n=256, device="sm_80", line="simt_smem.cu:19")
 
 
 def test_what_differs_between_two_rungs_is_marked(naive, smem):
-    found = Comparison(naive, smem)
-    rows = {name: row for section in sections(found) for name, *row in section.rows}
+    found = SideBySide(naive, smem)
+    rows = {name: row for section in side_by_side.sections(found) for name, *row in section.rows}
     before, after = naive.emulated.total.sectors, smem.emulated.total.sectors
     assert rows["sectors of global memory"] == [f"{before:,}", f"{after:,}", f"{after / before:.3f}×"]
     assert rows["flops"] == [f"{2 * SIDE**3:,}"] * 2 + [""]
     assert f"sectors of global memory {before:,} → {after:,}" in glance(found)
-    page = comparison_page(found)
+    page = side_by_side_page(found)
     assert "<td class=fewer>" in page
     assert page.count("<h1>") == 1
     shown = io.StringIO()
-    report.show_comparison(found, Console(file=shown, width=100))
+    show_side_by_side(found, Console(file=shown, width=100))
     assert "wavefronts of shared memory" in shown.getvalue()
 
 
@@ -177,8 +178,8 @@ def test_two_rungs_are_compared_in_a_type_that_both_take():
 
 
 def test_counts_of_different_products_are_not_compared(naive):
-    other = lab.inspect("wmma_f64", n=1024, device="sm_80", counters=False)
-    assert glance(Comparison(naive, other)) == (
+    other = inspect_rung("wmma_f64", n=1024, device="sm_80", counters=False)
+    assert glance(SideBySide(naive, other)) == (
         "Different products, so the counts do not compare: 1024 × 1024 × 1024, f32, and 1024 × 1024 × 1024, f64."
     )
 
@@ -221,7 +222,7 @@ def test_a_notebook_displays_the_page():
     found = gm.inspect("simt_smem", n=256, device="sm_80")
     assert framed_page(found) == inspection_page(found)
     both = gm.inspect("simt_naive", "simt_smem", n=256, device="sm_80")
-    assert framed_page(both) == comparison_page(both)
+    assert framed_page(both) == side_by_side_page(both)
     assert re.fullmatch("<Inspection of simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(found))
     assert re.fullmatch("<Comparison of simt_naive and simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(both))
 
@@ -230,21 +231,21 @@ def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
     from gemmery.emulator import ops
 
     monkeypatch.delitem(ops.TABLE, "fma.rn.f32")
-    found = lab.inspect("simt_linear", n=96, device="sm_86")
+    found = inspect_rung("simt_linear", n=96, device="sm_86")
     assert found.emulated is None
     assert "fma.rn.f32" in found.not_emulated
-    (part,) = [part for part in parts(found) if part.title.startswith("Counters")]
-    assert part.rows == (("not counted", found.not_emulated),)
+    (section,) = [section for section in sections(found) if section.title.startswith("Counters")]
+    assert section.rows == (("not counted", found.not_emulated),)
 
 
 def test_an_exhibit_is_looked_at_like_a_rung():
-    found = lab.inspect("divergence_split", config={"steps": 64}, device="sm_80")
+    found = inspect_rung("divergence_split", config={"steps": 64}, device="sm_80")
     warps = found.emulated.problem.n // 32
     assert found.emulated.total.divergent_branches == warps
     assert found.emulated.total.flops == 2 * 64 * found.emulated.problem.n
     (split,) = found.emulated.chosen.divergences
     assert split.taken.count(True) == split.taken.count(False) == 16
-    assert "Roofline" not in [part.title for part in parts(found)]
+    assert "Roofline" not in [section.title for section in sections(found)]
     page = inspection_page(found)
     assert "4,194,304 elements, f32, steps 64" in page
     assert "Lanes at the branch of divergence_split.cu:10" in page
@@ -252,11 +253,17 @@ def test_an_exhibit_is_looked_at_like_a_rung():
 
 def test_the_main_loop_has_a_column_where_there_is_one(smem):
     """It is a loop that multiplies and adds. Two kernels are compared by their loops, or else by all of their code."""
-    without = lab.inspect("bank_stride", config={"stride": 32}, device="sm_80")
-    heads = [part.head for found in (smem, without) for part in parts(found) if part.title == "Instructions"]
+    without = inspect_rung("bank_stride", config={"stride": 32}, device="sm_80")
+    heads = [
+        section.head for found in (smem, without) for section in sections(found) if section.title == "Instructions"
+    ]
     assert heads == [("kind", "kernel", "main loop"), ("kind", "kernel")]
     titles = [
-        [section.title for section in sections(Comparison(found, found)) if section.title.startswith("Machine")]
+        [
+            section.title
+            for section in side_by_side.sections(SideBySide(found, found))
+            if section.title.startswith("Machine")
+        ]
         for found in (smem, without)
     ]
     assert titles == [
@@ -266,12 +273,12 @@ def test_the_main_loop_has_a_column_where_there_is_one(smem):
 
 
 def machine(old, new):
-    return next(one for one in sections(Comparison(old, new)) if one.title.startswith("Machine"))
+    return next(one for one in side_by_side.sections(SideBySide(old, new)) if one.title.startswith("Machine"))
 
 
 def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds(vectorized):
     """The inner loop of simt_vectorized is 2 steps of k, the main loop of simt_padded the 8 of a tile."""
-    padded = lab.inspect("simt_padded", n=SIDE, device="sm_80", counters=False)
+    padded = inspect_rung("simt_padded", n=SIDE, device="sm_80", counters=False)
     (old,), (new,) = vectorized.kernels, padded.kernels
     assert (old.loop["FFMA"], old.passes, old.step["FFMA"]) == (128, 4, 512)
     assert (new.loop["FFMA"], new.passes, new.step["FFMA"]) == (512, 1, 512)
@@ -283,28 +290,30 @@ def test_main_loops_of_different_length_are_compared_over_the_same_multiply_adds
     assert rows["BAR"] == ["2", "2", ""]
     (kernel,) = json.loads(report.as_json(vectorized))["kernels"]
     assert kernel["multiply_adds"] == 32 * kernel["step"]["FFMA"] == 32 * 512
-    (part,) = [part for part in parts(vectorized) if part.title == "Instructions"]
-    assert part.head == ("kind", "kernel", "main loop", "step: 4 passes of it")
-    assert found.note in html.unescape(comparison_page(Comparison(vectorized, padded)))
+    (section,) = [section for section in sections(vectorized) if section.title == "Instructions"]
+    assert section.head == ("kind", "kernel", "main loop", "step: 4 passes of it")
+    assert found.notes[0] in html.unescape(side_by_side_page(SideBySide(vectorized, padded)))
 
 
 def test_two_rungs_are_ranked_by_their_roofs():
-    vectorized, padded = (lab.inspect(name, n=128, device="h200") for name in ("simt_vectorized", "simt_padded"))
-    found = Comparison(vectorized, padded)
-    rows = {name: row for one in sections(found) if one.title.startswith("Roofs") for name, *row in one.rows}
+    vectorized, padded = (inspect_rung(name, n=128, device="h200") for name in ("simt_vectorized", "simt_padded"))
+    found = SideBySide(vectorized, padded)
+    rows = {
+        name: row for one in side_by_side.sections(found) if one.title.startswith("Roofs") for name, *row in one.rows
+    }
     assert rows["compute"][0] == rows["compute"][1]
     assert rows["limit"][:2] == ["shared", "issue"]
     clocks = 132 * 1.98e9
     assert float(rows["shared"][0]) == pytest.approx(1e6 * vectorized.emulated.total.wavefronts / clocks, rel=0.01)
     assert float(rows["issue"][1]) == pytest.approx(1e6 * padded.emulated.total.instructions / 4 / clocks, rel=0.01)
     assert f"roof {rows['roof'][0]} → {rows['roof'][1]} µs" in glance(found)
-    (part,) = [part for part in parts(vectorized) if part.title.startswith("Counters")]
-    assert f"Roofs of these counts on a full device: shared {rows['shared'][0]} µs, issue" in part.notes[-1]
+    (section,) = [section for section in sections(vectorized) if section.title.startswith("Counters")]
+    assert f"Roofs of these counts on a full device: shared {rows['shared'][0]} µs, issue" in section.notes[-1]
 
 
 def test_tensor_cores_and_cuda_cores_are_compared_by_multiply_adds():
     cuda, tensor = (
-        lab.inspect(name, n=128, dtype="f64", device="sm_80", counters=False) for name in ("simt_smem", "wmma_f64")
+        inspect_rung(name, n=128, dtype="f64", device="sm_80", counters=False) for name in ("simt_smem", "wmma_f64")
     )
     found = machine(cuda, tensor)
     assert found.title == "Machine instructions of the main loop per 32,768 multiply-adds of a warp"
@@ -314,7 +323,7 @@ def test_tensor_cores_and_cuda_cores_are_compared_by_multiply_adds():
 
 
 def test_the_banks_of_an_exhibit():
-    found = lab.inspect("bank_stride", config={"stride": 32, "steps": 16}, device="sm_80")
+    found = inspect_rung("bank_stride", config={"stride": 32, "steps": 16}, device="sm_80")
     worst = found.emulated.chosen.shared[0]
     assert worst.addresses == tuple(worst.addresses[0] + 128 * lane for lane in range(32))
     assert found.emulated.total.bank_conflicts == 31 * 16 * found.emulated.problem.n // 32

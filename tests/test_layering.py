@@ -21,7 +21,7 @@ OWNERS = {
     "matplotlib": ("report",),
     "ml_dtypes": ("bench", "lab"),
     "platformdirs": ("config.py",),
-    "rich": ("report", "cli"),
+    "rich": ("report", "inspection", "cli"),
     "threadpoolctl": ("bench", "lab"),
     "torch": ("bench/libraries.py", "bench/cublas.py"),
     "cuda": ("cuda",),
@@ -158,7 +158,8 @@ def test_no_circle_of_imports_inside_a_part():
 def test_the_table_of_the_design_was_read():
     assert ROWS["errors"] < ROWS["config"] == ROWS["dtypes"] == 0
     assert ROWS["cpu"] == ROWS["cuda"] == ROWS["emulator"] < ROWS["ladder"] == ROWS["bench"] < ROWS["dispatch"]
-    assert ROWS["api"] < ROWS["__init__"] < ROWS["lab"] == ROWS["report"] < ROWS["cli"] < ROWS["__main__"]
+    assert ROWS["api"] < ROWS["__init__"] < ROWS["lab"] == ROWS["report"] < ROWS["inspection"] < ROWS["cli"]
+    assert ROWS["cli"] < ROWS["__main__"]
 
 
 @pytest.mark.parametrize(
@@ -173,9 +174,11 @@ def test_the_table_of_the_design_was_read():
         ("bench/timing.py", "if TYPE_CHECKING:\n    from gemmery.dispatch import Plan"),
         ("dispatch.py", "from gemmery import matmul"),
         ("__init__.py", "from gemmery.lab.kernel import emulate"),
-        ("__init__.py", "def f():\n    from gemmery.notebook import inspect"),
-        ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.notebook import inspect"),
+        ("__init__.py", "def f():\n    from gemmery.inspection.notebook import inspect"),
+        ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
         ("report.py", "from gemmery.lab import Event"),
+        ("lab/rungs.py", "from gemmery.inspection.records import Inspection"),
+        ("report/page.py", "def f():\n    from gemmery.inspection import page"),
         ("unheard.py", "import os"),
         ("api.py", "import gemmery.unheard.of"),
         ("cpu/loops.py", "import llvmlite.binding"),
@@ -204,7 +207,7 @@ def test_a_violation_is_caught(path, source):
         ("lab/rungs.py", "import gemmery\nfrom gemmery import matmul, api"),
         ("config.py", "import os\nos.environ.get('X')"),
         ("__init__.py", "from gemmery import api"),
-        ("__init__.py", "if TYPE_CHECKING:\n    from gemmery.notebook import inspect as inspect"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect as inspect"),
         ("api.py", "import os\nos.sched_getaffinity(0)\nimport numpy as np"),
     ],
 )

@@ -8,17 +8,18 @@ from html.parser import HTMLParser
 import pytest
 
 import records
-from gemmery import lab, notebook
+from gemmery import lab
+from gemmery.inspection import notebook
+from gemmery.inspection.gather import inspect_rung
+from gemmery.inspection.page import inspection_page, side_by_side_page
+from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.emulated import EmulatedLadder
 from gemmery.ladder.exhibits import find
-from gemmery.ladder.inspection import Comparison
 from gemmery.report.diff import difference_page
 from gemmery.report.emulated import emulated_page
 from gemmery.report.exhibit_page import emulated_exhibit_page
-from gemmery.report.inspection import inspection_page
 from gemmery.report.page import page
-from gemmery.report.side_by_side import comparison_page
 
 pytest.importorskip("cuda.bindings")
 
@@ -60,7 +61,7 @@ def hostile(found):
 
 @pytest.fixture(scope="module")
 def inspected():
-    return [hostile(lab.inspect(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
+    return [hostile(inspect_rung(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
 
 
 def test_markup_in_records_is_shown_as_text():
@@ -89,7 +90,7 @@ def test_markup_in_a_kernel_is_shown_as_text(inspected):
     pages = {
         "rung": inspection_page(smem),
         "exhibit": inspection_page(split),
-        "pair": comparison_page(Comparison(smem, smem)),
+        "pair": side_by_side_page(SideBySide(smem, smem)),
         "diff": difference_page(Difference(BAD, BAD, (Fact(BAD, BAD, BAD),), (f"+{BAD}", f"@@ {BAD}", f"---{BAD}"))),
         "ladder": emulated_page(ladder),
         "frame": notebook.framed(inspection_page(smem), BAD),

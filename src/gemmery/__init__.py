@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from gemmery.errors import LayoutError as LayoutError
     from gemmery.errors import RefusedError as RefusedError
     from gemmery.errors import ShapeError as ShapeError
+    from gemmery.inspection.notebook import inspect as inspect
     from gemmery.lab.kernel import emulate as emulate
-    from gemmery.notebook import inspect as inspect
 
 __version__ = "0.1.0"
 
@@ -58,8 +58,8 @@ _HOMES = {
         "RefusedError",
         "ShapeError",
     ),
+    "gemmery.inspection.notebook": ("inspect",),
     "gemmery.lab.kernel": ("emulate",),
-    "gemmery.notebook": ("inspect",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

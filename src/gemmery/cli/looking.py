@@ -16,7 +16,7 @@ from gemmery.cli.showing import check_writable, console, write_page
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from gemmery.ladder.inspection import Inspection
+    from gemmery.inspection.records import Inspection
 
 
 @ladder_app.command(
@@ -40,12 +40,12 @@ def diff(
 def _diff(old: str, new: str, html: Path | None) -> int:
     from gemmery import lab, report
 
-    found = lab.diff(old, new)
-    report.show_difference(found, console())
+    difference = lab.diff(old, new)
+    report.show_difference(difference, console())
     if html is not None:
         from gemmery.report.diff import difference_page
 
-        sys.stdout.write(f"page: {write_page(html, difference_page(found))}\n")
+        sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
     return 0
 
 
@@ -107,57 +107,60 @@ def inspect(
     keys = settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
     asked.taken(names, dtype, keys)
-    for option, given in (("--ptx", ptx), ("--sass", sass)):
-        if given and other and not json:
+    for option, code in (("--ptx", ptx), ("--sass", sass)):
+        if code and other and not json:
             raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
     if html is not None:
         check_writable(html)
     if svg is not None:
         check_writable(svg / "picture.svg", "--svg")
-    from gemmery import lab
-    from gemmery.lab.inspection import shared_dtype
+    from gemmery.inspection.gather import inspect_rung, shared_dtype
 
     sides = (m or 0, n or 0, k or 0)
     dtype = dtype or shared_dtype(names, *sides, device)
-    looks = [partial(lab.inspect, name, *sides, dtype, keys, device, line) for name in names]
-    return partial(_inspect, looks, ptx, sass, json, html, svg)
+    inspect_each = [partial(inspect_rung, name, *sides, dtype, keys, device, line) for name in names]
+    return partial(_inspect, inspect_each, ptx, sass, json, html, svg)
 
 
 def _inspect(
-    looks: Sequence[Callable[[], Inspection]], ptx: bool, sass: bool, json: bool, html: Path | None, svg: Path | None
+    inspect_each: Sequence[Callable[[], Inspection]],
+    ptx: bool,
+    sass: bool,
+    json: bool,
+    html: Path | None,
+    svg: Path | None,
 ) -> int:
-    from gemmery import report
-    from gemmery.cuda.inspection import without_code
-    from gemmery.ladder.inspection import Comparison
-    from gemmery.report.inspection import inspection_page
-    from gemmery.report.side_by_side import comparison_page
+    from gemmery.inspection.page import inspection_page, side_by_side_page
+    from gemmery.inspection.records import SideBySide, without_code
+    from gemmery.inspection.terminal import show_inspection, show_side_by_side
+    from gemmery.report import as_json
 
-    found = [look() for look in looks]
+    first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
+    pair = SideBySide(first, *second) if second else None
+    messages = sys.stderr if json else sys.stdout
     if json:
-        texts = [report.as_json(without_code(one, ptx, sass)) for one in found]
-        sys.stdout.write(f"{texts[0]}\n" if len(texts) == 1 else f"[{', '.join(texts)}]\n")
-    elif len(found) == 1:
-        report.show_inspection(found[0], console(), ptx, sass)
+        texts = [as_json(without_code(inspection, ptx, sass)) for inspection in inspections]
+        sys.stdout.write(f"[{', '.join(texts)}]\n" if pair else f"{texts[0]}\n")
+    elif pair:
+        show_side_by_side(pair, console())
     else:
-        report.show_comparison(Comparison(*found), console())
+        show_inspection(first, console(), ptx, sass)
     if html is not None:
-        page = inspection_page(found[0]) if len(found) == 1 else comparison_page(Comparison(*found))
-        (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
+        page = side_by_side_page(pair) if pair else inspection_page(first)
+        messages.write(f"page: {write_page(html, page)}\n")
     if svg is not None:
-        for path in _write_pictures(svg, found):
-            (sys.stderr if json else sys.stdout).write(f"picture: {path}\n")
+        for path in _write_pictures(svg, inspections):
+            messages.write(f"picture: {path}\n")
     return 0
 
 
-def _write_pictures(folder: Path, found: Sequence[Inspection]) -> list[Path]:
+def _write_pictures(folder: Path, inspections: Sequence[Inspection]) -> list[Path]:
     from gemmery.report.pictures import files
 
-    texts = {
-        name: text
-        for one in found
-        if one.emulated
-        for name, text in files(one.rung, one.emulated.chosen, one.emulated.source).items()
-    }
+    texts: dict[str, str] = {}
+    for inspection in inspections:
+        if inspection.emulated:
+            texts |= files(inspection.rung, inspection.emulated.chosen, inspection.emulated.source)
     return [write_page(folder / name, text, "--svg") for name, text in texts.items()]
 
 
@@ -182,9 +185,9 @@ def doctor(
 def _doctor(json: bool, prune: bool) -> int:
     from gemmery import lab, report
 
-    found = (*([lab.prune()] if prune else []), *lab.doctor())
+    checks = (*([lab.prune()] if prune else []), *lab.doctor())
     if json:
-        sys.stdout.write(f"{report.as_json(found)}\n")
+        sys.stdout.write(f"{report.as_json(checks)}\n")
     else:
-        report.findings([(one.name, one.value, one.ok, one.advice) for one in found], console())
-    return 0 if all(one.ok for one in found) else 1
+        report.findings([(check.name, check.value, check.ok, check.advice) for check in checks], console())
+    return 0 if all(check.ok for check in checks) else 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gemmery import lab
 from gemmery.cli.showing import write_page
 from gemmery.errors import DeviceError
+from gemmery.inspection.gather import inspect_rung
 from gemmery.report.pictures import files
 
 FOLDER = Path("docs", "pictures")
@@ -21,12 +21,12 @@ SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures
 
 def drawn() -> dict[str, str]:
     """The pictures by the names of their files. Raises DeviceError where NVRTC is not installed."""
-    found = {}
+    texts = {}
     for name, (rung, picture) in SHOWN.items():
-        run = lab.inspect(rung, device="h200").emulated
+        run = inspect_rung(rung, device="h200").emulated
         assert run is not None, f"{rung} is not emulated"
-        found[f"{name}.svg"] = files(rung, run.chosen, run.source)[f"{rung}-{picture}.svg"]
-    return found
+        texts[f"{name}.svg"] = files(rung, run.chosen, run.source)[f"{rung}-{picture}.svg"]
+    return texts
 
 
 if __name__ == "__main__":

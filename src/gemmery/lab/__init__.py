@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
     from gemmery.lab.gpu.chain import chain
     from gemmery.lab.health import Finding, doctor, prune
-    from gemmery.lab.inspection import inspect
     from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
     from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, emulated_sweep, sweep
     from gemmery.ladder.diff import Difference, diff
-    from gemmery.ladder.inspection import Inspection
 
 _HOME = {
     **dict.fromkeys(("emulated_card", "ordinal", "registry"), "gemmery.lab.asked"),
@@ -28,12 +26,10 @@ _HOME = {
     **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
     "chain": "gemmery.lab.gpu.chain",
     **dict.fromkeys(("Finding", "doctor", "prune"), "gemmery.lab.health"),
-    "inspect": "gemmery.lab.inspection",
     "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",
     **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "emulated_sweep", "sweep"), "gemmery.lab.sweeps"),
     **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
-    "Inspection": "gemmery.ladder.inspection",
 }
 
 __all__ = [
@@ -42,7 +38,6 @@ __all__ = [
     "Difference",
     "Event",
     "Finding",
-    "Inspection",
     "OnEvent",
     "OnRung",
     "bench",
@@ -55,7 +50,6 @@ __all__ = [
     "emulated_sweep",
     "exhibit",
     "exhibited_on",
-    "inspect",
     "ladder",
     "ordinal",
     "predicted",

@@ -21,8 +21,7 @@ from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.lab import asked, results
 from gemmery.lab.asked import emulated_card
-from gemmery.lab.counted import texts
-from gemmery.lab.emulation import Operands, problem_of, run_rung
+from gemmery.lab.emulation import Operands, problem_of, run_rung, source_lines
 from gemmery.lab.gpu.check import TF32
 from gemmery.lab.rungs import EMULATED_SIZES
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
@@ -122,7 +121,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
         findings=tuple(str(one) for one in together.findings),
         chosen=drawn,
-        source=texts(drawn),
+        source=source_lines(drawn),
         seconds=seconds,
     )
 

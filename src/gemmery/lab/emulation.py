@@ -22,8 +22,9 @@ from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import Program, lowered
 from gemmery.emulator.machine import Launch, Observer
-from gemmery.emulator.ptx import Module, parse
+from gemmery.emulator.ptx import Line, Module, calling, parse
 from gemmery.emulator.run import Run, emulated
+from gemmery.emulator.trace.chosen import Chosen
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -166,6 +167,22 @@ def faster() -> Mapping[Function, Function]:
     """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
     pairs: tuple[tuple[Function, Function | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
     return {slow: quick for slow, quick in pairs if quick is not None}
+
+
+def source_lines(drawn: Chosen) -> Mapping[str, str]:
+    """Return the text of each line that a picture of these accesses names."""
+    accesses = [access for tile in drawn.tiles for access in (tile.store, tile.load) if access is not None]
+    frames = [access.frames for access in (*accesses, *drawn.shared, *drawn.global_)]
+    frames += [divergence.frames for divergence in drawn.divergences]
+    places = {calling(lines)[-1] for lines in frames}
+    places |= {stretch.busiest or stretch.first for one in drawn.divergences for stretch in one.stretches}
+    return {str(place): source_line(place) for place in sorted(places, key=str)}
+
+
+def source_line(place: Line) -> str:
+    """Return a line of a kernel's source; "" for code that the compiler adds, at line 0."""
+    lines = nvrtc.text(place.file).splitlines() if place.number else []
+    return lines[place.number - 1].strip() if place.number <= len(lines) and lines else ""
 
 
 def _span(array: Array) -> tuple[NDArray[np.uint8], int]:

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from gemmery.report.diff import show_difference
     from gemmery.report.emulated import Counting, complaints, show_emulated
     from gemmery.report.exhibits import Exhibiting, list_exhibits, show_emulated_exhibit, show_exhibit
-    from gemmery.report.inspection import show_inspection
-    from gemmery.report.side_by_side import show_comparison
     from gemmery.report.terminal import Progressing, findings, show
     from gemmery.report.text import as_json, markdown
 
@@ -18,8 +16,6 @@ _HOME = {
     "show_difference": "diff",
     **dict.fromkeys(("Counting", "complaints", "show_emulated"), "emulated"),
     **dict.fromkeys(("Exhibiting", "list_exhibits", "show_emulated_exhibit", "show_exhibit"), "exhibits"),
-    "show_inspection": "inspection",
-    "show_comparison": "side_by_side",
     **dict.fromkeys(("Progressing", "findings", "show"), "terminal"),
     **dict.fromkeys(("as_json", "markdown"), "text"),
 }
@@ -34,12 +30,10 @@ __all__ = [
     "list_exhibits",
     "markdown",
     "show",
-    "show_comparison",
     "show_difference",
     "show_emulated",
     "show_emulated_exhibit",
     "show_exhibit",
-    "show_inspection",
 ]
 
 

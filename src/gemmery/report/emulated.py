@@ -13,9 +13,7 @@ from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
 from gemmery.ladder.rung import Rung
-from gemmery.report import counters, words
-from gemmery.report.inspection import UNITS
-from gemmery.report.pictures.wording import plural
+from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.terminal import Growing, laid_out
 
@@ -124,12 +122,12 @@ def verdict(ladder: EmulatedLadder) -> str:
     right = sum(one.error <= 1 for one in ran)
     found = sum(len(one.findings) for one in ran)
     unmet = sum(len(one.unmet) for one in ran)
-    findings = plural(found, "finding") if found else "no findings"
-    claims = f"{plural(unmet, 'claim')} not met" if unmet else "all claims hold"
+    findings = words.plural(found, "finding") if found else "no findings"
+    claims = f"{words.plural(unmet, 'claim')} not met" if unmet else "all claims hold"
     left = len(ladder.rungs) - len(ran)
     if not ran:
         return f"No rung ran: {'; '.join(dict.fromkeys(f'{one.rung}, {one.refused}' for one in ladder.rungs))}."
-    refused = f"; {plural(left, 'rung')} did not run" if left else ""
+    refused = f"; {words.plural(left, 'rung')} did not run" if left else ""
     return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
 
 
@@ -141,7 +139,9 @@ def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
 def described(device: Device) -> str:
     """The device in a line: its architecture, and the limits that the roofs come from."""
     peaks = "; ".join(
-        f"{words.digits(device.peak(unit))} GFLOP/s by {name}" for unit, name in UNITS.items() if device.peak(unit)
+        f"{words.digits(device.peak(unit))} GFLOP/s by {name}"
+        for unit, name in words.UNITS.items()
+        if device.peak(unit)
     )
     where = f"{device.name}: {device.arch}, {device.sms} multiprocessors at {device.clock:.4g} GHz"
     return f"{where}, {words.digits(device.bandwidth)} GB/s; {peaks}"
@@ -240,7 +240,7 @@ def _tiles(ran: Sequence[EmulatedRung], device: Device) -> list[str]:
     notes = []
     if few := [one for one in ran if one.blocks < device.sms]:
         least, most = min(one.blocks for one in few), max(one.blocks for one in few)
-        blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
+        blocks = words.plural(least, "block") if least == most else f"{least} to {most} blocks"
         which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
         if len(few) == 1:
             which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
@@ -308,7 +308,7 @@ def _shared(rungs: Sequence[EmulatedRung]) -> Sheet:
 
 def _wavefronts(rungs: Sequence[EmulatedRung]) -> list[str]:
     """Why wavefronts are not the sum of conflicts and of those for the bytes, for each rung where they are not."""
-    notes = [counters.IDEAL]
+    notes = [words.IDEAL_WAVEFRONTS]
     ran = [(one, one.counts.wavefronts - one.counts.bank_conflicts - one.counts.wavefronts_ideal) for one in rungs]
     fewer = [f"{one.rung} {-rest:,}" for one, rest in ran if rest < 0]
     more = [f"{one.rung} {rest:,}" for one, rest in ran if rest > 0]

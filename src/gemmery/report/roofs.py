@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from gemmery.cuda.roofline import Roofline
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
-from gemmery.ladder.inspection import Inspection
 from gemmery.report import words
 from gemmery.report.curves import slopes
 from gemmery.report.svg import HALO, INK, RIVAL, SERIES, TOKENS, Plot, axes, render
@@ -66,10 +66,10 @@ def _label(one: EmulatedRung, first: EmulatedRung) -> str:
     return f"{one.rung}{dtype}{vector}"
 
 
-def roofline_plot(found: Inspection) -> Plot | None:
+def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> Plot | None:
     """The roofline of an inspected rung: two points under the roofs of its device; None without a peak."""
-    points = {"as it loads": found.loads, "each element once": found.once}
-    peak, bandwidth = found.loads.peak, found.loads.bandwidth
+    points = {"as it loads": loads, "each element once": once}
+    peak, bandwidth = loads.peak, loads.bandwidth
     if not peak or not bandwidth or not all(one.intensity for one in points.values()):
         return None
     ridge = peak / bandwidth
@@ -100,5 +100,5 @@ def roofline_plot(found: Inspection) -> Plot | None:
         on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         on.yaxis.set_minor_formatter(NullFormatter())
         on.set(xlabel="operations a byte", ylabel="GFLOP/s")
-        svg = render(on, "roofline", f"the roofline of {found.rung} on {found.device.name}")
+        svg = render(on, "roofline", f"the roofline of {rung} on {device}")
     return Plot("roofline", "Roofline", POINTS, svg)

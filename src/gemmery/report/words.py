@@ -29,6 +29,20 @@ SWEEPS = {
     "sweep_gemv_k": "y = W x against the length of x",
 }  # titles of sweeps
 
+UNITS = {
+    "f32": "CUDA cores, f32",
+    "f64": "CUDA cores, f64",
+    "tensor": "tensor cores, half precision",
+    "tensor_tf32": "tensor cores, tf32",
+    "tensor_f64": "tensor cores, f64",
+}  # the units of a GPU that multiply: fields of device.Rates
+
+IDEAL_WAVEFRONTS = (
+    "Wavefronts for the bytes alone are the requested bytes at 128 per wavefront: the profiler's ideal. Bank "
+    "conflicts are counted against the groups of lanes that shared memory serves together, so the two need not add up "
+    "to the wavefronts."
+)
+
 
 def digits(value: float) -> str:
     """Return three significant digits without an exponent.
@@ -72,6 +86,11 @@ def size(count: int) -> str:
         return "unknown"
     power = min((count.bit_length() - 1) // 10, 3)
     return f"{count / 1024**power:g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 wavefront`, `2 wavefronts`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def times(ratio: float | None, spread: float = 0.0) -> str:

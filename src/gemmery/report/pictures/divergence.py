@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from gemmery.emulator.trace import Divergence, Stretch
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, label, legend, svg
-from gemmery.report.pictures.wording import called, plural, seen
+from gemmery.report.pictures.wording import called, seen
 from gemmery.report.svg import Plot
+from gemmery.report.words import plural
 
 WARP = 32
 LEFT, LANE = 150, 13  # of the picture: labels, and the width of a lane

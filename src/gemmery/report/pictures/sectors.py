@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from gemmery.emulator.trace import WarpAccess
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, filled, label, legend, outline, spoken, svg, who
-from gemmery.report.pictures.wording import place, plural, seen
+from gemmery.report.pictures.wording import place, seen
 from gemmery.report.svg import Plot
+from gemmery.report.words import plural
 
 SECTOR, LINE = 32, 128  # bytes
 LEFT, BYTE = 96, 6  # of the picture: labels, and the width of a byte

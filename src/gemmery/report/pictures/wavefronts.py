@@ -11,8 +11,9 @@ from gemmery.banks import BANK, BANKS, LANES
 from gemmery.emulator.trace import WarpAccess
 from gemmery.emulator.trace.chosen import served
 from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
-from gemmery.report.pictures.wording import place, plural, seen
+from gemmery.report.pictures.wording import place, seen
 from gemmery.report.svg import Plot
+from gemmery.report.words import plural
 
 LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes

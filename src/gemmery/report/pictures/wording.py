@@ -29,8 +29,3 @@ def quoted(source: Mapping[str, str], *ones: WarpAccess | Divergence | None) -> 
     texts = [source.get(str(seen(one)), "") for one in ones if one is not None]
     known = [f"“{text}”" for text in dict.fromkeys(texts) if text]
     return f" The source: {', '.join(known)}." if known else ""
-
-
-def plural(number: int, what: str) -> str:
-    """`1 wavefront`, `2 wavefronts`."""
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,4 +1,4 @@
-"""inspect() for Python and notebooks, which display its result as the page that the command writes."""
+"""`gm.inspect()`: the records of one rung or two, which notebooks display as the page that the command writes."""
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from html import escape
 
-from gemmery import lab
+from gemmery.inspection import records
+from gemmery.inspection.gather import inspect_rung, shared_dtype
+from gemmery.inspection.page import inspection_page, side_by_side_page
+from gemmery.inspection.sections import subject
 from gemmery.lab import asked
-from gemmery.lab.inspection import shared_dtype
-from gemmery.ladder import inspection
-from gemmery.report.inspection import inspection_page, where
-from gemmery.report.side_by_side import comparison_page
 
 # A notebook need not follow the system's preference, so the frame looks at the nearest painted background behind it.
 FOLLOW = (
@@ -22,26 +21,26 @@ FOLLOW = (
 )
 
 
-class Inspection(inspection.Inspection):
+class NotebookInspection(records.Inspection):
     """A rung for one problem on one device; a notebook displays it as a page with its pictures."""
 
     def __repr__(self) -> str:
         """One line, without the code of its kernels."""
-        return f"<Inspection of {self.rung}: {where(self)}>"
+        return f"<Inspection of {self.rung}: {subject(self)}>"
 
     def _repr_html_(self) -> str:
         return framed(inspection_page(self), f"gemmery inspect {self.rung}")
 
 
-class Comparison(inspection.Comparison):
+class NotebookSideBySide(records.SideBySide):
     """Two rungs for the same product on the same device; a notebook displays them side by side."""
 
     def __repr__(self) -> str:
         """One line, without the code of their kernels."""
-        return f"<Comparison of {self.old.rung} and {self.new.rung}: {where(self.new, config=False)}>"
+        return f"<Comparison of {self.old.rung} and {self.new.rung}: {subject(self.new, config=False)}>"
 
     def _repr_html_(self) -> str:
-        return framed(comparison_page(self), f"gemmery inspect {self.old.rung} {self.new.rung}")
+        return framed(side_by_side_page(self), f"gemmery inspect {self.old.rung} {self.new.rung}")
 
 
 def inspect(
@@ -55,16 +54,17 @@ def inspect(
     config: Mapping[str, int] | None = None,
     device: str = "",
     line: str = "",
-) -> Inspection | Comparison:
+    counters: bool = True,
+) -> NotebookInspection | NotebookSideBySide:
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
     It also takes an exhibit, with `n` elements. No GPU is needed. `n` defaults to 4096, `m` and `k` to `n`. `device` is
     "cuda", a card ("a100") or an architecture ("sm_80"). `dtype` defaults to the first that the rungs take. The
-    emulator takes the counters, with sides of at most 256. `line`, such as "simt_smem.cu:18", chooses
-    the line whose accesses are drawn.
+    emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
+    "simt_smem.cu:18", chooses the line whose accesses are drawn.
 
-    >>> found = inspect("simt_smem", n=1024, device="h200")
-    >>> found.kernels[-1].spilled, found.emulated.total.bank_conflicts
+    >>> inspection = inspect("simt_smem", n=1024, device="h200")
+    >>> inspection.kernels[-1].spilled, inspection.emulated.total.bank_conflicts
     (0, 0)
 
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
@@ -74,10 +74,10 @@ def inspect(
         asked.inspectable(name)
     asked.together(names)
     dtype = dtype or shared_dtype(names, m, n, k, device)
-    found = [lab.inspect(name, m, n, k, dtype, config, device, line) for name in names]
-    if len(found) == 2:
-        return Comparison(*found)
-    return Inspection(**{one.name: getattr(found[0], one.name) for one in fields(found[0])})
+    first, *second = (inspect_rung(name, m, n, k, dtype, config, device, line, counters) for name in names)
+    if second:
+        return NotebookSideBySide(first, *second)
+    return NotebookInspection(**{field.name: getattr(first, field.name) for field in fields(first)})
 
 
 def framed(page: str, title: str) -> str:

@@ -7,23 +7,26 @@ import re
 import pytest
 from rich.console import Console
 
-from gemmery import cli, lab, report
+from gemmery import cli, lab
 from gemmery.cuda import sass
 from gemmery.cuda.device import ARCHS, KNOWN, find
-from gemmery.cuda.inspection import without_code
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.inspection.gather import inspect_rung
+from gemmery.inspection.page import inspection_page
+from gemmery.inspection.records import without_code
+from gemmery.inspection.sections import sections
+from gemmery.inspection.terminal import show_inspection
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.inspection import inspection_page, parts
 
 
 @pytest.fixture(scope="module")
 def naive():
-    return lab.inspect("simt_naive", n=1024, device="a100")
+    return inspect_rung("simt_naive", n=1024, device="a100")
 
 
 def words(found):
     """Every fact of an inspection by its name."""
-    return {row[0]: " ".join(row[1:]) for part in parts(found) for row in part.rows}
+    return {row[0]: " ".join(row[1:]) for section in sections(found) for row in section.rows}
 
 
 def test_the_naive_rung_is_the_memory_wall(naive):
@@ -49,12 +52,12 @@ def test_the_arithmetic_is_said_in_words(naive):
 
 def test_blocks_and_threads_are_counted_in_words(naive):
     assert re.fullmatch(r"[\d,]+ blocks of 32 × 8 = 256 threads", words(naive)["grid"])
-    line = lab.inspect("simt_linear", n=8, config={"threads": 64}, device="sm_80")
+    line = inspect_rung("simt_linear", n=8, config={"threads": 64}, device="sm_80")
     assert words(line)["grid"] == "1 block of 64 threads"
 
 
 def test_a_tile_divides_what_is_loaded():
-    found = lab.inspect("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
+    found = inspect_rung("simt_smem", n=1024, config={"tile": 16}, device="sm_80")
     assert found.tile == (16, 16)
     assert found.loads.intensity == 4
     assert found.kernels[-1].static_shared == 2 * 16 * 16 * 4
@@ -65,7 +68,7 @@ def test_every_rung_with_a_tile_in_its_config_says_so():
     for rung in CUDA:
         if "bm" not in rung.default:
             continue
-        found = lab.inspect(rung.name, n=512, device="h200", counters=False)
+        found = inspect_rung(rung.name, n=512, device="h200", counters=False)
         asked = tuple(found.config[key] for key in ("bm", "bn") if key in found.config)  # else it is left to the rung
         assert min(found.tile) > 1, rung.name
         assert asked in ((), found.tile), rung.name
@@ -73,46 +76,46 @@ def test_every_rung_with_a_tile_in_its_config_says_so():
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_is_looked_at_without_a_gpu(arch):
-    found = lab.inspect("simt_smem", n=512, dtype="f64", device=arch, counters=False)
+    found = inspect_rung("simt_smem", n=512, dtype="f64", device=arch, counters=False)
     assert found.kernels[-1].arch == arch
     assert found.kernels[-1].counts["DFMA"] > 0
     assert found.unit == "f64"
 
 
 def test_products_on_tensor_cores_have_their_peak():
-    found = lab.inspect("mma_pipelined", n=1024, dtype="bf16", config={"stages": 2}, device="a100")
+    found = inspect_rung("mma_pipelined", n=1024, dtype="bf16", config={"stages": 2}, device="a100")
     assert found.unit == "tensor"
     assert found.loads.peak == find("a100").peak("tensor")
     assert sum(number for name, number in found.kernels[-1].loop.items() if name.startswith("HMMA")) > 0
 
 
 def test_tf32_is_a_dtype():
-    found = lab.inspect("mma_pipelined", n=1024, dtype="tf32", config={"stages": 2}, device="h200")
+    found = inspect_rung("mma_pipelined", n=1024, dtype="tf32", config={"stages": 2}, device="h200")
     assert (found.problem.dtype, found.problem.precision, found.unit) == ("f32", "tf32", "tensor_tf32")
 
 
 def test_a_rung_of_two_launches_shows_both():
-    found = lab.inspect("simt_packed", n=256, device="h200")
+    found = inspect_rung("simt_packed", n=256, device="h200")
     assert len(found.kernels) == 2
-    assert [part.title for part in parts(found)][:2] == ["Launch 1 of 2", "Launch 2 of 2"]
+    assert [section.title for section in sections(found)][:2] == ["Launch 1 of 2", "Launch 2 of 2"]
     assert words(found)["scratch memory"] == "512 KiB"
 
 
 def test_a_launch_smaller_than_the_device_is_told_in_blocks_and_bytes():
-    found = lab.inspect("simt_smem", n=16, device="h200", counters=False)
+    found = inspect_rung("simt_smem", n=16, device="h200", counters=False)
     assert words(found)["waves"] == "1: 1 of the 1,056 blocks that run at a time, 0.09% of the device"
     assert "3.07 kB for 8.19 kFLOP" in words(found)["each element once"]  # 3 x 16 x 16 floats, 2 x 16^3
 
 
 def test_a_rung_of_vectors_gets_a_row():
-    found = lab.inspect("gemv_warp", n=512, device="h200")
+    found = inspect_rung("gemv_warp", n=512, device="h200")
     assert (found.problem.m, found.problem.n, found.problem.k, found.problem.b_layout) == (1, 512, 512, "col")
-    assert lab.inspect("gemv_warp", m=1, n=512, device="h200").problem == found.problem
+    assert inspect_rung("gemv_warp", m=1, n=512, device="h200").problem == found.problem
 
 
 def test_a_vector_is_counted_as_on_the_ladder():
     (rung,) = lab.emulated_ladder(["gemv_vectorized"], [256]).rungs
-    total = lab.inspect("gemv_vectorized", n=256, device="h200").emulated.total
+    total = inspect_rung("gemv_vectorized", n=256, device="h200").emulated.total
     assert (total.requests, total.sectors) == (rung.counts.requests, rung.counts.sectors)
 
 
@@ -136,24 +139,24 @@ def test_a_vector_is_counted_as_on_the_ladder():
 )
 def test_what_cannot_be_looked_at_says_why(given, error, said):
     with pytest.raises(error, match=said):
-        lab.inspect(**{"n": 4096, "device": "h200", **given})
+        inspect_rung(**{"n": 4096, "device": "h200", **given})
 
 
 def test_without_nvdisasm_ptx_is_counted_and_the_way_out_said(monkeypatch):
     monkeypatch.setattr(sass, "nvdisasm", lambda: "")
-    found = lab.inspect("simt_smem", n=512, device="h200")
+    found = inspect_rung("simt_smem", n=512, device="h200")
     kernel = found.kernels[-1]
     assert kernel.counts == kernel.loop == {}
     assert kernel.ptx_counts["fma.rn.f32"] > 0
     shown = io.StringIO()
-    report.show_inspection(found, Console(file=shown, width=100))
+    show_inspection(found, Console(file=shown, width=100))
     assert "pip install nvidia-cuda-nvdisasm" in shown.getvalue()
     assert "fma.rn.f32" in shown.getvalue()
 
 
 def test_tensor_cores_are_known_from_ptx_alone(monkeypatch):
     monkeypatch.setattr(sass, "nvdisasm", lambda: "")
-    assert lab.inspect("mma_pipelined", n=512, device="h200").unit == "tensor"
+    assert inspect_rung("mma_pipelined", n=512, device="h200").unit == "tensor"
 
 
 def test_code_is_shown_when_asked_for(naive, capsys):
@@ -189,11 +192,11 @@ def test_the_page_needs_nothing_else(naive, tmp_path, capsys):
 
 
 def test_every_known_card_runs_the_first_rung():
-    assert [lab.inspect("simt_naive", n=256, device=name, counters=False).device.name for name in KNOWN] == list(KNOWN)
+    assert [inspect_rung("simt_naive", n=256, device=name, counters=False).device.name for name in KNOWN] == list(KNOWN)
 
 
 @pytest.mark.parametrize("rung", [None, 1, ["simt_naive"], {}])
 def test_a_rung_that_is_not_text_is_refused(rung):
     """By name, before anything is looked up."""
     with pytest.raises(ArgumentError, match="pass its name as text"):
-        lab.inspect(rung)
+        inspect_rung(rung)

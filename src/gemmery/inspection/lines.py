@@ -14,27 +14,27 @@ from gemmery.cuda import exhibits, nvrtc
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters.counts import Counts, Frames
 from gemmery.emulator.machine import Launch
-from gemmery.emulator.ptx import Line, calling
+from gemmery.emulator.ptx import calling
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import Chosen, chosen
-from gemmery.lab.emulation import Operands, prepared, run_rung
+from gemmery.inspection.records import EmulatorCounts, LineCounts
+from gemmery.lab.emulation import Operands, prepared, run_rung, source_line, source_lines
 from gemmery.ladder.exhibits import Exhibit
-from gemmery.ladder.inspection import Emulated, LineCounts
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-MOST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
-MUCH = 0.05  # share of all instructions from which an inlined line without accesses is listed
+LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
+NOTABLE = 0.05  # share of all instructions from which an inlined line without accesses is listed
 TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 
 
 def small(problem: Problem) -> Problem:
-    """The same product with no side above MOST."""
-    return problem._replace(m=min(problem.m, MOST), n=min(problem.n, MOST), k=min(problem.k, MOST))
+    """The same product with no side above LARGEST."""
+    return problem._replace(m=min(problem.m, LARGEST), n=min(problem.n, LARGEST), k=min(problem.k, LARGEST))
 
 
-def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:
+def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
     """Run every launch of a rung on random operands, and return its counters.
 
     Raises EmulationError for an instruction that is not modelled, RefusedError where the rung refuses, ArgumentError
@@ -45,26 +45,25 @@ def counted(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, 
     b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
     operands, trace = Operands(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
     runs = run_rung(rung, problem, config, operands, arch=arch, check=False, observers=(trace,))
-    counts = reduce(add, runs).counts
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
-    return _described(problem, counts, chosen(trace, steps, line))
+    return _described(problem, reduce(add, runs).counts, chosen(trace, steps, line))
 
 
-def counted_exhibit(shown: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> Emulated:
-    """Run an exhibit's kernel on `n` elements, and return its counters. Raises as `counted` does."""
-    show, trace = shown.show, Trace()
+def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
+    """Run an exhibit's kernel on `n` elements, and return its counters. Raises as `count_rung` does."""
+    show, trace = exhibit.show, Trace()
     geometry, y = show.launch(n, config), np.zeros(show.results(n, config), np.float32)
-    made = nvrtc.ptx(geometry.source, geometry.kernel, arch)
-    program = prepared(made.text, made.entry)
-    given = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
-    launch = Launch(geometry.grid, geometry.block, given.parameters)
-    run = emulated(program, launch, given.memory, check=False, observers=(trace,))
+    code = nvrtc.ptx(geometry.source, geometry.kernel, arch)
+    program = prepared(code.text, code.entry)
+    arguments = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
+    launch = Launch(geometry.grid, geometry.block, arguments.parameters)
+    run = emulated(program, launch, arguments.memory, check=False, observers=(trace,))
     return _described(Problem(1, n, 1, "f32", "f32"), run.counts, chosen(trace, {}, line))
 
 
-def _described(problem: Problem, counts: Counts, found: Chosen) -> Emulated:
+def _described(problem: Problem, counts: Counts, drawn: Chosen) -> EmulatorCounts:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
-    return Emulated(problem, tuple(_tree(counts)), total, kinds, found, texts(found))
+    return EmulatorCounts(problem, tuple(_tree(counts)), total, kinds, drawn, source_lines(drawn))
 
 
 def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -79,16 +78,16 @@ def _tree(counts: Counts) -> Iterator[LineCounts]:
     """The lines of the kernel's file, each followed by the lines inlined into it; a line includes all that it calls."""
     sums: dict[Frames, Counts] = {}
     for frames, here in counts.frames.items():
-        shown = calling(frames)
-        for depth in range(1, len(shown) + 1):
-            place = shown[:depth]
+        lines = calling(frames)
+        for depth in range(1, len(lines) + 1):
+            place = lines[:depth]
             sums[place] = sums[place] + here if place in sums else here
-    much = MUCH * sum(counts.instructions.values())
+    least = NOTABLE * sum(counts.instructions.values())
     for place in sorted(sums, key=lambda frames: [(line.file, line.number) for line in frames]):
         here, last = sums[place], place[-1]
         moves = here.shared.requests or here.global_.requests or here.flops or here.divergent_branches
-        if len(place) == 1 or moves or sum(here.instructions.values()) >= much:
-            yield _line_counts(str(last), _code(last), here, len(place) - 1)
+        if len(place) == 1 or moves or sum(here.instructions.values()) >= least:
+            yield _line_counts(str(last), source_line(last), here, len(place) - 1)
 
 
 def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCounts:
@@ -106,19 +105,3 @@ def _line_counts(line: str, code: str, counts: Counts, depth: int = 0) -> LineCo
         counts.flops,
         depth,
     )
-
-
-def _code(place: Line) -> str:
-    """A line of a kernel's source; "" for code that the compiler adds, at line 0."""
-    lines = nvrtc.text(place.file).splitlines() if place.number else []
-    return lines[place.number - 1].strip() if place.number <= len(lines) and lines else ""
-
-
-def texts(found: Chosen) -> Mapping[str, str]:
-    """The text of each line that a picture names."""
-    accesses = [one for tile in found.tiles for one in (tile.store, tile.load) if one is not None]
-    frames = [one.frames for one in (*accesses, *found.shared, *found.global_)]
-    frames += [one.frames for one in found.divergences]
-    places = {calling(place)[-1] for place in frames}
-    places |= {stretch.busiest or stretch.first for one in found.divergences for stretch in one.stretches}
-    return {str(place): _code(place) for place in places}

@@ -1,0 +1,186 @@
+"""Everything about one GPU rung or exhibit that is known without a GPU, as an `Inspection`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+from gemmery.cuda import driver, sass
+from gemmery.cuda.device import Device, find
+from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
+from gemmery.cuda.roofline import loaded, roofline, unit
+from gemmery.errors import ArgumentError, EmulationError, RefusedError
+from gemmery.inspection.launches import compiled_launches
+from gemmery.inspection.lines import count_exhibit, count_rung, small
+from gemmery.inspection.records import EmulatorCounts, Inspection
+from gemmery.lab import asked
+from gemmery.lab.exhibits import EMULATED
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.exhibits import EXHIBITS, Exhibit
+from gemmery.ladder.exhibits import find as find_exhibit
+from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import find as find_rung
+from gemmery.problem import Config, Problem
+
+SIDE = 4096
+EXHIBIT_NAMES = frozenset(exhibit.name for exhibit in EXHIBITS)
+
+
+def inspect_rung(
+    rung: str,
+    m: int = 0,
+    n: int = 0,
+    k: int = 0,
+    dtype: str = "",
+    config: Mapping[str, int] | None = None,
+    device: str = "",
+    line: str = "",
+    counters: bool = True,
+) -> Inspection:
+    """Return registers, shared memory, occupancy, roofline, code and memory counters by line of a GPU rung.
+
+    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
+    and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as on the ladder.
+    `dtype` defaults to the rung's first; "tf32" is f32 on tensor cores. `device` is "cuda", a card ("a100") or an
+    architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No GPU is needed.
+
+    The emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
+    "simt_smem.cu:18", chooses the line whose accesses are drawn; the default is the costliest.
+
+    >>> inspection = inspect_rung("simt_naive", n=1024, device="sm_80")
+    >>> inspection.kernels[-1].spilled, inspection.loads.intensity
+    (0, 0.25)
+
+    Raises ArgumentError for a CPU rung, an unknown rung, an unknown key of its config, or a line without memory
+    accesses; RefusedError where the rung or the device does not take the product.
+    """
+    if not issubclass(type(rung), str):
+        raise ArgumentError(f"rung is {rung!r}: pass its name as text")
+    if rung in EXHIBIT_NAMES:
+        if m or k or dtype:
+            raise ArgumentError(f"exhibit {rung} takes one array of n floats: leave out m, k and dtype")
+        return _exhibit(find_exhibit(rung), n, config or {}, _device(device), line, counters)
+    asked.inspectable(rung)
+    row, target = find_rung(CUDA, rung), _device(device)
+    problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], target)
+    settings: Config = {**row.default, **asked.keys(row, config or {})}
+    reason = row.refuses(problem)
+    if not reason:
+        settings = {**row.settled(problem, settings)}  # the smaller product that is counted has the same tile
+    geometry = _geometry(row.geometry, problem, settings, config) if row.geometry and not reason else None
+    reason = reason or (refusal(geometry, target) if geometry else "it has no launch to inspect")
+    if reason or geometry is None:
+        raise RefusedError(f"rung {rung}: {reason}")
+    count = partial(count_rung, row, small(problem), settings, target.arch, line)
+    return _gathered(row, problem, row.stated(settings), geometry, target, count if counters else None)
+
+
+def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:
+    """The first element type of the first rung that all rungs take for such a product; "" where there is none."""
+    rows, target = [rung for name in rungs for rung in CUDA if rung.name == name], _device(device)
+    if len(rows) < 2:
+        return ""
+    for dtype in rows[0].dtypes:
+        if dtype in C_NAMES and all(
+            dtype in row.dtypes and not row.refuses(_problem(row, m, n, k, dtype, target)) for row in rows
+        ):
+            return dtype
+    return ""
+
+
+def _exhibit(
+    exhibit: Exhibit, n: int, config: Mapping[str, int], device: Device, line: str, counters: bool
+) -> Inspection:
+    """The inspection of an exhibit for n elements, by default as many as fill a GPU; EMULATED of them are counted."""
+    show = exhibit.show
+    if not _is_whole(n) or n < 0:
+        raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
+    settings, elements = {**exhibit.default, **asked.keys(exhibit, config)}, n or show.n
+    geometry = _geometry(show.launch, elements, settings, config)
+    reason = refusal(geometry, device)
+    if reason:
+        raise RefusedError(f"exhibit {exhibit.name}: {reason}")
+    problem = Problem(1, elements, 1, "f32", "f32", device=device.name)
+    count = partial(count_exhibit, exhibit, min(elements, EMULATED), settings, device.arch, line)
+    inspection = _gathered(exhibit, problem, settings, geometry, device, count if counters else None)
+    moved = 4 * (elements + show.results(elements, settings))
+    once = roofline(show.operations(elements, settings), moved, device.peak(inspection.unit), device.bandwidth)
+    return replace(inspection, loads=once, once=once, exhibit=True)
+
+
+def _gathered(
+    row: Rung | Exhibit,
+    problem: Problem,
+    config: Config,
+    geometry: Geometry,
+    device: Device,
+    count: Callable[[], EmulatorCounts] | None,
+) -> Inspection:
+    """Compile the launches, and take the emulator's counters unless `count` is None."""
+    kernels = compiled_launches(geometry, device, config)
+    product = kernels[-1]
+    multiplier = unit(problem.dtype, sass.on_tensor_cores(product.counts or product.ptx_counts))
+    peak, counts, missing = device.peak(multiplier), None, ""
+    if count is not None:
+        try:
+            counts = count()
+        except (EmulationError, RefusedError) as error:
+            missing = str(error)
+    return Inspection(
+        rung=row.name,
+        idea=row.idea,
+        problem=problem,
+        config=dict(config),
+        device=device,
+        kernels=kernels,
+        tile=geometry.tile,
+        workspace=geometry.workspace,
+        unit=multiplier,
+        loads=roofline(problem.flops, loaded(problem, *geometry.tile), peak, device.bandwidth),
+        once=roofline(problem.flops, problem.bytes, peak, device.bandwidth),
+        emulated=counts,
+        not_emulated=missing,
+    )
+
+
+def _geometry(
+    launch: Callable[[Any, Config], Geometry], size: Any, settings: Config, config: Mapping[str, int] | None
+) -> Geometry:
+    """The launch; an ArgumentError where the caller's config is one that the kernel does not take."""
+    try:
+        return launch(size, settings)
+    except RefusedError as refused:
+        if not config:
+            raise
+        text = ",".join(f"{key}={value}" for key, value in config.items())
+        raise ArgumentError(f"config {text}: {refused}") from None
+
+
+def _device(name: str) -> Device:
+    """The device of this name, by default this machine's; the emulator's card where there is no GPU."""
+    name = name or ("emulator" if driver.missing() else "cuda")
+    return find(asked.EMULATED_AS if name.strip().lower() == "emulator" else name)
+
+
+def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:
+    for option, side in (("m", m), ("n", n), ("k", k)):
+        if not _is_whole(side) or side < 0:
+            raise ArgumentError(f"{option}={side!r}: a side must be a whole number >= 1")
+    precision = "tf32" if dtype == "tf32" else ""
+    element = "f32" if precision else dtype
+    if element not in C_NAMES or element not in rung.dtypes:
+        raise ArgumentError(f"dtype {dtype!r}: rung {rung.name} takes {', '.join(rung.dtypes)}")
+    side = n or SIDE
+    place = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
+    square = Problem(m or side, side, k or side, element, element, device=place, precision=precision)
+    if m in (0, 1) and rung.refuses(square._replace(m=side)):
+        row = square._replace(m=1, b_layout="col")
+        return square if rung.refuses(row) else row
+    return square
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)

@@ -1,0 +1,105 @@
+"""The records of `inspect`: a rung's launches as compiled, its rooflines, and the emulator's counters by line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gemmery.cuda.device import Device
+from gemmery.cuda.occupancy import Occupancy
+from gemmery.cuda.roofline import Roofline
+from gemmery.emulator.trace.chosen import Chosen
+from gemmery.problem import Problem
+
+
+@dataclass(frozen=True)
+class CompiledLaunch:
+    """One launch, compiled for a device."""
+
+    name: str  # the instance: "simt_smem<float, float, 0, 32>"
+    source: str
+    arch: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int  # per thread
+    spilled: int  # bytes spilled per thread
+    stack: int  # bytes of local memory per thread
+    static_shared: int  # bytes per block
+    dynamic_shared: int
+    occupancy: Occupancy
+    counts: dict[str, int]  # instructions by kind; {} without SASS
+    loop: dict[str, int]  # those of its main loop
+    step: dict[str, int]  # those of one pass of the loop that loads from global memory; {} where it is not known
+    passes: int  # of the main loop in such a step
+    multiply_adds: int  # of a warp, in such a step; 0 where it is not known
+    ptx_counts: dict[str, int]
+    ptx: str
+    sass: str
+    missing: str  # why there is no SASS, "" if there is
+
+
+@dataclass(frozen=True)
+class LineCounts:
+    """Counters of one line of a kernel's source with all that it calls, or of all lines together."""
+
+    line: str  # "simt_smem.cu:18"
+    code: str
+    instructions: int = 0  # warps that executed one
+    wavefronts: int = 0  # of shared memory
+    wavefronts_ideal: int = 0  # for the bytes alone
+    bank_conflicts: int = 0
+    requests: int = 0  # to global memory
+    sectors: int = 0
+    used: int = 0  # bytes of the sectors that some lane asked for
+    divergent_branches: int = 0
+    flops: int = 0
+    depth: int = 0  # 1 for a line that is called by the last line of depth 0 before it, and so on
+
+
+@dataclass(frozen=True)
+class EmulatorCounts:
+    """Counters of all launches together, run on the emulator."""
+
+    problem: Problem  # at most as large as the one that was asked for
+    lines: tuple[LineCounts, ...]  # each followed by inlined lines that access memory, or have many instructions
+    total: LineCounts
+    kinds: Mapping[str, int]  # instructions by kind
+    chosen: Chosen = field(default_factory=Chosen)  # for pictures
+    source: Mapping[str, str] = field(default_factory=dict)  # the text of lines that a picture may show
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A rung for one problem on one device."""
+
+    rung: str
+    idea: str
+    problem: Problem
+    config: dict[str, int]
+    device: Device
+    kernels: tuple[CompiledLaunch, ...]  # the preparing launches, then the product
+    tile: tuple[int, int]  # of C, for which a block loads A and B once
+    workspace: int  # bytes of scratch memory, for all launches
+    unit: str  # the unit that multiplies: a field of device.Rates
+    loads: Roofline  # if every load of A and B goes to memory
+    once: Roofline  # if each element moves once
+    emulated: EmulatorCounts | None = None
+    not_emulated: str = ""  # why there are no counters
+    exhibit: bool = False  # not a product: `problem.n` is the number of elements
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two rungs for the same product on the same device."""
+
+    old: Inspection
+    new: Inspection
+
+
+def without_code(inspection: Inspection, ptx: bool = False, sass: bool = False) -> Inspection:
+    """Return a copy without the text of PTX and SASS, except those requested."""
+    kernels = tuple(
+        replace(kernel, ptx=kernel.ptx if ptx else "", sass=kernel.sass if sass else "")
+        for kernel in inspection.kernels
+    )
+    return replace(inspection, kernels=kernels)

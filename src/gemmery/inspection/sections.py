@@ -1,0 +1,193 @@
+"""An inspection in words: sections of facts and tables, which a terminal and a page lay out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gemmery import dtypes
+from gemmery.cuda.occupancy import Occupancy
+from gemmery.cuda.roofline import Roofline
+from gemmery.cuda.sass import bytes_each, is_notable
+from gemmery.inspection import counters
+from gemmery.inspection.records import CompiledLaunch, Inspection
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.report import words
+from gemmery.report.words import plural
+
+ROOFLINE = "Roofline"
+SOURCE = counters.HEAD[-1]  # a column of code
+MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
+ROOFLINE_NOTE = (
+    "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
+    "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Facts in two columns, or a table with a head."""
+
+    title: str
+    rows: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
+
+
+def sections(inspection: Inspection) -> tuple[Section, ...]:
+    """The sections: each launch, the roofline, the instructions, the counters by line."""
+    kernels = inspection.kernels
+    several = len(kernels) > 1
+    launches = [
+        Section(f"Launch {place} of {len(kernels)}" if several else "Launch", _launch(kernel, inspection))
+        for place, kernel in enumerate(kernels, 1)
+    ]
+    roof = [] if inspection.exhibit else [_roofline(inspection)]
+    return (*launches, *roof, *(_instructions(kernel, several) for kernel in kernels), *_counters(inspection))
+
+
+def codes(inspection: Inspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
+    """Titles and texts of the code of every launch."""
+    texts = []
+    for kernel in inspection.kernels:
+        texts += [(f"PTX of {kernel.name}", kernel.ptx)] if ptx else []
+        texts += [(f"SASS of {kernel.name}", kernel.sass or kernel.missing)] if sass else []
+    return texts
+
+
+def lesson(name: str) -> str:
+    """What a reader learns from a rung or an exhibit."""
+    lessons = {rung.name: rung.lesson for rung in CUDA} | {exhibit.name: exhibit.lesson for exhibit in EXHIBITS}
+    return lessons.get(name, "")
+
+
+def subject(inspection: Inspection, config: bool = True) -> str:
+    """The product, the config and the device in a line."""
+    problem, device = inspection.problem, inspection.device
+    columns = ", B by columns" if problem.b_layout == "col" else ""
+    shape = f"{counters.size(inspection, inspection.exhibit)}, {problem.precision or problem.dtype}{columns}"
+    settings = f", {configured(inspection)}" if config and inspection.config else ""
+    limits = f"{device.sms} multiprocessors at {device.clock:.4g} GHz, {words.digits(device.bandwidth)} GB/s"
+    return f"{shape}{settings}; {device.name}: {device.arch}, {limits}"
+
+
+def configured(inspection: Inspection) -> str:
+    """Its config: "bm 128, bn 64"."""
+    return ", ".join(f"{key} {value}" for key, value in inspection.config.items())
+
+
+def product_launch(inspection: Inspection) -> tuple[tuple[str, str], ...]:
+    """The facts of the launch that multiplies."""
+    return _launch(inspection.kernels[-1], inspection)
+
+
+def _launch(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[str, str], ...]:
+    limits, filled = inspection.device.limits, kernel.occupancy
+    blocks = math.prod(kernel.grid)
+    spills = f"{kernel.spilled} bytes a thread spilled to memory" if kernel.spilled else "no spills"
+    stack = f", {kernel.stack} bytes of local memory" if kernel.stack else ""
+    total = kernel.static_shared + kernel.dynamic_shared
+    shared = (
+        f"{words.size(total)} a block: {kernel.static_shared:,} bytes static, {kernel.dynamic_shared:,} dynamic; "
+        f"a block may have {words.size(limits.shared)}"
+    )
+    scratch = inspection.workspace if kernel is inspection.kernels[-1] else 0
+    allowed = ", ".join(f"{name} {number}" for name, number in filled.limits.items())
+    warps = f"{filled.warps} of {filled.most_warps} warps a multiprocessor, {words.percent(filled.share)}"
+    return (
+        ("kernel", kernel.name),
+        ("grid", f"{plural(blocks, 'block')} of {_threads(kernel.block)}"),
+        ("registers", f"{kernel.registers} a thread, {spills}{stack}"),
+        ("shared memory", shared if total else "none"),
+        *([("scratch memory", words.size(scratch))] if scratch else []),
+        ("occupancy", f"{warps}: {plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
+        ("blocks allowed", f"by {allowed}"),
+        ("waves", _waves(blocks, filled)),
+    )
+
+
+def _threads(block: tuple[int, int, int]) -> str:
+    sides = [str(side) for side in block if side > 1]
+    threads = plural(math.prod(block), "thread")
+    return f"{' × '.join(sides)} = {threads}" if len(sides) > 1 else threads
+
+
+def _waves(blocks: int, filled: Occupancy) -> str:
+    """How often the grid fills the device, and how full the last wave is."""
+    share = words.percent(filled.tail)
+    if blocks <= filled.slots:
+        return f"1: {blocks:,} of the {filled.slots:,} blocks that run at a time, {share} of the device"
+    each = f"{words.digits(filled.waves)} of {filled.slots:,} blocks"
+    return f"{each}; the last fills {share} of the device, all together {words.percent(filled.filled)}"
+
+
+def _roofline(inspection: Inspection) -> Section:
+    device, loads, once = inspection.device, inspection.loads, inspection.once
+    each = round(loads.peak / device.sms / device.clock)
+    units = f"{device.sms} multiprocessors × {each} operations a clock × {device.clock:.4g} GHz"
+    rows = (
+        ("peak", f"{units} = {words.digits(loads.peak)} GFLOP/s ({words.UNITS[inspection.unit]})"),
+        ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
+        ("each element once", f"{_moved(once)}: {_attainable(once)}"),
+    )
+    return Section(ROOFLINE, rows, notes=(ROOFLINE_NOTE,))
+
+
+def _loading(inspection: Inspection) -> str:
+    size, (bm, bn) = dtypes.get(inspection.problem.dtype).size, inspection.tile
+    if (bm, bn) == (1, 1):
+        return f"2 loads for every multiply-add, {2 * size} bytes for 2 operations"
+    return f"A once for each {bn} columns of C, B once for each {bm} rows, {_moved(inspection.loads)}"
+
+
+def _attainable(line: Roofline) -> str:
+    """The arithmetic of one roof in words.
+
+    >>> from gemmery.cuda.roofline import roofline
+    >>> _attainable(roofline(2, 8, peak=346.5, bandwidth=86.4))
+    '0.250 operations a byte × 86.4 GB/s = 21.6 GFLOP/s attainable, limited by memory'
+    """
+    product = f"{words.digits(line.intensity)} operations a byte × {words.digits(line.bandwidth)} GB/s"
+    by_memory = f"{words.digits(line.intensity * line.bandwidth)} GFLOP/s"
+    if line.by == "memory":
+        return f"{product} = {by_memory} attainable, limited by memory"
+    return f"{product} = {by_memory}, above the peak: {words.digits(line.attainable)} GFLOP/s attainable"
+
+
+def _moved(line: Roofline) -> str:
+    return f"{words.amount(line.bytes, 'B')} for {words.amount(line.flops, 'FLOP')}"
+
+
+def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
+    title = f"Instructions of {kernel.name.partition('<')[0]}" if several else "Instructions"
+    if kernel.missing:
+        opcodes = tuple((name, f"{number:,}") for name, number in list(kernel.ptx_counts.items())[:MOST_PTX])
+        return Section(f"{title}, PTX", opcodes, ("opcode", "kernel"), (kernel.missing,))
+    columns = {"kernel": kernel.counts} | ({"main loop": kernel.loop} if kernel.loop else {})
+    if kernel.passes > 1:
+        columns[f"step: {kernel.passes} passes of it"] = kernel.step
+    rows = [(name, *(f"{x.get(name, 0):,}" for x in columns.values())) for name in kernel.counts if is_notable(name)]
+    others = [sum(number for name, number in x.items() if not is_notable(name)) for x in columns.values()]
+    rows.append(("others", *(f"{number:,}" for number in others)))
+    return Section(title, tuple(rows), ("kind", *columns), _loaded(kernel.step or kernel.loop))
+
+
+def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
+    """Bytes that the main loop loads for each multiply-add, where CUDA cores do them."""
+    each = {space: bytes_each(loop, space) for space in ("global", "shared")}
+    amounts = [f"{words.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
+    return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()
+
+
+def _counters(inspection: Inspection) -> list[Section]:
+    """The counters by line, or why there are none; nothing where they were not requested."""
+    counts, missing = inspection.emulated, inspection.not_emulated
+    if counts is None:
+        return [Section("Counters by line", (("not counted", missing),))] if missing else []
+    place = f"at {counters.size(counts, inspection.exhibit)}, on the emulator"
+    head, rows = counters.table(counts)
+    title = f"Counters by line{counters.of_file(counts)}, {place}"
+    return [Section(title, rows, head, counters.notes(inspection, counts))]

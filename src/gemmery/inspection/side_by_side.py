@@ -1,0 +1,177 @@
+"""Two rungs side by side in words: counters, roofs, launches and instructions, with the differences marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
+from gemmery.inspection import counters
+from gemmery.inspection.counters import roof_seconds
+from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, SideBySide
+from gemmery.inspection.sections import Section, configured, product_launch
+from gemmery.report import words
+
+COUNTS = {
+    "instructions": "instructions of warps",
+    "bank_conflicts": "bank conflicts",
+    "wavefronts": "wavefronts of shared memory",
+    "wavefronts_ideal": "wavefronts for the bytes alone",
+    "sectors": "sectors of global memory",
+    "requests": "accesses to global memory",
+    "used": "bytes used of the sectors",
+    "divergent_branches": "divergent branches",
+    "flops": "flops",
+}
+COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
+ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
+FEWER, MORE, DIFFERS = "fewer", "more", "differs"  # a lower or a higher cost, another fact
+Row = tuple[str, ...]  # a name, the values of both, and for numbers the second as a multiple of the first
+
+
+def title(pair: SideBySide) -> str:
+    """The names of both."""
+    return f"{pair.old.rung} and {pair.new.rung}"
+
+
+def glance(pair: SideBySide) -> str:
+    """The costs that differ, in a sentence: "Bank conflicts 12,288 → 0; sectors 8,192 → 6,144, 0.750×."."""
+    before, after = pair.old.emulated, pair.new.emulated
+    if warning := _different_products(pair):
+        return warning
+    if not before or not after:
+        return ""
+    changes = []
+    for name in COSTS:
+        old, new = getattr(before.total, name), getattr(after.total, name)
+        if old != new:
+            ratio = f", {words.times(new / old)}" if old and new else ""
+            changes.append(f"{COUNTS[name]} {old:,} → {new:,}{ratio}")
+    text = "; ".join(changes) or "the counters are the same"
+    old_roofs, new_roofs = roof_seconds(pair.old), roof_seconds(pair.new)
+    if old_roofs and new_roofs:
+        old, new = max(old_roofs.values()), max(new_roofs.values())
+        first, second = (words.digits(1e6 * seconds) for seconds in (old, new))
+        text += f"; roof {first} → {second} µs, {words.times(new / old)}" if first != second else ""
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _different_products(pair: SideBySide) -> str:
+    """A warning where the two were inspected for different products."""
+    old, new = (
+        f"{counters.size(inspection, inspection.exhibit)}, {inspection.problem.precision or inspection.problem.dtype}"
+        for inspection in (pair.old, pair.new)
+    )
+    return "" if old == new else f"Different products, so the counts do not compare: {old}, and {new}."
+
+
+def sections(pair: SideBySide) -> tuple[Section, ...]:
+    """Counters and roofs where both rungs were emulated, launches, instructions."""
+    before, after = pair.old.emulated, pair.new.emulated
+    old, new = (dict(product_launch(inspection)) for inspection in (pair.old, pair.new))
+    if pair.old.config or pair.new.config:
+        old, new = {"config": configured(pair.old), **old}, {"config": configured(pair.new), **new}
+    facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]
+    result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair)]
+    if before and after:
+        result.append(_section(pair, "Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
+    return tuple(section for section in result if section)
+
+
+def _section(pair: SideBySide, title: str, rows: Iterable[Row], note: str = "", costs: bool = False) -> Section:
+    """A section with the names of both as its head; `costs` tells which of two numbers is better."""
+    rows = tuple(rows)
+    numbers = any(len(row) > 3 and row[3] for row in rows)
+    head = ("", pair.old.rung, pair.new.rung, *([""] if numbers else []))
+    marks = tuple(_mark(row[0], row[1], row[2], costs) for row in rows)
+    return Section(title, tuple(row[: len(head)] for row in rows), head, (note,) if note else (), marks)
+
+
+def _mark(name: str, old: str, new: str, costs: bool) -> str:
+    """FEWER or MORE for a cost, DIFFERS for another fact; "" where both are the same."""
+    if old == new:
+        return ""
+    if not costs or name not in (*(COUNTS[cost] for cost in COSTS), *ROOFS):
+        return DIFFERS
+    return FEWER if float(new.replace(",", "")) < float(old.replace(",", "")) else MORE
+
+
+def _counters(pair: SideBySide) -> Section | None:
+    """The counters of both, or the reason why one of them has none."""
+    before, after = pair.old.emulated, pair.new.emulated
+    if not before or not after:
+        reasons = [(one.rung, one.not_emulated, "") for one in (pair.old, pair.new) if one.not_emulated]
+        return _section(pair, "Not counted", reasons) if reasons else None
+    old, new = ({text: getattr(run.total, name) for name, text in COUNTS.items()} for run in (before, after))
+    means = zip(("bytes used per sector", "sectors per access"), _means(before), _means(after), strict=True)
+    rows = (*_numbers(old, new, zeros=True), *((*mean, "") for mean in means if any(mean[1:])))
+    note = words.IDEAL_WAVEFRONTS if before.total.wavefronts or after.total.wavefronts else ""
+    place = f"at {counters.size(before, pair.old.exhibit)}, on the emulator"
+    return _section(pair, f"Counters, {place}", rows, note, costs=True)
+
+
+def _means(counts: EmulatorCounts) -> tuple[str, str]:
+    """Bytes used per sector, and sectors per access; "" without any."""
+    total = counts.total
+    return counters.used_per_sector(total), words.digits(total.sectors / total.requests) if total.requests else ""
+
+
+def _roofs(pair: SideBySide) -> Section | None:
+    """The roofs of both in microseconds, and the longest of each."""
+    old, new = ({name: 1e6 * time for name, time in roof_seconds(rung).items()} for rung in (pair.old, pair.new))
+    if not old or not new:
+        return None
+    first, second = (max(times, key=lambda name: times[name]) for times in (old, new))
+    rows = _numbers({**old, "roof": old[first]}, {**new, "roof": new[second]})
+    title = "Roofs of these counts on a full device, µs"
+    return _section(pair, title, (*rows, ("limit", first, second, "")), counters.ROOFS, costs=True)
+
+
+def _machine(pair: SideBySide) -> Section | None:
+    """Machine instructions of both main loops for the same number of multiply-adds, or of the whole kernels."""
+    kernels = pair.old.kernels[-1], pair.new.kernels[-1]
+    loops = [kernel.step or kernel.loop for kernel in kernels]
+    adds = [multiply_adds(loop) for loop in loops]
+    if not all(adds):
+        old, new = (kernel.counts for kernel in kernels)
+        whole = "Machine instructions of the whole kernel"
+        return _section(pair, whole, _numbers(old, new)) if old and new else None
+    span = max(adds)
+    scaled = [{name: n * span / own for name, n in loop.items()} for loop, own in zip(loops, adds, strict=True)]
+    kinds = [{name: n for name, n in loop.items() if arithmetic({name: 1})} for loop in scaled]
+    (name, number), *others = kinds[0].items()
+    same = f"{number:,.0f} {name}" if kinds[0] == kinds[1] and not others else f"{span:,} multiply-adds of a warp"
+    note = f"Both columns count the main loop over {same}, so that loops of different length compare."
+    note += _uncounted(kernels)
+    rows = _numbers(*_grouped(scaled[0], scaled[1]))
+    return _section(pair, f"Machine instructions of the main loop per {same}", rows, note)
+
+
+def _uncounted(kernels: Iterable[CompiledLaunch]) -> str:
+    """A sentence on kernels of which only the main loop is counted."""
+    names = [kernel.name.partition("<")[0] for kernel in kernels if not kernel.step]
+    return f" The loop around that of {' and '.join(names)} is left out." if names else ""
+
+
+def _grouped(old: Mapping[str, float], new: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """The kinds that matter in one order for both, and the others together."""
+    kinds = [name for name in ordered({**old, **new}) if is_notable(name)]
+    first, second = ({name: loop.get(name, 0) for name in kinds} for loop in (old, new))
+    return (
+        {**first, "others": sum(old.values()) - sum(first.values())},
+        {**second, "others": sum(new.values()) - sum(second.values())},
+    )
+
+
+def _numbers(old: Mapping[str, float], new: Mapping[str, float], zeros: bool = False) -> tuple[Row, ...]:
+    """A row for each name; names that both lack are left out unless `zeros`."""
+    rows = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name, 0), new.get(name, 0)
+        if zeros or before or after:
+            ratio = words.times(after / before) if before and after and after != before else ""
+            rows.append((name, _figure(before), _figure(after), ratio))
+    return tuple(rows)
+
+
+def _figure(number: float) -> str:
+    return f"{round(number):,}" if number == round(number) else words.digits(number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from gemmery import dtypes, verify
-from gemmery.cuda import driver, simt
+from gemmery.cuda import addition, driver
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gpu_operands import allowed, built, matrices, place, problem
@@ -63,7 +63,7 @@ def sums() -> int:
     """Compute C = A + B in some layouts."""
     for layout in ("row", "odd", "col"):
         x, y = (place(random((2, 37, 45), "f16", seed), "f16", layout, guard=0) for seed in (8, 9))
-        simt.addition(x.view(), y.view(), y.view())(x.view(), y.view(), y.view())
+        addition.addition(x.view(), y.view(), y.view())(x.view(), y.view(), y.view())
         driver.synchronize()
         assert (y.result() == x.values + y.values).all()
     return 3

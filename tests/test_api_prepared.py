@@ -163,14 +163,14 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
 def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):
     """Once the images are there; not before."""
     monkeypatch.setattr(quick, "_FRESH", {})
-    from gemmery.cuda import general
+    from gemmery.cuda import images as present
 
-    monkeypatch.setattr(general, "_images", {})
+    monkeypatch.setattr(present, "_images", {})
     view = prepared.View(0, (2, 2), (8, 4), "f32")
     quick._serve("dtype", 0, view)
     assert quick._FRESH == {}
     images = Images()
-    general._images["f32", 0] = images
+    present._images["f32", 0] = images
     quick._serve("dtype", 0, view)
     served, shape, _ = quick._FRESH["dtype", 0]("matmul", (5, 3), (3, 1), (3, 7), (7, 1), 0, 0, False)
     assert (served.run, shape) == ("general", (5, 7))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.cuda import driver, general, launch
+from gemmery.cuda import device, driver, images, launch
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
 from gemmery.lab.emulation import Operands, problem_of, run_rung
@@ -21,13 +21,17 @@ pytest.importorskip("cuda.bindings")
 
 
 def rung_of(name):
-    return find(CUDA, "mma_general" if name in general.HALVES else "simt_general")
+    return find(CUDA, "mma_general" if name in ("f16", "bf16") else "simt_general")
+
+
+def images_of(name):
+    return images.images(name, 0, rung_of(name).geometry)
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
 def test_one_image_serves_every_product(name):
     """Shapes, layouts, alignments, batches, alpha, beta and biases share it; an activation has its own."""
-    rung, images = rung_of(name), set()
+    rung, kernels = rung_of(name), set()
     smallest = {"tile": min(rung.space["tile"][1:])}
     for sizes, a, b, c, more in itertools.product(
         [(1, 1, 1), (5, 7, 3), (4096, 4096, 4096), (1, 512, 64)],
@@ -36,12 +40,12 @@ def test_one_image_serves_every_product(name):
         ("row", "any"),
         [{}, {"batch": 3, "scaled": True}, {"epilogue": "bias", "alignments": (2, 4, 8)}],
     ):
-        images.add(
+        kernels.add(
             rung.geometry(Problem(*sizes, name, name, a_layout=a, b_layout=b, c_layout=c, **more), smallest).kernel
         )
-    assert len(images) == 1
+    assert len(kernels) == 1
     relu = rung.geometry(Problem(8, 8, 8, name, name, epilogue="bias+relu"), smallest)
-    assert relu.kernel not in images
+    assert relu.kernel not in kernels
 
 
 def test_larger_tiles_copy_whole_pieces_alone():
@@ -51,6 +55,8 @@ def test_larger_tiles_copy_whole_pieces_alone():
     assert rung.geometry(Problem(4096, 4096, 4096, "bf16", "bf16"), {"tile": 0}).tile == (128, 128)
     assert rung.geometry(Problem(4096, 4096, 4100, "bf16", "bf16"), {"tile": 0}).tile == (64, 64)
     assert rung.geometry(Problem(64, 64, 64, "bf16", "bf16"), {"tile": 0}).tile == (64, 64)
+    with pytest.raises(RefusedError, match=r"tile=48: .* tiles of 64, 128; use one of them, or 0"):
+        rung.geometry(Problem(512, 512, 512, "bf16", "bf16"), {"tile": 48})
     with pytest.raises(RefusedError, match="of f64: its sums"):
         rung_of("f64").geometry(Problem(512, 512, 512, "f64", "f64"), {"tile": 128})
 
@@ -129,29 +135,29 @@ def test_the_bits_are_those_of_the_specialised_kernel(name, other, tiles):
 def present(monkeypatch):
     """Images on a device that is not there; the sides of the tiles that are made in the background, and how."""
     aside = {}
-    monkeypatch.setattr(driver, "device", lambda ordinal: general.device.card("h200"))
-    monkeypatch.setattr(general.device, "find", lambda name: general.device.card("h200"))
+    monkeypatch.setattr(driver, "device", lambda ordinal: device.card("h200"))
+    monkeypatch.setattr(device, "find", lambda name: device.card("h200"))
     monkeypatch.setattr(driver, "function", lambda source, kernel, ordinal, shared=0: int(kernel.split(",")[3]))
     monkeypatch.setattr(driver, "context", lambda ordinal: 77)
     monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernel": None, "cuCtxGetCurrent": None}))
-    monkeypatch.setattr(general.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))
-    monkeypatch.setattr(general, "_images", {})
+    monkeypatch.setattr(images.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))
+    monkeypatch.setattr(images, "_images", {})
     return aside
 
 
 def test_larger_tiles_serve_when_they_are_there(present):
-    images = general.images("f32", 0)
-    assert general.images("f32", 0) is images
-    assert general.present("f32", 0) is images
-    assert general.present("f64", 0) is None
+    general = images_of("f32")
+    assert images_of("f32") is general
+    assert images.present("f32", 0) is general
+    assert images.present("f64", 0) is None
     shape = (4096, 4096, 512, (512, 1), (4096, 1), (4096, 1), 0)
-    assert images.ready(*shape)._steps[0][:2] == (32, 128 * 128)
+    assert general.ready(*shape)._launches[0][:2] == (32, 128 * 128)
     assert sorted(present) == [64, 128]
     present[64]()
-    assert images.ready(*shape)._steps[0][:2] == (64, 64 * 64)
+    assert general.ready(*shape)._launches[0][:2] == (64, 64 * 64)
     present[128]()
-    assert images.ready(*shape)._steps[0][:2] == (128, 32 * 32)
-    assert images.ready(5, 4096, 512, (512, 1), (4096, 1), (4096, 1), 0)._steps[0][:2] == (32, 128)
+    assert general.ready(*shape)._launches[0][:2] == (128, 32 * 32)
+    assert general.ready(5, 4096, 512, (512, 1), (4096, 1), (4096, 1), 0)._launches[0][:2] == (32, 128)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +172,16 @@ def test_larger_tiles_serve_when_they_are_there(present):
     ],
 )
 def test_a_larger_tile_of_halves_takes_whole_pieces(present, m, n, k, a, b, address, side):
-    images = general.images("bf16", 0)
+    general = images_of("bf16")
     present[128]()
-    assert images.ready(m, n, k, a, b, (n, 1), address)._steps[0][0] == side
+    assert general.ready(m, n, k, a, b, (n, 1), address)._launches[0][0] == side
 
 
 @pytest.mark.parametrize("name", ["bf16", "f32", "f64"])
 def test_the_argument_is_that_of_a_launch(present, name):
     """Its fields are in the order of `launch.arguments`."""
     size = {"bf16": 2, "f32": 4, "f64": 8}[name]
-    run = general.images(name, 0).ready(5, 7, 3, (3, 1), (1, 9), (7, 1), 0)
+    run = images_of(name).ready(5, 7, 3, (3, 1), (1, 9), (7, 1), 0)
     views = (
         View(0, (1, 5, 3), (0, 3 * size, size), name),
         View(0, (1, 3, 7), (0, size, 9 * size), name),
@@ -189,16 +195,16 @@ def test_the_argument_is_that_of_a_launch(present, name):
 @pytest.mark.parametrize("c_layout", ["row", "col"])
 def test_any_product_is_launched_as_by_its_rung(present, c_layout):
     """Batches, a bias and a C in columns: grid, block and argument are those of the rung's geometry."""
-    images = general.images("bf16", 0)
+    general = images_of("bf16")
     problem = Problem(100, 70, 30, "bf16", "bf16", 3, c_layout=c_layout, epilogue="bias", device="cuda:0")
     views = [
         View(0, shape, (2 * shape[1] * shape[2], 2 * shape[2], 2), "bf16") for shape in ((3, 100, 30), (3, 30, 70))
     ]
     views.append(View(0, (3, 100, 70), (14000, 140, 2) if c_layout == "row" else (14000, 2, 200), "bf16"))
     bias = View(0, (70,), (4,), "f32")
-    run = images.launch(problem, *views, bias)
+    run = general.launch(problem, *views, bias)
     transposed, by_rows = c_layout == "col", problem.by_rows()
     geometry = rung_of("bf16").geometry(by_rows, {"tile": 64})
-    assert run._steps == [(64, *geometry.grid, *geometry.block, geometry.shared)]
+    assert run._launches == [(64, *geometry.grid, *geometry.block, geometry.shared)]
     assert run._fixed == launch.arguments(by_rows, transposed, *views, 1.0, 0.0, bias, 0)[struct.calcsize("=5Q") :]
     assert run._transposed == transposed

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from gemmery.arrays import View
-from gemmery.cuda import geometry, launch, nvrtc, simt
+from gemmery.cuda import addition, geometry, launch, nvrtc
 from gemmery.cuda.device import KNOWN, find
 from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.errors import DeviceError, RefusedError, ShapeError
@@ -165,12 +165,12 @@ def test_the_argument_is_packed_as_the_compiler_lays_it_out(monkeypatch, out, ty
 def test_a_sum_of_matrices_that_differ_is_refused():
     one = View(256, (1, 4, 4), (64, 16, 4), "f32", "cuda:0")
     with pytest.raises(ShapeError, match="must be equal"):
-        simt.addition(one, one._replace(shape=(1, 4, 5)), one)
+        addition.addition(one, one._replace(shape=(1, 4, 5)), one)
 
 
 def test_a_sum_takes_as_many_elements_as_all_three_allow():
     def width(**options):
-        return simt.add(Problem(4, 100, 0, "f16", "f16", **options), {"threads": 256}).kernel[-2]
+        return addition.geometry(Problem(4, 100, 0, "f16", "f16", **options), {"threads": 256}).kernel[-2]
 
     assert width() == "8"
     assert width(alignments=(16, 4, 16)) == "2"

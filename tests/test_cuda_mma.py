@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from gemmery.cuda import mma
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import RefusedError
@@ -30,40 +29,40 @@ def parameters(geometry):
 @pytest.mark.parametrize("device", AMPERE_ON, ids=lambda device: device.name)
 @pytest.mark.parametrize("n", [1, 100, 512, 1024, 2048, 4096, 8192])
 def test_a_ring_fits_every_device(device, n):
-    geometry = mma.pipelined(square(n, device=device.name), PIPELINED.default)
+    geometry = PIPELINED.geometry(square(n, device=device.name), PIPELINED.default)
     assert refusal(geometry, device) == ""
     assert int(parameters(geometry)[-1]) >= 3  # stages
 
 
 def test_turing_is_refused_with_the_instruction():
-    geometry = mma.pipelined(square(512), PIPELINED.default)
+    geometry = PIPELINED.geometry(square(512), PIPELINED.default)
     assert "sm_80 (mma.m16n8k16 and cp.async)" in refusal(geometry, KNOWN["t4"])
 
 
 @pytest.mark.parametrize(("n", "tile"), [(512, (64, 32)), (1024, (64, 128)), (2048, (256, 128)), (8192, (256, 128))])
 def test_the_tile_follows_the_size(n, tile):
-    config = mma.chosen(square(n), PIPELINED.default)
+    config = PIPELINED.resolve(square(n), PIPELINED.default)
     assert (config["bm"], config["bn"]) == tile
 
 
 def test_a_small_shared_memory_halves_the_rows():
-    config = mma.chosen(square(4096, device="rtx4090"), PIPELINED.default)
+    config = PIPELINED.resolve(square(4096, device="rtx4090"), PIPELINED.default)
     assert (config["bm"], config["bn"], config["bk"], config["stages"]) == (128, 256, 32, 4)
 
 
 def test_what_a_config_says_is_kept():
-    config = mma.chosen(square(2048), {**PIPELINED.default, "bn": 256, "stages": 3})
+    config = PIPELINED.resolve(square(2048), {**PIPELINED.default, "bn": 256, "stages": 3})
     assert (config["bn"], config["stages"]) == (256, 3)
     given = {"bm": 128, "bn": 128, "bk": 32, "wm": 64, "wn": 32, "stages": 5, "splits": 1}
-    assert mma.chosen(square(64), given) == given
-    assert mma.pipelined(square(64), given).shared == 5 * (128 + 128) * 32 * 2
+    assert PIPELINED.resolve(square(64), given) == given
+    assert PIPELINED.geometry(square(64), given).shared == 5 * (128 + 128) * 32 * 2
 
 
 def test_aligned_operands_are_not_packed():
     for a_layout, b_layout in itertools.product(("row", "col"), repeat=2):
         for alignment in (4, 8, 16):
             problem = square(40, a_layout=a_layout, b_layout=b_layout, alignments=(alignment,) * 3)
-            geometry = mma.pipelined(problem, PIPELINED.default)
+            geometry = PIPELINED.geometry(problem, PIPELINED.default)
             assert geometry.before == ()
             assert geometry.workspace == 0
 
@@ -85,7 +84,7 @@ def test_aligned_operands_are_not_packed():
 )
 def test_scratch_memory_holds_rows_of_whole_16_bytes(m, n, k, options, rows, packed):
     problem = Problem(m, n, k, "f16", "f32", batch=3, device="h200", **options)
-    geometry = mma.pipelined(problem, PIPELINED.default)
+    geometry = PIPELINED.geometry(problem, PIPELINED.default)
     assert geometry.workspace == 3 * rows * 2
     (before,) = geometry.before
     assert before.kernel.endswith(f", {packed}>")
@@ -94,7 +93,9 @@ def test_scratch_memory_holds_rows_of_whole_16_bytes(m, n, k, options, rows, pac
 
 
 def test_nothing_is_packed_of_an_empty_sum():
-    geometry = mma.pipelined(Problem(5, 5, 0, "f16", "f16", device="h200", alignments=(2, 2, 2)), PIPELINED.default)
+    geometry = PIPELINED.geometry(
+        Problem(5, 5, 0, "f16", "f16", device="h200", alignments=(2, 2, 2)), PIPELINED.default
+    )
     assert geometry.before == ()
     assert geometry.workspace == 0
 
@@ -112,8 +113,8 @@ def test_nothing_is_packed_of_an_empty_sum():
 )
 def test_pieces_are_cut_where_a_row_ends_within_16_bytes(m, n, k, layouts, ragged):
     problem = Problem(m, n, k, "bf16", "bf16", a_layout=layouts[0], b_layout=layouts[1], device="h200")
-    assert parameters(mma.ldmatrix(problem, LDMATRIX.default))[5] == str(int(ragged))
-    assert bool(mma.pipelined(problem, PIPELINED.default).before) == ragged
+    assert parameters(LDMATRIX.geometry(problem, LDMATRIX.default))[5] == str(int(ragged))
+    assert bool(PIPELINED.geometry(problem, PIPELINED.default).before) == ragged
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_pieces_are_cut_where_a_row_ends_within_16_bytes(m, n, k, layouts, ragge
 )
 def test_an_access_to_c_divides_its_rows(n, c_layout, elements):
     problem = Problem(8, n, 8, "f16", "f16", c_layout=c_layout, device="h200")
-    assert parameters(mma.pipelined(problem, PIPELINED.default))[4] == str(elements)
+    assert parameters(PIPELINED.geometry(problem, PIPELINED.default))[4] == str(elements)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_an_access_to_c_divides_its_rows(n, c_layout, elements):
 )
 def test_a_config_that_makes_no_sense_is_refused(config, words):
     with pytest.raises(RefusedError, match=words):
-        mma.pipelined(square(2048), {**PIPELINED.default, **config})
+        PIPELINED.geometry(square(2048), {**PIPELINED.default, **config})
 
 
 def test_f32_needs_leave_to_lose_bits():
@@ -150,19 +151,19 @@ def test_f32_needs_leave_to_lose_bits():
 
 def test_a_deep_product_is_split_and_added_up():
     problem = Problem(256, 200, 16384, "f16", "f16", batch=2, device="h200", epilogue="relu")
-    splits = mma.chosen(problem, PIPELINED.default)["splits"]
+    splits = PIPELINED.resolve(problem, PIPELINED.default)["splits"]
     assert splits > 1
-    geometry = mma.pipelined(problem, PIPELINED.default)
+    geometry = PIPELINED.geometry(problem, PIPELINED.default)
     assert geometry.kernel == f"mma_pipelined_finish<f16, f16, 4, ROW, ROW, 0, {splits}>"
     assert geometry.workspace == 2 * 256 * 200 * splits * 4
     (parts,) = geometry.before
     assert parts.kernel.startswith("mma_pipelined<f16, f16, 0, ")  # the epilogue waits for the whole sum
-    whole = mma.pipelined(problem, {**mma.chosen(problem, PIPELINED.default), "splits": 1})
+    whole = PIPELINED.geometry(problem, {**PIPELINED.resolve(problem, PIPELINED.default), "splits": 1})
     assert parts.grid[0] == splits * whole.grid[0]
 
 
 def test_a_split_product_is_packed_first():
     problem = Problem(40, 24, 4096, "f16", "f32", device="h200", alignments=(2, 16, 16))
-    geometry = mma.pipelined(problem, {**PIPELINED.default, "splits": 4})
+    geometry = PIPELINED.geometry(problem, {**PIPELINED.default, "splits": 4})
     assert [one.kernel.partition("<")[0] for one in geometry.before] == ["mma_pipelined_pack", "mma_pipelined"]
     assert geometry.workspace == 40 * 4096 * 2 + 4 * 40 * 24 * 4

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from gemmery.cuda import tensor
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import RefusedError
@@ -26,7 +25,7 @@ def parameters(geometry):
 @pytest.mark.parametrize(("device", "wide"), [("a100", "0"), ("rtx4090", "0"), ("h200", "1"), ("b200", "1")])
 def test_the_wide_instruction_is_used_where_it_exists(device, wide):
     problem = Problem(512, 512, 512, "f64", "f64", device=device)
-    assert parameters(tensor.mma_f64(problem, MMA.default))[-1] == wide
+    assert parameters(MMA.geometry(problem, MMA.default))[-1] == wide
 
 
 @pytest.mark.parametrize("name", ["rtx3090", "rtx4090", "a100", "h200", "b200", "rtx5090"])
@@ -52,14 +51,14 @@ def test_the_default_fits_every_device_with_the_instructions(rung, name):
 )
 def test_a_config_without_sense_is_refused_with_its_value(config, word):
     with pytest.raises(RefusedError, match=word):
-        tensor.mma_f64(SQUARE, {**MMA.default, **config})
+        MMA.geometry(SQUARE, {**MMA.default, **config})
 
 
 def test_an_access_never_crosses_an_edge():
     for m, n, k in itertools.product((8, 9, 10), repeat=3):
         for a_layout, b_layout in itertools.product(("row", "col", "any"), repeat=2):
             problem = Problem(m, n, k, "f64", "f64", a_layout=a_layout, b_layout=b_layout, device="h200")
-            widths = [int(width) for width in parameters(tensor.mma_f64(problem, MMA.default))[5:8]]
+            widths = [int(width) for width in parameters(MMA.geometry(problem, MMA.default))[5:8]]
             along = {"row": k, "col": m, "any": 1}[a_layout], {"row": n, "col": k, "any": 1}[b_layout], n
             assert widths == [2 if side % 2 == 0 else 1 for side in along]
 
@@ -70,7 +69,7 @@ def test_what_has_no_adjacent_neighbours_is_kept_along_k():
 
     def shared(a_layout, b_layout):
         problem = Problem(512, 512, 512, "f64", "f64", a_layout=a_layout, b_layout=b_layout, device="h200")
-        return tensor.wmma_f64(problem, config).shared
+        return WMMA.geometry(problem, config).shared
 
     assert shared("any", "any") == shared("row", "col") == 2 * 8 * (128 + 32) * (config["bk"] + 4)
     assert shared("col", "row") == 2 * 8 * config["bk"] * (128 + 4 + 32 + 4)

@@ -77,7 +77,7 @@ def test_what_is_chosen_for_a_wider_result_compiles(name, out, m):
     problem = Problem(m, 64, 64, name, out, device="h200")
     rung, config, _ = dispatch.choice(problem)
     geometry = rung.geometry(problem, config)
-    for one in (*geometry.before, geometry):
+    for one in geometry.launches:
         assert nvrtc.compiled(one.source, one.kernel, "sm_90a").cubin
 
 

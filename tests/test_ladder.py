@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
+from gemmery.problem import Problem
 from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
 
 WIDER = {
@@ -263,8 +267,40 @@ def test_no_byte_past_an_operand_is_touched(rung):
     assert {line.split()[0] for line in lines} == set(rung.dtypes)
 
 
-def test_what_a_config_leaves_to_the_rung_is_not_stated():
+def test_what_a_config_leaves_to_the_rung_is_not_explicit():
     ring = find(CUDA, "mma_pipelined")
-    assert ring.stated({**ring.default, "stages": 3}) == {"stages": 3}
+    assert ring.explicit({**ring.default, "stages": 3}) == {"stages": 3}
     warp = find(CUDA, "gemv_warp")
-    assert warp.stated({**warp.default, "smem": 0}) == {**warp.default, "smem": 0}
+    assert warp.explicit({**warp.default, "smem": 0}) == {**warp.default, "smem": 0}
+
+
+SOURCE = Path(__file__).parents[1] / "src" / "gemmery"
+
+
+@pytest.mark.parametrize("rung", CUDA, ids=lambda rung: rung.name)
+def test_what_launches_a_cuda_rung_follows_from_its_name(rung):
+    assert rung.source == f"cuda/kernels/{rung.name}.cu"
+    assert (SOURCE / rung.source).is_file()
+    sizes = (64, 1, 64) if rung.refuses(Problem(2, 2, 2, rung.dtypes[0], rung.dtypes[0])) else (32, 32, 64)
+    case = Problem(*sizes, rung.dtypes[0], rung.dtypes[0], device="h200")
+    launch = rung.geometry(case, rung.default)
+    assert launch.source == f"{rung.name}.cu"
+    assert launch.kernel.startswith(f"{rung.name}<")
+    assert f" {rung.name}(" in (SOURCE / rung.source).read_text(), "the template has another name than its file"
+
+
+def named(tree):
+    """The strings of a module that are the name of a rung or of its file, except those of parents."""
+    names = {spelling for rung in CUDA for spelling in (rung.name, f"{rung.name}.cu", f"cuda/kernels/{rung.name}.cu")}
+    parents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "parent"}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in parents]
+    return [node.value for node in constants if isinstance(node.value, str) and node.value in names]
+
+
+def test_a_cuda_rung_is_named_in_its_row_alone():
+    """Dispatch chooses among rungs by name, and commands show some; nothing else has to know a new one."""
+    counts = Counter()
+    for part in ("api", "arrays", "cpu", "cuda", "emulator", "ladder", "report"):
+        for path in (SOURCE / part).rglob("*.py"):
+            counts.update(named(ast.parse(path.read_text())))
+    assert counts == Counter(rung.name for rung in CUDA)

@@ -9,7 +9,7 @@ from gemmery import arrays, dtypes
 from gemmery.api.prepared import LARGE, Served, specialised
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
-from gemmery.cuda.general import Images
+from gemmery.cuda.images import Images
 from gemmery.cuda.launch import Ready
 
 _DIMENSIONS = {

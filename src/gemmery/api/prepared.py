@@ -14,7 +14,7 @@ from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver
-from gemmery.cuda.general import images
+from gemmery.cuda.images import images
 from gemmery.cuda.launch import Launch, Ready
 from gemmery.dispatch.cuda import general
 from gemmery.problem import Problem
@@ -134,10 +134,11 @@ def _general(form: Arrangement, problem: Problem, bias_step: int | None) -> Read
     candidate = general(problem)
     if candidate is None:
         return None
+    rung, _, reason = candidate
     if problem.dtype == problem.out and problem.epilogue in ("", "bias"):
         ordinal = int(problem.device.partition(":")[2])
-        return images(problem.dtype, ordinal).launch(problem, *_views(form, problem, bias_step))
-    rung, _, reason = candidate
+        assert rung.geometry is not None
+        return images(problem.dtype, ordinal, rung.geometry).launch(problem, *_views(form, problem, bias_step))
     config = {"tile": min(side for side in rung.space["tile"] if side)}  # the others may not be compiled
     plan = dispatch.Plan(rung, config, rung.build(problem, config), reason)
     return _ready(plan, form, problem, bias_step).run

@@ -66,11 +66,11 @@ _FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the
 def _serve(dtype: Any, ordinal: int, x: View) -> None:
     """Let new products of this element type be prepared here, if its general kernel is there."""
     from gemmery.api import fresh
-    from gemmery.cuda import general
+    from gemmery.cuda import images
 
-    images = general.present(x.dtype, ordinal)
-    if images is not None:
-        _FRESH[dtype, ordinal] = partial(fresh.prepare, images)
+    present = images.present(x.dtype, ordinal)
+    if present is not None:
+        _FRESH[dtype, ordinal] = partial(fresh.prepare, present)
 
 
 def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:

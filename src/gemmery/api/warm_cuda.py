@@ -81,4 +81,4 @@ def _specialised(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
             rung, config, _ = choice(problem)
             assert rung.geometry is not None
             launch = rung.geometry(problem, config)
-            yield from (*launch.before, launch)
+            yield from launch.launches

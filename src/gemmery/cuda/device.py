@@ -65,6 +65,9 @@ class Device:
 
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may use without opting in
 GRID = (2**31 - 1, 65535, 65535)  # blocks
+WARP = 32  # threads
+THREADS = 1024  # per block, on every device
+REGISTERS = 65536  # per multiprocessor, on every device
 
 LIMITS = {
     70: Limits(1024, 96 << 10, 96 << 10, 65536, 64, 32),

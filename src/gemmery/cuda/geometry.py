@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
+from gemmery import dtypes
+from gemmery.cuda import device
 from gemmery.cuda.device import GRID, Device
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 C_NAMES = {"f64": "double", "f32": "float", "f16": "f16", "bf16": "bf16"}
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
@@ -34,6 +38,14 @@ class Geometry:
         """Threads per block."""
         return self.block[0] * self.block[1] * self.block[2]
 
+    @property
+    def launches(self) -> tuple[Geometry, ...]:
+        """All launches, in order."""
+        return (*self.before, self)
+
+
+GeometryOf = Callable[[Problem, Config], Geometry]  # how a rung is launched for a problem
+
 
 def epilogue(problem: Problem) -> int:
     """Return the EPILOGUE of epilogue.cuh.
@@ -57,8 +69,18 @@ def instance(name: str, problem: Problem, *parameters: object) -> str:
     >>> instance("simt_smem", Problem(1, 1, 1, "f16", "f32"), 32)
     'simt_smem<f16, float, 0, 32>'
     """
-    given = (element(problem), C_NAMES[problem.out], epilogue(problem), *parameters)
-    return f"{name}<{', '.join(str(int(x)) if isinstance(x, bool) else str(x) for x in given)}>"
+    arguments = (element(problem), C_NAMES[problem.out], epilogue(problem), *parameters)
+    return f"{name}<{', '.join(str(int(x)) if isinstance(x, bool) else str(x) for x in arguments)}>"
+
+
+def sum_size(problem: Problem) -> int:
+    """Return the bytes of the type in which a kernel sums."""
+    return dtypes.get(dtypes.get(problem.out).accumulator).size
+
+
+def layouts(problem: Problem) -> tuple[str, str]:
+    """Return the Layout of A and of B, as templates name it."""
+    return LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout]
 
 
 def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int, int]:
@@ -69,27 +91,62 @@ def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int, int]:
 def vector(problem: Problem, operand: int, most: int = 16) -> int:
     """Return the elements of A (0), B (1) or C (2) per access of at most `most` bytes, by their alignment.
 
-    One if a row (a column of a "col" matrix) has one element: the stride to the next may have any alignment.
+    One if they are not adjacent, and if a row (a column of a "col" matrix) has one element: the stride to the next may
+    have any alignment.
     """
-    size = 8 if (name := (problem.out if operand == 2 else problem.dtype)) == "f64" else 4 if name == "f32" else 2
-    rows, columns = ((problem.m, problem.k), (problem.k, problem.n), (problem.m, problem.n))[operand]
     layout = (problem.a_layout, problem.b_layout, problem.c_layout)[operand]
-    if (rows if layout == "col" else columns) == 1:
+    if layout == "any" or contiguous(problem)[operand] == 1:
         return 1
+    size = dtypes.get(problem.out if operand == 2 else problem.dtype).size
     return max(1, min(most, problem.alignments[operand]) // size)
+
+
+def contiguous(problem: Problem) -> tuple[int, int, int]:
+    """Return the elements of a row of A, B and C, or of a column where those are adjacent."""
+    return _along(problem, problem.m, problem.n, problem.k)
+
+
+def accesses(problem: Problem, bm: int = 0, bn: int = 0, bk: int = 0) -> tuple[int, int, int]:
+    """Return the elements of A, B and C per access.
+
+    They divide the contiguous side of the matrix and that of its tile, if given, so that no access crosses an edge.
+    """
+    sides, edges = contiguous(problem), _along(problem, bm, bn, bk)
+    a, b, c = (gcd(vector(problem, operand), sides[operand], edges[operand]) for operand in range(3))
+    return a, b, c
+
+
+def whole_pieces(problem: Problem) -> bool:
+    """Return True if the contiguous sides of A and B consist of 16-byte pieces at multiples of 16 bytes."""
+    pieces = 16 // dtypes.get(problem.dtype).size
+    return problem.k > 1 and accesses(problem)[:2] == (pieces, pieces)
+
+
+def _along(problem: Problem, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Of matrices m x k, k x n and m x n in the problem's layouts, the sides along which elements are adjacent."""
+    return (
+        m if problem.a_layout == "col" else k,
+        k if problem.b_layout == "col" else n,
+        m if problem.c_layout == "col" else n,
+    )
+
+
+def target(problem: Problem) -> Device:
+    """Return the device that a problem is for, an H200 for a problem of no device."""
+    return device.find("h200" if problem.device == "cpu" else problem.device)
 
 
 def refusal(geometry: Geometry, device: Device) -> str:
     """Return why the device cannot run this, with the number and the limit; "" if it can."""
-    for one in (*geometry.before, geometry):
-        if one.needs > device.capability:
-            what = f" ({one.instructions})" if one.instructions else ""
-            return f"it needs sm_{one.needs}{what}; {device.name} is sm_{device.capability}"
-        if one.threads > device.limits.threads:
-            return f"{one.threads} threads per block: {device.name} runs at most {device.limits.threads}"
-        if one.shared > device.limits.shared:
-            return f"{one.shared} bytes of shared memory per block: {device.name} has {device.limits.shared}"
-        for axis, blocks, most in zip("xyz", one.grid, GRID, strict=True):
+    for launch in geometry.launches:
+        if launch.needs > device.capability:
+            what = f" ({launch.instructions})" if launch.instructions else ""
+            return f"it needs sm_{launch.needs}{what}; {device.name} is sm_{device.capability}"
+        if launch.threads > device.limits.threads:
+            return f"{launch.threads} threads per block: {device.name} runs at most {device.limits.threads}"
+        if launch.shared > device.limits.shared:
+            return f"{launch.shared} bytes of shared memory per block: {device.name} has {device.limits.shared}"
+        for axis, blocks, most in zip("xyz", launch.grid, GRID, strict=True):
             if blocks > most:
                 return f"{blocks} blocks in {axis}: a grid has at most {most} there; make the product smaller"
     return ""

@@ -69,13 +69,13 @@ def inspect_rung(
     settings: Config = {**row.default, **asked.keys(row, config or {})}
     reason = row.refuses(problem)
     if not reason:
-        settings = {**row.settled(problem, settings)}  # the smaller product that is counted has the same tile
+        settings = {**row.resolve(problem, settings)}  # the smaller product that is counted has the same tile
     geometry = _geometry(row.geometry, problem, settings, config) if row.geometry and not reason else None
     reason = reason or (refusal(geometry, target) if geometry else "it has no launch to inspect")
     if reason or geometry is None:
         raise RefusedError(f"rung {rung}: {reason}")
     count = partial(count_rung, row, small(problem), settings, target.arch, line)
-    return _gathered(row, problem, row.stated(settings), geometry, target, count if counters else None)
+    return _gathered(row, problem, row.explicit(settings), geometry, target, count if counters else None)
 
 
 def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, device: str = "") -> str:

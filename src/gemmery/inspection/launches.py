@@ -17,7 +17,7 @@ def compiled_launches(geometry: Geometry, device: Device, config: Mapping[str, i
 
     Raises CompileError, or DeviceError if NVRTC is not installed.
     """
-    return tuple(_compiled(launch, device, config) for launch in (*geometry.before, geometry))
+    return tuple(_compiled(launch, device, config) for launch in geometry.launches)
 
 
 def _compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> CompiledLaunch:

@@ -86,7 +86,7 @@ def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
 def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
     """One rung on random operands, with its error, counters and findings; C holds NaN before."""
     full = {**rung.default, **(config or {})}
-    plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.stated(full))
+    plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
     given.c.fill(np.nan)
     problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
@@ -106,7 +106,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
     return replace(
         plain,
-        config=rung.stated(rung.settled(problem, full)),
+        config=rung.explicit(rung.resolve(problem, full)),
         tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
         blocks=math.prod(runs[-1].launch.grid),
         error=results.error(given.c, given.a, given.b, _bound(rung, problem), rung.normwise),

@@ -89,7 +89,7 @@ def run_rung(
     """
     transposed, by_rows = problem.c_layout == "col", problem.by_rows()
     geometry = _geometry(rung, problem, config)
-    launches = (*geometry.before, geometry)
+    launches = geometry.launches
     made = [nvrtc.ptx(one.source, one.kernel, arch or find(problem.device).arch, texts) for one in launches]
     programs = [prepared(one.text, one.entry) for one in made]
     named = {"A": operands.a, "B": operands.b, "C": operands.c}

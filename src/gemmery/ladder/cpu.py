@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.cpu import build
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
 
 _FLOATS = ("f32", "f64")
@@ -46,9 +46,7 @@ def _packed(problem: Problem) -> str:
 
 
 def _gemv(problem: Problem) -> str:
-    if problem.m != 1 and problem.n != 1:
-        return f"it multiplies a matrix by a vector: m or n must be 1, and C is {problem.m} x {problem.n}"
-    return build.packed_refuses(problem)
+    return without_vector(problem) or build.packed_refuses(problem)
 
 
 def _batched(problem: Problem) -> str:

@@ -1,37 +1,101 @@
-"""The rungs whose images serve every product of their element types."""
+"""The rungs whose images serve every product of their element types: layouts and edges are values, not instances.
+
+An image serves all shapes, strides, alignments, batches, alpha, beta and biases; an activation has an image of its own.
+"""
 
 from __future__ import annotations
 
-from gemmery.cuda import general
-from gemmery.cuda.launch import builder
-from gemmery.ladder.rung import Rung
-from gemmery.ladder.tensor import cut_off
-from gemmery.problem import Problem
+from collections.abc import Sequence
 
-_SUMMED_IN_F32 = ("f16", "bf16", "f32")
+from gemmery import dtypes
+from gemmery.cuda.device import WARP
+from gemmery.cuda.geometry import Geometry, instance, target, tiles, whole_pieces
+from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tile, quickest
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
+from gemmery.problem import Config, Problem
 
-
-def _halves(problem: Problem) -> str:
-    if problem.out not in _SUMMED_IN_F32:
-        return f"it sums in f32 and writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
-    return ""
+_ROW = 128  # bytes of k in a tile of mma
+_PAD, _PAD_MMA = 4, 8  # elements after each row of the sums in shared memory
 
 
 def _alike(problem: Problem) -> str:
     return "" if problem.out == problem.dtype else f"it does not widen {problem.dtype} to {problem.out}"
 
 
-GENERAL: tuple[Rung, ...] = (
-    Rung(
-        name="mma_general",
+def _mma(name: str, problem: Problem, config: Config) -> Geometry:
+    """Tensor cores, from a ring of tiles of 64 of k."""
+    whole, smallest = whole_pieces(problem), MMA_GENERAL[0]
+    tile = _tile(problem, config["tile"], MMA_GENERAL, MMA_GENERAL if whole else MMA_GENERAL[:1])
+    side, small = tile.bm, tile is smallest
+    if not small and not whole:
+        raise RefusedError(
+            f"tile={side} of alignments {problem.alignments[:2]}: its copies are 16 bytes wide; use tile={smallest.bm}"
+        )
+    return Geometry(
+        f"{name}.cu",
+        instance(name, _of_activation(problem), side, side, tile.wm, tile.wn, tile.stages, small),
+        tiles(problem, side, side),
+        (side * side // (tile.wm * tile.wn) * WARP, 1, 1),
+        shared=max(tile.stages * 2 * side * _ROW, side * (side + _PAD_MMA) * 4),
+        needs=80,
+        instructions="mma.m16n8k16 and cp.async",
+        tile=(side, side),
+    )
+
+
+def _simt(name: str, problem: Problem, config: Config) -> Geometry:
+    """CUDA cores, from a ring of tiles copied element by element."""
+    size = dtypes.get(problem.dtype).size
+    tile = _tile(problem, config["tile"], SIMT_GENERAL, SIMT_GENERAL if size == 4 else SIMT_GENERAL[:1])
+    side, bk = tile.bm, tile.bk
+    if size == 8 and tile is not SIMT_GENERAL[0]:
+        raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
+    parameters = (side, side, bk, tile.wm, tile.wn, tile.tm, tile.tn, tile.stages)
+    return Geometry(
+        f"{name}.cu",
+        instance(name, _of_activation(problem), *parameters),
+        tiles(problem, side, side),
+        (side * side // (tile.tm * tile.tn), 1, 1),
+        shared=max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size),
+        needs=80,
+        instructions="cp.async",
+        tile=(side, side),
+    )
+
+
+def _tile(problem: Problem, side: int, known: Sequence[Tile], quick: Sequence[Tile]) -> Tile:
+    """Return the tile of this side; for 0 that of `quick` with which the product takes least time."""
+    if not side:
+        return quickest(quick, problem.m, problem.n, problem.batch, target(problem).sms)
+    for tile in known:
+        if tile.bm == side:
+            return tile
+    raise RefusedError(
+        f"tile={side}: its images have tiles of {', '.join(map(str, _sides(known)))}; use one of them, or 0"
+    )
+
+
+def _sides(known: Sequence[Tile]) -> tuple[int, ...]:
+    return tuple(tile.bm for tile in known)
+
+
+def _of_activation(problem: Problem) -> Problem:
+    """Return the problem for the name of an instance: alpha, beta and a bias are values."""
+    parts = [part for part in problem.epilogue.split("+") if part not in ("", "bias")]
+    return problem._replace(epilogue="+".join(parts), scaled=False, precision="")
+
+
+GENERAL = (
+    gpu_rung(
+        "mma_general",
         idea="one image for all shapes and layouts: a block reads them before its loop",
         parent="mma_pipelined",
-        dtypes=general.HALVES,
-        refuses=_halves,
+        dtypes=("f16", "bf16"),
+        refuses=off_tensor_cores,
         bound=cut_off,
-        build=builder(general.mma),
-        geometry=general.mma,
-        space={"tile": (0, *general.MMA)},
+        geometry=_mma,
+        space={"tile": (0, *_sides(MMA_GENERAL))},
         default={"tile": 0},  # chosen by the number of tiles
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
@@ -40,17 +104,15 @@ GENERAL: tuple[Rung, ...] = (
             "predicate per ldmatrix, a size per cp.async. One image is there for every shape, and the specialised one "
             "can be compiled while it already works."
         ),
-        source="cuda/kernels/mma_general.cu",
     ),
-    Rung(
-        name="simt_general",
+    gpu_rung(
+        "simt_general",
         idea="one image for all shapes and layouts: single elements by cp.async, wherever they are",
         parent="simt_pipelined",
-        dtypes=general.SINGLES,
+        dtypes=("f32", "f64"),
         refuses=_alike,
-        build=builder(general.simt),
-        geometry=general.simt,
-        space={"tile": (0, *general.SIMT)},
+        geometry=_simt,
+        space={"tile": (0, *_sides(SIMT_GENERAL))},
         default={"tile": 0},
         expect={"divergent_branches": 0, "local_requests": 0},
         lesson=(
@@ -58,6 +120,5 @@ GENERAL: tuple[Rung, ...] = (
             "layout needs code of its own. It takes more instructions than copies of 16 bytes, but few next to the "
             "multiply-adds of a tile."
         ),
-        source="cuda/kernels/simt_general.cu",
     ),
 )

@@ -12,7 +12,7 @@ from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.cuda.geometry import Geometry
+    from gemmery.cuda.geometry import GeometryOf
 
 
 class Kernel(Protocol):
@@ -33,6 +33,11 @@ class Kernel(Protocol):
         bias: View | None = None,
         threads: int = 1,
     ) -> None: ...
+
+
+def as_given(problem: Problem, config: Config) -> Config:
+    """Return the config of a rung that chooses nothing itself."""
+    return config
 
 
 class Rung(NamedTuple):
@@ -57,12 +62,19 @@ class Rung(NamedTuple):
     normwise: bool = False  # the bound is on norms, not on each element
     lesson: str = ""  # what it teaches, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
-    geometry: Callable[[Problem, Config], Geometry] | None = None  # how a GPU rung is launched
-    settled: Callable[[Problem, Config], Config] = lambda _, config: config  # the config with every choice made
+    geometry: GeometryOf | None = None  # how a GPU rung is launched
+    resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
 
-    def stated(self, config: Config) -> dict[str, int]:
+    def explicit(self, config: Config) -> dict[str, int]:
         """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""
         return {key: value for key, value in config.items() if value or len(self.space.get(key, ())) <= 2}
+
+
+def without_vector(problem: Problem) -> str:
+    """Refuse products in which neither operand is a vector."""
+    if problem.m == 1 or problem.n == 1:
+        return ""
+    return f"it multiplies a matrix by a vector: m or n must be 1, and C is {problem.m} x {problem.n}"
 
 
 def find(rungs: tuple[Rung, ...], name: str) -> Rung:

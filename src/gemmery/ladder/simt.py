@@ -2,54 +2,116 @@
 
 from __future__ import annotations
 
-from gemmery.cuda import simt
-from gemmery.cuda.device import LIMITS
-from gemmery.cuda.launch import builder
-from gemmery.ladder.rung import Rung
-from gemmery.problem import Problem
+from gemmery import dtypes
+from gemmery.cuda.device import GRID, THREADS, WARP
+from gemmery.cuda.geometry import Geometry, instance, sum_size, tiles
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import gpu_rung
+from gemmery.problem import Config, Problem
 
-_EVERY = ("f32", "f64", "f16", "bf16")
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
 _FROM_TILES = {**_ALONG_ROWS, "bank_conflicts": 0, "load_sectors_a_request": 4, "load_bytes_a_sector": 32}
-_MOST_THREADS = max(limits.threads for limits in LIMITS.values())
-
-
-def _takes(problem: Problem) -> str:
-    """Refuse nothing."""
-    return ""
 
 
 def _one_block(problem: Problem) -> str:
     threads = problem.m * problem.n
-    if threads > _MOST_THREADS:
-        return f"C has {threads} elements and a block at most {_MOST_THREADS} threads: use simt_naive"
+    if threads > THREADS:
+        return f"C has {threads} elements and a block at most {THREADS} threads: use simt_naive"
     return ""
 
 
+def _single_block(name: str, problem: Problem, config: Config) -> Geometry:
+    """One block with one thread per element of C."""
+    return Geometry(f"{name}.cu", instance(name, problem), (1, 1, 1), (problem.n, problem.m, 1))
+
+
+def _naive(name: str, problem: Problem, config: Config) -> Geometry:
+    """A warp along a row of C, so that its lanes read adjacent elements of B."""
+    return _by_warps(name, problem, config, problem.n, problem.m)
+
+
+def _uncoalesced(name: str, problem: Problem, config: Config) -> Geometry:
+    """A warp down a column of C."""
+    return _by_warps(name, problem, config, problem.m, problem.n)
+
+
+def _by_warps(name: str, problem: Problem, config: Config, along: int, across: int) -> Geometry:
+    """Warps along one direction of C; blocks step over the other, because a grid ends at 65535 blocks."""
+    height = config["threads"] // WARP
+    if config["threads"] != height * WARP or not height:
+        raise RefusedError(f"threads={config['threads']}: a block consists of whole warps; use a multiple of {WARP}")
+    grid = (-(-along // WARP), min(-(-across // height), GRID[1]), min(problem.batch, GRID[2]))
+    return Geometry(f"{name}.cu", instance(name, problem), grid, (WARP, height, 1))
+
+
+def _linear(name: str, problem: Problem, config: Config) -> Geometry:
+    """One-dimensional blocks over all elements of C, with sums in scratch memory if C cannot hold them."""
+    threads = _positive(config, "threads")
+    count = problem.batch * problem.m * problem.n
+    apart = problem.scaled or problem.out in ("f16", "bf16")
+    workspace = count * sum_size(problem) if apart else 0
+    grid = (-(-count // threads), 1, 1)
+    return Geometry(f"{name}.cu", instance(name, problem), grid, (threads, 1, 1), workspace=workspace)
+
+
+def _packed(name: str, problem: Problem, config: Config) -> Geometry:
+    """A launch that copies A and B into blocks, and one that multiplies these."""
+    side = _positive(config, "block")
+    rows, columns, depth = (-(-length // side) for length in (problem.m, problem.n, problem.k))
+    blocks = problem.batch * depth * (rows + columns)
+    threads = (side, side, 1)
+    columns_first = bool(config["layout"])
+    copy = instance(f"{name}_blocks", problem._replace(epilogue="", scaled=False), side, columns_first)
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, side, columns_first),
+        tiles(problem, side, side),
+        threads,
+        workspace=blocks * side * side * dtypes.get(problem.dtype).size,
+        before=(Geometry(f"{name}.cu", copy, (blocks, 1, 1), threads),) if blocks else (),
+    )
+
+
+def _smem(name: str, problem: Problem, config: Config) -> Geometry:
+    """One thread per element of a square tile of C."""
+    tile = _positive(config, "tile")
+    kernel = instance(name, problem, tile)
+    return Geometry(f"{name}.cu", kernel, tiles(problem, tile, tile), (tile, tile, 1), tile=(tile, tile))
+
+
+def _smem_transposed(name: str, problem: Problem, config: Config) -> Geometry:
+    """As _smem, with warps of 4 x 8 elements."""
+    tile = config["tile"]
+    if tile not in (8, 16, 32):
+        raise RefusedError(f"tile={tile}: a tile consists of warps of 4 x 8 elements; use 8, 16 or 32")
+    kernel = instance(name, problem, tile, bool(config["swizzle"]))
+    return Geometry(f"{name}.cu", kernel, tiles(problem, tile, tile), (tile * tile, 1, 1), tile=(tile, tile))
+
+
+def _positive(config: Config, key: str) -> int:
+    if config[key] < 1:
+        raise RefusedError(f"{key}={config[key]}: it must be at least 1")
+    return config[key]
+
+
 SIMT = (
-    Rung(
-        name="simt_single_block",
+    gpu_rung(
+        "simt_single_block",
         idea="one thread per element of C, all in one block",
         parent=None,
-        dtypes=_EVERY,
         refuses=_one_block,
-        build=builder(simt.single_block),
-        geometry=simt.single_block,
+        geometry=_single_block,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
             "A block has at most 1024 threads, so C has at most 1024 elements: 32 x 32. One block also runs on a "
             "single multiprocessor, however many the device has."
         ),
-        source="cuda/kernels/simt_single_block.cu",
     ),
-    Rung(
-        name="simt_naive",
+    gpu_rung(
+        "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.naive),
-        geometry=simt.naive,
+        geometry=_naive,
         space={"threads": (32, 64, 128, 256, 512, 1024)},
         default={"threads": 256},
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
@@ -57,16 +119,12 @@ SIMT = (
             "Two loads per multiply-add make memory the limit. The 32 lanes of a warp share an element of A and read "
             "32 adjacent elements of B, so each load is one request for one cache line."
         ),
-        source="cuda/kernels/simt_naive.cu",
     ),
-    Rung(
-        name="simt_uncoalesced",
+    gpu_rung(
+        "simt_uncoalesced",
         idea="simt_naive with x and y of the thread swapped, to show what thread order costs",
         parent="simt_naive",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.uncoalesced),
-        geometry=simt.uncoalesced,
+        geometry=_uncoalesced,
         space={"threads": (32, 64, 128, 256, 512, 1024)},
         default={"threads": 256},
         expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "store_sectors_a_request": 32},
@@ -74,16 +132,12 @@ SIMT = (
             "A deliberate dead end. The lanes of a warp read 32 different rows of A, so a request that touched 4 "
             "sectors of memory now touches 32: the same work takes several times as long."
         ),
-        source="cuda/kernels/simt_uncoalesced.cu",
     ),
-    Rung(
-        name="simt_linear",
+    gpu_rung(
+        "simt_linear",
         idea="one-dimensional blocks, thread id -> (i, j), each thread adding to C in global memory",
         parent="simt_naive",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.linear),
-        geometry=simt.linear,
+        geometry=_linear,
         space={"threads": (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)},
         default={"threads": 256},
         expect=_ALONG_ROWS,
@@ -91,16 +145,12 @@ SIMT = (
             "With fewer than 32 threads per block, lanes of every warp stay idle: half the threads take twice the "
             "time. From 64 threads on there are enough warps and the curve is flat. The device refuses 1025 threads."
         ),
-        source="cuda/kernels/simt_linear.cu",
     ),
-    Rung(
-        name="simt_packed",
+    gpu_rung(
+        "simt_packed",
         idea="a first kernel copies A and B into square blocks, contiguous and padded with zeros",
         parent="simt_naive",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.packed),
-        geometry=simt.packed,
+        geometry=_packed,
         space={"layout": (0, 1), "block": (8, 16, 32)},
         default={"layout": 0, "block": 32},
         expect=_ALONG_ROWS,
@@ -109,16 +159,12 @@ SIMT = (
             "constants. With layout 1, B is stored column by column as a CPU would want it, and the lanes of a warp no "
             "longer read adjacent elements."
         ),
-        source="cuda/kernels/simt_packed.cu",
     ),
-    Rung(
-        name="simt_smem",
+    gpu_rung(
+        "simt_smem",
         idea="a block reads each tile of A and B once, into shared memory",
         parent="simt_naive",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.smem),
-        geometry=simt.smem,
+        geometry=_smem,
         space={"tile": (2, 4, 8, 16, 32)},
         default={"tile": 16},
         expect=_FROM_TILES,
@@ -127,16 +173,12 @@ SIMT = (
             "global memory but shared memory, with two loads per multiply-add. Small tiles leave warps half empty and "
             "reuse each element less."
         ),
-        source="cuda/kernels/simt_smem.cu",
     ),
-    Rung(
-        name="simt_smem_transposed",
+    gpu_rung(
+        "simt_smem_transposed",
         idea="B's tile transposed, and both tiles stored without bank conflicts",
         parent="simt_smem",
-        dtypes=_EVERY,
-        refuses=_takes,
-        build=builder(simt.smem_transposed),
-        geometry=simt.smem_transposed,
+        geometry=_smem_transposed,
         space={"tile": (8, 16, 32), "swizzle": (0, 1)},
         default={"tile": 32, "swizzle": 1},
         expect=_FROM_TILES,
@@ -145,6 +187,5 @@ SIMT = (
             "apart and the lanes of a warp queue for the same four banks; with chunks permuted differently in each row "
             "they do not."
         ),
-        source="cuda/kernels/simt_smem_transposed.cu",
     ),
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from gemmery.cuda import tensor
-from gemmery.cuda.launch import builder
-from gemmery.ladder.rung import Rung
-from gemmery.problem import Problem
+from gemmery import dtypes
+from gemmery.cuda.device import REGISTERS, THREADS, WARP
+from gemmery.cuda.geometry import Geometry, accesses, instance, layouts, target, tiles
+from gemmery.cuda.tiles import MMA_F64, complete, quickest
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
+from gemmery.problem import Config, Problem
 
-_SUMMED_IN_F32 = ("f16", "bf16", "f32")
+_KEYS = ("bm", "bn", "bk", "wm", "wn")
+_LEAST_REGISTERS = 64  # per thread that multiplies in f64
 _SPACE = {
     "bm": (32, 64, 128, 256),
     "bn": (32, 64, 128, 256),
@@ -28,36 +32,102 @@ _WIDE = {
 }
 
 
-def _doubles(problem: Problem) -> str:
-    """Refuse nothing."""
-    return ""
+def _wmma_f64(name: str, problem: Problem, config: Config) -> Geometry:
+    """Fragments of 8 x 8 x 4."""
+    return _fragments(name, problem, config)
 
 
-def _halves(problem: Problem) -> str:
-    if problem.dtype == "f32" and problem.precision != "tf32":
-        return "tensor cores round f32 to 10 bits of fraction: allow it with precision='tf32' (commands: --dtype tf32)"
-    if problem.out not in _SUMMED_IN_F32:
-        return f"it sums in f32 and writes {', '.join(_SUMMED_IN_F32)}, not {problem.out}"
-    return ""
+def _wmma_f16(name: str, problem: Problem, config: Config) -> Geometry:
+    """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8, two along k in a tile unless `bk` says more."""
+    return _fragments(name, problem, complete(config, {"bk": 64 // dtypes.get(problem.dtype).size}))
 
 
-def cut_off(k: int) -> float:
-    """Return f(k) for tensor cores, which align 4 products and a sum to the largest of them and truncate each.
+def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
+    """A ring of `stages` tiles, and the widest instruction of the device."""
+    device = target(problem)
+    config = complete(config, quickest(MMA_F64, problem.m, problem.n, problem.batch, device.sms)._asdict())
+    bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
+    threads = _threads(config, 16, 8, 16)
+    if stages < 2:
+        raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
+    if (registers := REGISTERS // (threads * config["blocks"])) < _LEAST_REGISTERS:
+        raise RefusedError(
+            f"blocks={config['blocks']} of {threads} threads: {registers} registers are left for each, and mma in f64 "
+            f"takes {_LEAST_REGISTERS} at least; use fewer blocks or larger tiles of a warp"
+        )
+    wide = device.capability >= 90
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, *_operands(problem), *_tile(config), stages, config["blocks"], wide),
+        tiles(problem, bm, bn),
+        (threads, 1, 1),
+        shared=stages * (bm + bn) * bk * 8,
+        needs=80,
+        instructions="mma.sync in f64 and cp.async",
+        tile=(bm, bn),
+    )
 
-    A truncation is worth two roundings, and there are 5 for every 4 products (Fasi, Higham, Mikaitis and Pranesh 2021).
-    """
-    return 2.5 * k + 2
+
+def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
+    """A kernel with the fragments of wmma.cuh; shared memory holds two padded tiles of A and B, then sums for C."""
+    bm, bn, bk, _, wn = _tile(config)
+    size = dtypes.get(problem.dtype).size
+    m, n, k = (8, 8, 4) if size == 8 else (16, 16, 32 // size)
+    threads = _threads(config, m, n, 2 * k)
+    filled = _padded(bm, bk, size, problem.a_layout != "col") + _padded(bn, bk, size, problem.b_layout != "row")
+    patches = threads // WARP * m * (wn + 4) * max(4, size)
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, *_operands(problem), *_tile(config), config["blocks"]),
+        tiles(problem, bm, bn),
+        (threads, 1, 1),
+        shared=max(2 * filled, patches),
+        needs=75 if problem.dtype == "f16" else 80,
+        instructions="" if problem.dtype == "f16" else f"wmma of {problem.precision or problem.dtype}",
+        tile=(bm, bn),
+    )
 
 
-TENSOR: tuple[Rung, ...] = (
-    Rung(
-        name="wmma_f64",
+def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
+    """Return the bytes of a tile of wmma.cuh, whose rows have 16 or 32 bytes of padding."""
+    rows, width = (side, bk) if along_k else (bk, side)
+    return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
+
+
+def _tile(config: Config) -> tuple[int, ...]:
+    return tuple(config[key] for key in _KEYS)
+
+
+def _threads(config: Config, m: int, n: int, k: int) -> int:
+    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k."""
+    sides = {key: config[key] for key in _KEYS}
+    for key, least in zip(_KEYS, (m, n, k, m, n), strict=True):
+        if sides[key] < least or sides[key] & (sides[key] - 1):
+            raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
+    bm, bn, _, wm, wn = sides.values()
+    if wm > bm or wn > bn:
+        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile must fit in the block's; change one")
+    threads = bm // wm * (bn // wn) * WARP
+    if threads > THREADS:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, wm={wm}, wn={wn}: {threads} threads; a block has at most {THREADS}; make the warp's "
+            "tile larger"
+        )
+    return threads
+
+
+def _operands(problem: Problem) -> tuple[str | int, ...]:
+    """Return the layouts of A and B, and the elements of A, B and C per access."""
+    return (*layouts(problem), *accesses(problem))
+
+
+TENSOR = (
+    gpu_rung(
+        "wmma_f64",
         idea="a warp multiplies fragments of 8 x 4 and 4 x 8 in one instruction",
         parent="simt_smem",
         dtypes=("f64",),
-        refuses=_doubles,
-        build=builder(tensor.wmma_f64),
-        geometry=tensor.wmma_f64,
+        geometry=_wmma_f64,
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         expect=_WIDE,
@@ -66,17 +136,15 @@ TENSOR: tuple[Rung, ...] = (
             "lanes. The limit moves: shared memory and tile loads must keep up, so a warp computes a tile of 64 x 32. "
             "This instruction runs at half the rate that Hopper's tensor cores reach in float64."
         ),
-        source="cuda/kernels/wmma_f64.cu",
     ),
-    Rung(
-        name="wmma_f16",
+    gpu_rung(
+        "wmma_f16",
         idea="fragments of 16 x 16 x 16 in half precision, with sums in f32",
         parent="wmma_f64",
-        dtypes=("f16", "bf16", "f32"),
-        refuses=_halves,
-        build=builder(tensor.wmma_f16),
+        dtypes=ON_TENSOR_CORES,
+        refuses=off_tensor_cores,
         bound=cut_off,
-        geometry=tensor.wmma_f16,
+        geometry=_wmma_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk 0: 64 bytes
         expect=_WIDE,
@@ -85,16 +153,13 @@ TENSOR: tuple[Rung, ...] = (
             "cores. It reaches a third of the vendor's speed: arithmetic no longer hides the wait for tiles, and the "
             "compiler chooses the layout of fragments, so they cannot be loaded in a better way."
         ),
-        source="cuda/kernels/wmma_f16.cu",
     ),
-    Rung(
-        name="mma_f64",
+    gpu_rung(
+        "mma_f64",
         idea="mma.sync in f64 from a swizzled ring of tiles, 16 x 8 x 4 per instruction where available",
         parent="wmma_f64",
         dtypes=("f64",),
-        refuses=_doubles,
-        build=builder(tensor.mma_f64),
-        geometry=tensor.mma_f64,
+        geometry=_mma_f64,
         space=_RING,
         default=dict.fromkeys(_RING, 0),  # chosen by the number of tiles
         expect={**_WIDE, "bank_conflicts": 0},
@@ -104,6 +169,5 @@ TENSOR: tuple[Rung, ...] = (
             "fragments one step ahead hides that of shared memory. Which instruction shape reaches the peak depends on "
             "the architecture: measure it first."
         ),
-        source="cuda/kernels/mma_f64.cu",
     ),
 )

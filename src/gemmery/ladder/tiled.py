@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from gemmery.cuda import tiled
-from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.launch import builder
-from gemmery.ladder.rung import Rung
+from gemmery import dtypes
+from gemmery.cuda.device import REGISTERS, STATIC_SHARED, THREADS, WARP
+from gemmery.cuda.geometry import Geometry, accesses, instance, layouts, sum_size, target, tiles
+from gemmery.cuda.tiles import SIMT_PIPELINED, complete, quickest
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
+
+_KEYS = ("bm", "bn", "bk", "tm", "tn")
+_WARP_KEYS = ("bm", "bn", "bk", "wm", "wn", "tm", "tn")
+_MOST_REGISTERS = 255  # per thread
+_PAD = 4  # padding elements after each step of k in the tile of an operand contiguous in k
 
 _TILE = {
     "bm": (32, 64, 128, 256),
@@ -29,104 +36,211 @@ _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
 _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
 
 
-def _takes(problem: Problem) -> str:
-    """Refuse nothing."""
-    return ""
+def _threadtile(name: str, problem: Problem, config: Config) -> Geometry:
+    """One thread per tm x tn elements of a tile of C; one element of A or B per access."""
+    return _launch(name, problem, config)
 
 
-def _rung(
+def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
+    """As _threadtile, with accesses as wide as each matrix allows."""
+    return _launch(name, problem, config, *_accesses(problem, config))
+
+
+def _padded(name: str, problem: Problem, config: Config) -> Geometry:
+    """As _vectorized, with padded tiles that have k as the outer dimension."""
+    return _launch(name, problem, config, *_accesses(problem, config), pad=_PAD)
+
+
+def _warptile(name: str, problem: Problem, config: Config) -> Geometry:
+    """As _padded, with the threads of a warp on wm x wn elements."""
+    _check_warps(config)
+    return _launch(name, problem, config, *_accesses(problem, config), keys=_WARP_KEYS, pad=_PAD)
+
+
+def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
+    """As _warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
+    config = _resolve(problem, config)
+    _check_warps(config)
+    stages = config["stages"]
+    if stages < 2:
+        raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
+    widths, keys = _accesses(problem, config, transposing=stages == 2), (*_WARP_KEYS, "stages")
+    geometry = _launch(name, problem, config, *widths, keys=keys, pad=_PAD, stages=stages)
+    if stages == 2:
+        return geometry
+    if dtypes.get(problem.dtype).size != sum_size(problem):
+        raise RefusedError(
+            f"stages={stages} of {problem.dtype} into {problem.out}: cp.async does not widen; use stages=2"
+        )
+    return replace(geometry, needs=80, instructions="cp.async")
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
+    device = target(problem)
+    tile = quickest(SIMT_PIPELINED[sum_size(problem)], problem.m, problem.n, problem.batch, device.sms)
+    if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
+        tile = tile._replace(stages=2)
+    return complete(config, tile._asdict())
+
+
+def _launch(
     name: str,
-    parent: str,
-    idea: str,
-    lesson: str,
-    geometry: Callable[[Problem, Config], Geometry],
-    space: dict[str, tuple[int, ...]],
-    default: Config,
-    expect: Mapping[str, float],
-    settled: Callable[[Problem, Config], Config] = lambda _, config: config,
-) -> Rung:
-    return Rung(
-        name=name,
-        idea=idea,
-        parent=parent,
-        dtypes=("f32", "f64", "f16", "bf16"),
-        refuses=_takes,
-        build=builder(geometry),
-        geometry=geometry,
-        settled=settled,
-        space=space,
-        default=default,
-        expect=expect,
-        lesson=lesson,
-        source=f"cuda/kernels/{name}.cu",
+    problem: Problem,
+    config: Config,
+    *widths: int,
+    keys: tuple[str, ...] = _KEYS,
+    pad: int = 0,
+    stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
+) -> Geometry:
+    _check_tile(config)
+    bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
+    sides = bm + pad * (problem.a_layout == "row") + bn + pad * (problem.b_layout == "col")
+    shared = max(1, stages) * bk * sides * sum_size(problem)
+    if not stages and shared > STATIC_SHARED:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, bk={bk}: the tiles take {shared} bytes of shared memory, this kernel has "
+            f"{STATIC_SHARED}; use a smaller bk, or simt_pipelined"
+        )
+    registers = (tm * tn + tm + tn) * sum_size(problem) // 4
+    if registers > _MOST_REGISTERS:
+        raise RefusedError(
+            f"tm={tm}, tn={tn} in {problem.out}: {registers} registers; a thread has {_MOST_REGISTERS}; use smaller "
+            "ones"
+        )
+    kernel = instance(
+        name,
+        problem._replace(precision=""),  # exact f32 products satisfy tf32 too
+        *layouts(problem),
+        *widths,
+        *(config[key] for key in keys),
+        config["blocks"] or _blocks(problem, config, 2 if stages else 1),
     )
+    threads = bm // tm * (bn // tn)
+    dynamic = shared if stages else 0
+    return Geometry(f"{name}.cu", kernel, tiles(problem, bm, bn), (threads, 1, 1), dynamic, tile=(bm, bn))
 
 
-TILED: tuple[Rung, ...] = (
-    _rung(
+def _blocks(problem: Problem, config: Config, fragments: int) -> int:
+    """Return the blocks per multiprocessor that registers allow: a thread holds its sums and `fragments` of A and B."""
+    tm, tn = config["tm"], config["tn"]
+    operands = (tm * tn + fragments * (tm + tn)) * (sum_size(problem) // 4)
+    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
+    threads = config["bm"] // tm * (config["bn"] // tn)
+    return max(1, REGISTERS // (threads * (operands + indices)))
+
+
+def _accesses(problem: Problem, config: Config, transposing: bool = True) -> tuple[int, int, int]:
+    """Return the elements of A, B and C per access.
+
+    A kernel that cannot transpose copies operands contiguous in k element by element.
+    """
+    a, b, c = accesses(problem, config["bm"], config["bn"], config["bk"])
+    if transposing:
+        return a, b, c
+    return 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b, c
+
+
+def _check_tile(config: Config) -> None:
+    bm, bn, bk, tm, tn = (config[key] for key in _KEYS)
+    for key in _KEYS:
+        if config[key] < 1 or config[key] & (config[key] - 1):
+            raise RefusedError(f"{key}={config[key]}: threads share a tile evenly; use a power of two")
+    if bk < 2 or bm < tm or bn < tn:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, bk={bk} for tm={tm}, tn={tn}: a block's tile is a thread's times 2 or more"
+        )
+    threads = bm // tm * (bn // tn)
+    if threads < WARP or threads > THREADS:
+        raise RefusedError(
+            f"bm={bm}, bn={bn}, tm={tm}, tn={tn}: {threads} threads; a block has {WARP} to {THREADS}; change the "
+            "thread's tile"
+        )
+
+
+def _check_warps(config: Config) -> None:
+    bm, bn, _, wm, wn, tm, tn = (config[key] for key in _WARP_KEYS)
+    if min(wm, wn, tm, tn) < 1 or bm % wm or bn % wn:
+        raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile divides the block's; change either")
+    if wm % tm or wn % tn or wm // tm * (wn // tn) != WARP:
+        raise RefusedError(f"tm={tm}, tn={tn} of wm={wm}, wn={wn}: a warp's tile is that of {WARP} threads")
+
+
+TILED = (
+    gpu_rung(
         "simt_threadtile",
-        "simt_smem",
-        "each thread computes tm x tn elements from tiles in shared memory",
-        "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared memory "
-        "is read tm tn / (tm + tn) times less often than with one thread per element.",
-        tiled.threadtile,
-        _TILE,
-        _DEFAULT,
-        {**_IN_REGISTERS, "load_sectors_a_request": 4},
+        idea="each thread computes tm x tn elements from tiles in shared memory",
+        parent="simt_smem",
+        geometry=_threadtile,
+        space=_TILE,
+        default=_DEFAULT,
+        expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
+        lesson=(
+            "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "
+            "memory is read tm tn / (tm + tn) times less often than with one thread per element."
+        ),
     ),
-    _rung(
+    gpu_rung(
         "simt_vectorized",
-        "simt_threadtile",
-        "16-byte loads from global memory, adjacent threads loading adjacent chunks",
-        "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and the "
-        "side, so no load crosses an edge.",
-        tiled.vectorized,
-        _TILE,
-        _DEFAULT,
-        _WIDE,
+        idea="16-byte loads from global memory, adjacent threads loading adjacent chunks",
+        parent="simt_threadtile",
+        geometry=_vectorized,
+        space=_TILE,
+        default=_DEFAULT,
+        expect=_WIDE,
+        lesson=(
+            "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
+            "the side, so no load crosses an edge."
+        ),
     ),
-    _rung(
+    gpu_rung(
         "simt_padded",
-        "simt_vectorized",
-        "tiles with k as the outer dimension, padded against bank conflicts",
-        "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes at "
-        "a time. Four elements of padding per row put the transposing stores on different banks.",
-        tiled.padded,
-        _TILE,
-        _DEFAULT,
-        _WITHOUT_CONFLICTS,
+        idea="tiles with k as the outer dimension, padded against bank conflicts",
+        parent="simt_vectorized",
+        geometry=_padded,
+        space=_TILE,
+        default=_DEFAULT,
+        expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
+            " at a time. Four elements of padding per row put the transposing stores on different banks."
+        ),
     ),
-    _rung(
+    gpu_rung(
         "simt_swizzled",
-        "simt_padded",
-        "no padding: element positions are XORed with a number derived from k",
-        "The XOR moves each store to a different bank, as the padding did, and needs no extra memory.",
-        tiled.swizzled,
-        _TILE,
-        _DEFAULT,
-        _WITHOUT_CONFLICTS,
+        idea="no padding: element positions are XORed with a number derived from k",
+        parent="simt_padded",
+        geometry=_vectorized,
+        space=_TILE,
+        default=_DEFAULT,
+        expect=_WITHOUT_CONFLICTS,
+        lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
     ),
-    _rung(
+    gpu_rung(
         "simt_warptile",
-        "simt_padded",
-        "block tile, warp tile, thread tile",
-        "A warp that computes a compact part of the tile reads fewer different elements, and lanes that read the same "
-        "chunk share wavefronts.",
-        tiled.warptile,
-        _WARPS,
-        _WARP_DEFAULT,
-        _WITHOUT_CONFLICTS,
+        idea="block tile, warp tile, thread tile",
+        parent="simt_padded",
+        geometry=_warptile,
+        space=_WARPS,
+        default=_WARP_DEFAULT,
+        expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A warp that computes a compact part of the tile reads fewer different elements, and lanes that read the "
+            "same chunk share wavefronts."
+        ),
     ),
-    _rung(
+    gpu_rung(
         "simt_pipelined",
-        "simt_warptile",
-        "the next tiles are loaded while the current one is multiplied",
-        "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "
-        "cp.async, and the operands of the next step of k are read while the current step is multiplied.",
-        tiled.pipelined,
-        _PIPELINE,
-        _PIPELINE_DEFAULT,
-        {**_IN_REGISTERS, "bank_conflicts": 0},
-        tiled.chosen,
+        idea="the next tiles are loaded while the current one is multiplied",
+        parent="simt_warptile",
+        geometry=_pipelined,
+        resolve=_resolve,
+        space=_PIPELINE,
+        default=_PIPELINE_DEFAULT,
+        expect={**_IN_REGISTERS, "bank_conflicts": 0},
+        lesson=(
+            "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "
+            "cp.async, and the operands of the next step of k are read while the current step is multiplied."
+        ),
     ),
 )

@@ -195,7 +195,7 @@ def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
     else:
         stated = [f"{_time(m)} at {words.shape(m)}" for _, m in own if m.seconds]
         gave = f"{', '.join(stated)}." if stated else ""
-    configs = {f"{key} {value}" for _, m in own for key, value in rung.stated(m.config).items()}
+    configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}
     with_ = f" With {', '.join(sorted(configs))}." if configs else ""
     return entry(rung, gave + with_)
 

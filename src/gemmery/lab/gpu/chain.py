@@ -17,7 +17,7 @@ from gemmery.bench.replays import Put
 from gemmery.bench.resident import ALIGNMENT, alignment
 from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work, numpy_dtype
-from gemmery.cuda import driver, simt
+from gemmery.cuda import addition, driver
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.errors import ArgumentError
 from gemmery.lab import asked
@@ -144,7 +144,7 @@ def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
     aligned = alignment(operands.views[0])  # all four have the same layout
     plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
     a, b, total, r = operands.views
-    sums = simt.addition(a, b, total), simt.addition(r, b, total)
+    sums = addition.addition(a, b, total), addition.addition(r, b, total)
 
     def put(step: int) -> None:
         x, y = (r, a) if step % 2 else (a, r)

@@ -139,12 +139,6 @@ def test_a_missing_file_is_an_error_in_words(tmp_path):
         record.read(tmp_path / "absent.jsonl")
 
 
-def test_the_latest_figure_of_each_problem_wins():
-    old = run(measurement(seconds=2.0), measurement(k=7), started="2026-01-01")
-    new = run(measurement(seconds=1.0), started="2026-01-02")
-    assert [(m.k, m.seconds) for m in record.latest([new, old])] == [(6, 1.0), (7, 0.5)]
-
-
 def test_gflops_come_from_the_median_and_a_refused_one_has_none():
     assert measurement().gflops == pytest.approx(240 / 0.5 / 1e9)
     assert measurement(seconds=0.0).gflops == 0.0

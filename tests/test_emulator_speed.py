@@ -14,7 +14,7 @@ from gemmery.errors import ArgumentError, DeviceError
 from gemmery.lab import emulator_speed
 from gemmery.lab.emulator_speed import CHECKED, COUNTED, READY
 from gemmery.ladder.cuda import CUDA
-from gemmery.report.sheet import sheets
+from gemmery.report.tables import sheets
 
 SUITE = """kind = "emulator"
 [[product]]

@@ -19,7 +19,7 @@ from gemmery.lab import first_call, level, results, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
-from gemmery.report.sheet import sheets
+from gemmery.report.tables import sheets
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
 from gemmery.lab import new_shapes, passes, results, suites
 from gemmery.report.overview import overview
-from gemmery.report.sheet import sheets
+from gemmery.report.tables import sheets
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import records
-from gemmery import lab, report
+from gemmery import experiments, lab, report
 from gemmery.bench.record import Gpu, Run
 from gemmery.cuda import driver
 from gemmery.cuda.device import find
@@ -19,7 +19,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.report import words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
-from gemmery.report.sheet import sheets
+from gemmery.report.tables import sheets
 
 MACHINE = replace(records.MACHINE, gpu=Gpu(name="Made-up GPU", capability=90, sms=132, l2=60 << 20, clock_mhz=1980))
 NO_BLOCK = "2048 threads per block: Made-up GPU runs at most 1024"
@@ -30,10 +30,12 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(suite, chosen, sizes, dtype, device, seconds, on_event, shape, store):
+    def climb(experiment, chosen, sizes, dtype, device, seconds, on_event, shape, store):
         like = sweeps.element(dtype)
         works = [str((shape or suited)(rung, n, like, f"cuda:{device}")) for n in sizes for rung, _ in chosen[:1]]
-        calls.append((suite, [(rung.name, dict(config)) for rung, config in chosen], tuple(sizes), device, works))
+        calls.append(
+            (experiment.suite, [(rung.name, dict(config)) for rung, config in chosen], tuple(sizes), device, works)
+        )
         return Run(MACHINE, records.STARTED, ())
 
     monkeypatch.setattr(sweeps, "climb_on_gpu", climb)
@@ -56,13 +58,14 @@ def test_a_key_is_varied_to_what_the_device_cannot_run(asked, experiment, rung, 
 
 @pytest.mark.parametrize(("experiment", "beyond"), [("threads", 2048), ("tile", 64)])
 def test_the_value_beyond_is_refused_with_its_reason(experiment, beyond):
-    one = next(one for one in sweeps.ALL if one.name == experiment)
-    rung = next(rung for rung in CUDA if rung.name == one.rungs[0])
+    plan = experiments.sweep(experiment)
+    points = plan.points["cuda"]
+    rung = next(rung for rung in CUDA if rung.name == points.variants[0][0])
     problem = sweeps.element("f32").problem._replace(m=512, n=512, k=512, device="h200")
     reasons = {}
-    for value in one.values:
+    for value in points.values:
         try:
-            reasons[value] = refusal(rung.geometry(problem, {**rung.default, one.key: value}), find("h200"))
+            reasons[value] = refusal(rung.geometry(problem, {**rung.default, plan.axis.key: value}), find("h200"))
         except RefusedError as error:
             reasons[value] = str(error)
     assert [value for value, reason in reasons.items() if reason] == [beyond]

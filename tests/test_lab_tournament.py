@@ -11,7 +11,7 @@ from gemmery.bench.roofline import Bandwidth
 from gemmery.errors import ArgumentError
 from gemmery.lab import tournament
 from gemmery.lab.tournament import entrant
-from gemmery.report.suites import of_a_suite
+from gemmery.report.suites import products
 
 SUITE = """
 rivals = ["numpy"]
@@ -103,6 +103,6 @@ def test_a_rival_that_takes_no_part_is_a_note_and_no_column():
     one = next(iter(records.bench().measurements))
     row = replace(one, suite="who", case="packs", kernel="packed", versus={}, spread={})
     absent = replace(row, kernel="torch", seconds=0.0, refused="suite who leaves it out", versus={}, spread={})
-    (sheet,) = of_a_suite("who", [absent, row])
+    (sheet,) = products("who", [absent, row])
     assert sheet.head == ("product", "packed", "peak")
     assert sheet.notes == ("PyTorch did not run: suite who leaves it out",)

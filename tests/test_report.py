@@ -18,6 +18,7 @@ from gemmery.problem import Problem
 from gemmery.report import sheet, svg, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
+from gemmery.report.tables import sheets
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
 
@@ -120,7 +121,7 @@ def test_the_table_fits_its_terminal(run, width):
 
 
 def test_what_is_not_square_has_a_table_of_its_own():
-    *squares, others = sheet.sheets(RUNS["ladder"], records.RUNGS)
+    *squares, others = sheets(RUNS["ladder"], records.RUNGS)
     assert [s.title for s in squares] == ["n = 512, f32", "n = 1024, f32", "n = 2048, f32"]
     assert others.title == "Other shapes, f32"
     assert [[cell.text for cell in r[:1] + r[2:7]] for r in others.rows][:2] == [
@@ -172,12 +173,12 @@ def test_without_pairwise_ratios_the_medians_are_compared():
 
 def test_no_cache_is_named_while_the_caches_are_not_known():
     run = replace(RUNS["sweep_block"], machine=terminal.NOWHERE)
-    (growing,) = sheet.sheets(run, ())
+    (growing,) = sheets(run, ())
     assert {row[2].text for row in growing.rows} == {""}
 
 
 def test_blocks_are_set_against_the_caches():
-    (found,) = sheet.sheets(RUNS["sweep_block"], ())
+    (found,) = sheets(RUNS["sweep_block"], ())
     assert [(r[0].text, r[2].text) for r in found.rows] == [
         ("8", "L1d"),
         ("16", "L1d"),
@@ -198,7 +199,7 @@ def test_markdown_has_a_cell_for_every_column(run):
     text = report.markdown(run, records.RUNGS)
     tables = [re.findall(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("|")]
     assert len(tables) > 2
-    assert text.count("\n## ") == len(sheet.sheets(run, records.RUNGS))
+    assert text.count("\n## ") == len(sheets(run, records.RUNGS))
     for part in text.split("\n## ")[1:]:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in part.splitlines() if line.startswith("|")}) == 1
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import records
 from gemmery import report
-from gemmery.report import doubts, sheet
+from gemmery.report import doubts, sheet, tables
 from gemmery.report.page import page
 from gemmery.report.summary import over_fastest, summary
 
@@ -64,7 +64,9 @@ def test_a_peak_that_falls_with_threads_is_impossible():
 @pytest.mark.parametrize("spoil", [busy, upside_down])
 def test_all_ratios_are_ties_and_there_is_no_headline(spoil):
     run = spoil(records.ladder())
-    ratios = [cell.text for s in sheet.sheets(run, records.RUNGS) for row in s.rows for cell in row if "×" in cell.text]
+    ratios = [
+        cell.text for s in tables.sheets(run, records.RUNGS) for row in s.rows for cell in row if "×" in cell.text
+    ]
     ratios = [text for text in ratios if re.fullmatch(r"~?[\d.,]+×", text)]
     assert ratios
     assert all(text.startswith("~") for text in ratios)
@@ -72,7 +74,7 @@ def test_all_ratios_are_ties_and_there_is_no_headline(spoil):
     assert "class=tiles" in page(records.ladder(), records.RUNGS).replace('"', "")
     assert summary(run, records.RUNGS) == ""
     suite = spoil(records.bench()) if spoil is busy else busy(records.bench())
-    tones = {cell.tone for s in sheet.sheets(suite, ()) for row in s.rows for cell in row if "×" in cell.text}
+    tones = {cell.tone for s in tables.sheets(suite, ()) for row in s.rows for cell in row if "×" in cell.text}
     assert "bad" not in tones
     assert "± inf" not in report.markdown(suite, ())
 

@@ -14,7 +14,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.report import words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
-from gemmery.report.sheet import sheets
+from gemmery.report.tables import sheets
 from gemmery.report.text import markdown
 
 RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")

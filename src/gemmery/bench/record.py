@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,17 +183,6 @@ def read(file: Path) -> tuple[Run, ...]:
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{file}:{number}: not a record ({error!r}); remove the line") from error
     return tuple(Run(machine, run, tuple(measurements.get(run, ()))) for run, machine in sorted(machines.items()))
-
-
-def latest(runs: Iterable[Run]) -> tuple[Measurement, ...]:
-    """Return the newest measurement of each kernel on each problem over several runs, in order of appearance."""
-    found: dict[tuple[object, ...], Measurement] = {}
-    for run in sorted(runs, key=lambda run: run.started):
-        for m in run.measurements:
-            config = tuple(sorted(m.config.items())) if m.suite.startswith("sweep") else ()
-            key = (m.suite, m.kernel, m.m, m.n, m.k, m.dtype, m.out, m.precision, m.batch, m.threads, m.case, config)
-            found[key] = m
-    return tuple(found.values())
 
 
 def _set(measurement: Measurement) -> dict[str, Any]:

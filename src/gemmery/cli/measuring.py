@@ -27,14 +27,25 @@ from gemmery.cli.options import (
 )
 from gemmery.cli.showing import Output, check_store, counted, measured
 from gemmery.errors import ArgumentError
+from gemmery.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
     from gemmery.lab.asked import Place
 
+SIZES = {
+    (plan.name, device): ",".join(map(str, points.sizes)) for plan in BUILT_IN for device, points in plan.points.items()
+}  # the defaults, as options take them
+SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
+
 Sizes = Annotated[
     str,
     Option(
-        metavar="N,M", help="Sides of the squares.", show_default="512,1024,2048; GPU: 1024,2048,4096; emulator: 256"
+        metavar="N,M",
+        help="Sides of the squares.",
+        show_default="; ".join(
+            f"{name}{SIZES[LADDER.name, device]}"
+            for name, device in (("", "cpu"), ("GPU: ", "cuda"), ("emulator: ", "emulator"))
+        ),
     ),
 ]
 Device = Annotated[
@@ -55,7 +66,9 @@ SuiteDevice = Annotated[
     str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
 ]
 Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")]
-Sides = Annotated[str, Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default="2048,4096")]
+Sides = Annotated[
+    str, Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default=SIZES[CHAIN.name, "cuda"])
+]
 Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")]
 WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")]
 Store = Annotated[
@@ -68,7 +81,7 @@ Experiment = Annotated[
     str,
     Argument(
         metavar="EXPERIMENT",
-        help="size, block (CPU); size, threads, tile, stages, gemv, gemv_k (GPU).",
+        help=f"{SWEPT_ON['cpu']} (CPU); {SWEPT_ON['cuda']} (GPU).",
         show_default=False,
     ),
 ]
@@ -151,7 +164,7 @@ def ladder(
     check_store(store)
     special = sum(meant(rung, dtype or "f32") is not None for rung in chosen) if where.kind == "cpu" else 0
     told = f"{expected(len(chosen), lengths, where.kind, special)}{threads_in_words(threads)}"
-    return partial(measured, "ladder", measure, output, asked.registry(where.kind), store, told)
+    return partial(measured, LADDER.name, measure, output, asked.registry(where.kind), store, told)
 
 
 def _emulated_for(context: Context, where: Place) -> str | None:
@@ -224,12 +237,12 @@ def bench(
     if device:
         asked.ordinal(device)
     if workload:
-        if workload != "chain":
-            raise ArgumentError(f"workload {workload!r} is not known; the only one is chain")
+        if workload != CHAIN.name:
+            raise ArgumentError(f"workload {workload!r} is not known; the only one is {CHAIN.name}")
         if suites or rivals or threads:
             raise ArgumentError("--workload chain: it takes no suites, --rivals or --threads; leave them out")
-        sides = asked.sides(numbers("--n", n) or (2048, 4096))
-        dtype = asked.element_type(dtype or "f32", "cuda")
+        sides = asked.sides(numbers("--n", n) or CHAIN.points["cuda"].sizes)
+        dtype = asked.element_type(dtype or CHAIN.dtype, "cuda")
     else:
         for option, value in (("--n", n), ("--repeats", repeats), ("--dtype", dtype)):
             if value:
@@ -243,7 +256,7 @@ def bench(
     folder = check_store(None if no_store else store or results_folder())
     if workload:
         chain = partial(lab.chain, sides, repeats or 10, dtype, device or "cuda", seconds, folder)
-        return partial(measured, "chain", chain, output, store=folder)
+        return partial(measured, CHAIN.name, chain, output, store=folder)
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
     every = (suite.load(suite.find(name)) for name in suite.names())
     kind = asked.place(device or "cpu").kind
@@ -289,17 +302,18 @@ def sweep(
 ) -> Action:
     """Vary one quantity, keep the others fixed, and draw the curve with the machine's limits.
 
-    The emulator counts instead of measuring times, for threads, tile and stages.
+    The emulator counts instead of measuring times, where a key of the config is varied on a GPU.
     """
     from gemmery import lab
     from gemmery.lab import asked
     from gemmery.lab.rungs import expected
-    from gemmery.lab.sweeps import AT_ONE_SIZE, MOST_EMULATED, countable, planned
+    from gemmery.lab.sweeps import MOST_EMULATED, countable, planned
 
     if n is not None and sizes:
         raise ArgumentError(f"--n {n} --sizes {sizes}: give one of them; --n is for an experiment at one size")
-    if n is not None and experiment not in AT_ONE_SIZE:
-        having = ", ".join(AT_ONE_SIZE)
+    at_one_size = [sweep.name for sweep in SWEEPS if sweep.axis.key]
+    if n is not None and experiment not in at_one_size:
+        having = ", ".join(at_one_size)
         raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
     chosen = (n,) if n is not None else numbers("--sizes", sizes)
     if card or (device and asked.place(device).kind == "emulator"):
@@ -313,7 +327,7 @@ def sweep(
     check_store(store)
     output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
-    told = expected(len(plan.chosen), plan.sizes, "cpu" if plan.gpu is None else "cuda") + threads_in_words(threads)
+    told = expected(len(plan.variants), plan.sizes, "cpu" if plan.gpu is None else "cuda") + threads_in_words(threads)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
     return partial(measured, f"sweep-{experiment}", measure, output, every, store, told)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gemmery.lab.health import Finding, doctor, prune
     from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
-    from gemmery.lab.sweeps import AT_ONE_SIZE, EXPERIMENTS, emulated_sweep, sweep
+    from gemmery.lab.sweeps import emulated_sweep, sweep
     from gemmery.ladder.diff import Difference, diff
 
 _HOME = {
@@ -28,13 +28,11 @@ _HOME = {
     **dict.fromkeys(("Finding", "doctor", "prune"), "gemmery.lab.health"),
     "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",
-    **dict.fromkeys(("AT_ONE_SIZE", "EXPERIMENTS", "emulated_sweep", "sweep"), "gemmery.lab.sweeps"),
+    **dict.fromkeys(("emulated_sweep", "sweep"), "gemmery.lab.sweeps"),
     **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
 }
 
 __all__ = [
-    "AT_ONE_SIZE",
-    "EXPERIMENTS",
     "Difference",
     "Event",
     "Finding",

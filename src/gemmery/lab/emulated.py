@@ -19,11 +19,11 @@ from gemmery.emulator.run import Run
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
 from gemmery.errors import EmulationError, RefusedError
+from gemmery.experiments import LADDER
 from gemmery.lab import asked, results
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.emulation import Operands, problem_of, run_rung, source_lines
 from gemmery.lab.gpu.check import TF32
-from gemmery.lab.rungs import EMULATED_SIZES
 from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -44,10 +44,10 @@ def emulated_ladder(
 ) -> EmulatedLadder:
     """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
 
-    `rungs` are names, all by default. `sizes` defaults to EMULATED_SIZES. `dtype` defaults to f32, or to a rung's first
-    type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they are named.
-    `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung that takes
-    no squares gets a row and a matrix whose columns are contiguous.
+    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `dtype` defaults to f32, or to
+    a rung's first type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they
+    are named. `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung
+    that takes no squares gets a row and a matrix whose columns are contiguous.
 
     >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
     >>> run.rungs[0].counts.load_sectors_a_request
@@ -57,7 +57,7 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = emulated_card(device)
-    lengths = asked.sides(sizes or EMULATED_SIZES, MOST)
+    lengths = asked.sides(sizes or LADDER.points["emulator"].sizes, MOST)
     dtype = dtype and asked.element_type(dtype, "emulator")
     element, named = "f32" if dtype == "tf32" else dtype, asked.rungs(rungs, "emulator")
     chosen = [one for one in named if rungs or not element or element in one.dtypes]

@@ -8,14 +8,13 @@ from pathlib import Path
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.work import Work
 from gemmery.cpu import threads as cpu_threads
+from gemmery.experiments import LADDER, Experiment
 from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.ladder.rung import Rung
 
 Shape = Callable[[Rung, int, Work, str], Work]
-SIZES = (512, 1024, 2048)
-GPU_SIZES = (1024, 2048, 4096)
-EMULATED_SIZES = (256,)  # two of the largest tiles per side: all rungs together take some seconds
+RungConfig = tuple[Rung, Mapping[str, int]]  # a rung and the keys that differ from its default config
 
 
 def ladder(
@@ -30,7 +29,7 @@ def ladder(
 ) -> Run:
     """Run the ladder: check each rung on square matrices against the reference, and time it in turn with NumPy.
 
-    `rungs` are names, all by default. `sizes` defaults to SIZES, on a GPU to GPU_SIZES. `threads` is the number of
+    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `threads` is the number of
     threads of threaded rungs, 0 for one per core; the other rungs run on one. Rungs predicted to exceed `seconds` per
     call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios to "numpy"
     and to the rung's parent. A rung outside its error bound has `error` > 1.
@@ -46,12 +45,13 @@ def ladder(
     gpu = asked.ordinal(device)
     kind = "cpu" if gpu is None else "cuda"
     chosen, like = asked.rungs(rungs, kind), asked.element_type(dtype, kind)
-    every: list[tuple[Rung, Mapping[str, int]]] = [(rung, {}) for rung in chosen]
+    every: list[RungConfig] = [(rung, {}) for rung in chosen]
+    sizes = sizes or LADDER.points[kind].sizes
     if gpu is None:
-        return climb("ladder", every, sizes or SIZES, like, threads, seconds, on_event, store)
+        return climb(LADDER, every, sizes, like, threads, seconds, on_event, store)
     asked.no_threads(threads, device)
     served = [(rung, config) for rung, config in every if rungs or element(like).dtype in rung.dtypes]
-    return climb_on_gpu("ladder", served, sizes or GPU_SIZES, like, gpu, seconds, on_event, store=store)
+    return climb_on_gpu(LADDER, served, sizes, like, gpu, seconds, on_event, store=store)
 
 
 def element(dtype: str) -> Work:
@@ -61,8 +61,8 @@ def element(dtype: str) -> Work:
 
 
 def climb_on_gpu(
-    suite: str,
-    chosen: Sequence[tuple[Rung, Mapping[str, int]]],
+    experiment: Experiment,
+    chosen: Sequence[RungConfig],
     sizes: Sequence[int],
     dtype: str,
     device: int,
@@ -77,7 +77,9 @@ def climb_on_gpu(
 
     lengths = asked.sides(sizes)
     asked.limit(seconds)
-    return gpu_climb(suite, chosen, lengths, element(dtype), device, seconds, on_event, shape or gpu_suited, store)
+    return gpu_climb(
+        experiment.suite, chosen, lengths, element(dtype), device, seconds, on_event, shape or gpu_suited, store
+    )
 
 
 def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> str:
@@ -85,7 +87,7 @@ def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> s
 
     `special` products are measured besides those of every size.
     """
-    lengths = sizes or {"cpu": SIZES, "cuda": GPU_SIZES, "emulator": EMULATED_SIZES}[kind]
+    lengths = sizes or LADDER.points[kind].sizes
     each = {"cpu": 3.0, "cuda": 1.5}.get(kind)  # seconds of a rung at one size, with its check and its rival
     if each is None:  # compilation, then some 10**8 emulated operations per second
         each = sum(0.2 + 0.15 * (n / 256) ** 3 for n in lengths) / len(lengths)
@@ -104,8 +106,8 @@ def estimate(measurements: int, each: float) -> str:
 
 
 def climb(
-    suite: str,
-    chosen: Sequence[tuple[Rung, Mapping[str, int]]],
+    experiment: Experiment,
+    chosen: Sequence[RungConfig],
     sizes: Sequence[int],
     dtype: str,
     threads: int,
@@ -126,7 +128,7 @@ def climb(
     asked.limit(seconds)
     threads = threads or cpu_threads.get()
     ladder = asked.registry("cpu")
-    special = [(rung, config, work) for rung, config in chosen if suite == "ladder" and (work := meant(rung, dtype))]
+    special = [(rung, config, work) for rung, config in chosen if experiment is LADDER and (work := meant(rung, dtype))]
     with CpuSession(len(chosen) * len(lengths) + len(special), on_event, store) as session:
         for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
             session.limits(dtype, used)
@@ -137,7 +139,7 @@ def climb(
                 for index, (rung, config) in enumerate(chosen):
                     work = suited(rung, n, dtype)
                     if work not in levels:
-                        levels[work] = Level(session, suite, work, threads, seconds, ladder)
+                        levels[work] = Level(session, experiment.suite, work, threads, seconds, ladder)
                     session.begin(f"{rung.name}, {work}")
                     m = levels[work].measure(rung, config, before.get(index))
                     if not m.refused:
@@ -147,7 +149,7 @@ def climb(
                 for level in levels.values():
                     session.add(*level.rivals())
         for rung, config, work in special:
-            level = Level(session, suite, work, threads, seconds, ladder)
+            level = Level(session, experiment.suite, work, threads, seconds, ladder)
             session.begin(f"{rung.name}, {work}")
             session.end(level.measure(rung, config, None))
             session.add(*level.rivals())

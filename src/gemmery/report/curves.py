@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from gemmery.bench.record import Machine, Measurement
 from gemmery.report import words
 from gemmery.report.sheet import is_square, side
-from gemmery.report.suites import OWN
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
 
 LABEL = 15  # height of one line of labels
@@ -106,11 +105,9 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
 
 
-def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
-    """Rate against intensity under the two roofs: bandwidth times intensity, and the peak."""
+def roofline(measurements: Sequence[Measurement], suite: str, named: bool) -> Plot | None:
+    """Rate against intensity under the two roofs, bandwidth times intensity and the peak; `named` labels kernels."""
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
-    if suite != "ladder":
-        ran = [m for m in ran if m.kernel == OWN]
     if len({words.types(m) for m in ran}) != 1:
         return None  # each type has its own roof
     intensities = [m.flops / m.bytes for m in ran]
@@ -129,7 +126,7 @@ def roofline(measurements: Sequence[Measurement], suite: str) -> Plot | None:
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
-        _points(on, ran, _last(ran) if suite == "ladder" else [], colours(measurements))
+        _points(on, ran, _last(ran) if named else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "

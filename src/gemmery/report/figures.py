@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from gemmery.bench.record import Measurement, Run
+from gemmery.experiments import FigureKind
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds, vectors
 from gemmery.report.sheet import Group, fullest, groups, rival, speedup
 from gemmery.report.suites import OWN, product, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
-from gemmery.report.sweeps import AXES
 from gemmery.report.swept import sweep_plot
+from gemmery.report.tables import Records, parts
 
 ROW = 52  # height of one rung in the bars
 
@@ -27,22 +29,44 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
     ['ladder', 'curves', 'roofline']
     """
-    found: list[Plot | None] = []
-    for suite in dict.fromkeys(m.suite for m in run.measurements):
-        ran = [m for m in run.measurements if m.suite == suite and (m.seconds or m.refused)]
-        if suite == "ladder":
-            found += [bars(fullest(groups(ran, rungs)), rungs), curves(ran, run.machine), roofline(ran, suite)]
-        elif suite == "sweep_size":
-            found += [curves(ran, run.machine), seconds(ran)]
-        elif suite == "sweep_block":
-            found.append(blocks(ran, run.machine))
-        elif suite in AXES:
-            found.append(sweep_plot(ran, run.machine, suite))
-        else:
-            found += [vectors(case, [m for m in ran if m.case == case]) for case in tournaments(ran)]
-            ran = [m for m in ran if m.case not in tournaments(ran)]
-            found += [standing(suite, ran), roofline(ran, suite)]
-    return tuple(plot for plot in found if plot is not None)
+    drawn = (
+        plot
+        for records in parts(run, rungs)
+        for kind in records.experiment.figures
+        for plot in DRAWINGS[kind](_tried(records))
+    )
+    return tuple(plot for plot in drawn if plot is not None)
+
+
+def _tried(records: Records) -> Records:
+    """Only the records that ran or were refused."""
+    return replace(records, measurements=tuple(m for m in records.measurements if m.seconds or m.refused))
+
+
+def _of_products(records: Records) -> tuple[Measurement, ...]:
+    """The records of a suite without those of its tournaments."""
+    cases = tournaments(records.measurements)
+    return tuple(m for m in records.measurements if m.case not in cases)
+
+
+def _tournaments(records: Records) -> list[Plot | None]:
+    of = records.measurements
+    return [vectors(case, [m for m in of if m.case == case]) for case in tournaments(of)]
+
+
+DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
+    FigureKind.BARS: lambda of: [bars(fullest(groups(of.measurements, of.rungs)), of.rungs)],
+    FigureKind.RATES: lambda of: [curves(of.measurements, of.machine)],
+    FigureKind.TIMES: lambda of: [seconds(of.measurements)],
+    FigureKind.BLOCKS: lambda of: [blocks(of.measurements, of.machine)],
+    FigureKind.SWEEP: lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
+    FigureKind.RUNG_ROOFLINE: lambda of: [roofline(of.measurements, of.experiment.suite, named=True)],
+    FigureKind.ROOFLINE: lambda of: [
+        roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, named=False)
+    ],
+    FigureKind.TOURNAMENTS: _tournaments,
+    FigureKind.SPEEDUPS: lambda of: [standing(of.experiment.suite, _of_products(of))],
+}
 
 
 def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:

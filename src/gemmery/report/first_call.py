@@ -15,8 +15,8 @@ def has_pieces(measurements: Sequence[Measurement]) -> bool:
     return any(m.case in PIECES for m in measurements)
 
 
-def of_first_calls(suite: str, measurements: Sequence[Measurement]) -> Sheet:
-    """Return a row for each product and state of the cache, with its time, its pieces and its ratios."""
+def of_first_calls(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a sheet with a row for each product and state of the cache, with its time, its pieces and its ratios."""
     by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
     rivals = tuple(dict.fromkeys(rival for m in measurements for rival in m.versus))
     wholes = [m for m in measurements if not m.case and m.seconds]
@@ -34,4 +34,4 @@ def of_first_calls(suite: str, measurements: Sequence[Measurement]) -> Sheet:
     notes = [f"{words.kernel(m.kernel)} did not run: {m.refused}" for m in measurements if m.refused]
     head = ("product", "first product", *PIECES, *(f"× {words.kernel(name)}" for name in rivals))
     where = f", {words.cores(measurements[0].threads)}"
-    return Sheet(f"{suite.replace('_', ' ')}{where}", head, tuple(rows), tuple(dict.fromkeys(notes)))
+    return [Sheet(f"{heading}{where}", head, tuple(rows), tuple(dict.fromkeys(notes)))]

@@ -15,7 +15,7 @@ def is_total(measurement: Measurement) -> bool:
     return measurement.case in CASES
 
 
-def of_new_shapes(suite: str, measurements: Sequence[Measurement]) -> Sheet:
+def of_new_shapes(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     """Return a row for each element type, number of threads and state of the cache, with the rival's total."""
     by_key = {(m.kernel, m.dtype, m.threads, m.case): m for m in measurements}
     rows, notes = [], []
@@ -42,7 +42,7 @@ def of_new_shapes(suite: str, measurements: Sequence[Measurement]) -> Sheet:
     one = measurements[0]
     head = ("products", "all", f"of it the {FIRST}", WORST, *map(words.kernel, names))
     ratios = (f"× {words.kernel(name)}" for name in names), (f"× {words.kernel(name)}, {REST}" for name in names)
-    title = f"{suite.replace('_', ' ')}: {one.batch} products with sides up to {one.m}"
+    title = f"{heading}: {one.batch} products with sides up to {one.m}"
     return Sheet(title, (*head, *ratios[0], *ratios[1]), tuple(rows), tuple(dict.fromkeys(notes)))
 
 

@@ -6,14 +6,17 @@ import html
 from collections.abc import Sequence
 from importlib.resources import files
 
+from gemmery import experiments
 from gemmery.bench.record import Gpu, Machine, Measurement, Run
+from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts, weighed
 from gemmery.report.figures import figures
-from gemmery.report.sheet import Cell, Group, Sheet, fullest, groups, largest, named, sheets, speedup
+from gemmery.report.sheet import Cell, Group, Sheet, fullest, largest, named, speedup
 from gemmery.report.summary import over_fastest
 from gemmery.report.svg import Plot, schemes, variables
+from gemmery.report.tables import ladder_groups, sheets
 from gemmery.report.tree import anchor, tree
 
 PROTOCOL = """
@@ -60,7 +63,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     """
     run = weighed(run)
     plots, protocol = figures(run, rungs), PROTOCOL_GPU if run.machine.gpu.name else PROTOCOL
-    first = [plot for plot in plots if plot.name == "ladder"] or list(plots[:1])
+    first = plots[:1]
     body = [
         _head(run),
         _tiles(run, rungs),
@@ -90,7 +93,7 @@ def document(title: str, *parts: str) -> str:
 
 def _head(run: Run) -> str:
     where = " · ".join([*words.processor(run.machine), words.when(run)])
-    ladder = any(m.suite == "ladder" for m in run.measurements)
+    ladder = any(experiments.of(m) is LADDER for m in run.measurements)
     library = "cuBLAS, the vendor's library" if run.machine.gpu.name else "the library that NumPy calls"
     lead = f"<p class=lead>{LEAD.format(library)}</p>" if ladder else ""
     warning = f"<p class=banner role=alert>{html.escape(said)}</p>" if (said := banner(run)) else ""
@@ -99,7 +102,7 @@ def _head(run: Run) -> str:
 
 def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
     """The key figures of the largest problem of a ladder."""
-    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ladder = ladder_groups(run, rungs)
     group = largest(ladder) if ladder else Group((), ())
     ran = [m for m in group.rungs if m.seconds]
     if not ran or doubts(run):
@@ -160,7 +163,7 @@ def _cell(cell: Cell, below: str = "") -> str:
 
 def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
     """Each rung with its lesson, and its gain over its parent at every size."""
-    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ladder = ladder_groups(run, rungs)
     ran = {m.kernel for group in ladder for m in group.rungs}
     shown = [rung for rung in rungs if rung.name in ran]
     if not shown:
@@ -170,7 +173,7 @@ def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
 
 def _tree(run: Run, rungs: Sequence[Rung]) -> str:
     """The rungs under their parents, with the gain at the largest square."""
-    ladder = groups((m for m in run.measurements if m.suite == "ladder"), rungs)
+    ladder = ladder_groups(run, rungs)
     ran = {m.kernel for group in ladder for m in group.rungs}
     shown = [rung for rung in rungs if rung.name in ran]
     if len(shown) < 2:

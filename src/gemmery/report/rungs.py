@@ -13,7 +13,8 @@ from gemmery.bench.record import Run
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
-from gemmery.report.sheet import Group, groups, speedup
+from gemmery.report.sheet import Group, speedup
+from gemmery.report.tables import ladder_groups
 
 OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
 
@@ -23,7 +24,7 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
 
     `root` is the checkout, which has docs/published.toml; links are relative to `folder`.
     """
-    measured = [(run, groups((m for m in run.measurements if m.suite == "ladder"), rungs)) for run in runs]
+    measured = [(run, ladder_groups(run, rungs)) for run in runs]
     link = os.path.relpath(root / "src" / "gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]

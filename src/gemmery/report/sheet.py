@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gemmery import dtypes
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import Machine, Measurement
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import ANY, weighed
+from gemmery.report.doubts import ANY
 
 IDEA = "what it changed"
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
@@ -112,34 +112,6 @@ def rival(group: Group) -> str:
     return named[0] if named else "cublas" if group.one.unit else "numpy"
 
 
-def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
-    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite.
-
-    >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
-    ['n = 512, f32', 'n = 1024, f32']
-    """
-    from gemmery.report.suites import of_a_suite  # which import this file
-    from gemmery.report.sweeps import AXES, swept
-
-    run, found = weighed(run), list[Sheet]()
-    for suite in dict.fromkeys(m.suite for m in run.measurements):
-        of_suite = [m for m in run.measurements if m.suite == suite]
-        if suite == "ladder":
-            by_problem = groups(of_suite, rungs)
-            found += [_ladder(group, rungs, run.machine) for group in by_problem if is_square(group.one)]
-            others = [group for group in by_problem if not is_square(group.one)]
-            found += [_others(others, rungs)] if others else []
-        elif suite == "sweep_size":
-            found.append(_sizes(of_suite))
-        elif suite == "sweep_block":
-            found.append(_blocks(of_suite, run.machine))
-        elif suite in AXES:
-            found.append(swept(of_suite, suite))
-        else:
-            found += of_a_suite(suite, of_suite)
-    return tuple(found)
-
-
 def limits(measurements: Iterable[Measurement]) -> str:
     """Return the peak and bandwidth measured in the same run, for each number of threads or unit of a GPU."""
     stated = []
@@ -164,7 +136,7 @@ def limits(measurements: Iterable[Measurement]) -> str:
     return f"measured limits: {'; '.join(stated)}" if stated else ""
 
 
-def _ladder(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
+def ladder_sheet(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
     """One problem: all rungs, then the rivals."""
     by_name = {rung.name: rung for rung in rungs}
     against, (unit, scale) = rival(group), words.tick(group.one)
@@ -208,7 +180,7 @@ def _unwritten(group: Group, rungs: Sequence[Rung]) -> list[str]:
     return [f"not for {dtype}: {', '.join(left)}"] if left else []
 
 
-def _others(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
+def other_shapes(found: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
     """Problems that are not squares, and problems that one rung is meant for, with their bandwidth."""
     parents = {rung.name: rung.parent for rung in rungs if rung.parent}
     ideas = {rung.name: rung.idea for rung in rungs} | {m.kernel: m.note for group in found for m in group.rivals}
@@ -264,7 +236,7 @@ def error(measurement: Measurement) -> Cell:
     return Cell(f"{measurement.error:.2g}")
 
 
-def _sizes(measurements: Sequence[Measurement]) -> Sheet:
+def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Rate by n: a row for each n, a column for each kernel."""
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
     by_place = {(m.n, m.kernel): m for m in measurements}
@@ -298,7 +270,7 @@ def side(cache: int, dtype: str) -> float:
     return math.sqrt(cache / (3 * dtypes.get(dtype).size))
 
 
-def _blocks(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
+def by_block(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
     """Time by the side of a block, and the cache that three blocks fit into; rivals have no block."""
     best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
     rows, known = [], words.caches(machine)

@@ -7,21 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmery.bench import record, suite
+from gemmery import experiments
+from gemmery.bench import record
 from gemmery.bench.record import Measurement, Run
 from gemmery.errors import ArgumentError
 
-COMMANDS = {
-    "ladder": "gemmery ladder --store benchmarks/results",
-    "sweep_size": "gemmery sweep size --store benchmarks/results",
-    "sweep_block": "gemmery sweep block --store benchmarks/results",
-    "sweep_threads": "gemmery sweep threads --store benchmarks/results",
-    "sweep_tile": "gemmery sweep tile --store benchmarks/results",
-    "sweep_stages": "gemmery sweep stages --store benchmarks/results",
-    "sweep_gemv": "gemmery sweep gemv --dtype f16 --store benchmarks/results",
-    "sweep_gemv_k": "gemmery sweep gemv_k --dtype f16 --store benchmarks/results",
-    "chain": "gemmery bench --workload chain --store benchmarks/results",
-}  # the command that stores records of a suite without a TOML file; for the others it is `gemmery bench NAME`
+FOLDER = "benchmarks/results"  # of a checkout, with the records of each machine
 
 
 @dataclass(frozen=True)
@@ -61,11 +52,10 @@ class Stored:
     """The records in benchmarks/results of a checkout, read once."""
 
     def __init__(self, root: Path) -> None:
-        files = sorted((root / "benchmarks" / "results").glob("*.jsonl"))
+        files = sorted((root / FOLDER).glob("*.jsonl"))
         self._runs: dict[str, tuple[Run, ...]] = {file.stem: record.read(file) for file in files}
         held = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
-        self.suites = suite.names()
-        self._known = {*COMMANDS, *self.suites, *held}
+        self._known = {*(experiment.suite for experiment in experiments.every()), *held}
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -122,9 +112,6 @@ def _only(wanted: Query, run: Run) -> Run:
 def missing(wanted: Query) -> str:
     """Return the text of a block without records."""
     where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(wanted.machine, f" on `{wanted.machine}`")
-    command = COMMANDS.get(wanted.suite, f"gemmery bench {wanted.suite} --store benchmarks/results")
-    if wanted.machine == "gpu" and wanted.suite in ("ladder", "sweep_size"):
-        command = command.replace("--store", "--device cuda --store")
-    if wanted.suite in COMMANDS and wanted.fields.get("dtype", "f32") != "f32" and "--dtype" not in command:
-        command = command.replace("--store", f"--dtype {wanted.fields['dtype']} --store")
+    device = "cuda" if wanted.machine == "gpu" else ""
+    command = experiments.find(wanted.suite).command(device, wanted.fields.get("dtype", ""), FOLDER)
     return f"Not measured{where} yet: `{command}` stores the records."

@@ -7,28 +7,18 @@ from collections.abc import Iterable, Sequence
 
 from gemmery.bench.record import Measurement
 from gemmery.report import words
-from gemmery.report.first_call import has_pieces, of_first_calls
-from gemmery.report.new_shapes import is_total, of_new_shapes
 from gemmery.report.sheet import Cell, Sheet, notes_below
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 
 
-def of_a_suite(suite: str, measurements: Sequence[Measurement]) -> list[Sheet]:
-    """Return a sheet for each tournament of rungs, then one for each number of threads; or one sheet for a suite that
-    times the compilation or emulation of kernels.
-    """
-    if has_pieces(measurements):
-        return [of_first_calls(suite, measurements)]
-    if any(is_total(m) for m in measurements):
-        return [of_new_shapes(suite, measurements)]
-    if not any(m.flops for m in measurements):
-        return [_ways(suite, measurements)]
+def products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a sheet for each tournament of rungs, then one for each number of threads."""
     cases = tournaments(measurements)
     rest = [m for m in measurements if m.case not in cases]
     return [
         *(_tournament(case, [m for m in measurements if m.case == case]) for case in cases),
-        *(_suite(suite, [m for m in rest if m.threads == count]) for count in sorted({m.threads for m in rest})),
+        *(_compared(heading, [m for m in rest if m.threads == count]) for count in sorted({m.threads for m in rest})),
     ]
 
 
@@ -38,7 +28,7 @@ def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def _ways(suite: str, measurements: Sequence[Measurement]) -> Sheet:
+def by_case(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     """A row for each kernel, and product if there are several; a column for each way to prepare or run it."""
     ran = [m for m in measurements if m.seconds]
     ways = tuple(dict.fromkeys(m.case for m in ran))
@@ -51,7 +41,7 @@ def _ways(suite: str, measurements: Sequence[Measurement]) -> Sheet:
         times = (Cell(words.duration(taken[way].seconds) if way in taken else "") for way in ways)
         rows.append((Cell(", ".join(named)), *times))
     notes = tuple(f"{m.kernel} was not run for {m.dtype}: {m.refused}" for m in measurements if m.refused)
-    return Sheet(suite.replace("_", " "), ("kernel", *ways), tuple(rows), notes)
+    return Sheet(heading, ("kernel", *ways), tuple(rows), notes)
 
 
 def _of_way(m: Measurement) -> tuple[object, ...]:
@@ -98,7 +88,7 @@ def is_own(measurement: Measurement) -> bool:
     return measurement.kernel.startswith(OWN)
 
 
-def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
+def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     """A suite on one number of threads: gemmery's products with their speed-up over each rival, and who did not run."""
     shown = [m for m in measurements if is_own(m)]
     rivals = tuple(dict.fromkeys(rival for m in shown for rival in m.versus))
@@ -135,7 +125,7 @@ def _suite(suite: str, measurements: Sequence[Measurement]) -> Sheet:
             )
         )
     notes = [f"{_who(m)} did not run: {m.refused}" for m in measurements if m.refused]
-    title = f"{suite.replace('_', ' ')}{_on_threads(measurements)}"
+    title = f"{heading}{_on_threads(measurements)}"
     return Sheet(title, head, tuple(rows), notes_below(shown, notes), aside=True)
 
 

@@ -8,7 +8,8 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import ANY, doubts
-from gemmery.report.sheet import Group, groups, is_square, largest, named, speedup
+from gemmery.report.sheet import Group, is_square, largest, named, speedup
+from gemmery.report.tables import ladder_groups
 
 
 def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
@@ -33,7 +34,7 @@ def summary(run: Run, rungs: Sequence[Rung]) -> str:
     >>> summary(run, CPU)  # doctest: +SKIP
     'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
     """
-    found = [g for g in groups((m for m in run.measurements if m.suite == "ladder"), rungs) if is_square(g.one)]
+    found = [g for g in ladder_groups(run, rungs) if is_square(g.one)]
     ran = [m for m in largest(found).rungs if m.seconds] if found else []
     if not ran or doubts(run):
         return ""

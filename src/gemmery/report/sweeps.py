@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gemmery import dtypes
 from gemmery.bench.record import Machine, Measurement
+from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet, error, limits
 
 BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
 
 
-@dataclass(frozen=True)
-class Axis:
-    """The quantity that a sweep varies: a key of the config, or a side (n, k) of the product."""
-
-    name: str
-    label: str
-    side: bool = False
-    square: bool = False  # a block has value x value threads
-
-    def of(self, m: Measurement) -> int | None:
-        """Its value in a record; None in that of a rival, which has no such key."""
-        if self.side:
-            return m.n if self.name == "n" else m.k
-        return m.config.get(self.name)
-
-
-AXES = {
-    "sweep_threads": Axis("threads", "threads per block"),
-    "sweep_tile": Axis("tile", "side of a tile", square=True),
-    "sweep_stages": Axis("stages", "stages"),
-    "sweep_gemv": Axis("n", "N, the length of y", side=True),
-    "sweep_gemv_k": Axis("k", "K, the length of x", side=True),
-}
 Lines = Mapping[str, tuple[Measurement, ...]]
 
 
@@ -50,7 +27,7 @@ def lines(measurements: Sequence[Measurement], axis: Axis) -> Lines:
         differing = [
             key
             for key in dict.fromkeys(key for m in same for key in m.config)
-            if key != axis.name and len({m.config.get(key) for m in same}) > 1
+            if key != axis.key and len({m.config.get(key) for m in same}) > 1
         ]
         for m in sorted(same, key=lambda m: axis.of(m) or 0):
             config = "".join(f", {key} {m.config[key]}" for key in differing if key in m.config)
@@ -58,13 +35,9 @@ def lines(measurements: Sequence[Measurement], axis: Axis) -> Lines:
     return {name: tuple(along) for name, along in found.items()}
 
 
-def swept(measurements: Sequence[Measurement], suite: str) -> Sheet:
-    """The table of a sweep: a row for each value of a key, or a column for each side."""
-    axis = AXES[suite]
-    return _by_side(measurements, axis) if axis.side else _by_key(measurements, axis)
-
-
-def _by_key(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
+def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return a row for each value of a key, for each rung."""
+    axis = experiment.axis
     ran = [m for m in measurements if m.seconds]
     best = {m.kernel: min(x.seconds for x in ran if x.kernel == m.kernel) for m in ran}
     rate = words.rate(measurements[0])
@@ -91,12 +64,13 @@ def _by_key(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
                 )
             )
     head = ("rung", axis.label, "ms", rate, "% of peak", "× cuBLAS", "error/bound")
-    title = f"{words.SWEEPS[measurements[0].suite]}, {words.shape(measurements[0])}, {words.types(measurements[0])}"
+    title = f"{experiment.title}, {words.shape(measurements[0])}, {words.types(measurements[0])}"
     return Sheet(title, head, tuple(rows), _notes(ran, notes))
 
 
-def _by_side(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
-    """Microseconds: a row for each variant, a column for each length."""
+def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return microseconds: a row for each variant, a column for each length."""
+    axis = experiment.axis
     values = sorted({axis.of(m) or 0 for m in measurements})
     ran = [m for m in measurements if m.seconds]
     best = {
@@ -108,13 +82,26 @@ def _by_side(measurements: Sequence[Measurement], axis: Axis) -> Sheet:
         rows.append((Cell(name), *(_microseconds(by_value.get(value), best[value]) for value in values)))
         notes += _refusals(name, along, axis)
     head = ("µs", *(str(value) for value in values))
-    held = f"K = {measurements[0].k}" if axis.name == "n" else f"N = {measurements[0].n}"
+    fixed = f"{'K' if axis.side == 'n' else 'N'} = {_fixed(measurements[0], axis)}"
     return Sheet(
-        f"{words.SWEEPS[measurements[0].suite]}, {held}, {words.types(measurements[0])}",
+        f"{experiment.title}, {fixed}, {words.types(measurements[0])}",
         head,
         tuple(rows),
         _notes(ran, notes),
     )
+
+
+def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
+    """Return a row for each config of each exhibit, with its ratio to its parent."""
+    rows = []
+    for m in measurements:
+        config = ", ".join(f"{key} {value}" for key, value in m.config.items())
+        time = Cell("refused", tone="faint") if m.refused else Cell(words.duration(m.seconds))
+        ratio = next(((ratio, m.spread.get(parent, 0.0)) for parent, ratio in m.versus.items()), ())
+        rows.append((Cell(m.kernel), Cell(config), time, Cell(words.times(*(ratio or (None,)))), error(m)))
+    notes = tuple(dict.fromkeys(f"{m.kernel} at {m.config}: {m.refused}" for m in measurements if m.refused))
+    head = ("exhibit", experiment.axis.label, "time", "× parent", "error/bound")
+    return Sheet(experiment.title, head, tuple(rows), notes)
 
 
 def _refusals(name: str, along: Sequence[Measurement], axis: Axis) -> list[str]:
@@ -143,13 +130,14 @@ def _notes(ran: Sequence[Measurement], notes: Sequence[str]) -> tuple[str, ...]:
 
 def marks(measurements: Sequence[Measurement], axis: Axis, machine: Machine) -> tuple[tuple[float, str], ...]:
     """The limits of the device as places on the axis and their names."""
-    if not axis.side:
-        if axis.name == "stages":
-            return ()  # a config that does not fit is refused with the reason
-        return ((BLOCK**0.5 if axis.square else float(BLOCK), f"{BLOCK:,} threads, the limit of a block"),)
-    if not machine.gpu.l2:
+    if axis.threads:  # a config that does not fit for another reason is refused with it
+        return ((BLOCK ** (1 / axis.threads), f"{BLOCK:,} threads, the limit of a block"),)
+    if not (axis.side and machine.gpu.l2):
         return ()
-    one = measurements[0]
-    other = one.k if axis.name == "n" else one.n
-    fills = machine.gpu.l2 / (other * dtypes.get(one.dtype).size)
+    fills = machine.gpu.l2 / (_fixed(measurements[0], axis) * dtypes.get(measurements[0].dtype).size)
     return ((fills, f"W fills L2, {words.size(machine.gpu.l2)}"),)
+
+
+def _fixed(m: Measurement, axis: Axis) -> int:
+    """The side of the matrix that is not varied, which another run may have fixed elsewhere."""
+    return m.k if axis.side == "n" else m.n

@@ -10,18 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gemmery.bench.record import Machine, Measurement
+from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
 from gemmery.report.curves import LABEL
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
-from gemmery.report.sweeps import AXES, Axis, Lines, lines, marks
+from gemmery.report.sweeps import Lines, lines, marks
 
 HEIGHT = 460
 REASON = 36  # characters per line of a reason
 
 
-def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str) -> Plot | None:
+def sweep_plot(measurements: Sequence[Measurement], machine: Machine, experiment: Experiment) -> Plot | None:
     """Time against the varied quantity: a line for each rung and config, and one for cuBLAS."""
-    axis = AXES[suite]
+    axis = experiment.axis
     ran = [m for m in measurements if m.seconds]
     values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
     if len(values) < 2 or not ran:
@@ -43,14 +44,14 @@ def sweep_plot(measurements: Sequence[Measurement], machine: Machine, suite: str
         _draw(on, along, axis, shades)
         _limits(on, marks(measurements, axis, machine))
         _refusals(on, along, axis, shades)
-        svg = render(on, suite, f"time against {axis.label}")
+        svg = render(on, experiment.suite, f"time against {axis.label}")
     caption = (
         "Both axes are logarithmic; lower is faster. The dashed line is the vendor's library in the same run, a dotted "
         "line a limit of the device. A cross marks a refused config, with the reason."
     )
     one = ran[0]
     shape = words.types(one) if axis.side else f"{words.shape(one)}, {words.types(one)}"
-    return Plot(suite, f"{words.SWEEPS[suite]}, {shape}", caption, svg)
+    return Plot(experiment.suite, f"{experiment.title}, {shape}", caption, svg)
 
 
 def _ticks(values: Sequence[int]) -> list[int]:

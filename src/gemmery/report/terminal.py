@@ -18,12 +18,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from gemmery import experiments
 from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, weighed
-from gemmery.report.sheet import IDEA, Cell, Sheet, fullest, groups, sheets, speedup
+from gemmery.report.sheet import IDEA, Cell, Sheet, fullest, speedup
 from gemmery.report.summary import summary
+from gemmery.report.tables import ladder_groups, sheets
 from gemmery.report.text import machine as described
 
 Record = TypeVar("Record")
@@ -173,12 +176,12 @@ def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> No
 
 def _print_tree(run: Run, rungs: Sequence[Rung], console: Console) -> None:
     """Print each rung of a ladder below its parent: its gain, and its idea where the tables have no room for it."""
-    of_ladder = [m for m in weighed(run).measurements if m.suite == "ladder"]
-    ran = {m.kernel for m in of_ladder}
+    problems = ladder_groups(weighed(run), rungs)
+    ran = {m.kernel for group in problems for m in group.rungs}
     named = [rung for rung in rungs if rung.name in ran]
     if not named:
         return
-    group = fullest(groups(of_ladder, rungs))
+    group = fullest(problems)
     own = {m.kernel: m for m in group.rungs}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
@@ -252,7 +255,7 @@ def _cell(cell: Cell) -> Text:
 
 def _place(measurement: Measurement) -> tuple[object, ...]:
     """What the rows of one table have in common."""
-    if measurement.suite == "ladder":
+    if experiments.of(measurement) is LADDER:
         return (measurement.suite, measurement.m, measurement.n, measurement.k, measurement.dtype)
     return (measurement.suite,)
 
@@ -260,9 +263,9 @@ def _place(measurement: Measurement) -> tuple[object, ...]:
 def _line(measurement: Measurement) -> str:
     """A finished step in one line."""
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
-    swept = measurement.suite.startswith("sweep_")
-    config = "".join(f", {key} {value}" for key, value in measurement.config.items()) if swept else ""
+    config = measurement.config if experiments.of(measurement).is_sweep else {}
+    what += "".join(f", {key} {value}" for key, value in config.items())
     if measurement.refused:
-        return f"{what}{config}: not run, {measurement.refused}"
+        return f"{what}: not run, {measurement.refused}"
     speed = f", {words.digits(words.reached(measurement))} {words.rate(measurement)}" if measurement.flops else ""
-    return f"{what}{config}: {words.duration(measurement.seconds)}{speed}"
+    return f"{what}: {words.duration(measurement.seconds)}{speed}"

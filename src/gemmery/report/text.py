@@ -11,7 +11,8 @@ from gemmery.bench.record import Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner
-from gemmery.report.sheet import Cell, Sheet, sheets
+from gemmery.report.sheet import Cell, Sheet
+from gemmery.report.tables import sheets
 
 
 def machine(found: Machine) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gemmery import experiments
 from gemmery.bench.record import Machine, Measurement, Run
 
 RIVALS = {
@@ -18,16 +19,6 @@ RIVALS = {
     "cublas_cupy": "cuBLAS through CuPy",
 }
 
-
-SWEEPS = {
-    "sweep_size": "Speed against size",
-    "sweep_block": "Time against the side of a block",
-    "sweep_threads": "Time against threads per block",
-    "sweep_tile": "Time against the side of a tile",
-    "sweep_stages": "Time against tiles in flight",
-    "sweep_gemv": "y = W x against the length of y",
-    "sweep_gemv_k": "y = W x against the length of x",
-}  # titles of sweeps
 
 UNITS = {
     "f32": "CUDA cores, f32",
@@ -179,14 +170,8 @@ def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
 
 def title(run: Run) -> str:
     """Return the title of a run."""
-    suites = {measurement.suite for measurement in run.measurements}
-    if suites == {"ladder"}:
-        return "The ladder"
-    if len(suites) == 1 and (name := SWEEPS.get(*suites)):
-        return name
-    if suites == {"chain"}:
-        return "The chain R = A (A + B)"
-    return "Products compared with rival libraries"
+    titles = {experiments.of(measurement).title for measurement in run.measurements}
+    return titles.pop() if len(titles) == 1 else experiments.COMPARED
 
 
 def processor(machine: Machine) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from gemmery.bench.work import Work, numpy_dtype
 from gemmery.cuda import addition, driver
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.errors import ArgumentError
+from gemmery.experiments import CHAIN
 from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu import check
@@ -27,7 +28,7 @@ from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
 from gemmery.lab.results import WRONG
 from gemmery.ladder.rung import Rung
 
-SUITE, OURS, RIVAL = "chain", "gm.matmul", "cublas"
+OURS, RIVAL = "gm.matmul", "cublas"
 SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
 
 
@@ -61,7 +62,7 @@ def chain(
     session = GpuSession(len(sizes), on_event, gpu, store)
     for n in sizes:
         work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
-        session.begin(f"{SUITE}: {work}")
+        session.begin(f"{CHAIN.name}: {work}")
         session.end(*_measured(session, work, repeats, seconds))
     return session.run
 
@@ -71,14 +72,16 @@ def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> 
     put, rung = own(operands, session.device, work)
     error = operands.error(put, rung.bound)
     cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
-    rows = {OURS: replace(session.blank(SUITE, OURS, work, note=rung.name), error=error, checked=True, **cost)}
+    rows = {OURS: replace(session.blank(CHAIN.suite, OURS, work, note=rung.name), error=error, checked=True, **cost)}
     contestants = [Contestant(OURS, replayed(operands, put, repeats))]
     rival = cublas.find(RIVAL)
     if rival.missing():
-        rows[RIVAL] = session.blank(SUITE, RIVAL, work, refused=NO_RIVAL)
+        rows[RIVAL] = session.blank(CHAIN.suite, RIVAL, work, refused=NO_RIVAL)
     else:
         contestants.append(Contestant(RIVAL, replayed(operands, cublas.torch_chain(operands.views), repeats)))
-        rows[RIVAL] = replace(session.blank(SUITE, RIVAL, work, note=f"{rival.runs()}, torch.add and torch.mm"), **cost)
+        rows[RIVAL] = replace(
+            session.blank(CHAIN.suite, RIVAL, work, note=f"{rival.runs()}, torch.add and torch.mm"), **cost
+        )
     found = timing.compare(contestants, seconds)
     for name, taken in found.timings.items():
         rows[name] = session.timed(rows[name], taken, work, found.versus if name == OURS else None)

@@ -1,0 +1,311 @@
+"""The experiments: all that a command, a table, a figure and the documents need to know of one, in one entry.
+
+A new sweep is an entry of SWEEPS; a new suite is a file in bench/suites/.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from gemmery.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gemmery.bench.record import Measurement
+
+Variants = tuple[tuple[str, Mapping[str, int]], ...]  # rungs, each with a config
+
+
+class TableKind(Enum):
+    """The kinds of tables that records are shown in."""
+
+    LADDER = "for each problem: the rungs, then the rivals"
+    BY_SIZE = "rates: a row for each n, a column for each kernel"
+    BY_BLOCK = "a row for each side of a block, and the cache that three blocks fit into"
+    BY_KEY = "a row for each value of a key of the config"
+    BY_CONFIG = "a row for each config of an exhibit"
+    BY_SIDE = "times: a row for each variant, a column for each length"
+    PRODUCTS = "gemmery's products next to the rivals', and tournaments of rungs"
+    FIRST_PRODUCTS = "first products, whole and in pieces"
+    NEW_SHAPES = "totals over products of new shapes"
+    BY_CASE = "times: a row for each kernel, a column for each way to prepare or run it"
+    ANY_SUITE = "that of the suite whose records these look like"
+
+
+class FigureKind(Enum):
+    """The kinds of figures that records are drawn in."""
+
+    BARS = "rungs as bars, the peak and the rivals as lines"
+    RATES = "rate against n, a line for each kernel"
+    TIMES = "time against n, a line for each kernel"
+    BLOCKS = "time against the side of a block"
+    SWEEP = "time against the varied quantity, with limits and refusals"
+    RUNG_ROOFLINE = "every rung under the roofline"
+    ROOFLINE = "gemmery's products under the roofline"
+    TOURNAMENTS = "rungs against each other on vectors"
+    SPEEDUPS = "speed-up over each rival"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The quantity that differs between records: a key of the config, or a side of the product, or neither."""
+
+    label: str
+    key: str = ""  # of the rungs' config, varied at one size
+    side: str = ""  # "n" or "k"
+    fixed: int = 0  # the other side of the matrix in y = W x; 0 for squares
+    threads: int = 0  # a block has value ** threads threads; 0 if the value does not set their number
+
+    def of(self, m: Measurement) -> int | None:
+        """Return its value in a record; None if it has none, as that of a rival without the key."""
+        sides: dict[str, int] = {"n": m.n, "k": m.k}
+        return sides[self.side] if self.side else m.config.get(self.key)
+
+
+@dataclass(frozen=True)
+class Points:
+    """The default points of an experiment on a kind of device."""
+
+    variants: Variants = ()  # () for every rung
+    sizes: tuple[int, ...] = ()  # sides of the products; only one if a key is varied
+    values: tuple[int, ...] = ()  # of the key, including some that a device cannot run; () for those of the rung
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment. `suite` is the field of its records, `arguments` the command that takes them."""
+
+    name: str
+    suite: str
+    title: str
+    axis: Axis
+    arguments: str
+    table: TableKind
+    figures: tuple[FigureKind, ...]
+    points: Mapping[str, Points]  # by kind of device: "cpu", "cuda" or "emulator"; the first is the default
+    dtype: str = ""  # the element type that the documents show; "" if the option --dtype is not taken
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of devices on which it is timed; the emulator counts."""
+        return tuple(device for device in self.points if device != "emulator")
+
+    @property
+    def is_sweep(self) -> bool:
+        """True if it varies one quantity."""
+        return bool(self.axis.key or self.axis.side)
+
+    @property
+    def heading(self) -> str:
+        """Its name as text: "square f32"."""
+        return self.name.replace("_", " ")
+
+    def command(self, device: str = "", dtype: str = "", store: str = "") -> str:
+        """Return the command line that takes its records: on its default device and element type unless given.
+
+        >>> sweep("size").command("cuda", "f16")
+        'gemmery sweep size --device cuda --dtype f16'
+        """
+        other = device in self.devices[1:]
+        dtype = self.dtype and (dtype or self.dtype)
+        options = {
+            "--device": device if other else "",
+            "--dtype": dtype if dtype != "f32" else "",
+            "--store": store,
+        }
+        return " ".join(["gemmery", self.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
+
+
+def _plain(*rungs: str) -> Variants:
+    """Return rungs in their default configs."""
+    return tuple((name, {}) for name in rungs)
+
+
+def _sweep(
+    name: str,
+    title: str,
+    axis: Axis,
+    table: TableKind,
+    points: Mapping[str, Points],
+    figures: tuple[FigureKind, ...] = (FigureKind.SWEEP,),
+    dtype: str = "f32",
+) -> Experiment:
+    return Experiment(name, f"sweep_{name}", title, axis, f"sweep {name}", table, figures, points, dtype)
+
+
+def _on_gpu(rungs: Variants, size: int, values: tuple[int, ...]) -> dict[str, Points]:
+    """Return the points of a key on a GPU, and on the emulator at the size at which it runs the ladder."""
+    return {"cuda": Points(rungs, (size,), values), "emulator": Points(rungs, EMULATED_SIZES, values)}
+
+
+EMULATED_SIZES = (256,)  # two of the largest tiles per side: all rungs together take some seconds
+LADDER = Experiment(
+    "ladder",
+    "ladder",
+    "The ladder",
+    Axis("rung"),
+    "ladder",
+    TableKind.LADDER,
+    (FigureKind.BARS, FigureKind.RATES, FigureKind.RUNG_ROOFLINE),
+    {
+        "cpu": Points(sizes=(512, 1024, 2048)),
+        "cuda": Points(sizes=(1024, 2048, 4096)),
+        "emulator": Points(sizes=EMULATED_SIZES),
+    },
+    "f32",
+)
+CHAIN = Experiment(
+    "chain",
+    "chain",
+    "The chain R = A (A + B)",
+    Axis("library"),
+    "bench --workload chain",
+    TableKind.PRODUCTS,
+    (FigureKind.SPEEDUPS, FigureKind.ROOFLINE),
+    {"cuda": Points(sizes=(2048, 4096))},
+    "f32",
+)
+EXHIBIT = Experiment(
+    "exhibit",
+    "exhibit",
+    "Effects of the hardware",
+    Axis("config"),
+    "exhibit",
+    TableKind.BY_CONFIG,
+    (),
+    {"cuda": Points(), "emulator": Points()},
+)
+
+POWERS = tuple(2**power for power in range(13))
+GEMV = (
+    *_plain("gemv_thread", "gemv_thread_smem"),
+    *(("gemv_warp", {"r": r, "smem": smem}) for smem in (0, 1) for r in (1, 2, 4, 8, 16)),
+    *_plain("gemv_vectorized"),
+)
+SWEEPS = (
+    _sweep(
+        "size",
+        "Speed against size",
+        Axis("n", side="n"),
+        TableKind.BY_SIZE,
+        {
+            "cpu": Points(_plain("simd_row", "simd_blocked", "direct", "packed"), (64, 128, 256, 512, 1024, 2048)),
+            "cuda": Points(
+                _plain(
+                    "simt_naive",
+                    "simt_smem",
+                    "simt_vectorized",
+                    "simt_pipelined",
+                    "mma_f64",
+                    "mma_ldmatrix",
+                    "mma_pipelined",
+                ),
+                (256, 512, 1024, 2048, 4096, 8192),
+            ),
+        },
+        (FigureKind.RATES, FigureKind.TIMES),
+    ),
+    _sweep(
+        "block",
+        "Time against the side of a block",
+        Axis("block", key="block"),
+        TableKind.BY_BLOCK,
+        {"cpu": Points(_plain("simd_blocked"), (2048,))},
+        (FigureKind.BLOCKS,),
+    ),
+    _sweep(
+        "threads",
+        "Time against threads per block",
+        Axis("threads per block", key="threads", threads=1),
+        TableKind.BY_KEY,
+        _on_gpu(_plain("simt_linear"), 4096, (*POWERS[1:11], 2048)),
+    ),
+    _sweep(
+        "tile",
+        "Time against the side of a tile",
+        Axis("side of a tile", key="tile", threads=2),
+        TableKind.BY_KEY,
+        _on_gpu(_plain("simt_smem"), 4096, (*POWERS[1:6], 64)),
+    ),
+    _sweep(
+        "stages",
+        "Time against tiles in flight",
+        Axis("stages", key="stages"),
+        TableKind.BY_KEY,
+        _on_gpu(_plain("simt_pipelined", "mma_f64", "mma_pipelined"), 4096, (2, 3, 4, 5, 6, 8)),
+    ),
+    _sweep(
+        "gemv",
+        "y = W x against the length of y",
+        Axis("N, the length of y", side="n", fixed=128),
+        TableKind.BY_SIDE,
+        {"cuda": Points(GEMV, (*POWERS, 1000, 3000))},
+        dtype="f16",
+    ),
+    _sweep(
+        "gemv_k",
+        "y = W x against the length of x",
+        Axis("K, the length of x", side="k", fixed=4096),
+        TableKind.BY_SIDE,
+        {"cuda": Points(GEMV, tuple(32 << power for power in range(10)))},
+        dtype="f16",
+    ),
+)
+BUILT_IN = (LADDER, *SWEEPS, CHAIN, EXHIBIT)  # those without a TOML file
+
+COMPARED = "Products compared with rival libraries"  # the title of records of suites, or of several experiments
+TABLES = {
+    "product": TableKind.PRODUCTS,
+    "call": TableKind.PRODUCTS,
+    "calls": TableKind.PRODUCTS,
+    "first_call": TableKind.FIRST_PRODUCTS,
+    "new_shapes": TableKind.NEW_SHAPES,
+    "compile": TableKind.BY_CASE,
+    "emulator": TableKind.BY_CASE,
+}  # by the kind of a suite
+
+
+def sweep(name: str) -> Experiment:
+    """Return a sweep by its name. Raises ArgumentError for an unknown one."""
+    by_name = {experiment.name: experiment for experiment in SWEEPS}
+    if name not in by_name:
+        close = get_close_matches(name, by_name, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ArgumentError(f"experiment {name!r} is not known; {meant}known: {', '.join(by_name)}")
+    return by_name[name]
+
+
+@functools.cache
+def find(suite: str) -> Experiment:
+    """Return the experiment whose records have this suite; a suite of a user's own for any other name.
+
+    >>> find("sweep_tile").axis.label, find("small").command()
+    ('side of a tile', 'gemmery bench small')
+    """
+    for experiment in BUILT_IN:
+        if experiment.suite == suite:
+            return experiment
+    from gemmery.bench import suite as suites  # loads what commands need not wait for to check their arguments
+
+    table, device = TableKind.ANY_SUITE, "cpu"
+    if suite in suites.names():
+        loaded = suites.load(suites.find(suite))
+        table, device = TABLES[loaded.kind], loaded.device
+    figures = (FigureKind.TOURNAMENTS, FigureKind.SPEEDUPS, FigureKind.ROOFLINE)
+    return Experiment(suite, suite, COMPARED, Axis("product"), f"bench {suite}", table, figures, {device: Points()})
+
+
+def of(measurement: Measurement) -> Experiment:
+    """Return the experiment that a record belongs to."""
+    return find(measurement.suite)
+
+
+def every() -> tuple[Experiment, ...]:
+    """Return all experiments that come with gemmery."""
+    from gemmery.bench import suite as suites
+
+    return (*BUILT_IN, *map(find, suites.names()))

@@ -1,0 +1,113 @@
+"""Every experiment has what a command, a table, a figure and the documents need, and a new one is one entry."""
+
+import shlex
+
+import pytest
+
+import records
+from gemmery import experiments, lab
+from gemmery.bench import suite as suites
+from gemmery.bench.record import Run
+from gemmery.cli.app import app
+from gemmery.errors import ArgumentError
+from gemmery.experiments import Axis, FigureKind, Points, TableKind
+from gemmery.lab.sweeps import planned
+from gemmery.report import words
+from gemmery.report.figures import DRAWINGS, figures
+from gemmery.report.stored import Query, missing
+from gemmery.report.tables import SHEETS, sheets
+
+EVERY = {experiment.suite: experiment for experiment in experiments.every()}
+
+
+@pytest.mark.parametrize("suite", EVERY)
+def test_an_experiment_has_a_title_an_axis_a_table_and_figures(suite):
+    experiment = EVERY[suite]
+    assert experiments.find(suite) is experiment
+    assert experiment.title
+    assert experiment.axis.label
+    assert not (experiment.axis.key and experiment.axis.side)
+    assert experiment.table in SHEETS
+    assert set(experiment.figures) <= DRAWINGS.keys()
+    assert experiment.figures or experiment is experiments.EXHIBIT  # its page shows the kernel
+    assert experiment.devices
+
+
+@pytest.mark.parametrize("suite", EVERY)
+def test_the_command_line_takes_its_command(suite, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for device in EVERY[suite].devices:
+        name, *arguments = shlex.split(EVERY[suite].command(device, store=str(tmp_path)))
+        assert name == "gemmery"
+        assert callable(app([*arguments], standalone_mode=False))
+
+
+def test_each_has_records_of_its_own():
+    every = experiments.every()
+    assert len(EVERY) == len(every)
+    assert set(suites.names()) == {experiment.suite for experiment in every} - {
+        experiment.suite for experiment in experiments.BUILT_IN
+    }
+
+
+def test_all_kinds_have_a_use_and_every_kind_of_suite_a_table():
+    assert set(experiments.TABLES) == set(suites.KINDS)
+    assert {experiment.table for experiment in EVERY.values()} <= set(TableKind)
+    assert set(SHEETS) == set(TableKind) - {TableKind.ANY_SUITE}
+    assert set(DRAWINGS) == set(FigureKind) == {kind for experiment in EVERY.values() for kind in experiment.figures}
+
+
+def test_a_command_names_the_device_and_the_type_that_are_not_its_own():
+    size, gemv, small = experiments.sweep("size"), experiments.sweep("gemv"), experiments.find("small")
+    assert size.command("cpu", "f32") == "gemmery sweep size"
+    assert size.command("cuda", "f64", "there") == "gemmery sweep size --device cuda --dtype f64 --store there"
+    assert gemv.command("cuda") == "gemmery sweep gemv --dtype f16"
+    assert small.command("cuda", "f64") == "gemmery bench small"
+
+
+def test_an_unknown_sweep_is_named_with_a_near_one():
+    with pytest.raises(ArgumentError, match="did you mean 'tile'"):
+        experiments.sweep("tiles")
+
+
+def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
+    mine = experiments.find("mine")
+    assert mine.table is TableKind.ANY_SUITE
+    assert mine.command() == "gemmery bench mine"
+    (row,) = records.bench().measurements[:1]
+    (sheet,) = sheets(Run(records.MACHINE, records.STARTED, (row.__class__(**{**vars(row), "suite": "mine"}),)), ())
+    assert sheet.title.startswith("mine")
+
+
+def test_a_new_sweep_is_one_entry(monkeypatch):
+    trial = experiments._sweep(
+        "depth",
+        "Time against the depth of a tile",
+        Axis("depth of a tile", key="bk"),
+        TableKind.BY_KEY,
+        {"cuda": Points((("simt_vectorized", {}),), (512,), (8, 16))},
+    )
+    monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
+    monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
+    experiments.find.cache_clear()
+    plan = planned("depth", (), (), "f32", 0, 1.0, "")
+    assert [(rung.name, config) for rung, config in plan.variants] == [
+        ("simt_vectorized", {"bk": 8}),
+        ("simt_vectorized", {"bk": 16}),
+    ]
+    taken = [records.measurement(trial.suite, "simt_vectorized", 512, 100 * bk, config={"bk": bk}) for bk in (8, 16)]
+    run = Run(records.MACHINE, records.STARTED, tuple(taken))
+    (sheet,) = sheets(run, ())
+    (plot,) = figures(run)
+    assert sheet.head[1] == "depth of a tile"
+    assert sheet.title == plot.title == "Time against the depth of a tile, n = 512, f32"
+    assert words.title(run) == trial.title
+    assert "`gemmery sweep depth --store" in missing(Query(trial.suite, (), {}))
+    experiments.find.cache_clear()
+
+
+def test_the_emulator_counts_the_sweeps_with_points_for_it():
+    countable = [sweep.name for sweep in experiments.SWEEPS if "emulator" in sweep.points]
+    assert countable == ["threads", "tile", "stages"]
+    with pytest.raises(ArgumentError, match="it runs threads, tile, stages"):
+        lab.emulated_sweep("size")

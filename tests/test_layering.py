@@ -140,7 +140,6 @@ def test_a_part_imports_only_from_rows_below_it(path):
 REMAINING = {
     "cuda",
     "emulator",
-    "report",
 }
 
 

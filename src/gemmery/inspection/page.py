@@ -49,8 +49,8 @@ def side_by_side_page(pair: SideBySide) -> str:
     """The page of two, with the pictures of both."""
     both = (pair.old, pair.new)
     ideas = "".join(
-        f"<p><b>{html.escape(one.rung)}</b>: {html.escape(one.idea)}. {html.escape(lesson(one.rung))}</p>"
-        for one in both
+        f"<p><b>{html.escape(rung.rung)}</b>: {html.escape(rung.idea)}. {html.escape(lesson(rung.rung))}</p>"
+        for rung in both
     )
     title = side_by_side.title(pair)
     head = (

@@ -99,7 +99,7 @@ def _counters(pair: SideBySide) -> Section | None:
     """The counters of both, or the reason why one of them has none."""
     before, after = pair.old.emulated, pair.new.emulated
     if not before or not after:
-        reasons = [(one.rung, one.not_emulated, "") for one in (pair.old, pair.new) if one.not_emulated]
+        reasons = [(rung.rung, rung.not_emulated, "") for rung in (pair.old, pair.new) if rung.not_emulated]
         return _section(pair, "Not counted", reasons) if reasons else None
     old, new = ({text: getattr(run.total, name) for name, text in COUNTS.items()} for run in (before, after))
     means = zip(("bytes used per sector", "sectors per access"), _means(before), _means(after), strict=True)

@@ -10,10 +10,10 @@ from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.emulator.trace.chosen import Chosen
 from gemmery.report.pictures import divergence, sectors, tile, wavefronts
 from gemmery.report.pictures.divergence import divergence_picture
+from gemmery.report.pictures.drawing import quoted
 from gemmery.report.pictures.sectors import sectors_picture
 from gemmery.report.pictures.tile import tile_picture
 from gemmery.report.pictures.wavefronts import wavefronts_picture
-from gemmery.report.pictures.wording import quoted
 from gemmery.report.svg import Plot, standalone
 
 __all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
@@ -28,34 +28,34 @@ EDGE = 16  # around a standalone picture
 
 
 def pictures(
-    chosen: Chosen, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
+    accesses: Chosen, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
 ) -> tuple[Plot, ...]:
-    """A figure for everything that was chosen; `source` gives the text of lines, `prefix` begins the figures' names.
+    """A figure for each access, tile and branch; `source` gives the text of lines, `prefix` begins the figures' names.
 
     The first figure of each kind says how to read it, except of the kinds that are `explained` already.
     """
-    drawn: tuple[tuple[str, Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
-        *(("tile", tile_picture(one, f"tile-{at}"), (one.store, one.load)) for at, one in enumerate(chosen.tiles, 1)),
-        *(("banks", wavefronts_picture(one, f"banks-{at}"), (one,)) for at, one in enumerate(chosen.shared, 1)),
-        *(("sectors", sectors_picture(one, f"sectors-{at}"), (one,)) for at, one in enumerate(chosen.global_, 1)),
+    drawn: tuple[tuple[Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
+        *((tile_picture(tile, f"tile-{at}"), (tile.store, tile.load)) for at, tile in enumerate(accesses.tiles, 1)),
+        *((wavefronts_picture(access, f"banks-{at}"), (access,)) for at, access in enumerate(accesses.shared, 1)),
+        *((sectors_picture(access, f"sectors-{at}"), (access,)) for at, access in enumerate(accesses.global_, 1)),
         *(
-            ("lanes", divergence_picture(one, source, f"lanes-{at}"), (one,))
-            for at, one in enumerate(chosen.divergences, 1)
+            (divergence_picture(branch, source, f"lanes-{at}"), (branch,))
+            for at, branch in enumerate(accesses.divergences, 1)
         ),
     )
-    found, known = [], set(explained)
-    for kind, plot, shown in drawn:
+    plots, known = [], set(explained)
+    for plot, events in drawn:
+        kind = plot.name.partition("-")[0]
         reading = "" if kind in known else f" {READINGS[kind]}"
         known.add(kind)
-        found.append(
-            replace(plot, name=f"{prefix}{plot.name}", caption=plot.caption + quoted(source, *shown) + reading)
-        )
-    return tuple(found)
+        caption = plot.caption + quoted(source, *events) + reading
+        plots.append(replace(plot, name=f"{prefix}{plot.name}", caption=caption))
+    return tuple(plots)
 
 
-def files(rung: str, chosen: Chosen, source: Mapping[str, str]) -> dict[str, str]:
+def files(rung: str, accesses: Chosen, source: Mapping[str, str]) -> dict[str, str]:
     """The same as standalone SVG files, by their names: "simt_smem-banks-1.svg"."""
-    return {f"{plot.name}.svg": standalone(_edged(plot.svg)) for plot in pictures(chosen, source, f"{rung}-")}
+    return {f"{plot.name}.svg": standalone(_edged(plot.svg)) for plot in pictures(accesses, source, f"{rung}-")}
 
 
 def _edged(svg: str) -> str:

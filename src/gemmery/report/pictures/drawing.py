@@ -1,19 +1,21 @@
-"""Cells, labels and the <svg> around them, in the colours of the page; every picture is drawn with these."""
+"""What pictures share: cells, labels and the <svg> around them in the colours of the page, and phrases of captions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from gemmery.emulator.ptx import Line, calling
+from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.report.svg import MONO, SANS, WIDTH
 
 EM = 0.62  # width of a character, in font sizes; monospaced ones are the widest
 LEAST = 9  # font size of any label: a page shows a picture at about one unit a pixel
 
 
-def cell(x: float, y: float, width: float, height: float, fill: str, said: str = "") -> str:
-    """A rectangle filled with a colour of the palette; `said` shows under the pointer and is read aloud."""
-    inside = f"<title>{escape(said)}</title>" if said else ""
+def cell(x: float, y: float, width: float, height: float, fill: str, tooltip: str = "") -> str:
+    """A rectangle filled with a colour of the palette; the tooltip is read aloud, too."""
+    inside = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="var(--{fill})">{inside}</rect>'
     )
@@ -39,9 +41,9 @@ def label(
     )
 
 
-def filled(x: float, y: float, width: float, height: float, fill: str, texts: Sequence[str], said: str) -> str:
+def filled(x: float, y: float, width: float, height: float, fill: str, texts: Sequence[str], tooltip: str) -> str:
     """A cell and the first of `texts` that fits in it, from 11 units high down to LEAST."""
-    parts = cell(x, y, width, height, fill, said)
+    parts = cell(x, y, width, height, fill, tooltip)
     for text in texts:
         size = min(11, height - 3, (width - 1) / (EM * max(len(text), 2)))  # alike for lanes of one and of two digits
         if size >= LEAST:
@@ -91,3 +93,26 @@ def legend(x: float, y: float, meanings: Sequence[tuple[str, str]]) -> str:
         parts += [cell(x, y - 6, 12, 12, fill), label(x + 18, y, meaning, "muted", 11, "start")]
         x += 18 + 6.2 * len(meaning) + 22
     return "".join(parts)
+
+
+def line_of(event: WarpAccess | Divergence) -> Line:
+    """The line of an access or a branch: the innermost one that is more than a wrapper of one instruction."""
+    return calling(event.frames or (event.line,))[-1]
+
+
+def with_callers(event: WarpAccess | Divergence) -> str:
+    """That line, and those it is called from: "registers.cuh:22 (called from simt_padded.cu:19)"."""
+    *outer, here = map(str, calling(event.frames or (event.line,)))
+    return f"{here} (called from {', '.join(reversed(outer))})" if outer else here
+
+
+def instruction(access: WarpAccess) -> str:
+    """The instruction and its line: "st.shared.f32 at simt_smem.cu:18, warp 0"."""
+    return f"{access.opcode} at {with_callers(access)}, warp {access.warp}"
+
+
+def quoted(source: Mapping[str, str], *events: WarpAccess | Divergence | None) -> str:
+    """The text of their lines, where it is known: " The source: “x = 0;”."."""
+    texts = [source.get(str(line_of(event)), "") for event in events if event is not None]
+    known = [f"“{text}”" for text in dict.fromkeys(texts) if text]
+    return f" The source: {', '.join(known)}." if known else ""

@@ -6,8 +6,18 @@ from collections.abc import Mapping
 
 from gemmery.emulator.trace import WarpAccess
 from gemmery.report import words
-from gemmery.report.pictures.drawing import cell, filled, label, legend, outline, spoken, svg, who
-from gemmery.report.pictures.wording import place, seen
+from gemmery.report.pictures.drawing import (
+    cell,
+    filled,
+    instruction,
+    label,
+    legend,
+    line_of,
+    outline,
+    spoken,
+    svg,
+    who,
+)
 from gemmery.report.svg import Plot
 from gemmery.report.words import plural
 
@@ -39,25 +49,25 @@ def sectors_picture(access: WarpAccess, name: str = "sectors") -> Plot:
         parts += _pieces(line, used, top)
         top += ROW + APART
     parts.append(legend(LEFT, top + 10, (("accent", "used, by the lanes named"), ("soft", "moved, but not used"))))
-    asked, moved = len(used), len(sectors) * SECTOR
-    ideal = -(-asked // SECTOR)
-    said = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"
+    requested, moved = len(used), len(sectors) * SECTOR
+    ideal = -(-requested // SECTOR)
+    summary = f"{plural(len(sectors), 'sector')} of {SECTOR} bytes"
     caption = (
-        f"{place(access)}: {said}, where {ideal} would hold what the lanes use: {asked:,} of {moved:,} bytes, "
-        f"{words.percent(asked / moved)}."
+        f"{instruction(access)}: {summary}, where {ideal} would hold what the lanes use: {requested:,} of {moved:,} "
+        f"bytes, {words.percent(requested / moved)}."
     )
-    described = f"sectors of {access.opcode} at {seen(access)}: {said}, {asked} of {moved} bytes used"
-    return Plot(name, f"Sectors of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))
+    described = f"sectors of {access.opcode} at {line_of(access)}: {summary}, {requested} of {moved} bytes used"
+    return Plot(name, f"Sectors of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
 
 
 def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:
     """Which lanes use each byte, in the order of the bytes."""
-    found: dict[int, list[int]] = {}
+    users: dict[int, list[int]] = {}
     for lane, address in enumerate(access.addresses):
         if address is not None:
             for byte in range(address, address + access.width):
-                found.setdefault(byte, []).append(lane)
-    return {byte: tuple(found[byte]) for byte in sorted(found)}
+                users.setdefault(byte, []).append(lane)
+    return {byte: tuple(users[byte]) for byte in sorted(users)}
 
 
 def _pieces(line: int, used: Mapping[int, tuple[int, ...]], top: float) -> list[str]:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from gemmery.banks import BANK, BANKS
 from gemmery.emulator.trace import TileLayout, WarpAccess
-from gemmery.report.pictures.drawing import EM, LEAST, cell, label, legend, spoken, svg, who
+from gemmery.report.pictures.drawing import EM, LEAST, cell, instruction, label, legend, line_of, spoken, svg, who
 from gemmery.report.pictures.wavefronts import boxes, cost, groups
-from gemmery.report.pictures.wording import place, seen
 from gemmery.report.svg import Plot
 
 BANK_ROW = BANK * BANKS  # bytes that the 32 banks hold once
@@ -33,22 +32,22 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
     """
     accesses = [access for access in (layout.store, layout.load) if access is not None]
     first = {access: groups(access)[0] for access in accesses}
-    shown = _rows([access.addresses[lane] for access in accesses for lane in first[access]], layout)
+    rows = _rows([access.addresses[lane] for access in accesses for lane in first[access]], layout)
     parts, top = [], 8.0
     for access in accesses:
-        panel, top = _panel(layout, access, first[access], shown, top)
+        panel, top = _panel(layout, access, first[access], rows, top)
         parts += panel
     parts.append(legend(LEFT, top + 2, MEANINGS))
-    said = " ".join(f"{_verb(access).capitalize()}: {place(access)}; {cost(access)}." for access in accesses)
+    caption = " ".join(f"{_verb(access).capitalize()}: {instruction(access)}; {cost(access)}." for access in accesses)
     title = f"The tile of {layout.operand} in shared memory"
-    return Plot(name, title, said, svg(f"{title}: {said}", top + 16, parts))
+    return Plot(name, title, caption, svg(f"{title}: {caption}", top + 16, parts))
 
 
 def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
     """The rows that are shown: those touched, and as many after them as show the pattern."""
     touched = sorted({address // BANK_ROW for address in addresses if address is not None})
-    held = sorted({offset // BANK_ROW for offset in layout.held})
-    after = [row for row in held if touched and row > touched[0] and row not in touched]
+    filled = sorted({offset // BANK_ROW for offset in layout.held})
+    after = [row for row in filled if touched and row > touched[0] and row not in touched]
     return sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
 
 
@@ -65,7 +64,7 @@ def _panel(
     )
     height = 18 + 10 * lines
     parts = [
-        label(0, top, f"{_verb(access)}, {spoken(group)}: {access.opcode}, {seen(access)}", anchor="start", size=12)
+        label(0, top, f"{_verb(access)}, {spoken(group)}: {access.opcode}, {line_of(access)}", anchor="start", size=12)
     ]
     top += 18
     parts.append(label(LEFT - 12, top, "banks" if size > BANK else "bank", "muted", anchor="end"))
@@ -112,15 +111,15 @@ def _cell(
     element = layout.held.get(at)
     texts = () if element is None else (f"{element[0]}, {element[1]}",) if lines == 1 else tuple(map(str, element))
     holds = f"{layout.operand}[{element[0]}][{element[1]}]" if element else "nothing of the tile"
-    said = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")
-    parts = [cell(x + 1, top, width - 2, height, fill, said)]
+    tooltip = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")
+    parts = [cell(x + 1, top, width - 2, height, fill, tooltip)]
     middle = x + width / 2
     if by:
-        said_by = next(text for text in (*who(by), "") if EM * LEAST * len(text) < width - 4)
-        font = min(11, (width - 4) / (EM * max(len(said_by), 2)))
-        parts.append(label(middle, top + 9, said_by, "paper", font))
-    for place_, text in enumerate(texts):
-        down = height / 2 + (place_ - (len(texts) - 1) / 2) * 10 + (7 if by else 0)
+        lanes = next(text for text in (*who(by), "") if EM * LEAST * len(text) < width - 4)
+        font = min(11, (width - 4) / (EM * max(len(lanes), 2)))
+        parts.append(label(middle, top + 9, lanes, "paper", font))
+    for index, text in enumerate(texts):
+        down = height / 2 + (index - (len(texts) - 1) / 2) * 10 + (7 if by else 0)
         parts.append(label(middle, top + down, text, "paper" if by else "muted", SMALL))
     return parts
 

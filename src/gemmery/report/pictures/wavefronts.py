@@ -10,8 +10,18 @@ from gemmery import banks
 from gemmery.banks import BANK, BANKS, LANES
 from gemmery.emulator.trace import WarpAccess
 from gemmery.emulator.trace.chosen import served
-from gemmery.report.pictures.drawing import cell, filled, label, lanes, legend, spoken, svg, who
-from gemmery.report.pictures.wording import place, seen
+from gemmery.report.pictures.drawing import (
+    cell,
+    filled,
+    instruction,
+    label,
+    lanes,
+    legend,
+    line_of,
+    spoken,
+    svg,
+    who,
+)
 from gemmery.report.svg import Plot
 from gemmery.report.words import plural
 
@@ -53,9 +63,9 @@ def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
         top += height * row + GAP
     kinds = {box.meets for stack in stacks for box in stack}
     parts.append(legend(LEFT, top + 10, [MEANINGS[meets] for meets in (False, True) if meets in kinds]))
-    described = f"banks of {access.opcode} at {seen(access)}: {cost(access)}"
-    caption = f"{place(access)}: {cost(access)}. {_turns(turns)}"
-    return Plot(name, f"Banks of {access.opcode}, {seen(access)}", caption, svg(described, top + 22, parts))
+    described = f"banks of {access.opcode} at {line_of(access)}: {cost(access)}"
+    caption = f"{instruction(access)}: {cost(access)}. {_turns(turns)}"
+    return Plot(name, f"Banks of {access.opcode}, {line_of(access)}", caption, svg(described, top + 22, parts))
 
 
 def groups(access: WarpAccess) -> list[tuple[int, ...]]:
@@ -70,10 +80,10 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
     """
     if access.kind in ("ldmatrix", "stmatrix"):
         return _every(access, banks.ROWS)
-    found, together = served(access), min(LANES, BANK * BANKS // access.width)
+    passes, together = served(access), min(LANES, BANK * BANKS // access.width)
     narrow = _every(access, together)
     # Pairs that agree are served in groups twice as wide; the number of groups shows it.
-    return narrow if len(narrow) == found.wavefronts - found.conflicts else _every(access, 2 * together)
+    return narrow if len(narrow) == passes.wavefronts - passes.conflicts else _every(access, 2 * together)
 
 
 def cost(access: WarpAccess) -> str:
@@ -84,11 +94,12 @@ def cost(access: WarpAccess) -> str:
     >>> cost(WarpAccess(line, line, "ld.shared.f32", "shared", "ld", 4, addresses))
     '2 wavefronts, 1 of them a bank conflict'
     """
-    found = served(access)
-    if not found.conflicts:
-        return f"{plural(found.wavefronts, 'wavefront')}, no bank conflict"
-    conflicts = "a bank conflict" if found.conflicts == 1 else "bank conflicts"
-    return f"{plural(found.wavefronts, 'wavefront')}, {found.conflicts} of them {conflicts}"
+    passes = served(access)
+    wavefronts = plural(passes.wavefronts, "wavefront")
+    if not passes.conflicts:
+        return f"{wavefronts}, no bank conflict"
+    conflicts = "a bank conflict" if passes.conflicts == 1 else "bank conflicts"
+    return f"{wavefronts}, {passes.conflicts} of them {conflicts}"
 
 
 def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
@@ -105,26 +116,26 @@ def boxes(access: WarpAccess, group: Sequence[int]) -> list[Box]:
     >>> [(box.bank, box.level, box.lanes, box.meets) for box in boxes(access, (0, 1, 2))]
     [(0, 0, (0,), True), (0, 1, (1, 2), True)]
     """
-    asked: dict[int, list[int]] = {}  # word -> lanes
+    readers: dict[int, list[int]] = {}  # word -> lanes
     for lane in group:
         address = access.addresses[lane]
         if address is not None:
             for word in range(address // BANK, (address + max(access.piece, BANK)) // BANK):
-                asked.setdefault(word, []).append(lane)
+                readers.setdefault(word, []).append(lane)
     on: list[list[int]] = [[] for _ in range(BANKS)]  # words, in the order of the wavefronts
-    for word in asked:
+    for word in readers:
         on[word % BANKS].append(word)
-    found: list[Box] = []
+    stack: list[Box] = []
     for level in range(max(map(len, on))):
         for bank, words in enumerate(on):
             if level < len(words):
-                box = Box(level, bank, 1, tuple(asked[words[level]]), len(words) > 1)
-                before = found[-1] if bank and on[bank - 1][level : level + 1] == [words[level] - 1] else None
+                box = Box(level, bank, 1, tuple(readers[words[level]]), len(words) > 1)
+                before = stack[-1] if bank and on[bank - 1][level : level + 1] == [words[level] - 1] else None
                 if before and (before.lanes, before.meets) == (box.lanes, box.meets):
-                    found[-1] = replace(before, banks=before.banks + 1)
+                    stack[-1] = replace(before, banks=before.banks + 1)
                 else:
-                    found.append(box)
-    return found
+                    stack.append(box)
+    return stack
 
 
 def _stack(group: Sequence[int], stack: Sequence[Box], height: int, top: float, row: float) -> list[str]:
@@ -140,9 +151,9 @@ def _stack(group: Sequence[int], stack: Sequence[Box], height: int, top: float, 
     for box in stack:
         y, x = top + (height - 1 - box.level) * row, LEFT + box.bank * WIDE
         banks = f"bank {box.bank}" if box.banks == 1 else f"banks {box.bank} to {box.bank + box.banks - 1}"
-        said = f"{spoken(box.lanes)} on {banks}, wavefront {box.level + 1} of {height}"
+        tooltip = f"{spoken(box.lanes)} on {banks}, wavefront {box.level + 1} of {height}"
         fill = "rival" if box.meets else "accent"
-        parts.append(filled(x + 1, y + 1, box.banks * WIDE - 2, row - 2, fill, who(box.lanes), said))
+        parts.append(filled(x + 1, y + 1, box.banks * WIDE - 2, row - 2, fill, who(box.lanes), tooltip))
     return parts
 
 

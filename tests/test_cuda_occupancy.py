@@ -4,7 +4,7 @@ import pytest
 
 from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.device import KNOWN, RATES, architecture, card, find
-from gemmery.cuda.occupancy import occupancy, registered_warps, shared_taken
+from gemmery.cuda.occupancy import occupancy, registered_warps, shared_allocated
 from gemmery.cuda.roofline import loaded, roofline
 from gemmery.errors import DeviceError
 from gemmery.problem import Problem
@@ -41,9 +41,9 @@ def test_registers_are_given_by_warp_in_units_of_256_within_a_partition():
 
 
 def test_a_block_takes_a_kilobyte_of_the_systems_from_ampere_on():
-    assert shared_taken(75, 8192) == 8192
-    assert shared_taken(80, 8192) == 9216
-    assert shared_taken(90, 1) == 1152
+    assert shared_allocated(75, 8192) == 8192
+    assert shared_allocated(80, 8192) == 9216
+    assert shared_allocated(90, 1) == 1152
 
 
 def test_what_limits_is_named():

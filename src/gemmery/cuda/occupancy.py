@@ -42,7 +42,7 @@ def occupancy(device: Device, threads: int, registers: int, shared: int, grid: i
     warps = -(-threads // WARP)
     most = {
         "registers": registered_warps(limits.registers_sm, registers) // warps,
-        "shared memory": limits.shared_sm // shared_taken(device.capability, shared),
+        "shared memory": limits.shared_sm // shared_allocated(device.capability, shared),
         "warps": limits.warps_sm // warps,
         "blocks": limits.blocks_sm,
     }
@@ -68,7 +68,7 @@ def registered_warps(registers_sm: int, registers: int) -> int:
     return registers_sm // PARTITIONS // each * PARTITIONS
 
 
-def shared_taken(capability: int, shared: int) -> int:
+def shared_allocated(capability: int, shared: int) -> int:
     """Return the shared memory that a block takes: from sm_80 on plus a kilobyte for the system, in whole units."""
     unit, reserved = (128, 1024) if capability >= 80 else (256, 0)
     return max(-(-(shared + reserved) // unit) * unit, 1)

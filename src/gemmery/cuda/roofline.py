@@ -69,8 +69,8 @@ def roofs(device: Device, unit: str, flops: int, sectors: int, wavefronts: int, 
     every sector of 32 bytes comes from memory.
 
     >>> from gemmery.cuda.device import KNOWN
-    >>> found = roofs(KNOWN["h200"], "f32", 2 * 128**3, 8_192, 25_600, 86_888)
-    >>> {name: f"{seconds * 1e6:.3f} us" for name, seconds in found.items()}
+    >>> limits = roofs(KNOWN["h200"], "f32", 2 * 128**3, 8_192, 25_600, 86_888)
+    >>> {name: f"{seconds * 1e6:.3f} us" for name, seconds in limits.items()}
     {'compute': '0.063 us', 'memory': '0.055 us', 'shared': '0.098 us', 'issue': '0.083 us'}
     """
     clocks = device.sms * device.clock * 1e9

@@ -60,7 +60,7 @@ def disassembled(cubin: bytes, entry: str) -> str:
 
 def section(text: str, entry: str) -> str:
     """The part of nvdisasm's output that is one kernel's."""
-    starts = [(found.start(), found[1]) for found in _SECTION.finditer(text)] + [(len(text), "")]
+    starts = [(head.start(), head[1]) for head in _SECTION.finditer(text)] + [(len(text), "")]
     for (start, name), (end, _) in pairwise(starts):
         if name == entry:
             return text[start:end].rstrip() + "\n"
@@ -69,8 +69,8 @@ def section(text: str, entry: str) -> str:
 
 def instructions(text: str) -> tuple[Instruction, ...]:
     """The instructions of one kernel's SASS, in order."""
-    labels = {found[1]: _next_address(text, found.end()) for found in _LABEL.finditer(text)}
-    found = []
+    labels = {label[1]: _next_address(text, label.end()) for label in _LABEL.finditer(text)}
+    code = []
     for line in _LINE.finditer(text):
         words = line[2].split(None, 1)
         if words[0].startswith("@"):  # a predicate
@@ -78,8 +78,8 @@ def instructions(text: str) -> tuple[Instruction, ...]:
         operands = words[1].strip() if len(words) > 1 else ""
         label = re.search(r"`\((\.\w+)\)", operands)
         target = labels.get(label[1], -1) if label and words[0].startswith("BRA") else -1
-        found.append(Instruction(int(line[1], 16), words[0], operands, target))
-    return tuple(found)
+        code.append(Instruction(int(line[1], 16), words[0], operands, target))
+    return tuple(code)
 
 
 def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
@@ -126,28 +126,28 @@ def step(code: Sequence[Instruction], multiplies: float) -> tuple[dict[str, int]
     return ordered(whole), int(passes)
 
 
-def multiply_adds(found: Mapping[str, int]) -> int:
+def multiply_adds(kinds: Mapping[str, int]) -> int:
     """Multiply-adds of one warp in counted instructions; 0 for a matrix instruction whose shape is not known.
 
     >>> multiply_adds({"FFMA": 2, "LDS.128": 4}), multiply_adds({"HMMA.16816.F32": 1}), multiply_adds({"DMMA.8x8x4": 1})
     (64, 2048, 256)
     """
-    return sum(number * _multiply_adds(name) for name, number in found.items())
+    return sum(number * _multiply_adds(name) for name, number in kinds.items())
 
 
 def counts(code: Iterable[Instruction]) -> dict[str, int]:
     """How many instructions of each kind there are, the kinds that matter first."""
-    return ordered(Counter(kind(one.opcode) for one in code if one.opcode != "NOP"))
+    return ordered(Counter(kind(line.opcode) for line in code if line.opcode != "NOP"))
 
 
-def ordered(found: Mapping[str, Number]) -> dict[str, Number]:
+def ordered(kinds: Mapping[str, Number]) -> dict[str, Number]:
     """Counts with the kinds that matter first."""
-    return dict(sorted(found.items(), key=lambda item: (_rank(item[0]), -item[1], item[0])))
+    return dict(sorted(kinds.items(), key=lambda item: (_rank(item[0]), -item[1], item[0])))
 
 
-def arithmetic(found: Mapping[str, int]) -> int:
+def arithmetic(kinds: Mapping[str, int]) -> int:
     """Number of instructions that multiply and add."""
-    return sum(number for name, number in found.items() if _rank(name) < ORDER.index("LDG"))
+    return sum(number for name, number in kinds.items() if _rank(name) < ORDER.index("LDG"))
 
 
 def is_notable(name: str) -> bool:
@@ -169,40 +169,39 @@ def kind(opcode: str) -> str:
     return opcode if base.endswith("MMA") else base
 
 
-def bytes_each(found: Mapping[str, int], space: str) -> float:
+def bytes_each(kinds: Mapping[str, int], space: str) -> float:
     """Bytes that a thread loads from "global" or "shared" memory per multiply-add on CUDA cores, 0 without any.
 
     >>> bytes_each({"FFMA": 16, "LDG.32": 32}, "global")
     8.0
     """
     start = {"global": "LDG.", "shared": "LDS."}[space]
-    loaded = sum(
-        int(name.removeprefix(start)) // 8 * number for name, number in found.items() if name.startswith(start)
-    )
-    adds = sum((2 if name.endswith("2") else 1) * number for name, number in found.items() if _rank(name) == 1)
+    loads = {name: number for name, number in kinds.items() if name.startswith(start)}
+    loaded = sum(int(name.removeprefix(start)) // 8 * number for name, number in loads.items())
+    adds = sum((2 if name.endswith("2") else 1) * number for name, number in kinds.items() if _rank(name) == 1)
     return loaded / adds if adds else 0.0
 
 
-def on_tensor_cores(found: Mapping[str, int]) -> bool:
+def on_tensor_cores(kinds: Mapping[str, int]) -> bool:
     """True for a kernel that multiplies on tensor cores, by its counts in SASS or in PTX."""
-    return any(_rank(name) == 0 or name.startswith(("mma.", "wmma.mma", "wgmma.mma", "tcgen05.mma")) for name in found)
+    return any(_rank(name) == 0 or name.startswith(("mma.", "wmma.mma", "wgmma.mma", "tcgen05.mma")) for name in kinds)
 
 
 def ptx_counts(text: str) -> dict[str, int]:
     """How many PTX instructions of each opcode the text of a kernel has."""
     body = re.sub(r"//.*", "", text.partition("\n{")[2])
-    found = Counter(one[1] for one in _PTX.finditer(body))
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    opcodes = Counter(line[1] for line in _PTX.finditer(body))
+    return dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _loops(code: Sequence[Instruction]) -> dict[tuple[int, int], tuple[Instruction, ...]]:
     """The code of each loop by the addresses where it begins and ends."""
-    spans = {(one.target, one.address) for one in code if 0 <= one.target <= one.address}
-    return {span: tuple(one for one in code if span[0] <= one.address <= span[1]) for span in sorted(spans)}
+    spans = {(branch.target, branch.address) for branch in code if 0 <= branch.target <= branch.address}
+    return {span: tuple(line for line in code if span[0] <= line.address <= span[1]) for span in sorted(spans)}
 
 
 def _loads_globally(code: Iterable[Instruction]) -> bool:
-    return any(one.opcode.startswith(("LDG", "UBLKCP", "UTMALDG")) for one in code)
+    return any(line.opcode.startswith(("LDG", "UBLKCP", "UTMALDG")) for line in code)
 
 
 def _multiply_adds(name: str) -> int:
@@ -213,10 +212,10 @@ def _multiply_adds(name: str) -> int:
     if not base.endswith("MMA") or not shape:
         return 0
     sides = shape.partition(".")[0]
-    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", sides) or re.fullmatch(r"(8|16)(8)(4|8|16|32|64)", sides)
-    if not found:
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", sides) or re.fullmatch(r"(8|16)(8)(4|8|16|32|64)", sides)
+    if not match:
         return 0
-    m, n, k = map(int, found.groups())
+    m, n, k = map(int, match.groups())
     return m * n * k // (4 if base == "HGMMA" else 1)  # four warps issue an HGMMA together
 
 
@@ -236,8 +235,8 @@ def _within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
 
 
 def _next_address(text: str, place: int) -> int:
-    found = _LINE.search(text, place)
-    return int(found[1], 16) if found else -1
+    line = _LINE.search(text, place)
+    return int(line[1], 16) if line else -1
 
 
 @lru_cache

@@ -44,8 +44,8 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     branching, active = sum(branch.taken), sum(branch.active)
     caption = (
         f"{with_callers(branch)}: {branching} of {plural(active, 'lane')} branch, {active - branching} do not, and the "
-        f"warp runs both paths one after the other. It issues {apart:,} of {plural(issued, 'instruction')} for some of its lanes "
-        f"only; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
+        f"warp runs both paths one after the other. It issues {apart:,} of {plural(issued, 'instruction')} for some "
+        f"of its lanes only; {words.percent(worked / (WARP * issued))} of the lanes' time is used."
     )
     described = f"lanes over time at the branch of {line_of(branch)}: {branching} of {active} lanes branch"
     return Plot(name, f"Lanes at the branch of {line_of(branch)}", caption, svg(described, top + 24, parts))

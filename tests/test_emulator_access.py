@@ -9,7 +9,7 @@ import gemmery as gm
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.modifiers import ACCESSES
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 
 DATA = Path(__file__).parent / "data" / "ptx"
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"

@@ -14,7 +14,8 @@ from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Banked, Counts, Memory, Shared, Traffic
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.machine import Access
-from gemmery.emulator.ptx import Line, parse
+from gemmery.emulator.ptx import Line
+from gemmery.emulator.ptx.module import parse
 
 PTX = """.version 9.0
 .target sm_90

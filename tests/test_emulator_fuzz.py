@@ -14,7 +14,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import Launch
 from gemmery.emulator.printing import WIDEST
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 from gemmery.errors import EmulationError
 

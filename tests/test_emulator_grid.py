@@ -9,7 +9,7 @@ from emulated import problem_of, product
 from gemmery.emulator.findings import global_races
 from gemmery.emulator.findings.pointers import reach
 from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.lab.kernel import emulate
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -340,7 +340,7 @@ def test_what_is_only_read_is_not_followed():
     """Arrays that no store of the kernel can access, by the registers of its addresses."""
     from gemmery.emulator.findings.pointers import reach
     from gemmery.emulator.memory import Global
-    from gemmery.emulator.ptx import parse
+    from gemmery.emulator.ptx.module import parse
 
     text = """.version 8.0\n.target sm_80\n.address_size 64
     .global .align 4 .u32 counter;
@@ -377,7 +377,7 @@ def test_arrays_that_a_rung_only_reads_are_not_followed(name, monkeypatch):
     rung = find(CUDA, name)
     product(rung, problem_of((64, 64, 64), rung.dtypes[0], ("row", "row", "row")), {}, {})
     ((kernel, found),) = reaches
-    opcodes = {one.opcode.split(".")[0] for one, kept in zip(kernel.instructions, found.followed, strict=True) if kept}
+    opcodes = {one.opcode.name for one, kept in zip(kernel.instructions, found.followed, strict=True) if kept}
     assert opcodes == {"st"}
 
 

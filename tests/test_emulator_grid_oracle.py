@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import Launch, Observer
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import emulated
 
 BLOCKS, THREADS = 3, 64

@@ -8,7 +8,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import Launch
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 
 HEAD = ".version 8.4\n.target sm_90\n.address_size 64\n"

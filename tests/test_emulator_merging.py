@@ -8,7 +8,8 @@ import pytest
 from gemmery.cuda import nvrtc, sass
 from gemmery.emulator.counters.alignment import Low, low_bits
 from gemmery.emulator.counters.merging import merged
-from gemmery.emulator.ptx import Vector, parse
+from gemmery.emulator.ptx import Vector
+from gemmery.emulator.ptx.module import parse
 
 BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
@@ -147,11 +148,11 @@ def of_ptx(kernel):
     """How many loads and stores of each width there are once merged, by the names of machine instructions."""
     found, merge = Counter(), merged(kernel)
     for index, one in enumerate(kernel.instructions):
-        name, *words = one.opcode.split(".")
+        name, words = one.opcode.name, one.opcode.modifiers
         space = {"global": "G", "shared": "S"}.get(next((w for w in words if w in ("global", "shared")), ""))
         if name in ("ld", "st") and space and (index not in merge or merge[index].first == index):
             vector = next((len(o.elements) for o in one.operands if isinstance(o, Vector)), 1)
-            width = merge[index].width if index in merge else vector * BYTES[words[-1].lstrip("fubs")]
+            width = merge[index].width if index in merge else vector * BYTES[one.opcode.type.lstrip("fubs")]
             found[f"{name.upper()}{space}.{8 * width}"] += 1
     return found
 

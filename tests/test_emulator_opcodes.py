@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.emulator import barriers, ops
-from gemmery.emulator.opcodes import canonical
+from gemmery.emulator.ptx.opcodes import canonical
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 TYPE = re.compile(r"([busf]\d+|bf16|tf32|e\dm\d|pred)(x\d)?")

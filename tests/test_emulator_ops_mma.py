@@ -11,6 +11,7 @@ import pytest
 from gemmery.emulator import fragments
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ops.mma import MMA
+from gemmery.emulator.ptx.opcodes import opcode as read
 from gemmery.errors import EmulationError
 
 WARPS = 3
@@ -230,7 +231,7 @@ def in_memory(matrix, layout, stride):
 
 def wmma_load(opcode, memory, stride):
     """What wmma.load does, by bytes and lanes."""
-    fragment = fragments.wmma_fragment(opcode)
+    fragment = fragments.wmma_fragment(read(opcode))
     held = memory.view("u1")
     registers = [None] * fragment.registers
     for piece in fragment.pieces:
@@ -248,7 +249,7 @@ def wmma_load(opcode, memory, stride):
 
 def wmma_store(opcode, registers, memory, stride):
     """What wmma.store does, by bytes and lanes."""
-    fragment = fragments.wmma_fragment(opcode)
+    fragment = fragments.wmma_fragment(read(opcode))
     held = memory.view("u1")
     for piece in fragment.pieces:
         at = (piece.major * stride + piece.minor) * fragment.size
@@ -453,7 +454,7 @@ RECORDED = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_wmma_reaches_memory_as_ptxas_does(name):
-    fragment = fragments.wmma_fragment(f"wmma.{name}")
+    fragment = fragments.wmma_fragment(read(f"wmma.{name}"))
     width, distances = RECORDED[name]
     first = [int(piece.major[0] * 40 + piece.minor[0]) * fragment.size for piece in fragment.pieces]
     assert ({piece.width for piece in fragment.pieces}, tuple(first)) == ({width}, distances)
@@ -474,7 +475,7 @@ MATRICES = {
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_wmma_takes_matrices_from_shared_memory(name):
-    pieces = fragments.wmma_fragment(f"wmma.load.{name}").pieces
+    pieces = fragments.wmma_fragment(read(f"wmma.load.{name}")).pieces
     assert tuple(len(piece.registers) for piece in pieces) == MATRICES[name]
     assert all(piece.matrices and len(piece.major) == 8 * len(piece.registers) for piece in pieces)
 
@@ -490,22 +491,22 @@ def test_wmma_takes_matrices_from_shared_memory(name):
 )
 def test_other_fragments_are_refused(opcode):
     with pytest.raises(EmulationError, match=re.escape(opcode)):
-        fragments.wmma_fragment(opcode)
+        fragments.wmma_fragment(read(opcode))
 
 
 def test_the_stride_left_out_is_the_extent_of_a_line():
     strides = {"a.sync.aligned.row": 16, "a.sync.aligned.col": 32, "b.sync.aligned.row": 8, "b.sync.aligned.col": 16}
     for name, stride in strides.items():
-        assert fragments.wmma_fragment(f"wmma.load.{name}.m32n8k16.shared.f16").stride == stride
-    assert fragments.wmma_fragment("wmma.store.d.sync.aligned.col.m32n8k16.shared.f32").stride == 32
+        assert fragments.wmma_fragment(read(f"wmma.load.{name}.m32n8k16.shared.f16")).stride == stride
+    assert fragments.wmma_fragment(read("wmma.store.d.sync.aligned.col.m32n8k16.shared.f32")).stride == 32
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposing", [False, True])
 def test_matrices_of_8_by_8(count, transposing):
     opcode = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' * transposing}.shared.b16"
-    assert fragments.matrices(opcode) == (count, transposing)
-    assert fragments.matrices(opcode.replace("ld", "st", 1).replace(".shared", "")) == (count, transposing)
+    assert fragments.matrices(read(opcode)) == (count, transposing)
+    assert fragments.matrices(read(opcode.replace("ld", "st", 1).replace(".shared", ""))) == (count, transposing)
     elements = np.random.default_rng(3).integers(0, 2**16, (WARPS, count, 8, 8), dtype="u2")
     rows = elements.reshape(WARPS, 8 * count, 8).view("u1")
     registers = fragments.loaded(rows, transposing)
@@ -520,7 +521,7 @@ def test_matrices_of_8_by_8(count, transposing):
 
 def test_other_matrices_are_refused():
     with pytest.raises(EmulationError, match=r"m16n16.*m8n8"):
-        fragments.matrices("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8")
+        fragments.matrices(read("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8"))
 
 
 def test_the_table_and_the_oracles_are_one_set():

@@ -7,7 +7,7 @@ from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import Launch
 from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import emulated
 
 PTX = """.version 9.0

@@ -6,7 +6,7 @@ import pytest
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import Launch
 from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx import parse
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import chosen
@@ -167,7 +167,7 @@ def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
     assert before.lanes == after.lanes == (True,) * 32
     assert way.lanes == tuple(lane >= 20 for lane in range(32))
     assert (way.instructions, after.instructions) == (2, 3)
-    line = next(one.line for one in kernel.instructions if one.opcode.startswith("bra"))
+    line = next(one.line for one in kernel.instructions if one.opcode.name == "bra")
     assert found.line == line
 
 

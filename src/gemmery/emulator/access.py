@@ -5,7 +5,6 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -81,8 +80,13 @@ def _store(lowering: Lowering, index: int) -> Step:
 def _move(lowering: Lowering, index: int) -> Step:
     """mov, which also packs and unpacks registers."""
     instruction = lowering.kernel.instructions[index]
-    kind = instruction.opcode.removeprefix("mov.")
-    if kind not in MOVED or len(instruction.operands) != 2:
+    kind = instruction.opcode.type
+    if (
+        instruction.opcode.modifiers
+        or instruction.opcode.types != (kind,)
+        or kind not in MOVED
+        or len(instruction.operands) != 2
+    ):
         raise refused(instruction)
     target, source = instruction.operands
     if (isinstance(target, Vector) or isinstance(source, Vector)) and kind[0] != "b":
@@ -141,16 +145,13 @@ def _put_together(lowering: Lowering, instruction: Instruction, kind: str, sourc
     return step
 
 
-_CONVERTED = re.compile(r"cvta(\.to)?\.([\w:]+)\.u64")
-
-
 def _convert_address(lowering: Lowering, index: int) -> Step:
     """cvta and cvta.to: convert between addresses of a space and generic ones."""
     instruction = lowering.kernel.instructions[index]
-    found = _CONVERTED.fullmatch(instruction.opcode)
-    if found is None or found[2] not in modifiers.SPACES:
+    *to, space = instruction.opcode.modifiers or ("",)
+    if to not in ([], ["to"]) or space not in modifiers.SPACES or instruction.opcode.types != ("u64",):
         raise refused(instruction)
-    to, window = found[1], WINDOWS.get(modifiers.SPACES[found[2]], 0)
+    window = WINDOWS.get(modifiers.SPACES[space], 0)
     read = lowering.read(instruction.operands[1], "u64", instruction)
     write = lowering.write(instruction.operands[0], "u64", instruction)
     away = np.uint64(window)
@@ -168,8 +169,8 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
 def _is_in_space(lowering: Lowering, index: int) -> Step:
     """isspacep: test whether a generic address is in a space."""
     instruction = lowering.kernel.instructions[index]
-    space = modifiers.SPACES.get(instruction.opcode.partition(".")[2], "")
-    if instruction.opcode == "isspacep.const" or space not in ("global", "shared", "shared::cluster", "local"):
+    space = instruction.opcode.space
+    if len(instruction.opcode.modifiers) > 1 or space not in ("global", "shared", "shared::cluster", "local"):
         raise refused(instruction)
     read = lowering.read(instruction.operands[1], "s64", instruction)
     write = lowering.write(instruction.operands[0], "pred", instruction)
@@ -193,7 +194,7 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
 def _policy(lowering: Lowering, index: int) -> Step:
     """createpolicy: caches are not modelled, so every policy is 0."""
     instruction = lowering.kernel.instructions[index]
-    if modifiers.POLICIES.fullmatch(instruction.opcode) is None:
+    if modifiers.POLICIES.fullmatch(str(instruction.opcode)) is None:
         raise refused(instruction)
     write = lowering.write(instruction.operands[0], "b64", instruction)
 
@@ -207,7 +208,7 @@ def _policy(lowering: Lowering, index: int) -> Step:
 def _call(lowering: Lowering, index: int) -> Step:
     """A call of a function outside the text: printf, or an error when a thread reaches it."""
     instruction = lowering.kernel.instructions[index]
-    name = instruction.opcode.removeprefix("call ")
+    (name,) = instruction.opcode.modifiers
     if name == "vprintf":
         return printing.handler(lowering, index)
     error = EmulationError(
@@ -224,7 +225,7 @@ def _call(lowering: Lowering, index: int) -> Step:
 def _nothing(lowering: Lowering, index: int) -> Step:
     """Ordering instructions and hints, which do nothing here: lock step keeps the order."""
     instruction = lowering.kernel.instructions[index]
-    if modifiers.WITHOUT_EFFECT.fullmatch(instruction.opcode) is None:
+    if modifiers.WITHOUT_EFFECT.fullmatch(str(instruction.opcode)) is None:
         raise refused(instruction)
     return lambda machine, mask: None
 
@@ -232,11 +233,11 @@ def _nothing(lowering: Lowering, index: int) -> Step:
 def _fence(lowering: Lowering, index: int) -> Step:
     """Fences, which do nothing here: lock step keeps the order. Observers are told of those for shared memory."""
     instruction = lowering.kernel.instructions[index]
-    if modifiers.FENCES.fullmatch(instruction.opcode) is None:
+    if modifiers.FENCES.fullmatch(str(instruction.opcode)) is None:
         raise refused(instruction)
-    words = instruction.opcode.split(".")
+    words = instruction.opcode.modifiers
     elsewhere = {"alias", "tensormap::generic", "mbarrier_init"}
-    if not elsewhere.isdisjoint(words) or words[1:] == ["proxy", "async", "global"]:
+    if not elsewhere.isdisjoint(words) or words == ("proxy", "async", "global"):
         return lambda machine, mask: None
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -249,12 +250,11 @@ def _fence(lowering: Lowering, index: int) -> Step:
 def _copy(lowering: Lowering, index: int) -> Step:
     """cp.async with its groups and waits."""
     instruction = lowering.kernel.instructions[index]
-    words = instruction.opcode.split(".")[1:]
-    if "bulk" in words:
+    if instruction.opcode.is_bulk:
         return transfers.handler(lowering, index)
-    if words[1:2] == ["mbarrier"]:
+    if instruction.opcode.name == "cp.async.mbarrier.arrive":
         return mbarrier.copies_arrive(lowering, index)
-    match instruction.opcode, instruction.operands:
+    match str(instruction.opcode), instruction.operands:
         case "cp.async.commit_group", ():
             return lambda machine, mask: machine.unit(Copies).commit(mask)
         case "cp.async.wait_all", ():

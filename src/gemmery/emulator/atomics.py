@@ -79,7 +79,7 @@ def lower(lowering: Lowering, index: int) -> Step:
     change = CHANGES.get((said["operation"], said["type"])) if said else None
     if said is None or change is None:
         raise refused(instruction)
-    name, kind, operation = instruction.opcode.partition(".")[0], said["type"], said["operation"]
+    name, kind, operation = instruction.opcode.name, said["type"], said["operation"]
     space = modifiers.SPACES.get(said.get("space", ""), "")
     count = modifiers.LENGTHS.get(said.get("length", ""), 1)
     operands = list(instruction.operands[: len(instruction.operands) - ("policy" in said)])

@@ -17,6 +17,7 @@ REDUCTIONS = {
     for way, kind in (("popc", "u32"), ("and", "pred"), ("or", "pred"))
     for name in _NAMES
 }
+NAMES = frozenset((WARP_SYNC, *(f"{name}.{way}" for name in ("bar", "barrier") for way in ("sync", "arrive", "red"))))
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
 
 

@@ -7,7 +7,6 @@ is one of them. Instructions of matrices, which are .aligned, take all lanes of 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +21,19 @@ from gemmery.emulator.ptx import Immediate, Instruction
 from gemmery.emulator.steps import Lowering, Read, Step
 
 FULL = 0xFFFFFFFF
-_MASKED = re.compile(r"(shfl|vote|match\.(any|all)|redux|elect)\.sync")
-_WHOLE = ("mma.", "wmma.", "ldmatrix.", "stmatrix.", "movmatrix.")
+_MASKED = frozenset(("shfl", "vote", "match", "redux", "elect"))
+_WHOLE = frozenset(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"))
 _NAMES = {
-    "shfl.sync.idx": "__shfl_sync()",
-    "shfl.sync.up": "__shfl_up_sync()",
-    "shfl.sync.down": "__shfl_down_sync()",
-    "shfl.sync.bfly": "__shfl_xor_sync()",
-    "vote.sync.ballot": "__ballot_sync()",
-    "vote.sync.all": "__all_sync()",
-    "vote.sync.any": "__any_sync()",
-    "match.any.sync": "__match_any_sync()",
-    "match.all.sync": "__match_all_sync()",
-    **{f"redux.sync.{name}": f"__reduce_{name}_sync()" for name in ("add", "min", "max", "and", "or", "xor")},
+    "shfl sync idx": "__shfl_sync()",
+    "shfl sync up": "__shfl_up_sync()",
+    "shfl sync down": "__shfl_down_sync()",
+    "shfl sync bfly": "__shfl_xor_sync()",
+    "vote sync ballot": "__ballot_sync()",
+    "vote sync all": "__all_sync()",
+    "vote sync any": "__any_sync()",
+    "match any sync": "__match_any_sync()",
+    "match all sync": "__match_all_sync()",
+    **{f"redux sync {name}": f"__reduce_{name}_sync()" for name in ("add", "min", "max", "and", "or", "xor")},
 }
 WAY_OUT = (
     "let all lanes of the mask execute it, or pass the mask of those that do (__ballot_sync() of the condition, before "
@@ -68,14 +67,13 @@ class UndefinedValues(dict[int, Undefined]):
 
 def names_lanes(instruction: Instruction) -> bool:
     """Whether an instruction has its member mask in a register; it then starts a basic block."""
-    masked = _MASKED.match(instruction.opcode) is not None
-    return masked and not isinstance(instruction.operands[-1], Immediate)
+    return instruction.opcode.name in _MASKED and not isinstance(instruction.operands[-1], Immediate)
 
 
 def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     """The lanes that instructions first ... last - 1 wait for; None for no waiting."""
     inside = lowering.kernel.instructions[first:last]
-    if any(one.opcode.startswith("wgmma.") for one in inside):
+    if any(one.opcode.family == "wgmma" for one in inside):
         return Gathering(128, None)
     if any(_whole(one) for one in inside):
         return Gathering(32, None)
@@ -86,11 +84,11 @@ def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
 
 def _whole(instruction: Instruction) -> bool:
     """Whether an instruction requires all lanes of a warp."""
-    if instruction.opcode.startswith(_WHOLE):
+    if instruction.opcode.family in _WHOLE:
         return True
     mask = instruction.operands[-1] if instruction.operands else None
     named = isinstance(mask, Immediate) and mask.bits & FULL == FULL
-    return named and instruction.guard is None and _MASKED.match(instruction.opcode) is not None
+    return named and instruction.guard is None and instruction.opcode.name in _MASKED
 
 
 def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -111,17 +109,17 @@ def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> N
 def checked(lowering: Lowering, index: int, step: Step) -> Step:
     """The step of a warp instruction, with a report of masks that do not fit."""
     instruction = lowering.kernel.instructions[index]
-    opcode = instruction.opcode
-    if opcode.startswith(_WHOLE):
+    name = instruction.opcode.name
+    if instruction.opcode.family in _WHOLE:
         return _complete(index, step)
-    if opcode.startswith("selp."):
+    if name == "selp":
         return _selecting(lowering, index, step)
-    if _MASKED.match(opcode) is None:
+    if name not in _MASKED:
         return step
     operands = lowering.flat(instruction.operands)
     members = lowering.read(operands[-1], "b32", instruction)
-    reads = [lowering.read(one, "b32", instruction) for one in operands[-3:-1]] if opcode.startswith("shfl") else []
-    elects = opcode.startswith("elect")
+    reads = [lowering.read(one, "b32", instruction) for one in operands[-3:-1]] if name == "shfl" else []
+    elects = name == "elect"
 
     def run(machine: Machine, mask: Mask) -> None:
         named = members(machine.registers)
@@ -152,7 +150,7 @@ def _complete(index: int, step: Step) -> Step:
             others = _others(machine, there)
             threads = np.flatnonzero(there & others.any(axis=1, keepdims=True))
             if threads.size:
-                name = machine.kernel.instructions[index].opcode.partition(".")[0]
+                name = machine.kernel.instructions[index].opcode.family
                 lanes = ranges(others[threads[0] // 32])
                 what = (
                     f"executes {name}, and {lanes} of its warp do not: let all 32 lanes execute it, outside of branches"
@@ -176,8 +174,8 @@ class _Lanes:
         self._machine, self._index, self._elects = machine, index, elects
         self._there = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
         self._named = machine.spread(named).reshape(-1, 32)
-        words = machine.kernel.instructions[index].opcode.split(".")
-        self._name = _NAMES.get(".".join(words[:3]), ".".join(words[:2]))
+        opcode = machine.kernel.instructions[index].opcode
+        self._name = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
 
     def _tell(self, bad: NDArray[np.bool_], what: str) -> bool:
         tell(self._machine, self._index, np.flatnonzero(bad), what)
@@ -228,7 +226,7 @@ class _Lanes:
         """Report lanes that use a value from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
-        source = sources(opcode, *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
+        source = sources(opcode.modifiers[1], *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
         source = np.broadcast_to(source, self._there.shape)
         outside = self._named >> source.astype("u4") & 1 == 0
         bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))

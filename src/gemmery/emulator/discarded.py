@@ -35,7 +35,7 @@ def _reaches(
     """Whether all ways from an instruction use one of these registers."""
     while values and at < len(kernel.instructions):
         one = kernel.instructions[at]
-        name = one.opcode.partition(".")[0]
+        name = one.opcode.family
         if name == "bra":
             if one.guard is not None and one.guard.name in values:
                 return True
@@ -66,7 +66,7 @@ def _after(one: Instruction, name: str, values: frozenset[str]) -> frozenset[str
     sources = one.operands if name in NO_RESULT else one.operands[1:]
     if one.guard is not None:
         return None if one.guard.name in values else values
-    may_drop = name == "selp" or (name in ("and", "or") and one.opcode.endswith(".pred"))
+    may_drop = name == "selp" or (name in ("and", "or") and one.opcode.type == "pred")
     reads = not values.isdisjoint(_names(sources[-1:] if name == "selp" else () if may_drop else sources))
     if reads and (name == "selp" or name in EFFECTS):
         return None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.ptx import Opcode
 from gemmery.errors import EmulationError
 
 Array = NDArray[Any]
@@ -153,15 +154,17 @@ _LANE = np.arange(32)
 
 
 @cache
-def wmma_fragment(opcode: str) -> Fragment:
+def wmma_fragment(opcode: Opcode) -> Fragment:
     """Return the memory accesses of a wmma.load or wmma.store, as ptxas generates them for sm_90.
 
-    >>> [piece.registers for piece in wmma_fragment("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16").pieces]
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> fragment = wmma_fragment(opcode("wmma.load.a.sync.aligned.row.m16n16k16.shared.f16"))
+    >>> [piece.registers for piece in fragment.pieces]
     [(0, 1, 2, 3)]
 
     Raises EmulationError for forms that are not modelled.
     """
-    found = _WMMA.fullmatch(opcode)
+    found = _WMMA.fullmatch(str(opcode))
     operand, layout, shape, space, kind = found.groups() if found else ("",) * 5
     operand = operand or "c"
     if found is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
@@ -242,15 +245,16 @@ def transposed(register: Array) -> Array:
 _MATRICES = re.compile(r"(?:ld|st)matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16")
 
 
-def matrices(opcode: str) -> tuple[int, bool]:
+def matrices(opcode: Opcode) -> tuple[int, bool]:
     """Return how many matrices an ldmatrix or stmatrix moves, and whether it transposes them.
 
-    >>> matrices("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> matrices(opcode("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"))
     (4, True)
 
     Raises EmulationError for other forms: m16n16 and m8n16 of b8.
     """
-    found = _MATRICES.fullmatch(opcode)
+    found = _MATRICES.fullmatch(str(opcode))
     if found is None:
         raise EmulationError(
             f"{opcode} is not modelled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"

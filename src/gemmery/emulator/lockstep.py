@@ -139,12 +139,12 @@ class LockStep:
         end = block.end
         if end is None:
             self.places.go(mask, at + 1)
-        elif end.opcode.startswith("bra"):
+        elif end.opcode.name == "bra":
             self._branch(block, mask, at, block.targets[0])
-        elif end.opcode.startswith("brx"):
+        elif end.opcode.name == "brx":
             self._switch(block, mask)
-        elif end.opcode.split(".")[0] in ("ret", "exit", "trap"):
-            if end.opcode == "trap":
+        elif end.opcode.name in ("ret", "exit", "trap"):
+            if end.opcode.name == "trap":
                 self._trap(block, mask)
             self._branch(block, mask, at, self._program.stop)
         else:

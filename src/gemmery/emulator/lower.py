@@ -17,8 +17,13 @@ from gemmery.emulator.op import STORED, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Label, Not, Register
 from gemmery.emulator.steps import Faster, Lowering, Read, Step, Write, refused
 
-ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", "bar", "barrier"))
-WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "barrier.cluster.wait")
+ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", *barriers.NAMES))
+WAITS = frozenset(
+    (
+        *(f"mbarrier.{way}{phase}" for way in ("try_wait", "test_wait") for phase in ("", ".parity")),
+        "barrier.cluster.wait",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -91,30 +96,25 @@ def _starts(kernel: Kernel) -> list[int]:
     count = len(kernel.instructions)
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(kernel.instructions):
-        name = instruction.opcode
-        if _ends(name):
+        name = instruction.opcode.name
+        if name in ENDS:
             starts.add(index + 1)
-        if name.startswith(WAITS):
+        if name in WAITS:
             starts.update((index, index + 1))
         if convergence.names_lanes(instruction):
             starts.add(index)
     return sorted(start for start in starts if start < count)
 
 
-def _ends(opcode: str) -> bool:
-    """Whether an instruction ends a basic block; the two of a cluster's barrier do not."""
-    return opcode.partition(".")[0] in ENDS and not opcode.startswith("barrier.cluster")
-
-
 def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) -> Block:
     kernel = lowering.kernel
     inside = kernel.instructions[first:last]
-    end = inside[-1] if _ends(inside[-1].opcode) else None
+    end = inside[-1] if inside[-1].opcode.name in ENDS else None
     steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
     guard = None
     targets: tuple[int, ...] = ()
     if end is not None:
-        name = end.opcode.split(".")[0]
+        name = end.opcode.name
         if name in ("bra", "brx"):
             targets = tuple(
                 number[kernel.labels[one.name]] for one in lowering.flat(end.operands) if isinstance(one, Label)
@@ -124,22 +124,22 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
         elif name in ("ret", "exit", "trap"):
             targets = (number[len(kernel.instructions)],)
         if end.guard is not None:
-            if name in ("bar", "barrier", "brx"):
+            if name == "brx" or name in barriers.NAMES:
                 raise refused(end, "a barrier or a switch under a guard:")
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
         elif name == "brx":
             guard = lowering.read(end.operands[0], "u32", end)
-    waits = inside[0].opcode.startswith(WAITS)
+    waits = inside[0].opcode.name in WAITS
     gathering = convergence.gathering(lowering, first, last)
     return Block(first, last, steps, end, guard, targets, waits, _reduction(lowering, end), gathering)
 
 
 def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
-    if end is None or end.opcode.split(".")[0] not in ("bar", "barrier"):
+    if end is None or end.opcode.name not in barriers.NAMES:
         return None
-    if len(end.operands) not in barriers.operands(end.opcode):
+    if len(end.operands) not in barriers.operands(end.opcode.spelling):
         raise refused(end)
-    found = barriers.REDUCTIONS.get(end.opcode)
+    found = barriers.REDUCTIONS.get(end.opcode.spelling)
     for operand in end.operands[1:-1] if found else end.operands:  # the barrier's number, and a count of threads
         if isinstance(operand, Register) and STORED.get(operand.type) == "u4":
             lowering.slot(operand.name, "u4")
@@ -164,11 +164,11 @@ def _step(lowering: Lowering, index: int) -> Step:
 
 
 def _made(lowering: Lowering, index: int, instruction: Instruction) -> Step:
-    op = ops.TABLE.get(instruction.opcode)
+    op = ops.TABLE.get(instruction.opcode.spelling)
     if op is not None:
         step = lowering.computed(instruction, op)
     else:
-        handler = HANDLERS.get(instruction.opcode.split(".")[0].partition(" ")[0])  # "call vprintf" too
+        handler = HANDLERS.get(instruction.opcode.family)
         if handler is None:
             raise refused(instruction)
         step = handler(lowering, index)

@@ -29,7 +29,7 @@ def load_matrix(lowering: Lowering, index: int) -> Step:
     if not isinstance(source, Memory) or not isinstance(target, Vector) or len(target.elements) != count:
         raise refused(instruction)
     writes = [lowering.write(one, "b32", instruction) for one in lowering.flat((target,))]
-    address, space, lanes = lowering.address(source, instruction), _space(instruction), _first(8 * count)
+    address, space, lanes = lowering.address(source, instruction), instruction.opcode.space, _first(8 * count)
 
     def step(machine: Machine, mask: Mask) -> None:
         rows = reach.rows(machine, index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
@@ -49,7 +49,7 @@ def store_matrix(lowering: Lowering, index: int) -> Step:
     if not isinstance(target, Memory) or not isinstance(source, Vector) or len(source.elements) != count:
         raise refused(instruction)
     reads = [lowering.read(one, "b32", instruction) for one in lowering.flat((source,))]
-    address, space, lanes = lowering.address(target, instruction), _space(instruction), _first(8 * count)
+    address, space, lanes = lowering.address(target, instruction), instruction.opcode.space, _first(8 * count)
 
     def step(machine: Machine, mask: Mask) -> None:
         held, shape = machine.registers, (machine.warps, 32)
@@ -66,7 +66,7 @@ def store_matrix(lowering: Lowering, index: int) -> Step:
 def warp_matrix(lowering: Lowering, index: int) -> Step:
     """wmma.load and wmma.store; wmma.mma only computes."""
     instruction = lowering.kernel.instructions[index]
-    if not instruction.opcode.startswith(("wmma.load", "wmma.store")):
+    if instruction.opcode.name not in ("wmma.load", "wmma.store"):
         raise refused(instruction)
     fragment = fragments.wmma_fragment(instruction.opcode)
     place, registers = instruction.operands[:2]
@@ -75,7 +75,7 @@ def warp_matrix(lowering: Lowering, index: int) -> Step:
         place, registers = registers, place
     if not isinstance(place, Memory):
         raise refused(instruction)
-    address, space = lowering.address(place, instruction), _space(instruction)
+    address, space = lowering.address(place, instruction), instruction.opcode.space
     given = instruction.operands[2:]
     apart: Read = lowering.read(given[0], "u32", instruction) if given else lambda _: np.uint32(fragment.stride)
     make, held = _loading if loads else _storing, lowering.flat((registers,))
@@ -136,11 +136,6 @@ def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read
     step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
     found: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
     return found
-
-
-def _space(instruction: Instruction) -> str:
-    words = instruction.opcode.split(".")
-    return "shared" if "shared" in words or "shared::cta" in words else "global" if "global" in words else ""
 
 
 def _first(count: int) -> Lanes:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmery.emulator.op import NUMPY
+from gemmery.emulator.ptx import Opcode
 
 Kinds = Mapping[str, Collection[str]]  # "order" -> ("weak", "volatile", ...)
 
@@ -147,107 +148,105 @@ def sorted_out(words: Sequence[str], kinds: Kinds) -> dict[str, str] | None:
     >>> sorted_out(["gpu", "sys"], {"order": ORDERED, "scope": SCOPES}) is None
     True
     """
-    found: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for word in words:
         kind = next((kind for kind, known in kinds.items() if word in known), None)
-        if kind is None or kind in found:
+        if kind is None or kind in by_kind:
             return None
-        found[kind] = word
-    return found
+        by_kind[kind] = word
+    return by_kind
 
 
-def access(opcode: str) -> Spelled | None:
+def access(opcode: Opcode) -> Spelled | None:
     """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
 
-    >>> access("ld.global.nc.v4.f32")
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> access(opcode("ld.global.nc.v4.f32"))
     Spelled(space='global', count=4, kind='f32', policy=False)
-    >>> access("ld.shared.nc.f32") is None
+    >>> access(opcode("ld.shared.nc.f32")) is None
     True
     """
-    name, *words = opcode.split(".")
-    said = sorted_out(words, ACCESSES[name])
-    if said is None or words[-1:] != [said.get("type")]:
+    words = sorted_out((*opcode.modifiers, *opcode.types), ACCESSES[opcode.name])
+    if words is None or "type" not in words:
         return None
-    named = said.get("space", "")
-    found = Spelled(SPACES.get(named, ""), LENGTHS.get(said.get("length", ""), 1), said["type"], "policy" in said)
-    together = _in_order(said, named) and _cached(said, named) and _narrow(said, found)
-    return found if together else None
+    space = words.get("space", "")
+    spelled = Spelled(SPACES.get(space, ""), LENGTHS.get(words.get("length", ""), 1), words["type"], "policy" in words)
+    together = _in_order(words, space) and _cached(words, space) and _narrow(words, spelled)
+    return spelled if together else None
 
 
-def _in_order(said: Mapping[str, str], named: str) -> bool:
+def _in_order(words: Mapping[str, str], space: str) -> bool:
     """Memory order: it needs a scope and memory that other threads see, and excludes cache operations."""
-    order = said.get("order", "weak")
-    if (order in ORDERED) != ("scope" in said):
+    order = words.get("order", "weak")
+    if (order in ORDERED) != ("scope" in words):
         return False
-    if "mmio" in said and (order, said.get("scope", "")) != ("relaxed", "sys"):
+    if "mmio" in words and (order, words.get("scope", "")) != ("relaxed", "sys"):
         return False
-    outside = named not in ("const", "local", "param", "param::entry") or (named, order) == ("local", "volatile")
-    return order == "weak" or (outside and "cache" not in said)
+    outside = space not in ("const", "local", "param", "param::entry") or (space, order) == ("local", "volatile")
+    return order == "weak" or (outside and "cache" not in words)
 
 
-def _cached(said: Mapping[str, str], named: str) -> bool:
+def _cached(words: Mapping[str, str], space: str) -> bool:
     """Caches: hints need global memory, and .nc global memory that nothing writes."""
-    if "read-only" in said and (named != "global" or "order" in said or said.get("cache") in ("cv", "lu")):
+    if "read-only" in words and (space != "global" or "order" in words or words.get("cache") in ("cv", "lu")):
         return False
-    if "cache" in said and "L1" in said:
+    if "cache" in words and "L1" in words:
         return False
-    return named in ("", "global") or not {"L1", "L2", "fetch", "policy"} & set(said)
+    return space in ("", "global") or not {"L1", "L2", "fetch", "policy"} & set(words)
 
 
-def _narrow(said: Mapping[str, str], found: Spelled) -> bool:
+def _narrow(words: Mapping[str, str], spelled: Spelled) -> bool:
     """Sizes: at most 16 bytes, or on sm_100 32 bytes of global memory in words of 4 or 8; .L2:: needs the latter."""
-    each = found.width // found.count
-    wide = found.width == 32 and each >= 4 and found.space in ("", "global") and found.count > 2
-    return wide or (found.width <= 16 and "L2" not in said)
+    each = spelled.width // spelled.count
+    wide = spelled.width == 32 and each >= 4 and spelled.space in ("", "global") and spelled.count > 2
+    return wide or (spelled.width <= 16 and "L2" not in words)
 
 
-def copy(opcode: str) -> dict[str, str] | None:
+def copy(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
-    >>> copy("cp.async.cg.shared.global.L2::128B")
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> copy(opcode("cp.async.cg.shared.global.L2::128B"))
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
     """
-    words = opcode.split(".")[2:]
-    spaces = [word for word in words if word in SPACES]
-    said = sorted_out([word for word in words if word != "global"], COPIES)
-    if said is None or "cache" not in said or spaces[1:] != ["global"] or "space" not in said:
+    spaces = [word for word in opcode.modifiers if word in SPACES]
+    words = sorted_out([word for word in opcode.modifiers if word != "global"], COPIES)
+    if words is None or opcode.types or "cache" not in words or spaces[1:] != ["global"] or "space" not in words:
         return None
-    return said
+    return words
 
 
-def atomic(opcode: str) -> dict[str, str] | None:
+def atomic(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
 
-    >>> atomic("red.global.add.v2.f32")
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> atomic(opcode("red.global.add.v2.f32"))
     {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
-    >>> atomic("red.exch.b32") is None
+    >>> atomic(opcode("red.exch.b32")) is None
     True
     """
-    name, *words = opcode.split(".")
-    said = sorted_out(words, ATOMICS[name])
-    if said is None or "operation" not in said or words[-1:] != [said.get("type")]:
+    words = sorted_out((*opcode.modifiers, *opcode.types), ATOMICS[opcode.name])
+    if words is None or "operation" not in words or "type" not in words:
         return None
-    operation, kind, outside = said["operation"], said["type"], said.get("space", "global") == "global"
+    operation, kind, outside = words["operation"], words["type"], words.get("space", "global") == "global"
     halves = kind in HALVES
     most = {"f32": 4, "f16x2": 4, "bf16x2": 4, "f16": 8, "bf16": 8}.get(kind, 0)
-    length = LENGTHS.get(said.get("length", ""), 1)
-    if halves != ("noftz" in said) or (not outside and "policy" in said):
+    length = LENGTHS.get(words.get("length", ""), 1)
+    if halves != ("noftz" in words) or (not outside and "policy" in words):
         return None
     if length == 1:
-        return None if halves and operation != "add" else said
-    return said if outside and length <= most and (halves or operation == "add") else None
+        return None if halves and operation != "add" else words
+    return words if outside and length <= most and (halves or operation == "add") else None
 
 
-def mbarrier(opcode: str) -> dict[str, str] | None:
-    """Read the opcode of an mbarrier instruction, by kind, with its name; returns None if ptxas refuses it.
+def mbarrier(opcode: Opcode) -> dict[str, str] | None:
+    """Read the opcode of an mbarrier instruction, by kind; returns None if ptxas refuses it.
 
-    >>> mbarrier("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64")["name"]
-    'mbarrier.try_wait.parity'
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> mbarrier(opcode("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"))
+    {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta', 'type': 'b64'}
     """
-    words = opcode.split(".")
-    length = next((n for n in (4, 3, 2) if ".".join(words[:n]) in MBARRIERS), 0)
-    name = ".".join(words[:length])
-    said = sorted_out(words[length:], MBARRIERS[name]) if name else None
-    if said is None or words[-1] != "b64" or ("order" in said) != ("scope" in said):
+    words = sorted_out((*opcode.modifiers, *opcode.types), MBARRIERS.get(opcode.name, {}))
+    if words is None or opcode.types != ("b64",) or ("order" in words) != ("scope" in words):
         return None
-    return {"name": name, **said}
+    return words

@@ -128,7 +128,7 @@ class Waiting:
             for place in np.unique(places[self._sleeping]).tolist():
                 stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
         for index, mask in stuck:
-            warp_sync = machine.kernel.instructions[index].opcode == WARP_SYNC
+            warp_sync = machine.kernel.instructions[index].opcode.name == WARP_SYNC
             members = self.at_barriers.members(mask) if warp_sync else None
             for observer in machine.observers:
                 observer.deadlock(machine, index, mask, members)
@@ -149,12 +149,12 @@ class AtBarriers:
         """Threads reach the barrier that ends a basic block."""
         machine, end = self._machine, block.end
         assert end is not None
-        if end.opcode in ARRIVE:
+        if end.opcode.spelling in ARRIVE:
             self._count(end, mask, block.last - 1)
             machine.places.go(mask, at + 1)
             return
         number: Any = np.int32(WHOLE_WARP)
-        if end.opcode != WARP_SYNC:
+        if end.opcode.name != WARP_SYNC:
             number = self._numbers(end, _number_at(end), mask)
         elif machine.observers:
             convergence.check_barrier(machine, block.last - 1, mask, self._values(end, 0))
@@ -189,7 +189,7 @@ class AtBarriers:
         if not self.parked.any():
             return []
         barriers = np.unique(self._at[self.parked]).tolist()
-        of_warps = [index for index in barriers if self._machine.kernel.instructions[index].opcode == WARP_SYNC]
+        of_warps = [index for index in barriers if self._machine.kernel.instructions[index].opcode.name == WARP_SYNC]
         # Threads at the block's barrier wait for those at a warp's.
         return [(index, self.parked & (self._at == index)) for index in of_warps or barriers]
 
@@ -293,10 +293,10 @@ class AtBarriers:
 
 def _number_at(instruction: Instruction) -> int:
     """The position of the barrier's number among the operands."""
-    return 1 if instruction.opcode in REDUCTIONS else 0
+    return 1 if instruction.opcode.spelling in REDUCTIONS else 0
 
 
 def _has_count(instruction: Instruction) -> bool:
     """Whether a barrier has an explicit thread count."""
-    reduces = instruction.opcode in REDUCTIONS
-    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode != WARP_SYNC
+    reduces = instruction.opcode.spelling in REDUCTIONS
+    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode.name != WARP_SYNC

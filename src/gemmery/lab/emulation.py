@@ -22,7 +22,8 @@ from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import Program, lowered
 from gemmery.emulator.machine import Launch, Observer
-from gemmery.emulator.ptx import Line, Module, calling, parse
+from gemmery.emulator.ptx import Line, Module, calling
+from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.trace.chosen import Chosen
 from gemmery.errors import RefusedError

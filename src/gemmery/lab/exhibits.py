@@ -122,7 +122,7 @@ def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
     such short ways, so that the profiler's divergent branches are no measure of a tree: on an H200 1 a block, or 0.
     """
     counts = counters.counts()
-    adding = {one.inner for one in kernel.instructions if one.opcode == "add.f32"}
+    adding = {one.inner for one in kernel.instructions if str(one.opcode) == "add.f32"}
     levels = [index for index, one in enumerate(kernel.instructions) if one.inner in adding]
     return {
         "divergent_branches": counts.divergent_branches,

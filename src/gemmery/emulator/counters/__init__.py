@@ -23,7 +23,7 @@ from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Instruction, Kernel
+from gemmery.emulator.ptx import Instruction, Kernel, Opcode
 
 # The field of Memory and of Shared for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
@@ -31,6 +31,16 @@ SHARED = {
     **dict.fromkeys(("ld", "ldmatrix"), "loads"),
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
+}
+# The kinds in Run.instructions of instructions that are told from others of their family, or count with another one.
+KINDS = {
+    **{name: name for name in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all")},
+    **{name: name for name in ("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group")},
+    **dict.fromkeys(("cp.async", "cp.async.mbarrier.arrive"), "cp.async"),
+    "bar.warp.sync": "bar.warp",
+    **dict.fromkeys(("barrier.cluster.arrive", "barrier.cluster.wait"), "barrier.cluster"),
+    **dict.fromkeys(("barrier.sync", "barrier.arrive", "barrier.red"), "bar"),
+    "exit": "ret",
 }
 PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
@@ -137,7 +147,7 @@ class Counters(Observer):
         # Idle threads may hold any address.
         lowest = min(0, int(away.min())) & -128, min(0, int(read.min())) & -128
         lanes, sources = _warps(away - lowest[0], mask), _warps(read - lowest[1], fetched)
-        bypass = ".cg." in self._kernel.instructions[event.index].opcode
+        bypass = "cg" in self._kernel.instructions[event.index].opcode.modifiers
         served = banks.copied(lanes[0], sources[0], lanes[1], sources[1], event.width, bypass)
         self._latest_copied[event.index] = key, served
         return served
@@ -211,7 +221,7 @@ class Counters(Observer):
         merge = self._merges.get(index) if merged else None
         if merge is not None and merge.first != index:
             return
-        op = ops.TABLE.get(instruction.opcode)
+        op = ops.TABLE.get(str(instruction.opcode))
         kind, issues = _kind(instruction.opcode) if op is None else (op.kind, op.issues)
         if op is not None:
             yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
@@ -222,7 +232,7 @@ class Counters(Observer):
         if self._branches[index]:
             yield ("branches",), self._branches[index]
             yield ("divergent_branches",), self._divergent[index]
-        if instruction.opcode.startswith("ld.const"):
+        if instruction.opcode.space == "const":
             return  # constants have their own cache
         counted = self._written if merge is None else self._wide
         for (space, way), held in counted.get(index, {}).items():
@@ -231,31 +241,28 @@ class Counters(Observer):
                 yield (space, way, name), value
 
 
-def _kind(opcode: str) -> tuple[str, int]:
+def _kind(opcode: Opcode) -> tuple[str, int]:
     """Return the kind in Run.instructions of an instruction outside the table of ops, and the number of them.
 
     Parameters and constants do not count as loads: the hardware reads them from their own cache, mostly as operands.
 
-    >>> [_kind(opcode)[0] for opcode in ("ld.global.v4.f32", "ld.param.u64", "cp.async.cg.shared.global")]
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> [_kind(opcode(text))[0] for text in ("ld.global.v4.f32", "ld.param.u64", "cp.async.cg.shared.global")]
     ['ld', 'ld.param', 'cp.async']
-    >>> _kind("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32")
+    >>> _kind(opcode("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32"))
     ('ld', 4)
     """
-    words = opcode.split(".")
-    match words:
-        case ["wmma", way, *_]:
-            pieces = fragments.wmma_fragment(opcode).pieces
-            return "ldmatrix" if pieces[0].matrices else "st" if way == "store" else "ld", len(pieces)
-        case ["cp", *_]:
-            told_apart = 3 if words[2:3] and words[2] in ("bulk", "commit_group", "wait_group", "wait_all") else 2
-            return ".".join(words[:told_apart]), 1
-        case ["wgmma", way, *_] if way != "mma_async":
-            return f"wgmma.{way}", 1
-        case ["ld", "param" | "param::entry" | "const" as space, *_]:
-            return f"ld.{space.partition('::')[0]}", 1
-        case ["bar", "warp", *_] | ["barrier", "cluster", *_]:
-            return ".".join(words[:2]), 1
-    return {"barrier": "bar", "exit": "ret"}.get(words[0], words[0]), 1
+    name = opcode.name
+    if opcode.family == "wmma":
+        pieces = fragments.wmma_fragment(opcode).pieces
+        return "ldmatrix" if pieces[0].matrices else "st" if name == "wmma.store" else "ld", len(pieces)
+    if name == "ld" and opcode.space in ("param", "const"):
+        return f"ld.{opcode.space}", 1
+    if name == "call":
+        return str(opcode), 1
+    if opcode.is_bulk:
+        return "cp.reduce" if name.startswith("cp.reduce") else "cp.async.bulk", 1
+    return KINDS.get(name, opcode.family), 1
 
 
 def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64], Mask]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Vector
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
-NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call", "cp")
+NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "cp")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def low_bits(kernel: Kernel) -> dict[str, Low]:
 
 def written(instruction: Instruction) -> tuple[Register, ...]:
     """Return the registers that an instruction writes."""
-    if not instruction.operands or instruction.opcode.partition(".")[0] in NO_RESULT:
+    if not instruction.operands or instruction.opcode.family in NO_RESULT:
         return ()
     first = instruction.operands[0]
     parts = first.elements if isinstance(first, Vector) else (first,)
@@ -85,12 +85,13 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
 def _carries(instruction: Instruction) -> bool:
     """Whether the low bits of a result depend on the low bits of the operands alone."""
     opcode = instruction.opcode
-    return opcode.partition(".")[0] in MEANINGS and ".hi" not in opcode and ".f" not in opcode
+    floats = any(kind.startswith("f") for kind in opcode.types)
+    return opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats
 
 
 def _result(instruction: Instruction, found: Mapping[str, Low]) -> Low | None:
     """Return the low bits of a result; None if an operand has not been computed yet."""
-    name = instruction.opcode.partition(".")[0]
+    name = instruction.opcode.name
     meaning, count = MEANINGS[name]
     given = [_low(operand, found) for operand in instruction.operands[1 : 1 + count]]
     if name == "shl" and not isinstance(instruction.operands[2], Immediate):

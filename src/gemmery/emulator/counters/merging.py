@@ -16,9 +16,8 @@ from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
 LEAST = {("ld", 16): 12}  # bytes needed of a wide access: three words are loaded as four
-KEPT = (".volatile", ".mmio")  # ptxas never merges these; it merges relaxed, acquire and release
+KEPT = frozenset(("volatile", "mmio"))  # ptxas never merges these; it merges relaxed, acquire and release
 SMALLEST = {"ld": 4, "st": 2}  # sizes in bytes of accesses that may be merged
-SPACES = frozenset(("global", "shared", "shared::cta", "local", "const", "param", "param::entry"))
 ENDS = ("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call")
 ORDERS = ("membar", "fence", "cp", "mbarrier")  # ptxas moves no access across these
 
@@ -71,7 +70,7 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_
         return {key: streams.pop(key) for key in list(streams) if key[0] in kinds and space in ("", key[1])}
 
     for index, instruction in enumerate(kernel.instructions):
-        kind = instruction.opcode.partition(".")[0]
+        kind = instruction.opcode.family
         if index in starts or kind in ENDS or kind in ORDERS:
             yield close(("ld", "st"), "")
         if kind in ("atom", "red"):
@@ -90,16 +89,17 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_
 
 
 def _space(instruction: Instruction) -> str:
-    """Return the space of a load or store; "" for a generic address."""
-    return next((word.partition("::")[0] for word in instruction.opcode.split(".") if word in SPACES), "")
+    """Return the space of a load or store; "" for a generic address and for one in another block's shared memory."""
+    space = instruction.opcode.space
+    return "" if space == "shared::cluster" else space
 
 
 def _scalar(index: int, instruction: Instruction, bases: _Bases) -> tuple[Base, _Scalar] | None:
     if _space(instruction) not in ("global", "shared") or index not in bases.before:
         return None
-    if any(word in instruction.opcode for word in KEPT):
+    if not KEPT.isdisjoint(instruction.opcode.modifiers):
         return None
-    if _element(instruction) < SMALLEST[instruction.opcode[:2]]:
+    if _element(instruction) < SMALLEST[instruction.opcode.name]:
         return None
     base, offset = bases.before[index]
     return base, _Scalar(index, offset, _width(instruction))
@@ -147,7 +147,7 @@ class _Bases:
         passing: set[str] = set()  # registers that may differ in the next basic block
         ended = False
         for index, instruction in enumerate(kernel.instructions):
-            name = instruction.opcode.partition(".")[0]
+            name = instruction.opcode.family
             if ended or index in starts:
                 for one in passing:
                     del known[one]
@@ -168,7 +168,7 @@ class _Bases:
 
     def _moved(self, instruction: Instruction, known: Mapping[str, tuple[Base, int]]) -> tuple[Base, int] | None:
         """Return the base and offset of an instruction's result if its operands determine them."""
-        name = instruction.opcode.partition(".")[0]
+        name = instruction.opcode.family
         if instruction.guard is not None or name not in ("mov", "add", "sub", "or"):
             return None
         source, *rest = instruction.operands[1:]
@@ -194,7 +194,7 @@ def _origin(operand: Operand, known: Mapping[str, tuple[Base, int]]) -> tuple[Ba
 
 def _element(instruction: Instruction) -> int:
     """Return the bytes of an element of a load or store."""
-    return int(NUMPY[instruction.opcode.rpartition(".")[2]][1])
+    return int(NUMPY[instruction.opcode.type][1])
 
 
 def _width(instruction: Instruction) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gemmery.emulator.ptx import Kernel, Label
+from gemmery.emulator.ptx import Kernel, Label, Opcode
 
 LONGEST = 6  # instructions that a branch skips, without moves
 LOAD = "ld.global"
@@ -22,7 +22,7 @@ def predicated(kernel: Kernel) -> Mapping[int, int]:
     labels = set(kernel.labels.values())
     for index, instruction in enumerate(kernel.instructions):
         target = instruction.operands[0] if instruction.operands else None
-        if not instruction.opcode.startswith("bra") or instruction.guard is None or not isinstance(target, Label):
+        if instruction.opcode.name != "bra" or instruction.guard is None or not isinstance(target, Label):
             continue
         body = range(index + 1, kernel.labels[target.name])
         names = [_name(kernel.instructions[at].opcode) for at in body]
@@ -32,11 +32,11 @@ def predicated(kernel: Kernel) -> Mapping[int, int]:
     return found
 
 
-def _name(opcode: str) -> str:
-    """Return the name of an instruction; for a load with its space.
+def _name(opcode: Opcode) -> str:
+    """Return the name of an instruction; for a load with its first modifier, which is its space.
 
-    >>> [_name(opcode) for opcode in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> [_name(opcode(text)) for text in ("ld.global.v4.f32", "ld.shared.f32", "add.s64")]
     ['ld.global', 'ld.shared', 'add']
     """
-    name, _, rest = opcode.partition(".")
-    return f"{name}.{rest.partition('.')[0]}" if name == "ld" else name
+    return ".".join(("ld", *opcode.modifiers[:1])) if opcode.name == "ld" else opcode.family

@@ -71,7 +71,7 @@ class Findings(Observer):
             self._global = GlobalRaces(machine, self._orders, self._race)
         self._history = History(1, machine.block_threads, machine.shared.size, self._conflict)
         self._global.start(machine, self._history)
-        self._multiplies = any(one.opcode.startswith("wgmma.mma") for one in machine.kernel.instructions)
+        self._multiplies = any(one.opcode.name == "wgmma.mma_async" for one in machine.kernel.instructions)
         self._alike = machine.blocks  # the blocks that the one that is followed stands for
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -97,7 +97,7 @@ class Findings(Observer):
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
         assert self._orders is not None
-        index, order = event.index, self._machine.kernel.instructions[event.index].opcode.split(".")
+        index, order = event.index, self._machine.kernel.instructions[event.index].opcode.modifiers
         releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
         fences = self._orders.fences and bool(self._orders.atomic[index] or self._orders.volatile[index])
         if not (releases or acquires or fences):
@@ -134,7 +134,7 @@ class Findings(Observer):
         warps = self._warps(mask)
         if barrier < 0:
             self._history.meets_itself(warps)
-        elif machine.kernel.instructions[index].opcode in ARRIVE:
+        elif machine.kernel.instructions[index].opcode.name in ARRIVE:
             self._history.release(warps, barrier)
         else:
             self._history.acquire(warps, barrier)  # from threads that arrived and did not wait
@@ -191,7 +191,7 @@ class Findings(Observer):
             self._history.lands(index, addresses, threads, 16, then=True)
         else:
             opcodes = [one.opcode for one in machine.kernel.instructions]
-            stores = np.array([not (".bulk." in opcode or opcode.startswith("mbarrier")) for opcode in opcodes])
+            stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in opcodes])
             self._history.reads(index, addresses, threads, 16, stores)
 
     def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
@@ -239,8 +239,8 @@ class Findings(Observer):
             self._warp_waits(machine, index, mask, members)
             return
         opcode = machine.kernel.instructions[index].opcode
-        clustered = opcode.startswith("barrier.cluster")
-        if opcode.startswith("bar") and not clustered:
+        clustered = opcode.name == "barrier.cluster.wait"
+        if opcode.family in ("bar", "barrier") and not clustered:
             self.diverged(machine, index, mask)
             return
         thread = int(np.flatnonzero(mask)[0])

@@ -76,7 +76,7 @@ class GlobalRaces:
         """Atomics synchronize threads in turn: by release and acquire, or with fences if relaxed or volatile."""
         orders, index = self._orders, event.index
         opcode = self._machine.kernel.instructions[index].opcode
-        order = opcode.split(".")
+        order = opcode.modifiers
         releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order) or is_count(opcode)
         fences = orders.fences and bool(orders.atomic[index] or orders.volatile[index])
         if not (releases or acquires or fences):

@@ -8,39 +8,38 @@ import numpy as np
 
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.findings.races import Flags
-from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.ptx import Kernel, Opcode
 
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
 COUNTS = frozenset(("add", "inc", "dec"))
+ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
 
 
-def is_atomic(opcode: str) -> bool:
+def is_atomic(opcode: Opcode) -> bool:
     """An update, or a load or store with a memory order."""
-    name, *words = opcode.split(".")
-    return name in UPDATES or (name in ("ld", "st") and not ATOMICALLY.isdisjoint(words))
+    ordered = opcode.name in ("ld", "st") and not ATOMICALLY.isdisjoint(opcode.modifiers)
+    return opcode.name in UPDATES or ordered
 
 
-def is_count(opcode: str) -> bool:
+def is_count(opcode: Opcode) -> bool:
     """Whether it takes a ticket: an atomic that counts and returns the old value.
 
     PTX asks for a fence after it as well, before what others stored is read. Last blocks that sum up after a ticket and
     a barrier do without one, NVIDIA's threadFenceReduction sample among them: it is taken to acquire.
     """
-    name, *words = opcode.split(".")
-    return name == "atom" and not COUNTS.isdisjoint(words)
+    return opcode.name == "atom" and not COUNTS.isdisjoint(opcode.modifiers)
 
 
-def is_fence(opcode: str) -> bool:
+def is_fence(opcode: Opcode) -> bool:
     """Whether it is a fence between threads, and not only for asynchronous units."""
-    name, *words = opcode.split(".")
-    return name == "membar" or (name == "fence" and "proxy" not in words and "mbarrier_init" not in words)
+    return opcode.name == "membar" or (opcode.name == "fence" and not ELSEWHERE & set(opcode.modifiers))
 
 
-def is_own(opcode: str) -> bool:
+def is_own(opcode: Opcode) -> bool:
     """Whether its scope is one block."""
-    return "cta" in opcode.split(".")
+    return "cta" in opcode.modifiers
 
 
 @dataclass(frozen=True)
@@ -71,16 +70,16 @@ def orders(kernel: Kernel) -> Orders:
     opcodes = [one.opcode for one in kernel.instructions]
     retried = pointers.retried(kernel)
     atomic = np.array([is_atomic(one) or index in retried for index, one in enumerate(opcodes)], np.bool_)
-    volatile = np.array([".volatile." in one for one in opcodes], np.bool_)
+    volatile = np.array(["volatile" in one.modifiers for one in opcodes], np.bool_)
     own = np.array([is_atomic(one) and is_own(one) for one in opcodes], np.bool_)
-    stores = np.array([one.startswith("st.") for one in opcodes], np.bool_)
+    stores = np.array([one.name == "st" for one in opcodes], np.bool_)
     fences = any(map(is_fence, opcodes))
     ordered = [
         one
         for one, instruction in zip(opcodes, kernel.instructions, strict=True)
-        if (is_atomic(one) or ".volatile." in one) and pointers.reached(instruction) is not None
+        if (is_atomic(one) or "volatile" in one.modifiers) and pointers.reached(instruction) is not None
     ]
     hands_over = bool(ordered) and (
-        fences or any(not (RELEASES | ACQUIRES).isdisjoint(one.split(".")) for one in ordered)
+        fences or any(not (RELEASES | ACQUIRES).isdisjoint(one.modifiers) for one in ordered)
     )
     return Orders(atomic, volatile, own, stores, fences, hands_over)

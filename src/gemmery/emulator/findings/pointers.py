@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gemmery.emulator import modifiers
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Opcode, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx.variables import SIZES
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
 Makers = dict[str, list[Instruction]]  # of each register
 ANYWHERE = "anywhere"
+LOADS = frozenset(("ld", "ldu", "ldmatrix"))
 _FOLLOWED = frozenset(("mov", "cvta", "add", "sub", "and", "or", "xor", "min", "max"))
 _NEVER = frozenset(
     ("mul", "shl", "shr", "cvt", "div", "rem", "neg", "not", "abs", "popc", "clz", "fma", "createpolicy")
@@ -74,20 +75,19 @@ def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
 
 def reached(instruction: Instruction) -> Memory | None:
     """The operand of a load, store, copy or atomic that may be in global memory; None if there is none."""
-    name, *words = instruction.opcode.split(".")
-    if name not in ("ld", "ldu", "st", "atom", "red", "cp", "wmma"):
+    opcode = instruction.opcode
+    if opcode.family not in ("ld", "ldu", "st", "atom", "red", "cp", "wmma"):
         return None
-    spaces = [word for word in words if word in modifiers.SPACES]
-    if spaces and "global" not in spaces:
+    if opcode.space and "global" not in opcode.modifiers:
         return None
     places = [one for one in instruction.operands if isinstance(one, Memory)]
-    if name == "cp":
+    if opcode.family == "cp":
         places = places[1:2]
     return places[0] if places else None
 
 
-def _writes(opcode: str) -> bool:
-    return opcode.startswith(("st", "atom", "red", "wmma.store"))
+def _writes(opcode: Opcode) -> bool:
+    return opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
 
 
 def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes) -> tuple[frozenset[str] | None, bool]:
@@ -145,8 +145,8 @@ def _next(made: Origins, place: int) -> Origins:
 
 def _made(one: Instruction, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
     """The origins of a 64-bit result."""
-    name, *words = one.opcode.split(".")
-    if name == "ld" and "param" in words:
+    name = one.opcode.name
+    if name == "ld" and one.opcode.space == "param":
         return _parameter(one.operands[1], found, offsets)
     if name in _FOLLOWED or name in ("mad", "selp"):
         if isinstance(one.operands[-1], Vector):
@@ -191,7 +191,7 @@ def _parameter(place: Operand, found: Mapping[str, Origins], offsets: Mapping[st
 
 
 def _makes_wide(one: Instruction) -> bool:
-    if not one.operands or one.opcode.startswith(("st", "red")):
+    if not one.operands or one.opcode.name in ("st", "stmatrix", "red"):
         return False
     first = one.operands[0]
     elements = first.elements if isinstance(first, Vector) else (first,)
@@ -208,18 +208,18 @@ def _names(target: Operand) -> Iterable[str]:
 
 def retried(kernel: Kernel) -> frozenset[int]:
     """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
-    if not any(".cas." in one.opcode for one in kernel.instructions):
+    if not any("cas" in one.opcode.modifiers for one in kernel.instructions):
         return frozenset()
     makers = _makers(kernel)
     swapped = {
-        (_place(one.operands[1], makers), one.opcode[-2:])
+        (_place(one.operands[1], makers), SIZES[one.opcode.type])
         for one in kernel.instructions
-        if one.opcode.startswith("atom") and ".cas." in one.opcode
+        if one.opcode.name == "atom" and "cas" in one.opcode.modifiers
     }
     return frozenset(
         index
         for index, one in enumerate(kernel.instructions)
-        if one.opcode.startswith("ld.") and (_place(one.operands[1], makers), one.opcode[-2:]) in swapped
+        if one.opcode.name == "ld" and (_place(one.operands[1], makers), SIZES[one.opcode.type]) in swapped
     )
 
 
@@ -239,7 +239,7 @@ def _makers(kernel: Kernel) -> Makers:
     """The instructions that write each register."""
     makers: Makers = {}
     for one in kernel.instructions:
-        if one.operands and not one.opcode.startswith(("st", "red", "bra")):
+        if one.operands and one.opcode.name not in ("st", "stmatrix", "red", "bra"):
             for name in _names(one.operands[0]):
                 makers.setdefault(name, []).append(one)
     return makers
@@ -249,7 +249,7 @@ def _place(operand: Operand, makers: Makers) -> Operand:
     """An address by the register or symbol that it was copied from, so equal addresses compare equal."""
     while isinstance(operand, Memory) and isinstance(operand.base, Register):
         made = makers.get(operand.base.name, [])
-        if len(made) != 1 or made[0].opcode.partition(".")[0] not in ("mov", "cvta"):
+        if len(made) != 1 or made[0].opcode.name not in ("mov", "cvta"):
             return operand
         source = made[0].operands[1]
         if not isinstance(source, Register | Symbol):
@@ -261,27 +261,27 @@ def _place(operand: Operand, makers: Makers) -> Operand:
 def _update(kernel: Kernel, index: int, makers: Makers) -> str:
     """The atomic that replaces a load, or a store, and its counterpart at the same address; "" if there is none."""
     one = kernel.instructions[index]
-    if one.opcode.startswith("ld"):
+    if one.opcode.name in LOADS:
         place = _place(one.operands[1], makers)
         stores = (
             at
             for at, each in enumerate(kernel.instructions)
-            if each.opcode.startswith("st.") and _place(each.operands[0], makers) == place
+            if each.opcode.name == "st" and _place(each.operands[0], makers) == place
         )
         return next((found for store in stores if (found := _update(kernel, store, makers))), "")
-    if not one.opcode.startswith("st.") or not isinstance(one.operands[1], Register):
+    if one.opcode.name != "st" or not isinstance(one.operands[1], Register):
         return ""
     return _depends(one.operands[1], _place(one.operands[0], makers), makers)
 
 
 def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
     """The operation of an instruction; "" for moves, "product" if a multiply-add multiplies the loaded value."""
-    name = one.opcode.partition(".")[0]
+    name = one.opcode.family
     if name in ("mov", "cvt", "cvta"):
         return ""
     if name in ("fma", "mad"):
         added = makers.get(one.operands[3].name, []) if isinstance(one.operands[3], Register) else []
-        loads = [each for each in added if each.opcode.startswith("ld")]
+        loads = [each for each in added if each.opcode.name in LOADS]
         return name if any(_place(each.operands[1], makers) == place for each in loads) else "product"
     return name
 
@@ -296,7 +296,7 @@ def _depends(value: Register, place: Operand, makers: Makers) -> str:
             continue
         met.add(name)
         for one in makers.get(name, []):
-            if one.opcode.startswith("ld"):
+            if one.opcode.name in LOADS:
                 if _place(one.operands[1], makers) == place:
                     return _UPDATES.get(last, "atomicCAS() in a loop")
                 continue

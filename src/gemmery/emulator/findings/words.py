@@ -112,8 +112,8 @@ def grid_race(machine: Machine, index: int, number: int, where: int, other: int,
 def _own_scope(machine: Machine, *indices: int) -> bool:
     """Whether both are atomic updates, and at least one has the scope of its block."""
     opcodes = [machine.kernel.instructions[index].opcode for index in indices]
-    updates = all(one.startswith(("atom", "red")) for one in opcodes)
-    return updates and any("cta" in one.split(".") for one in opcodes)
+    updates = all(opcode.name in ("atom", "red") for opcode in opcodes)
+    return updates and any("cta" in opcode.modifiers for opcode in opcodes)
 
 
 def _both_store(machine: Machine, index: int, other: int) -> bool:
@@ -127,16 +127,16 @@ def _unordered_update(way: str) -> str:
 
 def in_bulk(machine: Machine, index: int) -> bool:
     """Whether an instruction is a bulk copy."""
-    return ".bulk." in machine.kernel.instructions[index].opcode
+    return machine.kernel.instructions[index].opcode.is_bulk
 
 
 def _does(machine: Machine, index: int, atomic: bool = False) -> str:
     opcode = machine.kernel.instructions[index].opcode
-    if opcode.startswith(("atom", "red")) or atomic:
+    if opcode.name in ("atom", "red") or atomic:
         return "updates"
-    if opcode.startswith("cp") and opcode.partition("bulk_group")[1]:
+    if "bulk_group" in opcode.modifiers:
         return "reads"
-    return "reads" if opcode.startswith(("ld", "wmma.load", "wgmma")) else "writes"
+    return "reads" if opcode.family in ("ld", "ldu", "ldmatrix", "wgmma") or opcode.name == "wmma.load" else "writes"
 
 
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:

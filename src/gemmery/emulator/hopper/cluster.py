@@ -131,13 +131,13 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
 def map_address(lowering: Lowering, index: int) -> Step:
     """mapa: map an address to the shared memory of the block with a rank."""
     instruction = lowering.kernel.instructions[index]
-    _, *words, kind = instruction.opcode.split(".")
-    if words not in ([], ["shared::cluster"]) or kind not in ("u32", "u64"):
+    space, kind = instruction.opcode.modifiers, instruction.opcode.type
+    if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
     target, source, rank = instruction.operands
     read, its_rank = lowering.read(source, kind, instruction), lowering.read(rank, "u32", instruction)
     write = lowering.write(target, kind, instruction)
-    window = 0 if words else SHARED_WINDOW
+    window = 0 if space else SHARED_WINDOW
 
     def step(machine: Machine, mask: Mask) -> None:
         held = machine.registers
@@ -152,12 +152,12 @@ def map_address(lowering: Lowering, index: int) -> Step:
 def rank_of(lowering: Lowering, index: int) -> Step:
     """getctarank: the rank of the block that an address belongs to."""
     instruction = lowering.kernel.instructions[index]
-    _, *words, kind = instruction.opcode.split(".")
-    if words not in ([], ["shared::cluster"]) or kind not in ("u32", "u64"):
+    space, kind = instruction.opcode.modifiers, instruction.opcode.type
+    if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
     target, source = instruction.operands
     read, write = lowering.read(source, kind, instruction), lowering.write(target, "u32", instruction)
-    window = 0 if words else SHARED_WINDOW
+    window = 0 if space else SHARED_WINDOW
 
     def step(machine: Machine, mask: Mask) -> None:
         addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
@@ -204,10 +204,10 @@ class Barrier:
 def barrier(lowering: Lowering, index: int) -> Step:
     """barrier.cluster.arrive and barrier.cluster.wait."""
     instruction = lowering.kernel.instructions[index]
-    name, cluster, what, *words = instruction.opcode.split(".")
-    kinds = _BARRIERS.get(f"{name}.{cluster}.{what}")
-    if kinds is None or sorted_out(words, kinds) is None:
+    opcode = instruction.opcode
+    kinds = _BARRIERS.get(opcode.name)
+    if kinds is None or sorted_out((*opcode.modifiers, *opcode.types), kinds) is None:
         raise refused(instruction)
-    if what == "arrive":
+    if opcode.name == "barrier.cluster.arrive":
         return lambda machine, mask: machine.unit(Barrier).arrive(index, mask)
     return lambda machine, mask: machine.unit(Barrier).wait(index, mask)

@@ -152,10 +152,10 @@ def _distinct(places: Indices, count: int) -> Indices:
 def handler(lowering: Lowering, index: int) -> Step:
     """mbarrier.*"""
     instruction = lowering.kernel.instructions[index]
-    said = modifiers.mbarrier(instruction.opcode)
-    if said is None or len(instruction.operands) not in _OPERANDS[said["name"]]:
+    name, said = instruction.opcode.name, modifiers.mbarrier(instruction.opcode)
+    if said is None or len(instruction.operands) not in _OPERANDS[name]:
         raise refused(instruction)
-    return _HANDLERS[said["name"].split(".")[1]](lowering, instruction, index, said)
+    return _HANDLERS[name](lowering, instruction, index, said)
 
 
 def address(lowering: Lowering, operand: Any, instruction: Instruction, said: Said) -> Read:
@@ -214,7 +214,7 @@ def _transaction(lowering: Lowering, instruction: Instruction, index: int, said:
     """expect_tx and complete_tx."""
     where = address(lowering, instruction.operands[0], instruction, said)
     count = lowering.read(instruction.operands[1], "u32", instruction)
-    expects = said["name"] == "mbarrier.expect_tx"
+    expects = instruction.opcode.name == "mbarrier.expect_tx"
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
@@ -228,7 +228,9 @@ def _transaction(lowering: Lowering, instruction: Instruction, index: int, said:
 
 def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     """arrive and arrive_drop, also with expect_tx."""
-    expects, drops = said["name"].endswith("expect_tx"), "arrive_drop" in said["name"]
+    name = instruction.opcode.name
+    expects = name in ("mbarrier.arrive.expect_tx", "mbarrier.arrive_drop.expect_tx")
+    drops = name in ("mbarrier.arrive_drop", "mbarrier.arrive_drop.expect_tx")
     operands = instruction.operands
     result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
     if len(operands) != 2 and (expects or len(operands) != 1):
@@ -262,7 +264,7 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said
 
 def _wait(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
     """test_wait and try_wait."""
-    parity = said["name"].endswith("parity")
+    parity = instruction.opcode.name in ("mbarrier.test_wait.parity", "mbarrier.try_wait.parity")
     result, place, phase, *_ = instruction.operands
     where = address(lowering, place, instruction, said)
     wanted = lowering.read(phase, "u32" if parity else "b64", instruction)
@@ -318,6 +320,7 @@ def copies_arrive(lowering: Lowering, index: int) -> Step:
     return step
 
 
+# The numbers of operands that an instruction may have.
 _OPERANDS = {
     "mbarrier.init": (2,),
     "mbarrier.inval": (1,),
@@ -334,13 +337,17 @@ _OPERANDS = {
     "mbarrier.pending_count": (2,),
 }
 _HANDLERS = {
-    "init": _init,
-    "inval": _inval,
-    "arrive": _arrive,
-    "arrive_drop": _arrive,
-    "expect_tx": _transaction,
-    "complete_tx": _transaction,
-    "test_wait": _wait,
-    "try_wait": _wait,
-    "pending_count": _pending_count,
+    "mbarrier.init": _init,
+    "mbarrier.inval": _inval,
+    "mbarrier.arrive": _arrive,
+    "mbarrier.arrive.expect_tx": _arrive,
+    "mbarrier.arrive_drop": _arrive,
+    "mbarrier.arrive_drop.expect_tx": _arrive,
+    "mbarrier.expect_tx": _transaction,
+    "mbarrier.complete_tx": _transaction,
+    "mbarrier.test_wait": _wait,
+    "mbarrier.test_wait.parity": _wait,
+    "mbarrier.try_wait": _wait,
+    "mbarrier.try_wait.parity": _wait,
+    "mbarrier.pending_count": _pending_count,
 }

@@ -17,6 +17,7 @@ from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, Array, Indices, Side
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.ops.mma import DECODED
+from gemmery.emulator.ptx import Opcode
 
 THREADS = 128  # of a warpgroup
 DEPTH = 32  # bytes along k in one instruction
@@ -54,13 +55,14 @@ class Shape:
         return 2 * 16 * self.n * DEPTH // _SIZES[self.a]
 
 
-def shape(opcode: str) -> Shape | None:
+def shape(opcode: Opcode) -> Shape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
-    >>> shape("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16").registers
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> shape(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """
-    found = _SPELLED.fullmatch(opcode)
+    found = _SPELLED.fullmatch(str(opcode))
     if not found:
         return None
     n, k, sums, a, b = int(found[1]), int(found[2]), *found.group(3, 4, 5)

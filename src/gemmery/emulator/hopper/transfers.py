@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery.emulator.hopper.mbarrier import Mbarriers, chosen, of
@@ -38,21 +39,22 @@ _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TIL
 def handler(lowering: Lowering, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, with or without tensors, and their groups and waits."""
     instruction = lowering.kernel.instructions[index]
-    opcode = instruction.opcode
-    if opcode == "cp.async.bulk.commit_group":
+    opcode, spelling = instruction.opcode, str(instruction.opcode)
+    if spelling == "cp.async.bulk.commit_group":
         return lambda machine, mask: machine.unit(Bulk).commit(mask)
-    if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
+    if spelling in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
         pending = instruction.operands[0]
         if not isinstance(pending, Immediate):
             raise refused(instruction)
         return lambda machine, mask: machine.unit(Bulk).wait(mask, pending.bits)
-    if _PREFETCHED.fullmatch(opcode):
+    if _PREFETCHED.fullmatch(spelling):
         return lambda machine, mask: None
-    stores = _STORED.fullmatch(opcode) or _ADDED.fullmatch(opcode)
-    sends, multicast, hinted = opcode == _SENT, ".multicast::cluster" in opcode, opcode.endswith(".L2::cache_hint")
-    if not (stores or sends or _LOADED.fullmatch(opcode)) or (multicast and ".shared::cta.global" in opcode):
+    stores = _STORED.fullmatch(spelling) or _ADDED.fullmatch(spelling)
+    sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
+    hinted = modifiers.POLICY in opcode.modifiers
+    if not (stores or sends or _LOADED.fullmatch(spelling)) or (multicast and opcode.space == "shared"):
         raise refused(instruction)
-    tensor = ".tensor." in opcode
+    tensor = opcode.name in ("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
     operands = instruction.operands[: len(instruction.operands) - hinted]
     mask_of: Read | None = None
     if multicast:
@@ -295,7 +297,7 @@ def _begin(
 
 def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
     """Copy from shared to global memory, at the latest when the thread waits for its group."""
-    adds = instruction.opcode.startswith("cp.reduce")
+    adds = instruction.opcode.name == "cp.reduce.async.bulk.tensor"
 
     def step(machine: Machine, mask: Mask) -> None:
         for threads, end in ends.boxes(machine, index, chosen(machine, mask)):

@@ -18,17 +18,17 @@ from gemmery.emulator.steps import Lowering, Step, refused
 def handler(lowering: Lowering, index: int) -> Step:
     """wgmma.*"""
     instruction = lowering.kernel.instructions[index]
-    opcode = instruction.opcode
-    if opcode == "wgmma.fence.sync.aligned":
+    spelling = str(instruction.opcode)
+    if spelling == "wgmma.fence.sync.aligned":
         return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
-    if opcode == "wgmma.commit_group.sync.aligned":
+    if spelling == "wgmma.commit_group.sync.aligned":
         return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
-    if opcode == "wgmma.wait_group.sync.aligned":
+    if spelling == "wgmma.wait_group.sync.aligned":
         pending = instruction.operands[0]
         if not isinstance(pending, Immediate):
             raise refused(instruction)
         return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
-    found = shape(opcode)
+    found = shape(instruction.opcode)
     if found is None:
         raise refused(instruction)
     return _multiply(lowering, instruction, index, found)
@@ -80,9 +80,9 @@ def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
     labels = frozenset(kernel.labels.values())
     for place in range(index + 1, len(kernel.instructions)):
         one = kernel.instructions[place]
-        if place in labels or one.opcode.startswith(("wgmma.wait_group", "bra", "brx", "ret", "exit")):
+        if place in labels or one.opcode.name in ("wgmma.wait_group", "bra", "brx", "ret", "exit"):
             return None
-        if one.opcode.startswith("wgmma") and one.operands[:1] == (sums,):
+        if one.opcode.family == "wgmma" and one.operands[:1] == (sums,):
             continue
         if not frozenset(sums.elements).isdisjoint(lowering.flat(one.operands)):
             return place
@@ -127,7 +127,7 @@ def registers_of(lowering: Lowering, index: int) -> Step:
     """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
     instruction = lowering.kernel.instructions[index]
     count = instruction.operands[0]
-    known = instruction.opcode in ("setmaxnreg.inc.sync.aligned.u32", "setmaxnreg.dec.sync.aligned.u32")
+    known = str(instruction.opcode) in ("setmaxnreg.inc.sync.aligned.u32", "setmaxnreg.dec.sync.aligned.u32")
     if not known or not isinstance(count, Immediate) or count.bits % 8 or not 24 <= count.bits <= 256:
         raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
     return lambda machine, mask: None

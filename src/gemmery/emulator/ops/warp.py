@@ -66,9 +66,9 @@ def _sources(mode: Callable[..., tuple[Array, Array]], b: Array, c: Array) -> tu
     return source, inside
 
 
-def sources(opcode: str, b: Array, c: Array) -> Array:
-    """The lane that each lane reads in a shfl.sync: (warps, 32), or one row for all warps."""
-    return _sources(_SHUFFLES[opcode.split(".")[2]], b, c)[0]
+def sources(mode: str, b: Array, c: Array) -> Array:
+    """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx: (warps, 32), or one row for all warps."""
+    return _sources(_SHUFFLES[mode], b, c)[0]
 
 
 def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:

@@ -1,4 +1,4 @@
-"""The parts of a PTX text: instructions with their operands, kernels, variables. `parse` reads them.
+"""The parts of a PTX text: instructions with their operands, kernels, variables. `module.parse` reads them.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and
 "Instruction Operands".
@@ -6,7 +6,7 @@ NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and V
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -83,6 +83,37 @@ class Label:
     name: str
 
 
+@dataclass(frozen=True)
+class Opcode:
+    """What an instruction does; `opcodes.opcode` takes the text apart, once.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> read = opcode("ld.global.nc.v4.f32")
+    >>> read.name, read.modifiers, read.types, read.space, str(read)
+    ('ld', ('global', 'nc', 'v4'), ('f32',), 'global', 'ld.global.nc.v4.f32')
+    """
+
+    name: str  # the words that name an instruction: "ld", "cp.async.bulk", "mbarrier.try_wait.parity"
+    modifiers: tuple[str, ...]  # the other words in order; of "call vprintf" the function
+    types: tuple[str, ...]
+    spelling: str  # with its modifiers in the manual's order
+    family: str  # the first word of the name, which related instructions share: "cp", "mbarrier"
+    space: str  # "global", "shared", "shared::cluster", "local", "const", "param"; "" if it names none
+
+    def __str__(self) -> str:
+        return self.spelling
+
+    @property
+    def type(self) -> str:
+        """The last type, which is that of the values in memory or of the last operand; "" without types."""
+        return self.types[-1] if self.types else ""
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether it is a bulk copy, or waits for some."""
+        return self.family == "cp" and ".bulk" in self.name
+
+
 Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Label
 
 
@@ -90,7 +121,7 @@ Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Labe
 class Instruction:
     """One instruction of a kernel."""
 
-    opcode: str  # with its modifiers, as opcodes.py spells it: "ld.global.v4.f32"
+    opcode: Opcode
     operands: tuple[Operand, ...]
     line: Line  # outermost: for inlined code the line of the kernel's file
     inner: Line  # innermost: the line of the code itself
@@ -158,19 +189,3 @@ class Module:
     version: str  # "9.0"
     target: str  # "sm_90a"
     kernels: Mapping[str, Kernel]
-
-
-def parse(text: str, wrappers: Collection[str] = ()) -> Module:
-    r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
-
-    `wrappers` names source files whose functions each wrap one instruction: `calling` drops their lines.
-
-    >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
-    >>> module.kernels["f"].instructions[0].text
-    'mov.b32 %r1, 42'
-
-    Raises EmulationError, with the line, for text that is not valid or not modelled.
-    """
-    from gemmery.emulator.ptx.module import module
-
-    return module(text, wrappers)

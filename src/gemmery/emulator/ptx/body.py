@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gemmery.emulator.opcodes import canonical
-from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Operand, Register, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
+from gemmery.emulator.ptx.opcodes import opcode
 from gemmery.emulator.ptx.scopes import Scope, parts
 from gemmery.emulator.ptx.variables import REGISTERS, variable
 from gemmery.errors import EmulationError
@@ -45,68 +45,64 @@ class Body:
         self._branches: list[tuple[int, Scope]] = []  # resolved at the end, because labels may follow their branches
         self._table = ""  # the last label: the name of a .branchtargets that follows
         self._frames: tuple[Line, ...] = ()
-        self._found: dict[tuple[str, ...], tuple[Line, ...]] = {}  # the latest frames of each place
+        self._places: dict[tuple[str, ...], tuple[Line, ...]] = {}  # the latest frames of each place
         self._lines: dict[tuple[str, str], Line] = {}
         self._counted, self._number = at, text.count("\n", 0, at) + 1
 
     def read(self) -> int:
         """Read up to the closing brace; returns the position after it."""
-        match, text = _STATEMENT.match, self.text
+        text = self.text
         depth = 1
         try:
             while depth:
-                found = match(text, self.at)
-                if not found:
+                match = _STATEMENT.match(text, self.at)
+                if not match:
                     raise EmulationError("a statement must end with a semicolon, and every brace must be closed")
-                kind = found.lastgroup
+                kind = match.lastgroup
                 if kind == "instruction":
-                    self._instruction(found)
+                    self._instruction(match)
                 elif kind == "location":
-                    self._location(found)
+                    self._location(match)
                 elif kind == "label":
-                    self._labelled(found["label"][:-1].strip())
+                    self._labelled(match["label"][:-1].strip())
                 elif kind == "directive":
-                    self._directive(found["directive"][:-1].strip())
+                    self._directive(match["directive"][:-1].strip())
                 else:
-                    depth += self._brace(found["brace"])
-                self.at = found.end()
+                    depth += self._brace(match["brace"])
+                self.at = match.end()
             self._resolve()
         except EmulationError as error:
             raise EmulationError(f"{place(text, self.at)}: {error}") from None
         return self.at
 
-    def _instruction(self, found: re.Match[str]) -> None:
-        statement, negated, guard, opcode, operands = found.group(
-            "instruction", "negated", "guard", "opcode", "operands"
-        )
-        start = found.start("instruction")
+    def _instruction(self, match: re.Match[str]) -> None:
+        statement, negated, guard, text, operands = match.group("instruction", "negated", "guard", "opcode", "operands")
+        start = match.start("instruction")
         self._number += self.text.count("\n", self._counted, start)
         self._counted = start
         self.at = start
-        register = None
-        if guard:
-            found_register = self.scope.operand(guard)
-            if not isinstance(found_register, Register):
-                raise EmulationError(f"{guard} is no predicate register, and only those can guard an instruction")
-            register = found_register
+        register = self.scope.operand(guard) if guard else None
+        if register is not None and not isinstance(register, Register):
+            raise EmulationError(f"{guard} is no predicate register, and only those can guard an instruction")
+        what = opcode(text)
         read: tuple[Operand, ...]
-        if opcode in ("bra", "bra.uni"):
+        if text in ("bra", "bra.uni"):
             self._branches.append((len(self.instructions), self.scope))
             read = (Label("".join(operands.split())),)
-        elif opcode in ("brx.idx", "brx.idx.uni"):
+        elif text in ("brx.idx", "brx.idx.uni"):
             self._branches.append((len(self.instructions), self.scope))
             index, _, table = operands.partition(",")
             read = (self.scope.operand(index.strip()), Label(table.strip()))
-        elif opcode in ("call", "call.uni"):
-            opcode, read = self._call(operands)
+        elif text in ("call", "call.uni"):
+            what, read = self._call(operands)
         else:
-            opcode, read = canonical(opcode), self.scope.operands(operands)
-            if opcode.endswith(".f32"):
-                read = tuple([_single(one) if type(one) is Immediate else one for one in read])
+            read = self.scope.operands(operands)
+        if what.type == "f32":
+            read = tuple([_single(operand) if type(operand) is Immediate else operand for operand in read])
         frames = self._frames or (Line("ptx", self._number),)
         self.instructions.append(
             Instruction(
-                opcode,
+                what,
                 read,
                 frames[0],
                 frames[-1],
@@ -118,29 +114,29 @@ class Body:
             )
         )
 
-    def _call(self, operands: str) -> tuple[str, tuple[Operand, ...]]:
+    def _call(self, operands: str) -> tuple[Opcode, tuple[Operand, ...]]:
         """Read (results), function, (parameters) as the opcode "call function" with two vectors as operands."""
-        given = parts("".join(operands.split()))
-        results = given.pop(0) if given and given[0].startswith("(") else "()"
-        name = given.pop(0) if given else ""
-        if not name or given[1:] or self.scope.register(name):
+        rest = parts("".join(operands.split()))
+        results = rest.pop(0) if rest and rest[0].startswith("(") else "()"
+        name = rest.pop(0) if rest else ""
+        if not name or rest[1:] or self.scope.register(name):
             raise EmulationError("calls through a pointer are not modelled: call the function by its name")
-        passed = [Vector(self.scope.operands(one[1:-1])) for one in (results, given[0] if given else "()")]
-        return f"call {name}", tuple(passed)
+        passed = [Vector(self.scope.operands(group[1:-1])) for group in (results, rest[0] if rest else "()")]
+        return Opcode("call", (name,), (), f"call {name}", "call", ""), tuple(passed)
 
-    def _location(self, found: re.Match[str]) -> None:
+    def _location(self, match: re.Match[str]) -> None:
         """Read `.loc 2 19 5, function_name f, inlined_at 1 14 7`; the caller may itself have been inlined."""
-        place, around = found.group(2, 3, 4), found.group(5, 6, 7)
+        place, around = match.group(2, 3, 4), match.group(5, 6, 7)
         if place[1] == "0":  # code that the compiler moved; like ptxas, count it to the line before
             return
         inner = self._at(place)
         if around[0] is not None:
-            above = self._found.get(around) or (self._at(around),)
+            above = self._places.get(around) or (self._at(around),)
             recursive = above.index(inner) if inner in above else len(above)
             frames = (*above[:recursive], inner)
         else:  # after a line 0 NVRTC omits inlined_at
-            frames = self._found.get(place) or (inner,)
-        self._frames = self._found[place] = frames
+            frames = self._places.get(place) or (inner,)
+        self._frames = self._places[place] = frames
 
     def _at(self, place: tuple[str, ...]) -> Line:
         key = (place[0], place[1])
@@ -172,21 +168,22 @@ class Body:
             self.scope.add(variable(text)[0])
 
     def _registers(self, text: str) -> None:
-        found = _REGISTERS.fullmatch(text)
-        if not found:
+        match = _REGISTERS.fullmatch(text)
+        if not match:
             raise EmulationError(
                 "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modelled)"
             )
-        if found[1] not in REGISTERS:
-            raise EmulationError(f"registers of type .{found[1]} are not modelled: .b32, .f32, .pred and others are")
-        for item in found[2].split(","):
-            one = _RANGE.fullmatch(item.strip())
-            if not one:
+        type_ = match[1]
+        if type_ not in REGISTERS:
+            raise EmulationError(f"registers of type .{type_} are not modelled: .b32, .f32, .pred and others are")
+        for item in match[2].split(","):
+            names = _RANGE.fullmatch(item.strip())
+            if not names:
                 raise EmulationError(f"{item.strip()!r} is not the name of a register")
-            if one[2]:
-                self.scope.ranges[one[1]] = (int(one[2]), found[1])
+            if names[2]:
+                self.scope.ranges[names[1]] = (int(names[2]), type_)
             else:
-                self.scope.declare(one[1], found[1])
+                self.scope.declare(names[1], type_)
 
     def _brace(self, brace: str) -> int:
         if brace == "{":
@@ -203,7 +200,7 @@ class Body:
             *first, label = instruction.operands
             assert isinstance(label, Label)
             target: Operand
-            if instruction.opcode.startswith("brx"):
+            if instruction.opcode.name == "brx":
                 target = Vector(tuple(Label(scope.label(name)) for name in scope.table(label.name)))
             else:
                 target = Label(scope.label(label.name))

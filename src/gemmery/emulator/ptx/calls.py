@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from gemmery.emulator.ptx import Instruction, Label, Memory, Operand, Register, Symbol, Vector
 from gemmery.emulator.ptx.body import Body
+from gemmery.emulator.ptx.opcodes import opcode
 from gemmery.emulator.ptx.variables import SIZES
 from gemmery.errors import EmulationError
 
@@ -34,7 +35,7 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) 
     Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError for
     recursion, and for parameters that are read in other parts than they were written in.
     """
-    if not any(one.opcode.startswith("call ") for one in body.instructions):
+    if not any(_callee(instruction) for instruction in body.instructions):
         return
     reached: dict[str, Function] = {}
     _reach(body, functions, (), reached, {})
@@ -69,8 +70,8 @@ def _reach(
         raise EmulationError(f"calls are nested more than {DEEPEST} deep, down to {chain[-1]}: use a loop")
     size = len(body.instructions)
     for instruction in body.instructions:
-        name = instruction.opcode.removeprefix("call ")
-        if name == instruction.opcode or name not in functions:
+        name = _callee(instruction)
+        if name not in functions:
             continue
         if name in chain:
             raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modelled; use a loop")
@@ -88,9 +89,8 @@ def _reach(
 
 def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> None:
     """Record the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
-    call = instruction.opcode.startswith("call ")
     for operand in instruction.operands:
-        if isinstance(operand, Symbol) and operand.name in slots and not call:
+        if isinstance(operand, Symbol) and operand.name in slots and not _callee(instruction):
             raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modelled; {WAY_OUT}")
         if not isinstance(operand, Memory) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
             continue
@@ -105,19 +105,24 @@ def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> N
 
 
 def _width(instruction: Instruction) -> int:
-    width = SIZES.get(instruction.opcode.rpartition(".")[2])
-    if width is None or len(instruction.operands) < 2 or not instruction.opcode.startswith(("ld", "st")):
+    width = SIZES.get(instruction.opcode.type)
+    if width is None or len(instruction.operands) < 2 or instruction.opcode.name not in ("ld", "st"):
         raise EmulationError(f"{_where(instruction)}: parameters are read by ld and written by st, with a type")
     return width
 
 
 def _values(instruction: Instruction) -> tuple[Operand, ...]:
     """The registers of an ld.param or st.param."""
-    value = instruction.operands[0 if instruction.opcode.startswith("ld") else 1]
+    value = instruction.operands[0 if instruction.opcode.name == "ld" else 1]
     return value.elements if isinstance(value, Vector) else (value,)
 
 
 _BITS = {"pred": 1} | {name: 8 * size for name, size in SIZES.items()}
+
+
+def _callee(instruction: Instruction) -> str:
+    """The function that an instruction calls; "" if it is no call."""
+    return instruction.opcode.modifiers[0] if instruction.opcode.name == "call" else ""
 
 
 def _where(instruction: Instruction) -> str:
@@ -141,21 +146,21 @@ class _Expansion:
         last = instructions[-1] if instructions else None
         for instruction in instructions:
             begins.append(len(self.instructions))
-            name = instruction.opcode.removeprefix("call ")
-            if name in self.functions and name != instruction.opcode:
+            name = _callee(instruction)
+            if name in self.functions:
                 self._call(instruction, self.functions[name])
-            elif name != instruction.opcode:
+            elif name:
                 # A failed assert() ends the launch.
-                opcode = "trap" if name == "__assertfail" else instruction.opcode
+                what = opcode("trap") if name == "__assertfail" else instruction.opcode
                 operands = self._passed(instruction) if name == "vprintf" else ()
-                self.instructions.append(replace(instruction, opcode=opcode, operands=operands))
-            elif end is not None and instruction.opcode in ("ret", "ret.uni"):
+                self.instructions.append(replace(instruction, opcode=what, operands=operands))
+            elif end is not None and instruction.opcode.name == "ret":
                 if instruction is last and instruction.guard is None:
                     continue
-                self.instructions.append(replace(instruction, opcode="bra", operands=(Label(end),)))
+                self.instructions.append(replace(instruction, opcode=opcode("bra"), operands=(Label(end),)))
             elif (memory := self._slot_memory(instruction)) is not None:
                 self._moves(instruction, memory)
-            elif suffix and instruction.opcode.startswith(("bra", "brx")):
+            elif suffix and instruction.opcode.name in ("bra", "brx"):
                 moved = tuple(_renamed(operand, suffix) for operand in instruction.operands)
                 self.instructions.append(replace(instruction, operands=moved))
             else:
@@ -175,7 +180,7 @@ class _Expansion:
                 f"{_where(instruction)}: {function.name} is called with other parameters: pass as many as declared"
             )
         if instruction.guard is not None:
-            skip = replace(instruction, opcode="bra", operands=(Label(end),), negated=not instruction.negated)
+            skip = replace(instruction, opcode=opcode("bra"), operands=(Label(end),), negated=not instruction.negated)
             self.instructions.append(skip)
         plain = replace(instruction, guard=None, negated=False)
         for formal, actual in zip(function.parameters, given.elements, strict=True):
@@ -206,10 +211,10 @@ class _Expansion:
     def _moves(self, instruction: Instruction, at: Symbol) -> None:
         """Replace an ld.param or st.param by moves, one for each value."""
         width = _width(instruction)
-        sign = "s" if instruction.opcode.rpartition(".")[2].startswith("s") else "u"
+        sign = "s" if instruction.opcode.type.startswith("s") else "u"
         for i, value in enumerate(_values(instruction)):
             slot = self._slot(at.name, at.offset + i * width)
-            if instruction.opcode.startswith("st"):
+            if instruction.opcode.name == "st":
                 self._move(instruction, slot, value, 8 * width, "u")
             elif isinstance(value, Register) and value.type:
                 self._move(instruction, value, slot, 8 * width, sign)
@@ -240,12 +245,12 @@ class _Expansion:
     def _move(self, origin: Instruction, to: Register, source: Operand, bits: int = 0, sign: str = "u") -> None:
         """Append to = source; `bits` limits it to the lowest bits of the source."""
         wide = _BITS[to.type]
-        held = _BITS[source.type] if isinstance(source, Register) else wide
-        opcode = "mov.pred" if to.type == "pred" else f"mov.b{wide}"
-        if isinstance(source, Register) and (held != wide or 0 < bits < wide):
-            part = held if held > wide else bits or held
-            opcode = f"cvt.{sign}{wide}.{sign}{part}"
-        self.instructions.append(replace(origin, opcode=opcode, operands=(to, source)))
+        stored = _BITS[source.type] if isinstance(source, Register) else wide
+        text = "mov.pred" if to.type == "pred" else f"mov.b{wide}"
+        if isinstance(source, Register) and (stored != wide or 0 < bits < wide):
+            part = stored if stored > wide else bits or stored
+            text = f"cvt.{sign}{wide}.{sign}{part}"
+        self.instructions.append(replace(origin, opcode=opcode(text), operands=(to, source)))
 
 
 def _renamed(operand: Operand, suffix: str) -> Operand:

@@ -30,8 +30,17 @@ _TOP = re.compile(
 _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
 
 
-def module(text: str, wrappers: Collection[str] = ()) -> Module:
-    """Read all kernels of a PTX text; raises EmulationError with the line of an error."""
+def parse(text: str, wrappers: Collection[str] = ()) -> Module:
+    r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
+
+    `wrappers` names source files whose functions each wrap one instruction: `calling` drops their lines.
+
+    >>> module = parse(".version 8.0\n.target sm_90\n.visible .entry f() { .reg .b32 %r<2>; mov.b32 %r1, 42; ret; }")
+    >>> module.kernels["f"].instructions[0].text
+    'mov.b32 %r1, 42'
+
+    Raises EmulationError, with the line, for text that is not valid or not modelled.
+    """
     files = {number: re.split(r"[/\\]", path)[-1] for number, path in _FILE.findall(text)}
     text = _FILE.sub("", _COMMENT.sub(_blank, text))
     text = _SECTION.sub(_blank, text)

@@ -14,6 +14,7 @@ from gemmery.emulator.counters.alignment import written
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
+from gemmery.emulator.ptx.variables import SIZES
 
 WARP = 32
 MOST = 64  # largest number of stretches kept after a branch
@@ -203,7 +204,7 @@ class _Block:
             WarpAccess(
                 instruction.line,
                 instruction.inner,
-                instruction.opcode,
+                str(instruction.opcode),
                 event.space,
                 event.kind,
                 event.width,
@@ -266,7 +267,7 @@ def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int,
             writers.setdefault(register.name, []).append(index)
     found = {}
     for index, one in enumerate(instructions):
-        if one.opcode.startswith("st.") and _reaches(one.opcode, "shared"):
+        if one.opcode.name == "st" and one.opcode.space in ("shared", "shared::cluster", ""):
             pieces = [_origin(instructions, writers, name) for name in _registers(one.operands[1])]
             if pieces and all(piece is not None for piece in pieces):
                 found[index] = tuple(piece for piece in pieces if piece is not None)
@@ -283,24 +284,16 @@ def _origin(
         for index in writers.get(name, ()):
             one = instructions[index]
             targets = _registers(one.operands[0])
-            into = targets.index(name) * _size(one.opcode) // (1 if one.opcode.startswith("ld") else len(targets))
-            if one.opcode.startswith("ld.") and _reaches(one.opcode, "global"):
+            into = (
+                targets.index(name) * SIZES.get(one.opcode.type, 0) // (1 if one.opcode.name == "ld" else len(targets))
+            )
+            if one.opcode.name == "ld" and one.opcode.space in ("global", ""):
                 return index, offset + into
-            if one.opcode.split(".")[0] in ("mov", "cvt", "selp") and index not in seen:
+            if one.opcode.name in ("mov", "cvt", "selp") and index not in seen:
                 seen.add(index)
                 sources = [source for operand in one.operands[1:] for source in _registers(operand)]
                 ahead += [(source, offset + into) for source in sources]
     return None
-
-
-def _reaches(opcode: str, space: str) -> bool:
-    """Whether a load or store accesses a space, by name or by a generic address."""
-    named = [word.partition("::")[0] for word in opcode.split(".")[1:]]
-    return space in named or not any(one in ("shared", "global", "local", "param", "const") for one in named)
-
-
-def _size(opcode: str) -> int:
-    return int("".join(filter(str.isdigit, opcode.rpartition(".")[2]))) // 8
 
 
 def _registers(operand: Any) -> tuple[str, ...]:

@@ -139,7 +139,6 @@ def test_a_part_imports_only_from_rows_below_it(path):
 # Parts where a circle remains; one without any fails, and must go from here.
 REMAINING = {
     "cuda",
-    "emulator",
 }
 
 

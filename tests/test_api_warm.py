@@ -203,7 +203,7 @@ def test_a_wrong_option_is_bad_usage(line, said, capsys):
 
 def test_without_a_gpu_one_is_to_be_named(monkeypatch):
     monkeypatch.setattr(driver, "missing", lambda: "no CUDA driver is installed")
-    warm_cuda.device.find.cache_clear()
+    warm_cuda.driver.find.cache_clear()
     with pytest.raises(gm.DeviceError, match="name a card instead, such as h200"):
         gm.warm(device="cuda")
 

@@ -8,7 +8,7 @@ import pytest
 import gemmery
 from gemmery.bench import suite
 from gemmery.bench.work import Work
-from gemmery.cuda import device
+from gemmery.cuda import driver
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError
 from gemmery.lab.tournament import PRODUCT, entrant
@@ -46,7 +46,7 @@ def untaken(label: str, work: Work, name: str = "h200") -> str:
     if problem.dtype not in one.rung.dtypes:
         return f"{problem.dtype} is not of its types"
     reason = one.rung.refuses(problem)
-    return reason or refusal(one.rung.geometry(problem, {**one.rung.default, **one.config}), device.find(name))
+    return reason or refusal(one.rung.geometry(problem, {**one.rung.default, **one.config}), driver.find(name))
 
 
 ON_A_GPU = [found for found in map(suite.load, SHIPPED) if found.device == "cuda"]

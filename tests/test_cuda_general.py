@@ -136,7 +136,7 @@ def present(monkeypatch):
     """Images on a device that is not there; the sides of the tiles that are made in the background, and how."""
     aside = {}
     monkeypatch.setattr(driver, "device", lambda ordinal: device.card("h200"))
-    monkeypatch.setattr(device, "find", lambda name: device.card("h200"))
+    monkeypatch.setattr(driver, "find", lambda name: device.card("h200"))
     monkeypatch.setattr(driver, "function", lambda source, kernel, ordinal, shared=0: int(kernel.split(",")[3]))
     monkeypatch.setattr(driver, "context", lambda ordinal: 77)
     monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernel": None, "cuCtxGetCurrent": None}))

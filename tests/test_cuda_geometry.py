@@ -8,7 +8,8 @@ import pytest
 
 from gemmery.arrays import View
 from gemmery.cuda import addition, geometry, launch, nvrtc
-from gemmery.cuda.device import KNOWN, find
+from gemmery.cuda.device import KNOWN
+from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.errors import DeviceError, RefusedError, ShapeError
 from gemmery.ladder.cuda import CUDA

@@ -3,7 +3,8 @@
 import pytest
 
 from gemmery.cuda import driver, nvrtc
-from gemmery.cuda.device import KNOWN, RATES, architecture, card, find
+from gemmery.cuda.device import KNOWN, RATES, architecture, card
+from gemmery.cuda.driver import find
 from gemmery.cuda.occupancy import occupancy, registered_warps, shared_allocated
 from gemmery.cuda.roofline import loaded, roofline
 from gemmery.errors import DeviceError

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from gemmery import cli, lab
 from gemmery.cuda import sass
-from gemmery.cuda.device import ARCHS, KNOWN, find
+from gemmery.cuda.device import ARCHS, KNOWN
+from gemmery.cuda.driver import find
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.inspection.gather import inspect_rung
 from gemmery.inspection.page import inspection_page

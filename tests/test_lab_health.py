@@ -8,7 +8,7 @@ import pytest
 from gemmery import cache, cli, lab, tiers
 from gemmery.cpu import jit
 from gemmery.cuda import driver, nvrtc, sass
-from gemmery.cuda.device import find
+from gemmery.cuda.driver import find
 from gemmery.errors import DeviceError
 from gemmery.lab import health
 

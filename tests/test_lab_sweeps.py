@@ -10,7 +10,7 @@ import records
 from gemmery import experiments, lab, report
 from gemmery.bench.record import Gpu, Run
 from gemmery.cuda import driver
-from gemmery.cuda.device import find
+from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.lab import sweeps

@@ -136,21 +136,13 @@ def test_a_part_imports_only_from_rows_below_it(path):
     assert violations(path, (SOURCE / path).read_text()) == []
 
 
-# Parts where a circle remains; one without any fails, and must go from here.
-REMAINING = {
-    "cuda",
-}
-
-
 def short(modules: set[str]) -> set[str]:
     return {module.removeprefix("gemmery.") for module in modules}
 
 
 def test_no_circle_of_imports_inside_a_part():
-    knots = [short(knot) for knot in circles(inside({path: (SOURCE / path).read_text() for path in FILES}))]
-    parts = {min(knot).split(".")[0] for knot in knots}
-    assert [sorted(knot) for knot in knots if min(knot).split(".")[0] not in REMAINING] == []
-    assert not REMAINING - parts, f"no circle is left in {REMAINING - parts}: delete them from REMAINING"
+    knots = circles(inside({path: (SOURCE / path).read_text() for path in FILES}))
+    assert [sorted(short(knot)) for knot in knots] == []
 
 
 def test_the_table_of_the_design_was_read():

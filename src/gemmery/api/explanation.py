@@ -164,7 +164,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import device
     from gemmery.bench.roofline import attainable
-    from gemmery.cuda.device import find
+    from gemmery.cuda.driver import find
 
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
@@ -234,8 +234,7 @@ def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
 def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
     """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
     from gemmery.bench import device_roofline
-    from gemmery.cuda.device import find
-    from gemmery.cuda.driver import Stream
+    from gemmery.cuda.driver import Stream, find
 
     found = find(device)
     stream = Stream(found.ordinal)

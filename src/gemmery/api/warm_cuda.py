@@ -12,7 +12,7 @@ from itertools import chain, product
 from gemmery import dtypes as known
 from gemmery.api.options import ACTIVATIONS
 from gemmery.api.promote import can_cast
-from gemmery.cuda import device, nvrtc
+from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch import choice
 from gemmery.dispatch.cuda import general
@@ -33,7 +33,7 @@ def images(
     8 kernels take 7.9 s with one thread and 8.2 s with two.
     """
     try:
-        card = device.find(name)
+        card = driver.find(name)
     except DeviceError as error:
         if "known" in str(error):
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
 
 from gemmery.errors import DeviceError
 
@@ -121,23 +120,6 @@ KNOWN = {
 }
 
 
-@lru_cache(maxsize=64)
-def find(name: str) -> Device:
-    """Return a present device ("cuda:0"), or a known one: a card or an architecture.
-
-    >>> find("a100").arch
-    'sm_80'
-
-    Raises DeviceError for a device that is neither present nor known.
-    """
-    kind, _, number = name.strip().lower().partition(":")
-    if kind == "cuda" and (number.isdecimal() or ":" not in name):
-        from gemmery.cuda import driver
-
-        return driver.device(int(number or 0))
-    return card(name)
-
-
 def card(name: str) -> Device:
     """Return a card of the table by its name, its architecture or its compute capability, in any case.
 
@@ -146,13 +128,13 @@ def card(name: str) -> Device:
 
     Raises DeviceError for a name that is not known; the message suggests one that is spelled like it.
     """
-    wanted = _IGNORED.sub("", name.lower())
+    spelled = _IGNORED.sub("", name.lower())
     for row in KNOWN.values():
         sm = f"{row.capability // 10}.{row.capability % 10}"
-        if wanted in (row.name, f"sm{row.capability}", f"sm{row.capability}a", f"compute{row.capability}", sm):
+        if spelled in (row.name, f"sm{row.capability}", f"sm{row.capability}a", f"compute{row.capability}", sm):
             return row
     archs = dict.fromkeys(row.arch for row in KNOWN.values())
-    close = get_close_matches(wanted, (*KNOWN, *archs), 1)
+    close = get_close_matches(spelled, (*KNOWN, *archs), 1)
     meant = f"; did you mean {close[0]!r}?" if close else ";"
     raise DeviceError(
         f"device {name!r} is neither present nor known{meant} known: cuda, cuda:N, {', '.join((*KNOWN, *archs))}"
@@ -167,11 +149,11 @@ def architecture(name: str) -> str:
 
     Raises DeviceError for a name that is not known, and for architectures before the first of the table.
     """
-    found = _ARCHITECTURE.fullmatch(name.strip().lower())
-    if found:
-        number = found[1] or found[3] + found[4]
+    match = _ARCHITECTURE.fullmatch(name.strip().lower())
+    if match:
+        number = match[1] or match[3] + match[4]
         if int(number) >= min(LIMITS):
-            return f"sm_{number}{found[2] or ''}"
+            return f"sm_{number}{match[2] or ''}"
     return card(name).arch
 
 

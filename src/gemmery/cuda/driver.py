@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.cuda import nvrtc
-from gemmery.cuda.device import LIMITS, STATIC_SHARED, Device, Limits
+from gemmery.cuda.device import LIMITS, STATIC_SHARED, WARP, Device, Limits, card
 from gemmery.errors import DeviceError
 from gemmery.errors import missing as missing_extra
 
@@ -102,7 +102,7 @@ def device(ordinal: int = 0) -> Device:
         shared=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or STATIC_SHARED,
         shared_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
         registers_sm=attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
-        warps_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // 32,
+        warps_sm=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // WARP,
         blocks_sm=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR") or LIMITS[75].blocks_sm,
     )
     name = check(driver.cuDeviceGetName(128, handle)).split(b"\0")[0].decode()
@@ -117,6 +117,21 @@ def device(ordinal: int = 0) -> Device:
         ordinal=ordinal,
         tensor_share=0.5 if "GeForce" in name else 1.0,
     )
+
+
+@lru_cache(maxsize=64)
+def find(name: str) -> Device:
+    """Return a present device ("cuda:0"), or a known one: a card or an architecture.
+
+    >>> find("a100").arch
+    'sm_80'
+
+    Raises DeviceError for a device that is neither present nor known.
+    """
+    kind, _, number = name.strip().lower().partition(":")
+    if kind == "cuda" and (number.isdecimal() or ":" not in name):
+        return device(int(number or 0))
+    return card(name)
 
 
 def version() -> str:
@@ -156,21 +171,21 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
     """
     arch = device(ordinal).arch
     key = ordinal, source, kernel, arch
-    found = _functions.get(key)
-    if found is None:
+    handle = _functions.get(key)
+    if handle is None:
         with _loading:
-            found = _functions.get(key)
-            if found is None:
-                made = nvrtc.code(source, kernel, arch)
+            handle = _functions.get(key)
+            if handle is None:
+                code = nvrtc.code(source, kernel, arch)
                 with on(ordinal), _relaxed():
-                    module = check(api().cuModuleLoadData(made.cubin))
-                    found = check(api().cuModuleGetFunction(module, made.entry.encode()))
-                _functions[key] = found
+                    module = check(api().cuModuleLoadData(code.cubin))
+                    handle = check(api().cuModuleGetFunction(module, code.entry.encode()))
+                _functions[key] = handle
     if shared > STATIC_SHARED:
         attribute = api().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         with on(ordinal):
-            check(api().cuFuncSetAttribute(found, attribute, shared))
-    return found
+            check(api().cuFuncSetAttribute(handle, attribute, shared))
+    return handle
 
 
 @contextmanager
@@ -249,8 +264,8 @@ def room(ordinal: int = 0) -> int:
 
 def uuid(ordinal: int = 0) -> str:
     """Return the name of a device in the vendor's tools, independent of CUDA_VISIBLE_DEVICES: "GPU-5d3c..."."""
-    made = check(api().cuDeviceGetUuid(check(api().cuDeviceGet(ordinal)))).bytes.hex()
-    return "GPU-" + "-".join((made[:8], made[8:12], made[12:16], made[16:20], made[20:32]))
+    digits = check(api().cuDeviceGetUuid(check(api().cuDeviceGet(ordinal)))).bytes.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
 
 def synchronize(ordinal: int = 0) -> None:

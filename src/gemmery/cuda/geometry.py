@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gemmery import dtypes
-from gemmery.cuda import device
+from gemmery.cuda import driver
 from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 
@@ -133,7 +133,7 @@ def _along(problem: Problem, m: int, n: int, k: int) -> tuple[int, int, int]:
 
 def target(problem: Problem) -> Device:
     """Return the device that a problem is for, an H200 for a problem of no device."""
-    return device.find("h200" if problem.device == "cpu" else problem.device)
+    return driver.find("h200" if problem.device == "cpu" else problem.device)
 
 
 def refusal(geometry: Geometry, device: Device) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import device, driver, ordered
+from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import LARGEST_SIDE, GeometryOf, refusal
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
@@ -140,7 +140,7 @@ class Launch:
         self.transposed = problem.c_layout == "col"
         self.problem = problem.by_rows()
         self.geometry = geometry(self.problem, config)
-        card = device.find(problem.device)
+        card = driver.find(problem.device)
         reason = too_large(problem) or refusal(self.geometry, card)
         if reason:
             raise RefusedError(reason)

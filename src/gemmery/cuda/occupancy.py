@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmery.cuda.device import Device
+from gemmery.cuda.device import WARP, Device
 
-WARP = 32
 REGISTER_UNIT = 256  # registers are allocated to a warp in this unit
 PARTITIONS = 4  # of a multiprocessor, each with a quarter of its registers and warps
 
@@ -34,8 +33,8 @@ class Occupancy:
 def occupancy(device: Device, threads: int, registers: int, shared: int, grid: int = 1) -> Occupancy:
     """Return the occupancy of `grid` blocks of `threads`, with `registers` per thread and `shared` bytes per block.
 
-    >>> from gemmery.cuda.device import find
-    >>> occupancy(find("a100"), threads=256, registers=128, shared=32 << 10).limits
+    >>> from gemmery.cuda.device import card
+    >>> occupancy(card("a100"), threads=256, registers=128, shared=32 << 10).limits
     {'registers': 2, 'shared memory': 4, 'warps': 8, 'blocks': 32}
     """
     limits = device.limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmery.cuda import device, geometry
+from gemmery.cuda import driver, geometry
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
@@ -24,7 +24,7 @@ _SMALL = (
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield the rungs that suit this problem on its device, best first; the last ones take every problem."""
-    p, found = problem.by_rows(), device.find(problem.device)
+    p, found = problem.by_rows(), driver.find(problem.device)
     for name, reason in suited(p, found):
         rung = _RUNGS[name]
         small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
@@ -35,7 +35,7 @@ def general(problem: Problem) -> Candidate | None:
     """Return the rung with one image for all products of these types; None where there is none, or tf32 is allowed."""
     p = problem.by_rows()
     rung = _GENERAL.get(p.dtype)
-    if rung is None or p.precision or rung.refuses(p) or too_large(p) or device.find(p.device).capability < 80:
+    if rung is None or p.precision or rung.refuses(p) or too_large(p) or driver.find(p.device).capability < 80:
         return None
     return Candidate(rung, rung.default, "its image serves every shape, so that no product waits for a compiler")
 
@@ -50,7 +50,7 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     if reason or rung.geometry is None:
         return reason
     try:
-        return geometry.refusal(rung.geometry(p, config), device.find(p.device))
+        return geometry.refusal(rung.geometry(p, config), driver.find(p.device))
     except RefusedError as error:
         return str(error)
 

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from gemmery.cuda import driver, sass
-from gemmery.cuda.device import Device, find
+from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.roofline import loaded, roofline, unit
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
@@ -162,7 +162,7 @@ def _geometry(
 def _device(name: str) -> Device:
     """The device of this name, by default this machine's; the emulator's card where there is no GPU."""
     name = name or ("emulator" if driver.missing() else "cuda")
-    return find(asked.EMULATED_AS if name.strip().lower() == "emulator" else name)
+    return driver.find(asked.EMULATED_AS if name.strip().lower() == "emulator" else name)
 
 
 def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:

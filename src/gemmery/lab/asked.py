@@ -213,7 +213,7 @@ def looked_at(device: str, card: str = "") -> str:
 
     Raises ArgumentError for an unknown one.
     """
-    from gemmery.cuda.device import find
+    from gemmery.cuda.driver import find
 
     if card or device.strip().lower() == "emulator":
         return place(device or "emulator", card).card

@@ -15,7 +15,7 @@ from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
 from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
-from gemmery.cuda.device import find
+from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import arguments, too_large
 from gemmery.emulator import exact

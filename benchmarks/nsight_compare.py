@@ -27,7 +27,7 @@ import numpy as np
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.geometry import Geometry
 from gemmery.emulator.counters.counts import Counts
-from gemmery.lab.emulation import Operands, run_rung
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
 from gemmery.problem import Problem
@@ -190,7 +190,7 @@ def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
     rung, problem = product(row)
     a, b, c = operands(Work(**row["work"]))
     c.view(np.uint8)[...] = 0xFF
-    runs = run_rung(rung, problem, {}, Operands(a[None], b[None], c[None]), arch=ARCH, check=False)
+    runs = run_rung(rung, problem, {}, Gemm(a[None], b[None], c[None]), EmulationOptions(ARCH, check=False))
     return [run.counts for run in runs], hashlib.sha256(c.tobytes()).hexdigest()
 
 

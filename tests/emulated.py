@@ -12,8 +12,8 @@ from gemmery import dtypes, verify
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.run import Run
 from gemmery.errors import RefusedError
-from gemmery.lab.emulation import Operands, run_rung
-from gemmery.lab.emulation import problem_of as problem_on
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
+from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from layouts import laid
@@ -86,12 +86,12 @@ def run(
     """Multiply and check; return () if the rung refuses."""
     precision = needed(rung, a.name)
     row = None if bias is None else bias.array[0, 0]
-    given = Operands(a.array, b.array, c.array, row)
+    given = Gemm(a.array, b.array, c.array, row, alpha, beta)
     scaled = alpha != 1 or beta != 0
     case = problem_on(given, a.name, c.name, device, epilogue=epilogue, scaled=scaled, precision=precision)
     old = c.array.copy()
     try:
-        runs = run_rung(rung, case, config or {}, given, alpha=alpha, beta=beta, seed=seed)
+        runs = run_rung(rung, case, config or {}, given, EmulationOptions(seed=seed))
     except RefusedError:
         return ()
     found = verify.check(
@@ -129,7 +129,7 @@ def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapp
     p = problem
     layouts = p.a_layout, p.b_layout, p.c_layout
     a, b, c = (one.array for one in matrices((p.m, p.n, p.k), p.dtype, p.out, layouts, p.batch))
-    runs = run_rung(rung, p, config, Operands(a, b, c), texts=texts)
+    runs = run_rung(rung, p, config, Gemm(a, b, c), EmulationOptions(texts=texts))
     return Product(
         verify.check(c, a, b, _bound(rung, p.precision)).error_over_bound,
         tuple(one for run in runs for one in run.findings),

@@ -12,7 +12,7 @@ from gemmery.arrays import View
 from gemmery.cuda import device, driver, images, launch
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
-from gemmery.lab.emulation import Operands, problem_of, run_rung
+from gemmery.lab.emulated_product import Gemm, problem_of, run_rung
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -106,9 +106,9 @@ def test_ragged_products_are_right_and_have_no_findings(name, tile, stored, size
     (m, n, k), batch = sizes, 2
     a, b, c = operands(name, m, n, k, batch, stored)
     old, bias = c.astype(np.float64), np.arange(n, dtype=np.float64 if name == "f64" else np.float32)
-    given = Operands(a, b, c, bias)
+    given = Gemm(a, b, c, bias, alpha=1.5, beta=-0.5)
     problem = problem_of(given, name, name, "h200", epilogue="bias+relu", scaled=True)
-    runs = run_rung(rung_of(name), problem, {"tile": tile}, given, alpha=1.5, beta=-0.5)
+    runs = run_rung(rung_of(name), problem, {"tile": tile}, given)
     assert [run.findings for run in runs] == [()]
     wide = a.astype(np.float64), b.astype(np.float64)
     exact = 1.5 * (wide[0] @ wide[1]) - 0.5 * old + bias
@@ -123,11 +123,11 @@ def test_ragged_products_are_right_and_have_no_findings(name, tile, stored, size
 )
 def test_the_bits_are_those_of_the_specialised_kernel(name, other, tiles):
     a, b, c = operands(name, 67, 45, 203, 1, ("row", "row", "row"))
-    problem = problem_of(Operands(a, b, c), name, name, "h200")
-    run_rung(find(CUDA, other), problem, {}, Operands(a, b, c))
+    problem = problem_of(Gemm(a, b, c), name, name, "h200")
+    run_rung(find(CUDA, other), problem, {}, Gemm(a, b, c))
     for tile in tiles:
         again = np.full_like(c, np.nan)
-        run_rung(rung_of(name), problem, {"tile": tile}, Operands(a, b, again))
+        run_rung(rung_of(name), problem, {"tile": tile}, Gemm(a, b, again))
         assert again.tobytes() == c.tobytes()
 
 

@@ -10,7 +10,7 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.include import folders as include_folders
-from gemmery.lab import emulation
+from gemmery.lab import emulated_product
 
 X = np.ones(64, np.float32)
 
@@ -115,9 +115,9 @@ def test_a_header_of_the_user_keeps_its_lines_whatever_its_name(tmp_path):
 def work(monkeypatch):
     """How often NVRTC and the reader of PTX are asked, from empty caches."""
     asked = {"compile": 0, "parse": 0}
-    emulation.parsed.cache_clear()
-    emulation.prepared.cache_clear()
-    for module, name, kind in ((nvrtc, "compiled", "compile"), (emulation, "parse", "parse")):
+    emulated_product.parsed.cache_clear()
+    emulated_product.prepared.cache_clear()
+    for module, name, kind in ((nvrtc, "compiled", "compile"), (emulated_product, "parse", "parse")):
         work = getattr(module, name)
 
         def counting(*args, work=work, kind=kind, **options):

@@ -13,7 +13,7 @@ from gemmery.cuda import include, nvrtc
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.machine import Launch
 from gemmery.emulator.run import emulated
-from gemmery.lab.emulation import prepared
+from gemmery.lab.emulated_product import prepared
 from gemmery.lab.kernel import SOURCE, emulate
 
 pytest.importorskip("cuda.bindings")

@@ -10,11 +10,11 @@ import pytest
 from emulated import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
 from gemmery.lab.emulated import emulated_rung, expects, suited
-from gemmery.lab.emulation import Operands, run_rung
-from gemmery.lab.emulation import problem_of as problem_on
+from gemmery.lab.emulated_product import Gemm, run_rung
+from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.emulated import RungCounts
 from gemmery.ladder.rung import find
+from gemmery.ladder.rung_counts import RungCounts
 from layouts import OTHERS
 from operands import random
 
@@ -142,7 +142,7 @@ def test_the_order_of_blocks_and_warps_does_not_show(rung):
 def test_wide_accesses_to_a_misaligned_matrix_are_found():
     """Arrays lie as they do on the host: to say otherwise of one of them is a fault of the caller, and shows."""
     a, b, c = matrices((64, 64, 64), "f32", layouts=("odd", "row", "row"))
-    given = Operands(a.array, b.array, c.array)
+    given = Gemm(a.array, b.array, c.array)
     case = problem_on(given, "f32", "f32", "h200")
     assert case.alignments == (4, 16, 16)
     rung = find(CUDA, "simt_vectorized")

@@ -7,8 +7,8 @@ import pytest
 
 from gemmery import dtypes, verify
 from gemmery.cuda import driver
-from gemmery.lab.emulation import Operands, run_rung
-from gemmery.lab.emulation import problem_of as problem_on
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
+from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.cuda import CUDA
 from gpu_operands import built, matrices, needed, problem
 
@@ -40,9 +40,9 @@ def both(rung, name, shape, layouts):
     driver.synchronize()
     theirs = c.result()
     ours = c.values.copy(order="K")
-    given = Operands(a.values, b.values, ours)
+    given = Gemm(a.values, b.values, ours)
     case = problem_on(given, name, name, "h200", precision=precision)
-    run_rung(rung, case, {}, given, arch=driver.device().arch)
+    run_rung(rung, case, {}, given, EmulationOptions(driver.device().arch))
     if name != "f64" and rung.name.startswith(ROUNDS_ITS_OWN_WAY):
         apart = np.abs(theirs.astype(np.float64) - ours.astype(np.float64))
         assert (apart <= allowed(rung, a.values, b.values, ours)).all(), f"{case}: {apart.max()}"

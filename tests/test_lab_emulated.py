@@ -16,8 +16,8 @@ from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, EmulationError
 from gemmery.lab import emulated
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.emulated import EmulatedLadder
 from gemmery.ladder.rung import find
+from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import svg
 from gemmery.report.emulated import complaints, emulated_page, emulated_sheets, overviews
 from gemmery.report.roofs import roofs

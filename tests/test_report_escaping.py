@@ -14,8 +14,8 @@ from gemmery.inspection.gather import inspect_rung
 from gemmery.inspection.page import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
-from gemmery.ladder.emulated import EmulatedLadder
 from gemmery.ladder.exhibits import find
+from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report.diff import difference_page
 from gemmery.report.emulated import emulated_page
 from gemmery.report.exhibit_page import emulated_exhibit_page

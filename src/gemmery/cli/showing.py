@@ -17,8 +17,8 @@ from gemmery.errors import ArgumentError, InstallError, missing
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
     from gemmery.lab import Event, OnEvent, OnRung
-    from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
     from gemmery.ladder.rung import Rung
+    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 
 INTERRUPTED = 130
 
@@ -131,7 +131,7 @@ def counted(
     from gemmery import report
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
-    from gemmery.ladder.emulated import EmulatedLadder
+    from gemmery.ladder.rung_counts import EmulatedLadder
     from gemmery.report.emulated import emulated_page
 
     if instead_of:

@@ -19,7 +19,14 @@ from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.chosen import Chosen, chosen
 from gemmery.inspection.records import EmulatorCounts, LineCounts
-from gemmery.lab.emulation import Operands, prepared, run_rung, source_line, source_lines
+from gemmery.lab.emulated_product import (
+    EmulationOptions,
+    Gemm,
+    prepared,
+    run_rung,
+    source_line,
+    source_lines,
+)
 from gemmery.ladder.exhibits import Exhibit
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -43,8 +50,8 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     m, n, k = problem.m, problem.n, problem.k
     a, b = (_random(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
     b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
-    operands, trace = Operands(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
-    runs = run_rung(rung, problem, config, operands, arch=arch, check=False, observers=(trace,))
+    gemm, trace = Gemm(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
+    runs = run_rung(rung, problem, config, gemm, EmulationOptions(arch, check=False, observers=(trace,)))
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
     return _described(problem, reduce(add, runs).counts, chosen(trace, steps, line))
 

@@ -22,10 +22,10 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, results
 from gemmery.lab.asked import emulated_card
-from gemmery.lab.emulation import Operands, problem_of, run_rung, source_lines
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung, source_lines
 from gemmery.lab.gpu.check import TF32
-from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.problem import Problem
 
 MOST = 1024  # a side: the longest rung takes half a minute there
@@ -87,19 +87,19 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     """One rung on random operands, with its error, counters and findings; C holds NaN before."""
     full = {**rung.default, **(config or {})}
     plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
-    given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
-    given.c.fill(np.nan)
-    problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
+    gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    gemm.c.fill(np.nan)
+    problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
     start, trace = time.perf_counter(), Trace()
     try:
         if work.dtype not in rung.dtypes:
             raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}")
-        runs = run_rung(rung, problem, full, given, observers=(trace,))
+        runs = run_rung(rung, problem, full, gemm, EmulationOptions(observers=(trace,)))
     except (EmulationError, RefusedError) as refused:
         return replace(plain, refused=str(refused))
     seconds = time.perf_counter() - start
     together = reduce(add, runs)
-    steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", given.a), ("B", given.b))}
+    steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
     drawn = chosen(trace, steps, "")
     counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
     on = unit(work.dtype, tensor)
@@ -109,7 +109,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         config=rung.explicit(rung.resolve(problem, full)),
         tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
         blocks=math.prod(runs[-1].launch.grid),
-        error=results.error(given.c, given.a, given.b, _bound(rung, problem), rung.normwise),
+        error=results.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
         counts=counts,
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,

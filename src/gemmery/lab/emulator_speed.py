@@ -18,7 +18,7 @@ from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.emulated import emulated_rung
-from gemmery.lab.emulation import Operands, prepared_anew, problem_of, run_rung
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, prepared_anew, problem_of, run_rung
 from gemmery.lab.tournament import entrant
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -57,11 +57,11 @@ def _timed(
     checked = emulated_rung(rung, work, card, config)
     if checked.refused:
         raise RefusedError(checked.refused)
-    given = Operands(*(x if x.ndim == 3 else x[None] for x in operands(work)))
-    problem = problem_of(given, work.dtype, work.out, card.name, precision=work.precision)
+    gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
+    problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
     ways: dict[str, Callable[[], object]] = {
-        COUNTED: partial(run_rung, rung, problem, config, given, check=False),
-        CHECKED: partial(run_rung, rung, problem, config, given),
+        COUNTED: partial(run_rung, rung, problem, config, gemm, EmulationOptions(check=False)),
+        CHECKED: partial(run_rung, rung, problem, config, gemm),
         READY: _preparation(rung, problem, config, card),
     }
     found = timing.tally(_rounds(ways, seconds))

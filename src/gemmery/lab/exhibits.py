@@ -23,7 +23,7 @@ from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked, results
-from gemmery.lab.emulation import prepared
+from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.gpu.session import GpuSession
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find

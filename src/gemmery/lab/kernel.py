@@ -20,7 +20,7 @@ from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.errors import ArgumentError, CompileError, DeviceError
-from gemmery.lab.emulation import parsed, prepared
+from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
 NONE: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers

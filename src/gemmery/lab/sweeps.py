@@ -20,7 +20,7 @@ from gemmery.lab.rungs import RungConfig, climb, climb_on_gpu, element
 from gemmery.ladder.rung import Rung
 
 if TYPE_CHECKING:
-    from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
+    from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 
 OnRung = Callable[[str, int, int, "EmulatedRung | None"], None]  # as in emulated_ladder
 MOST_EMULATED = 1024  # the largest side there
@@ -80,7 +80,7 @@ def emulated_sweep(
     Raises ArgumentError as `sweep` does, and for an experiment without a key.
     """
     from gemmery.lab.emulated import emulated_rung  # loads the emulator
-    from gemmery.ladder.emulated import EmulatedLadder
+    from gemmery.ladder.rung_counts import EmulatedLadder
 
     counted = countable(experiment)
     key, points = counted.axis.key, counted.points["emulator"]

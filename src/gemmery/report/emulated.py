@@ -11,8 +11,8 @@ from rich.text import Text
 
 from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
 from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.terminal import Growing, laid_out

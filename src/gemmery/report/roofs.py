@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gemmery.cuda.roofline import Roofline
-from gemmery.ladder.emulated import EmulatedLadder, EmulatedRung
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.report import words
 from gemmery.report.curves import slopes
 from gemmery.report.svg import HALO, INK, RIVAL, SERIES, TOKENS, Plot, axes, render

@@ -59,9 +59,8 @@ class EmulatedRung:
     memory_seconds: float = 0.0  # bytes at the bandwidth of the device's memory
     shared_seconds: float = 0.0  # wavefronts of shared memory, 1 a clock and multiprocessor
     issue_seconds: float = 0.0  # warp instructions, 4 a clock and multiprocessor
-    expected: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the claims of the rung; {} for products that they are not about
+    # The claims of the rung; {} for products that they are not about.
+    expected: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
     chosen: Chosen = field(default_factory=Chosen)  # accesses for pictures
     source: Mapping[str, str] = field(default_factory=dict)  # the text of the lines of these accesses
@@ -99,7 +98,7 @@ class EmulatedRung:
         broken = tuple(
             f"claims {name} = {self.expected[name]:g}, and has {getattr(self.counts, name):g}" for name in self.unmet
         )
-        return (*outside, *(f"has a finding at {one}" for one in self.findings), *broken)
+        return (*outside, *(f"has a finding at {finding}" for finding in self.findings), *broken)
 
 
 @dataclass(frozen=True)
@@ -114,20 +113,20 @@ class EmulatedLadder:
         """Counters and roofs as a table, which a notebook displays."""
         head = ("rung", "m × n × k", "type", "sectors", "wavefronts", "bank conflicts", "roof, µs", "limit", "result")
         rows: list[tuple[str, ...]] = []
-        for one in self.rungs:
-            product = (one.rung, f"{one.m} × {one.n} × {one.k}", one.dtype)
-            if one.refused:
-                rows.append((*product, f"not run: {one.refused}"))
+        for rung in self.rungs:
+            product = (rung.rung, f"{rung.m} × {rung.n} × {rung.k}", rung.dtype)
+            if rung.refused:
+                rows.append((*product, f"not run: {rung.refused}"))
                 continue
-            counts = (one.counts.sectors, one.counts.wavefronts, one.counts.bank_conflicts)
-            roof = (f"{one.roof_seconds * 1e6:.3g}", one.limit, "; ".join(one.wrong) or "right")
+            counts = (rung.counts.sectors, rung.counts.wavefronts, rung.counts.bank_conflicts)
+            roof = (f"{rung.roof_seconds * 1e6:.3g}", rung.limit, "; ".join(rung.wrong) or "right")
             rows.append((*product, *(f"{count:,}" for count in counts), *roof))
         return display.table(rows, head)
 
-    def gain(self, one: EmulatedRung, parent: str | None) -> float:
+    def gain(self, rung: EmulatedRung, parent: str | None) -> float:
         """How many times shorter its roof is than its parent's at the same product; 0 where they cannot be compared."""
         for other in self.rungs:
-            same = (other.size, other.m, other.n, other.k, other.dtype) == (one.size, one.m, one.n, one.k, one.dtype)
-            if other.rung == parent and same and other.roof_seconds and one.roof_seconds:
-                return other.roof_seconds / one.roof_seconds
+            same = all(getattr(other, name) == getattr(rung, name) for name in ("size", "m", "n", "k", "dtype"))
+            if other.rung == parent and same and other.roof_seconds and rung.roof_seconds:
+                return other.roof_seconds / rung.roof_seconds
         return 0.0

@@ -1,4 +1,4 @@
-"""Run the rungs of the ladder on the emulator, on NumPy arrays, and count what they do."""
+"""One product by one rung on the emulator, on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gemmery.cuda import nvrtc
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
 from gemmery.cuda.launch import arguments, too_large
+from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import Program, lowered
@@ -30,38 +31,49 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-Array = NDArray[Any]
 Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Operands:
-    """The arrays of a product: A (batch, m, k), B (batch, k, n), C (batch, m, n) with any strides, and a bias."""
+class Gemm:
+    """The arrays and scalars of C = alpha A B + beta C + bias, any strides; arrays of bf16 hold its bits."""
 
-    a: Array
-    b: Array
-    c: Array
+    a: Array  # (batch, m, k)
+    b: Array  # (batch, k, n)
+    c: Array  # (batch, m, n)
     bias: Array | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays by their names in kernels."""
+        arrays = {"A": self.a, "B": self.b, "C": self.c}
+        return arrays if self.bias is None else {**arrays, "bias": self.bias}
+
+
+@dataclass(frozen=True)
+class EmulationOptions:
+    """How the launches of a rung are compiled and run."""
+
+    arch: str = ""  # by default that of the problem's device
+    texts: Mapping[str, str] | None = None  # replaces the kernels' files
+    check: bool = True  # look for faults
+    seed: int | None = None  # shuffles blocks and warps
+    observers: Sequence[Observer] = ()
 
 
 def problem_of(
-    operands: Operands,
-    dtype: str,
-    out: str,
-    device: str,
-    *,
-    epilogue: str = "",
-    scaled: bool = False,
-    precision: str = "",
+    gemm: Gemm, dtype: str, out: str, device: str, *, epilogue: str = "", scaled: bool = False, precision: str = ""
 ) -> Problem:
-    """Return the product of these operands as a rung sees it: shapes, layouts and alignments."""
-    (batch, m, n), k = operands.c.shape, operands.a.shape[2]
-    (a, a_bytes), (b, b_bytes), (c, c_bytes) = (_lies(array) for array in (operands.a, operands.b, operands.c))
-    aligned = a_bytes, b_bytes, c_bytes
-    return Problem(m, n, k, dtype, out, batch, a, b, c, epilogue, scaled, device, precision, aligned)
+    """Return the product as a rung sees it: shapes, layouts and alignments."""
+    (batch, m, n), k = gemm.c.shape, gemm.a.shape[2]
+    (a, a_bytes), (b, b_bytes), (c, c_bytes) = map(_layout, (gemm.a, gemm.b, gemm.c))
+    alignments = a_bytes, b_bytes, c_bytes
+    return Problem(m, n, k, dtype, out, batch, a, b, c, epilogue, scaled, device, precision, alignments)
 
 
-def _lies(array: Array) -> tuple[str, int]:
+def _layout(array: Array) -> tuple[str, int]:
     """Return the layout of a batch of matrices, and the alignment of its address and strides."""
     (_, rows, columns), (step, row, column), size = array.shape, array.strides, array.itemsize
     walked = zip((step, row, column), array.shape, strict=True)
@@ -73,66 +85,47 @@ def run_rung(
     rung: Rung,
     problem: Problem,
     config: Mapping[str, int],
-    operands: Operands,
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    arch: str = "",
-    check: bool = True,
-    seed: int | None = None,
-    texts: Mapping[str, str] | None = None,
-    observers: Sequence[Observer] = (),
+    gemm: Gemm,
+    options: EmulationOptions = EmulationOptions(),
 ) -> tuple[Run, ...]:
-    """Run the launches of a rung for a product on NumPy arrays, in place. bf16 is passed as its bits.
+    """Run the launches of a rung for a product on the emulator, in place.
 
-    `problem.device` names the device whose limits apply; the kernels are compiled for `arch`, by default that of the
-    device; `texts` replaces the kernels' files. Raises RefusedError if the rung or the device refuses the product.
+    `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses the
+    product.
     """
-    transposed, by_rows = problem.c_layout == "col", problem.by_rows()
     geometry = _geometry(rung, problem, config)
-    launches = geometry.launches
-    made = [nvrtc.ptx(one.source, one.kernel, arch or find(problem.device).arch, texts) for one in launches]
-    programs = [prepared(one.text, one.entry) for one in made]
-    named = {"A": operands.a, "B": operands.b, "C": operands.c}
-    if operands.bias is not None:
-        named["bias"] = operands.bias
-    spans = {name: _span(array) for name, array in named.items()}
+    arch = options.arch or find(problem.device).arch
+    codes = [nvrtc.ptx(launch.source, launch.kernel, arch, options.texts) for launch in geometry.launches]
+    programs = [prepared(code.text, code.entry) for code in codes]
+    spans = {name: _span(array) for name, array in gemm.arrays.items()}
     memory = memory_of(
-        {name: whole for name, (whole, _) in spans.items()},
+        {name: span for name, (span, _) in spans.items()},
         [program.kernel for program in programs],
         {"workspace": geometry.workspace},
     )
-    kinds = {"A": problem.dtype, "B": problem.dtype, "C": problem.out, "bias": dtypes.get(problem.out).accumulator}
+    addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
+    argument = _argument(problem, gemm, addresses, memory.address("workspace"))
+    runs = []
+    for program, launch in zip(programs, geometry.launches, strict=True):
+        dims = Launch(launch.grid, launch.block, argument, launch.shared)
+        run = emulated(program, dims, memory, check=options.check, seed=options.seed, observers=options.observers)
+        runs.append(replace(run, kernel=launch.kernel))
+    for name, (span, _) in spans.items():
+        if name == "C" or not np.array_equal(span, memory.bytes(name)):
+            span[:] = memory.bytes(name)
+    return tuple(runs)
+
+
+def _argument(problem: Problem, gemm: Gemm, addresses: Mapping[str, int], workspace: int) -> bytes:
+    """Return the argument of a rung's kernels for arrays at these addresses."""
+    dtypes_of = {"A": problem.dtype, "B": problem.dtype, "C": problem.out}
+    dtypes_of["bias"] = dtypes.get(problem.out).accumulator
     views = {
-        name: View(memory.address(name) + spans[name][1], array.shape, array.strides, kinds[name])
-        for name, array in named.items()
+        name: View(addresses[name], array.shape, array.strides, dtypes_of[name]) for name, array in gemm.arrays.items()
     }
-    packed = arguments(
-        by_rows,
-        transposed,
-        views["A"],
-        views["B"],
-        views["C"],
-        alpha,
-        beta,
-        views.get("bias"),
-        memory.address("workspace"),
-    )
-    runs = tuple(
-        emulated(
-            program,
-            Launch(one.grid, one.block, packed, one.shared),
-            memory,
-            check=check,
-            seed=seed,
-            observers=observers,
-        )
-        for program, one in zip(programs, launches, strict=True)
-    )
-    for name, (whole, _) in spans.items():
-        if name == "C" or not np.array_equal(whole, memory.bytes(name)):
-            whole[:] = memory.bytes(name)
-    return tuple(replace(run, kernel=one.kernel) for run, one in zip(runs, launches, strict=True))
+    transposed, bias = problem.c_layout == "col", views.get("bias")
+    operands = views["A"], views["B"], views["C"]
+    return arguments(problem.by_rows(), transposed, *operands, gemm.alpha, gemm.beta, bias, workspace)
 
 
 def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
@@ -167,7 +160,7 @@ def prepared_anew(text: str, kernel: str) -> Program:
 def faster() -> Mapping[Function, Function]:
     """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
     pairs: tuple[tuple[Function, Function | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
-    return {slow: quick for slow, quick in pairs if quick is not None}
+    return {slow: fast for slow, fast in pairs if fast is not None}
 
 
 def source_lines(drawn: Chosen) -> Mapping[str, str]:
@@ -176,7 +169,7 @@ def source_lines(drawn: Chosen) -> Mapping[str, str]:
     frames = [access.frames for access in (*accesses, *drawn.shared, *drawn.global_)]
     frames += [divergence.frames for divergence in drawn.divergences]
     places = {calling(lines)[-1] for lines in frames}
-    places |= {stretch.busiest or stretch.first for one in drawn.divergences for stretch in one.stretches}
+    places |= {stretch.busiest or stretch.first for branch in drawn.divergences for stretch in branch.stretches}
     return {str(place): source_line(place) for place in sorted(places, key=str)}
 
 

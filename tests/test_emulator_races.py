@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemmery.emulator.findings.clocks import Clocks
 from gemmery.emulator.findings.races import INDEX, INDEX_AT, History
 
 THREADS, SIZE = 64, 32  # two warps, two granules of 16 bytes
@@ -76,17 +77,18 @@ def traces(draw, kinds, barriers):
 def both(steps):
     """The results of the oracle and of the detector for each access of a trace."""
     told = []
-    oracle, history = Pairs(), History(1, THREADS, SIZE, lambda *what: told.append(what))
+    oracle, clocks = Pairs(), Clocks(1, THREADS // 32)
+    history = History(clocks, THREADS, SIZE, lambda *what: told.append(what))
     for kind, *rest in steps:
         if kind != "barrier":
             yield oracle.access(kind, *rest), detected(history, told, kind, *rest)
         elif rest == ["block"]:
             oracle.meet(list(range(THREADS)))
-            history.meets(np.ones((1, 2), bool))
+            clocks.meets(np.ones((1, 2), bool))
         else:
             warp = int(rest[0][-1])
             oracle.meet(list(range(32 * warp, 32 * warp + 32)))
-            history.meets_itself(np.array([[warp == 0, warp == 1]]))
+            clocks.meets_itself(np.array([[warp == 0, warp == 1]]))
 
 
 @settings(max_examples=300, deadline=None)
@@ -111,9 +113,9 @@ def test_the_first_fault_of_each_byte_is_found(steps):
 
 
 def history(threads=64):
-    """An empty history of a block, and the list of its reports."""
-    told = []
-    return History(1, threads, 1024, lambda *what: told.append((what[0], what[1]))), told
+    """An empty history of a block, the clocks of its warps, and the list of its reports."""
+    clocks, reports = Clocks(1, threads // 32), []
+    return History(clocks, threads, 1024, lambda *what: reports.append((what[0], what[1]))), clocks, reports
 
 
 def access(does, index, threads, address=0, width=4, **options):
@@ -125,72 +127,73 @@ def access(does, index, threads, address=0, width=4, **options):
 @pytest.mark.parametrize("writer", [0, 33])
 @pytest.mark.parametrize("together", [True, False])
 def test_a_writer_meets_the_other_of_two_readers(writer, together):
-    """Whichever of two readers writes the place, it has not waited for the other one."""
-    one, told = history()
-    access(one.writes, 1, [5])
-    one.meets(np.ones((1, 2), bool))
+    """Whichever of two readers writes the place, it has not waited for the other accesses."""
+    accesses, clocks, reports = history()
+    access(accesses.writes, 1, [5])
+    clocks.meets(np.ones((1, 2), bool))
     for threads in [[0, 33]] if together else [[0], [33]]:
-        access(one.reads, 2, threads)
-    access(one.writes, 3, [writer])
-    assert told == [("race", 3)]
+        access(accesses.reads, 2, threads)
+    access(accesses.writes, 3, [writer])
+    assert reports == [("race", 3)]
 
 
 def test_release_and_acquire_order_two_warps():
     """The warp that acquires a key sees what was released to it, and no other warp does."""
-    one, told = history(96)
+    accesses, clocks, reports = history(96)
     first, second = np.array([[True, False, False]]), np.array([[False, True, False]])
-    access(one.writes, 1, [0])
-    one.release(first, "full")
-    one.acquire(second, "full")
-    access(one.reads, 2, [32])
-    assert told == []
-    access(one.reads, 3, [64])
-    assert told == [("race", 3)]
+    access(accesses.writes, 1, [0])
+    clocks.release(first, "full")
+    clocks.acquire(second, "full")
+    access(accesses.reads, 2, [32])
+    assert reports == []
+    access(accesses.reads, 3, [64])
+    assert reports == [("race", 3)]
 
 
 def test_a_copy_is_not_there_before_it_has_landed():
     """A read before, a write over it, a read by another thread after: only with a barrier is all well."""
-    one, told = history()
-    access(one.writes, 1, [0], asynchronous=True)
-    access(one.reads, 2, [0])
-    access(one.writes, 3, [0], address=4, asynchronous=True)
-    access(one.writes, 4, [0], address=4)
-    assert told == [("not landed", 2), ("race", 4)]
-    told.clear()
-    access(one.lands, 1, [0])
-    access(one.reads, 5, [0])
-    assert told == []
-    access(one.reads, 6, [33])
-    assert told == [("race", 6)]
-    told.clear()
-    one.meets(np.ones((1, 2), bool))
-    access(one.reads, 7, [33])
-    assert told == []
+    accesses, clocks, reports = history()
+    access(accesses.writes, 1, [0], asynchronous=True)
+    access(accesses.reads, 2, [0])
+    access(accesses.writes, 3, [0], address=4, asynchronous=True)
+    access(accesses.writes, 4, [0], address=4)
+    assert reports == [("not landed", 2), ("race", 4)]
+    reports.clear()
+    access(accesses.lands, 1, [0])
+    access(accesses.reads, 5, [0])
+    assert reports == []
+    access(accesses.reads, 6, [33])
+    assert reports == [("race", 6)]
+    reports.clear()
+    clocks.meets(np.ones((1, 2), bool))
+    access(accesses.reads, 7, [33])
+    assert reports == []
 
 
 def test_an_update_does_not_hide_the_store_before_it():
     """A thread stores and updates; another one updates without a barrier in between."""
-    one, told = history()
-    access(one.writes, 1, [0])
-    access(one.updates, 2, [0])
-    access(one.updates, 3, [33])
-    assert told == [("race", 3)]
-    told.clear()
-    one.meets(np.ones((1, 2), bool))
-    access(one.updates, 4, [33])
-    access(one.updates, 5, [0])
-    assert told == []
+    accesses, clocks, reports = history()
+    access(accesses.writes, 1, [0])
+    access(accesses.updates, 2, [0])
+    access(accesses.updates, 3, [33])
+    assert reports == [("race", 3)]
+    reports.clear()
+    clocks.meets(np.ones((1, 2), bool))
+    access(accesses.updates, 4, [33])
+    access(accesses.updates, 5, [0])
+    assert reports == []
 
 
 def test_one_block_stands_for_all_until_it_does_not():
     """A history that is spread over its blocks keeps the writes, and follows each block from then on."""
-    one, told = history()
-    access(one.writes, 1, [0])
-    one.meets(np.ones((1, 2), bool))
-    one.spread(3)
-    access(one.reads, 2, [1, 64 + 1, 128 + 1])
-    access(one.writes, 3, [64])
-    access(one.reads, 4, [128 + 5])
-    assert told == [("race", 3)]
-    access(one.reads, 5, [64 + 5])
-    assert told == [("race", 3), ("race", 5)]
+    accesses, clocks, reports = history()
+    access(accesses.writes, 1, [0])
+    clocks.meets(np.ones((1, 2), bool))
+    accesses.spread(3)
+    clocks.spread(3)
+    access(accesses.reads, 2, [1, 64 + 1, 128 + 1])
+    access(accesses.writes, 3, [64])
+    access(accesses.reads, 4, [128 + 5])
+    assert reports == [("race", 3)]
+    access(accesses.reads, 5, [64 + 5])
+    assert reports == [("race", 3), ("race", 5)]

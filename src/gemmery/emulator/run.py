@@ -180,7 +180,7 @@ def emulated(
         launch,
         counters.counts(),
         counters.counts(merged=False),
-        findings.found if findings else (),
+        findings.sorted() if findings else (),
         merge,
     )
 

@@ -110,7 +110,7 @@ def _emulated(shown: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhi
         predicted,
         {one: counted[one] for one in predicted},
         _error(y, show.expected(x, config)),
-        tuple(str(one) for one in findings.found),
+        tuple(str(one) for one in findings.sorted()),
     )
 
 

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings import words
-from gemmery.emulator.findings.grid import Grid, Layout, stored
+from gemmery.emulator.findings import messages
+from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_count, is_own
 from gemmery.emulator.findings.pointers import Reach, reach
-from gemmery.emulator.findings.races import Flags, History, Words
 from gemmery.emulator.machine import Access, Machine
 
 # A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
@@ -29,16 +29,16 @@ class GlobalRaces:
         # Pairs of atomics pass unchecked only if the kernel has neither volatile accesses nor atomics of block scope.
         simple = not (orders.volatile.any() or orders.own.any())
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
-        layout = Layout.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
-        self._grid = Grid(machine.memory.data.size, layout, self._conflict)
+        fields = StampFields.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
+        self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
         self._ids: list[NDArray[np.int64]] = []  # the block numbers of each chunk so far
 
-    def start(self, machine: Machine, history: History) -> None:
+    def start(self, machine: Machine, clocks: Clocks) -> None:
         """Start a chunk of blocks."""
-        self._machine, self._history = machine, history
+        self._machine, self._clocks = machine, clocks
         x, y, z = machine.launch.cluster
-        self._grid.start(machine.blocks, machine.block_threads, history, self._handover, x * y * z)
+        self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, x * y * z)
         self._handover.start()
         self._ids.append(machine.block_ids)
         self._threads = np.arange(machine.threads)
@@ -68,7 +68,7 @@ class GlobalRaces:
             return
         own = is_own(self._machine.kernel.instructions[index].opcode)
         for fences in (self._own_fence,) if own else (self._own_fence, self._fence):
-            np.copyto(fences, self._history.vouched(), where=warps[:, :, None])
+            np.copyto(fences, self._clocks.vouched(), where=warps[:, :, None])
         blocks = np.flatnonzero(np.broadcast_to(warps.any(axis=1), self._machine.blocks))
         self._handover.fence(blocks.tolist(), own)
 
@@ -81,7 +81,7 @@ class GlobalRaces:
         fences = orders.fences and bool(orders.atomic[index] or orders.volatile[index])
         if not (releases or acquires or fences):
             return
-        every = np.broadcast_to(self._history.vouched(), self._fence.shape)
+        every = np.broadcast_to(self._clocks.vouched(), self._fence.shape)
         inside, across = self._own_fence, self._fence
         if not (releases or self._handover.any or inside.any()):
             return
@@ -108,9 +108,9 @@ class GlobalRaces:
 
     def _conflict(self, index: int, threads: Words, addresses: Words, others: Words, together: bool) -> None:
         """Report the first conflict with each other instruction that the grid found."""
-        machine, layout = self._machine, self._grid.layout
-        then = layout.instructions(others)
-        second, number = layout.threads(others), layout.blocks(others) - self._grid.first
+        machine, fields = self._machine, self._grid.fields
+        then = fields.instructions(others)
+        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
         block, own = np.divmod(threads, machine.block_threads)
         one_block = block == number
         one_warp = one_block & (own >> 5 == second >> 5)
@@ -123,11 +123,13 @@ class GlobalRaces:
             racing &= ~(self._orders.stores[then] & self._same(threads, addresses, number, second, together))
         for other in np.unique(then[racing]).tolist():
             these = racing & (then == other)
-            chosen = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
-            first = int(chosen.argmax())
+            far = next(some for some in (these & ~one_block, these & ~one_warp, these) if some.any())
+            first = int(far.argmax())
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
-            message = partial(words.grid_race, machine, index, int(threads[first]), int(addresses[first]), other, place)
+            message = partial(
+                messages.grid_race, machine, index, int(threads[first]), int(addresses[first]), other, place
+            )
             self._add(index, int(threads[first]), int(these.sum()), message, other)
 
     def _block_id(self, number: int) -> int:
@@ -143,8 +145,8 @@ class GlobalRaces:
         machine, size = self._machine, self._grid.granule
         own = stored(self._event, machine, threads, addresses, size)
         if together:
-            held = stored(self._event, machine, number * machine.block_threads + second, addresses, size)
+            other = stored(self._event, machine, number * machine.block_threads + second, addresses, size)
         else:
-            held = machine.memory.data[addresses[:, None] + np.arange(size)]
-        same: Flags = np.all(own == held, axis=1)
+            other = machine.memory.data[addresses[:, None] + np.arange(size)]
+        same: Flags = np.all(own == other, axis=1)
         return same

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.findings.clocks import Clocks, Flags, Words
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.races import Flags, History, Words
 
 
 @dataclass(frozen=True)
-class Layout:
+class StampFields:
     """The fields of a stamp, from bit 0: the instruction, the atomic flag, the thread in its block, the block, a clock.
 
     Blocks are numbered from 1 in the order in which they run.
@@ -30,8 +30,8 @@ class Layout:
     block: int
 
     @classmethod
-    def of(cls, instructions: int, threads: int, blocks: int) -> Layout:
-        """The narrowest layout for a launch."""
+    def of(cls, instructions: int, threads: int, blocks: int) -> StampFields:
+        """The narrowest fields for a launch."""
         return cls(instructions.bit_length(), (threads - 1).bit_length(), blocks.bit_length())
 
     @property
@@ -83,29 +83,29 @@ class Layout:
 
 
 # The instruction, its threads, the byte addresses, the stamps of the other accesses, and whether both are one event.
-Report = Callable[[int, Words, Words, Words, bool], None]
+ReportGridConflict = Callable[[int, Words, Words, Words, bool], None]
 
 
 class Two:
     """Two threads that accessed each place, of two blocks if possible: any other thread differs from at least one."""
 
-    def __init__(self, size: int, layout: Layout) -> None:
+    def __init__(self, size: int, fields: StampFields) -> None:
         self.last, self.other = np.zeros((2, size), np.int64)
-        self._layout = layout
+        self._fields = fields
 
     def keep(self, places: Words, stamps: Words) -> None:
         """These threads access these places now."""
-        atomic, before = self._layout.atomic, self.last[places]
+        atomic, before = self._fields.atomic, self.last[places]
         if stamps.size and stamps[0] & atomic:  # a plain read stays, because it races with more
             some = (before == 0) | (before & atomic != 0)
             places, stamps, before = places[some], stamps[some], before[some]
         self.last[places] = stamps
-        kept = self.last[places] == stamps
-        if kept.all():
+        stays = self.last[places] == stamps
+        if stays.all():
             if before.any():
                 self._replace(places, before, stamps)
             return
-        latest = np.flatnonzero(kept)  # one access of each place
+        latest = np.flatnonzero(stays)  # one access of each place
         self.last[places[::-1]] = stamps[::-1]
         once, last = places[latest], stamps[latest]
         first = self.last[once]  # of another block if any thread is, since threads come in the order of their blocks
@@ -114,35 +114,35 @@ class Two:
         self._replace(once, first, last)
 
     def _replace(self, places: Words, candidates: Words, last: Words) -> None:
-        layout = self._layout
-        differs = ((candidates ^ last) & layout.someone != 0) & (candidates != 0)
+        fields = self._fields
+        differs = ((candidates ^ last) & fields.someone != 0) & (candidates != 0)
         if not differs.any():
             return
         places, candidates, last = places[differs], candidates[differs], last[differs]
-        kept = self.other[places]
-        plain = (kept != 0) & (kept & layout.atomic == 0) & (candidates & layout.atomic != 0)
-        apart = (candidates ^ last) & layout.same_block != 0
-        free = (kept == 0) | ((kept ^ last) & layout.same_block == 0)
-        for chosen in (free & ~plain, apart & ~plain):  # threads of another block take precedence
-            self.other[places[chosen]] = candidates[chosen]
+        other = self.other[places]
+        plain = (other != 0) & (other & fields.atomic == 0) & (candidates & fields.atomic != 0)
+        apart = (candidates ^ last) & fields.same_block != 0
+        free = (other == 0) | ((other ^ last) & fields.same_block == 0)
+        for replaced in (free & ~plain, apart & ~plain):  # threads of another block take precedence
+            self.other[places[replaced]] = candidates[replaced]
 
     def halve(self) -> None:
         """Split each place in two."""
         self.last, self.other = np.repeat(self.last, 2), np.repeat(self.other, 2)
 
 
-class Grid:
+class GridHistory:
     """The accesses of a launch to global memory of `size` bytes."""
 
-    def __init__(self, size: int, layout: Layout, report: Report) -> None:
-        self.layout, self._report = layout, report
+    def __init__(self, size: int, fields: StampFields, report: ReportGridConflict) -> None:
+        self.fields, self._report = fields, report
         self._size = size
         self._shift = 4  # granules start at the widest access and are halved for a narrower one
         self._written: Words = np.zeros(-(-size // 16), np.int64)
         self._low, self._high = len(self._written), -1  # the first and the last place that was written
         self._reads: Two | None = None  # None until something is read
         self._updates: Two | None = None  # the same for atomic updates
-        self._someone, self._block = layout.someone, layout.same_block
+        self._someone, self._block = fields.someone, fields.same_block
         self._before = 1  # the number of the chunk's first block
         self._blocks = 0
 
@@ -156,24 +156,24 @@ class Grid:
         """The number of the chunk's first block."""
         return self._before
 
-    def start(self, blocks: int, threads: int, history: History, handover: Handover, cluster: int) -> None:
+    def start(self, blocks: int, threads: int, clocks: Clocks, handover: Handover, cluster: int) -> None:
         """Start a chunk of `blocks` blocks of `threads` threads in whole warps, with `cluster` blocks per cluster."""
         self._before += self._blocks
         self._blocks, self._threads, self._cluster = blocks, threads, cluster
-        self._history, self._handover = history, handover
+        self._clocks, self._handover = clocks, handover
         self._ticks = -1
 
     def _own(self) -> Words:
         """The stamp of each thread of the chunk, without the instruction."""
-        if self._ticks != self._history.ticks:
-            self._ticks = self._history.ticks
-            clocks = np.broadcast_to(self._history.clock, (self._blocks, self._threads // 32))
+        if self._ticks != self._clocks.ticks:
+            self._ticks = self._clocks.ticks
+            clocks = np.broadcast_to(self._clocks.clock, (self._blocks, self._threads // 32))
             numbers = np.arange(self._before, self._before + self._blocks)
-            stamps = np.repeat(clocks << self.layout.clock_at, 32, axis=1)
-            stamps += (numbers << self.layout.block_at)[:, None]
-            stamps += np.arange(self._threads) << self.layout.thread_at
+            stamps = np.repeat(clocks << self.fields.clock_at, 32, axis=1)
+            stamps += (numbers << self.fields.block_at)[:, None]
+            stamps += np.arange(self._threads) << self.fields.thread_at
             self._stamps = stamps.ravel()
-            self._full = int(clocks.max()) > self.layout.most
+            self._full = int(clocks.max()) > self.fields.most
         return self._stamps
 
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
@@ -185,7 +185,7 @@ class Grid:
             self._check(index, places, threads, stamps, self._written[places])
         if not atomic:
             self._check_two(index, places, threads, stamps, self._updates)
-        self._reads = self._kept(self._reads, places, stamps)
+        self._reads = self._keep(self._reads, places, stamps)
 
     def writes(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads store, or update atomically."""
@@ -195,7 +195,7 @@ class Grid:
         self._check(index, places, threads, stamps, self._written[places])
         self._check_two(index, places, threads, stamps, self._reads)
         if atomic:
-            self._updates = self._kept(self._updates, places, stamps)
+            self._updates = self._keep(self._updates, places, stamps)
             return
         self._check_two(index, places, threads, stamps, self._updates)
         self._low, self._high = min(self._low, int(places.min())), max(self._high, int(places.max()))
@@ -211,7 +211,7 @@ class Grid:
     ) -> tuple[Words, Words, Words]:
         while width < 1 << self._shift:
             self._halve()
-        stamps = self._own()[threads] | (index | (self.layout.atomic if atomic else 0))
+        stamps = self._own()[threads] | (index | (self.fields.atomic if atomic else 0))
         places, count = addresses >> self._shift, width >> self._shift
         if count == 1:
             return places, threads, stamps
@@ -229,8 +229,8 @@ class Grid:
             if two is not None:
                 two.halve()
 
-    def _kept(self, two: Two | None, places: Words, stamps: Words) -> Two:
-        two = two or Two(len(self._written), self.layout)
+    def _keep(self, two: Two | None, places: Words, stamps: Words) -> Two:
+        two = two or Two(len(self._written), self.fields)
         two.keep(places, stamps)
         return two
 
@@ -241,7 +241,7 @@ class Grid:
 
     def _check(self, index: int, places: Words, threads: Words, stamps: Words, then: Words) -> None:
         """Report earlier accesses of other threads that nothing orders before these."""
-        differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.layout.atomic == 0)
+        differs = ((then ^ stamps) & self._someone != 0) & (then != 0) & (then & stamps & self.fields.atomic == 0)
         if not differs.any():
             return
         some = np.flatnonzero(differs)
@@ -250,19 +250,19 @@ class Grid:
             self._tell(index, some, places, threads, then, together=False)
 
     def _unordered(self, threads: Words, stamps: Words, then: Words) -> Flags:
-        layout, warps = self.layout, self._threads // 32
+        fields, warps = self.fields, self._threads // 32
         own_block, own_warp = threads // self._threads, threads % self._threads >> 5
-        other, clock = layout.threads(then) >> 5, then >> layout.clock_at
+        other, clock = fields.threads(then) >> 5, then >> fields.clock_at
         inside = (then ^ stamps) & self._block == 0
-        seen = self._history.seen
-        rows = own_block if len(seen) > 1 else 0
-        unordered: Flags = ~inside | (clock > seen[rows, own_warp, np.where(inside, other, 0)])
+        known = self._clocks.known
+        rows = own_block if len(known) > 1 else 0
+        unordered: Flags = ~inside | (clock > known[rows, own_warp, np.where(inside, other, 0)])
         if self._cluster > 1:  # within a cluster its barriers may order blocks
-            mate = (layout.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
+            mate = (fields.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
             unordered &= inside | ~mate
         if self._handover.knows_any and unordered.any():
             some = np.flatnonzero(unordered)
-            numbers = layout.blocks(then[some])
+            numbers = fields.blocks(then[some])
             unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
         return unordered
 
@@ -275,5 +275,5 @@ def stored(event: Any, machine: Any, threads: Words, addresses: Words, size: int
     rows = np.ascontiguousarray(np.stack([machine.spread(value)[threads] for value in event.values], axis=1))
     from_start = addresses - machine.spread(event.addresses)[threads]
     columns = from_start[:, None] + np.arange(size)
-    found: NDArray[np.uint8] = np.take_along_axis(rows.view(np.uint8), columns, axis=1)
-    return found
+    values: NDArray[np.uint8] = np.take_along_axis(rows.view(np.uint8), columns, axis=1)
+    return values

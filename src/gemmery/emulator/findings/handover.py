@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.races import Flags, Words
+from gemmery.emulator.findings.clocks import Flags, Words
 
-Key = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
-Known = dict[Key, int]  # key -> known entries of its log
+LogKey = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
+Known = dict[LogKey, int]  # key -> known entries of its log
 MOST = 128  # logs of which a block keeps apart how much it knows
-EVERYTHING: Key = (-1, -1)  # the one key of a block that knows more
+EVERYTHING: LogKey = (-1, -1)  # the one key of a block that knows more
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Handover:
     """The logs of a launch, and how much of them each block of the chunk knows."""
 
     def __init__(self) -> None:
-        self._logs: dict[Key, Log] = {}
+        self._logs: dict[LogKey, Log] = {}
         self._knows: dict[int, Known] = {}  # by block of the chunk, from 0
-        self._heard: dict[int, Known] = {}  # received by relaxed atomics, known after the next fence
+        self._received: dict[int, Known] = {}  # received by relaxed atomics, known after the next fence
 
     @property
     def any(self) -> bool:
@@ -68,14 +68,14 @@ class Handover:
 
     def start(self) -> None:
         """Start a chunk of blocks."""
-        self._knows, self._heard = {}, {}
+        self._knows, self._received = {}, {}
 
-    def acquire(self, key: Key, block: int, thread: tuple[int, int], by_fence: bool) -> None:
+    def acquire(self, key: LogKey, block: int, thread: tuple[int, int], by_fence: bool) -> None:
         """A block reads atomically: it knows the log now, or after its next fence."""
         log = self._logs.get(key)
         if log is None or log.only == thread:  # its own releases tell it nothing
             return
-        known = (self._heard if by_fence else self._knows).setdefault(block, {})
+        known = (self._received if by_fence else self._knows).setdefault(block, {})
         if EVERYTHING in known:
             return
         _join(known, log.known)
@@ -83,11 +83,14 @@ class Handover:
 
     def fence(self, blocks: Sequence[int], own: bool) -> None:
         """Blocks execute a fence, for all threads or only for their `own`."""
-        for block in blocks if self._heard else ():
-            if heard := self._heard.get(block):
-                _join(self._knows.setdefault(block, {}), {key: heard[key] for key in heard if not own or key[1] >= 0})
+        for block in blocks if self._received else ():
+            if received := self._received.get(block):
+                _join(
+                    self._knows.setdefault(block, {}),
+                    {key: received[key] for key in received if not own or key[1] >= 0},
+                )
 
-    def release(self, key: Key, block: int, thread: tuple[int, int], clocks: NDArray[np.int64]) -> None:
+    def release(self, key: LogKey, block: int, thread: tuple[int, int], clocks: NDArray[np.int64]) -> None:
         """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""
         if not clocks.any():
             return
@@ -119,14 +122,14 @@ class Handover:
             )
             for block, other, clock in unique.T.tolist()
         ]
-        found: Flags = np.array(answers, np.bool_)[back.reshape(-1)]
-        return found
+        known: Flags = np.array(answers, np.bool_)[back.reshape(-1)]
+        return known
 
 
-def _join(known: Known, more: Known) -> None:
+def _join(known: Known, other: Known) -> None:
     if EVERYTHING in known:
         return
-    for key, length in more.items():
+    for key, length in other.items():
         known[key] = max(known.get(key, 0), length)
     if EVERYTHING in known or len(known) > MOST:
         known.clear()

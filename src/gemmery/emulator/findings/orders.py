@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmery.emulator.findings import pointers
-from gemmery.emulator.findings.races import Flags
+from gemmery.emulator.findings.clocks import Flags
 from gemmery.emulator.ptx import Kernel, Opcode
 
 UPDATES = frozenset(("atom", "red"))

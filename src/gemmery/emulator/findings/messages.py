@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from gemmery.emulator.findings import pointers
-from gemmery.emulator.machine import Machine
+from gemmery.emulator.machine import Dims, Machine
 from gemmery.emulator.memory import PAGE, Allocation
 from gemmery.emulator.ptx import Instruction, Line, calling
 
-Place = tuple[int, int, int]  # x, y, z
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _LANES = "lanes of one warp: put __syncwarp() between the two"
 _THREADS = "no barrier in between: put __syncthreads() there"
@@ -32,7 +31,7 @@ def line_of(machine: Machine, index: int) -> str:
     return lines(instruction.line, done_at(instruction))
 
 
-def indices(machine: Machine, thread: int) -> tuple[Place, Place]:
+def indices(machine: Machine, thread: int) -> tuple[Dims, Dims]:
     """blockIdx and threadIdx of a thread of the chunk."""
     block, own = divmod(thread, machine.block_threads)
     launch = machine.launch
@@ -176,11 +175,11 @@ def _plain(symbol: str) -> str:
     return symbol
 
 
-def _unravel(index: int, shape: Place) -> Place:
+def _unravel(index: int, shape: Dims) -> Dims:
     x, y, _ = shape
     return index % x, index // x % y, index // (x * y)
 
 
-def _short(place: Place, shape: Place) -> str:
+def _short(place: Dims, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
     return str(place[0]) if shape[1] == shape[2] == 1 else str(place)

@@ -1,0 +1,112 @@
+"""The vector clocks of warps: which accesses each warp has seen, through barriers, mbarriers, atomics and fences.
+
+A warp's clock counts the times at which it has passed something on. __syncwarp() and barriers order the lanes of a
+warp; lock step does not, which PTX has not guaranteed since sm_70.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class Clocks:
+    """The clocks of the warps of some blocks: `clock` (blocks, warps), and `known` (blocks, warps, others).
+
+    `known` is the latest clock of every warp of the block that each warp has seen.
+    """
+
+    def __init__(self, blocks: int, warps: int) -> None:
+        self.blocks = blocks
+        self.clock = np.ones((blocks, warps), np.int64)
+        self.known = np.zeros((blocks, warps, warps), np.int64)
+        self.ticks = 0  # how often a clock or what is known has changed
+        self.fenced = np.zeros_like(self.clock)  # the latest clock of each warp that a fence.proxy.async has seen
+        self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
+        # For each warp: the clocks known at its last fence, and those that its atomics have received since.
+        self._at_fence, self._received = np.zeros((2, blocks, warps, warps), np.int64)
+
+    def vouched(self) -> Words:
+        """`known` with each warp's own clock: what a release passes on."""
+        own = np.eye(self.clock.shape[1], dtype=np.int64)
+        vouched: Words = np.maximum(self.known, self.clock[:, :, None] * own)
+        return vouched
+
+    def spread(self, blocks: int) -> None:
+        """Follow each block from now on, and not one for all."""
+        self.blocks = blocks
+        self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1))
+        self.known, self._at_fence, self._received = (
+            np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
+        )
+        self._released = {key: np.tile(clocks, (blocks, 1)) for key, clocks in self._released.items()}
+        self.ticks += 1
+
+    def meets(self, warps: Flags) -> None:
+        """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
+        if warps.all():
+            self.known[:] = self.clock[:, None, :]
+        else:
+            self.known = np.where(warps[:, :, None], self._together(warps)[:, None, :], self.known)
+        self._advance(warps)
+
+    def meets_itself(self, warps: Flags) -> None:
+        """The lanes of each of these warps meet: __syncwarp()."""
+        block, warp = np.nonzero(warps)
+        self.known[block, warp, warp] = self.clock[block, warp]
+        self._advance(warps)
+
+    def fences(self, warps: Flags) -> None:
+        """Asynchronous units see everything that these warps have seen: fence.proxy.async."""
+        self.fenced = np.maximum(self.fenced, self._together(warps))
+        self.meets_itself(warps)
+
+    def release(self, warps: Flags, key: Any) -> None:
+        """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""
+        self._pass_on(key, self._together(warps))
+        self.meets_itself(warps)
+
+    def acquire(self, warps: Flags, key: Any) -> None:
+        """These warps see what was released to the key."""
+        if (released := self._released.get(key)) is not None:
+            self.known = np.where(warps[:, :, None], np.maximum(self.known, released[:, None, :]), self.known)
+            self.ticks += 1
+
+    def orders(self, warps: Flags) -> None:
+        """A fence between threads: earlier atomics acquire, later ones release, for each warp."""
+        some = warps[:, :, None]
+        self.known = np.where(some, np.maximum(self.known, self._received), self.known)
+        self._at_fence = np.where(some, self.vouched(), self._at_fence)
+        self._advance(warps)
+
+    def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
+        """These warps write atomically and pass on what they did, or what they did before their last fence."""
+        if at_fence:
+            self._pass_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
+        else:
+            self._pass_on(key, self._together(warps))
+            self._advance(warps)
+
+    def receive(self, warps: Flags, key: Any) -> None:
+        """These warps read atomically: after their next fence they see what was released to the key."""
+        if (released := self._released.get(key)) is not None:
+            received = np.maximum(self._received, released[:, None, :])
+            self._received = np.where(warps[:, :, None], received, self._received)
+
+    def _pass_on(self, key: Any, clocks: Words) -> None:
+        self._released[key] = np.maximum(self._released.get(key, 0), clocks)
+
+    def _together(self, warps: Flags) -> Words:
+        """The latest clocks that any of these warps has seen, its own included: (blocks, warps)."""
+        known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
+        together: Words = np.maximum(known, np.where(warps, self.clock, 0))
+        return together
+
+    def _advance(self, warps: Flags) -> None:
+        self.clock += warps
+        self.ticks += 1

@@ -1,0 +1,76 @@
+"""A fault of a kernel, with its line, its thread and a remedy; and the collection of those found in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gemmery.emulator.findings import messages
+from gemmery.emulator.machine import Dims, Machine
+from gemmery.emulator.ptx import Line
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault at one line, or between two lines, with the first thread that committed it.
+
+    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
+    "deadlock", "warp mask" or "misuse".
+
+    >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
+    sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
+    """
+
+    kind: str
+    line: Line
+    message: str
+    block: Dims
+    thread: Dims
+    other: Line | None = None  # of a race: the access it races with; of a copy: where it starts
+    count: int = 1  # occurrences over all threads and blocks
+    inner: Line | None = None  # the inlined line, when `line` is the one that it was inlined into
+
+    def __str__(self) -> str:
+        return f"{messages.lines(self.line, self.inner)}: {self.kind}: {self.message}"
+
+
+class Collection:
+    """The findings of a run, one for each kind and pair of lines."""
+
+    def __init__(self) -> None:
+        self._findings: dict[tuple[str, str, str], Finding] = {}  # by kind and both lines
+        self._lines: dict[int, str] = {}  # of instructions
+
+    def sorted(self) -> tuple[Finding, ...]:
+        """All findings so far, sorted by line and kind."""
+        order = sorted(
+            self._findings.values(), key=lambda finding: (finding.line.file, finding.line.number, finding.kind)
+        )
+        return tuple(order)
+
+    def add(
+        self,
+        machine: Machine,
+        kind: str,
+        index: int,
+        thread: int,
+        count: int,
+        message: str | Callable[[], str],
+        other: int | None = None,
+    ) -> None:
+        """Add a finding at an instruction, or count it if it is known: a kernel may have the same race many times."""
+        key = kind, self.line(machine, index), "" if other is None else self.line(machine, other)
+        if (known := self._findings.get(key)) is not None:
+            self._findings[key] = replace(known, count=known.count + count)
+            return
+        instruction = machine.kernel.instructions[index]
+        second = None if other is None else machine.kernel.instructions[other].line
+        text = message if isinstance(message, str) else message()
+        block_and_thread, inner = messages.indices(machine, thread), messages.done_at(instruction)
+        self._findings[key] = Finding(kind, instruction.line, text, *block_and_thread, second, count, inner)
+
+    def line(self, machine: Machine, index: int) -> str:
+        """The line of an instruction, with the inlined line."""
+        if index not in self._lines:
+            self._lines[index] = messages.line_of(machine, index)
+        return self._lines[index]

@@ -1,0 +1,198 @@
+"""Races in shared memory, reported as findings: accesses that nothing orders, and copies that nothing waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemmery.emulator.barriers import ARRIVE
+from gemmery.emulator.findings import messages
+from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.finding import Collection
+from gemmery.emulator.findings.followed import Followed
+from gemmery.emulator.findings.grid import stored
+from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders
+from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
+from gemmery.emulator.hopper.products import Products
+from gemmery.emulator.machine import WARP, Access, Machine
+from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Immediate
+
+STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))
+
+
+class SharedRaces:
+    """Follows the accesses of a chunk of blocks to shared memory, and what orders them."""
+
+    def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
+        self._machine, self._orders, self._collection = machine, orders, collection
+        self.clocks = Clocks(1, machine.block_threads // WARP)
+        self._history = History(self.clocks, machine.block_threads, machine.shared.size, self._conflict)
+        self.followed = Followed(machine, self.clocks, self._history)
+        self._event: Any = None  # the access being checked
+        self._multiplies = any(one.opcode.name == "wgmma.mma_async" for one in machine.kernel.instructions)
+
+    def access(self, event: Access) -> None:
+        """Threads load, store or update."""
+        self._event, machine = event, self._machine
+        if self._multiplies and event.kind in STORES:
+            writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+            self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
+        threads, addresses = self.followed.active(event.addresses, event.mask)
+        if not threads.size:
+            return
+        if event.kind in UPDATES:
+            self._history.updates(event.index, addresses, threads, event.width)
+        elif event.kind in STORES:
+            self._history.writes(event.index, addresses, threads, event.width, event.kind == "cp.async")
+        else:
+            self._history.reads(event.index, addresses, threads, event.width)
+        self._hand_over(event, threads, addresses)
+
+    def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
+        """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
+        index, order = event.index, self._machine.kernel.instructions[event.index].opcode.modifiers
+        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
+        fences = self._orders.fences and bool(self._orders.atomic[index] or self._orders.volatile[index])
+        if not (releases or acquires or fences):
+            return
+        for address in np.unique(addresses).tolist():
+            warps, key = self.followed.warps_of(threads[addresses == address]), ("atomic", address)
+            if acquires:
+                self.clocks.acquire(warps, key)
+            elif fences and event.kind in ("ld", "atom"):
+                self.clocks.receive(warps, key)
+            if releases or (fences and event.kind != "ld"):
+                self.clocks.publish(warps, key, at_fence=not releases)
+
+    def _overwrite(self, index: int, threads: Words, addresses: Words) -> None:
+        """Report a write to memory that a product of a warpgroup may still read."""
+        machine = self._machine
+        blocks = threads // machine.block_threads
+        read = machine.unit(Products).reader(blocks * machine.shared.stride + addresses)
+        if read is None:
+            return
+        first, other = read
+        thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
+        message = (
+            f"{messages.thread(machine, thread)} writes {where}, which the wgmma at "
+            f"{self._collection.line(machine, other)} may still read: wait with wgmma.wait_group first"
+        )
+        self._collection.add(machine, "race", index, thread, 1, message, other)
+
+    def landed(self, index: int, addresses: Words, threads: Words) -> None:
+        """The data of cp.async `index` is written."""
+        size = self._machine.kernel.instructions[index].operands[2]
+        assert isinstance(size, Immediate)
+        threads, addresses = self.followed.listed(threads, addresses)
+        self._history.lands(index, addresses, threads, size.bits)
+
+    def barrier(self, index: int, barrier: int, mask: Mask) -> None:
+        """These threads leave a barrier."""
+        warps = self.followed.warps(mask)
+        if barrier < 0:
+            self.clocks.meets_itself(warps)
+        elif self._machine.kernel.instructions[index].opcode.name in ARRIVE:
+            self.clocks.release(warps, barrier)
+        else:
+            self.clocks.acquire(warps, barrier)  # from threads that arrived and did not wait
+            self.clocks.meets(warps)
+
+    def ordered(self, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
+        """Threads arrive at mbarriers or pass them."""
+        threads, addresses = self.followed.listed(threads, addresses)
+        self._event = None
+        inside = addresses >= 0  # the barrier of a cluster has no address
+        if inside.any():
+            self._history.updates(index, addresses[inside], threads[inside], 8)
+        for address in np.unique(addresses).tolist():
+            warps = self.followed.warps_of(threads[addresses == address])
+            if acquired:
+                self.clocks.acquire(warps, ("mbarrier", address))
+            else:
+                self.clocks.release(warps, ("mbarrier", address))
+
+    def initialised(self, index: int, threads: Words, addresses: Words) -> None:
+        """Threads initialise mbarriers."""
+        threads, addresses = self.followed.listed(threads, addresses)
+        self._event = None
+        self._history.writes(index, addresses, threads, 8)
+
+    def bulk(self, index: int, threads: Words, addresses: Words, what: str) -> None:
+        """Asynchronous units access 16 bytes at each of `addresses` (threads, pieces)."""
+        self._event = None
+        if what == "begins" and self._multiplies:
+            self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
+        threads, addresses = self.followed.pieces(threads, addresses)
+        if what == "begins":
+            self._history.writes(index, addresses, threads, 16, asynchronous=True)
+        elif what == "lands":
+            self._history.lands(index, addresses, threads, 16, then=True)
+        else:
+            opcodes = [one.opcode for one in self._machine.kernel.instructions]
+            stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in opcodes])
+            self._history.reads(index, addresses, threads, 16, stores)
+
+    def warpgroup(self, threads: Words) -> None:
+        """The four warps from each of these threads on have waited together."""
+        threads, _ = self.followed.listed(threads, np.zeros_like(threads))
+        self.clocks.meets(self.followed.warps_of((threads[:, None] + np.arange(0, 4 * WARP, WARP)).ravel()))
+
+    def _conflict(self, kind: str, index: int, threads: Words, addresses: Words, others: Words) -> None:
+        """Report the first conflict with each other instruction that the history found."""
+        if kind in ("race", "clash"):
+            racing = ~self._atomic(index, threads, others)
+            if self._event is not None and self._event.kind == "st":
+                racing &= ~self._same(kind, threads, addresses, others)
+            threads, addresses, others = threads[racing], addresses[racing], others[racing]
+        kind = "race" if kind == "clash" else kind
+        instructions = others >> INDEX_AT & INDEX
+        for other in np.unique(instructions).tolist():
+            these = instructions == other
+            apart = these & (threads % self._machine.block_threads >> 5 != (others & THREAD) >> 5)
+            first = int((apart if kind == "race" and apart.any() else these).argmax())  # of two warps if there are any
+            self._report(
+                kind, index, int(threads[first]), int(addresses[first]), other, int(others[first]), int(these.sum())
+            )
+
+    def _report(self, kind: str, index: int, thread: int, address: int, other: int, stamp: int, count: int) -> None:
+        machine, collection = self._machine, self._collection
+        count *= self.followed.alike
+        place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
+        if kind == "race":
+            race = lambda: messages.race(machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC))
+            collection.add(machine, kind, index, thread, count, race, other)
+        elif kind == "uninitialised":
+            message = f"{place}, which no thread has written: write it first, or do not read it"
+            collection.add(machine, kind, index, thread, count, message)
+        elif kind == "not landed":
+            way_out = "its group first (cp.async.wait_group with a smaller number)"
+            if messages.in_bulk(machine, other):
+                way_out = "its mbarrier first, which has to expect all bytes of the copy"
+            line = collection.line(machine, other)
+            message = f"{place}, which the cp.async at {line} may still be writing: wait for {way_out}"
+            collection.add(machine, kind, index, thread, count, message, other)
+        elif kind == "unfenced":
+            message = (
+                f"{place} through the async proxy, which was written at {collection.line(machine, other)} without a "
+                "fence.proxy.async since: put one after the store, before the barrier"
+            )
+            collection.add(machine, "misuse", index, thread, count, message, other)
+
+    def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
+        """Pairs of accesses of one block that do not race because both are atomic."""
+        one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
+        return self._orders.pairs(index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp))
+
+    def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
+        """Stores of the value that the other thread stored: the order does not matter."""
+        machine, size = self._machine, self._history.granule
+        own = stored(self._event, machine, threads, addresses, size)
+        blocks = threads // machine.block_threads
+        if kind == "clash":
+            other = stored(self._event, machine, blocks * machine.block_threads + (others & THREAD), addresses, size)
+        else:
+            other = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
+        same: Flags = np.all(own == other, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
+        return same

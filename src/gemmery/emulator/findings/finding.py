@@ -43,10 +43,7 @@ class Collection:
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, sorted by line and kind."""
-        order = sorted(
-            self._findings.values(), key=lambda finding: (finding.line.file, finding.line.number, finding.kind)
-        )
-        return tuple(order)
+        return tuple(sorted(self._findings.values(), key=lambda it: (it.line.file, it.line.number, it.kind)))
 
     def add(
         self,

@@ -127,10 +127,9 @@ class GlobalRaces:
             first = int(far.argmax())
             where = int(number[first] + self._grid.first) - 1
             place = self._block_id(where), int(second[first])
-            message = partial(
-                messages.grid_race, machine, index, int(threads[first]), int(addresses[first]), other, place
-            )
-            self._add(index, int(threads[first]), int(these.sum()), message, other)
+            thread, address = int(threads[first]), int(addresses[first])
+            message = partial(messages.grid_race, machine, index, thread, address, other, place)
+            self._add(index, thread, int(these.sum()), message, other)
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""

@@ -85,10 +85,8 @@ class Handover:
         """Blocks execute a fence, for all threads or only for their `own`."""
         for block in blocks if self._received else ():
             if received := self._received.get(block):
-                _join(
-                    self._knows.setdefault(block, {}),
-                    {key: received[key] for key in received if not own or key[1] >= 0},
-                )
+                passed = {key: length for key, length in received.items() if not own or key[1] >= 0}
+                _join(self._knows.setdefault(block, {}), passed)
 
     def release(self, key: LogKey, block: int, thread: tuple[int, int], clocks: NDArray[np.int64]) -> None:
         """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,8 @@ class SharedRaces:
         count *= self.followed.alike
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
         if kind == "race":
-            race = lambda: messages.race(machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC))
-            collection.add(machine, kind, index, thread, count, race, other)
+            access = machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC)
+            collection.add(machine, kind, index, thread, count, partial(messages.race, *access), other)
         elif kind == "uninitialised":
             message = f"{place}, which no thread has written: write it first, or do not read it"
             collection.add(machine, kind, index, thread, count, message)

@@ -183,7 +183,7 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     """It was planned at every call, which took 48 us, because its scratch memory counted as a converted operand."""
     x, y = views((8, 8), (8, 8))
     run, kept = Run(), []
-    served = prepared.Served(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
+    served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(device, "_located", lambda view: view)
     monkeypatch.setattr(device, "_ordinal", lambda view: 0)
     monkeypatch.setattr(device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))

@@ -36,21 +36,21 @@ def test_launches_are_replaced_after_products_that_came_often():
         assert go_on.wait(10)
         return f"for {m} x {n}"
 
-    served = prepared.Served(FORM, "general", better, (5, object()))
+    served = prepared.TieredLaunch(FORM, "general", better, (5, object()))
     assert [served.next() for _ in range(prepared.OFTEN)] == ["general"] * prepared.OFTEN
     assert begun.wait(10)
     assert served.next() == "general"  # while it is compiled
     go_on.set()
     tiers.wait()
     assert served.next().startswith("for 5 x ")
-    assert served.left == 0
+    assert served.countdown == 0
 
 
 def test_launches_that_cannot_be_made_leave_the_general_ones():
     def better(key):
         raise MemoryError("none left")
 
-    served = prepared.Served(FORM, "general", better, (object(),))
+    served = prepared.TieredLaunch(FORM, "general", better, (object(),))
     for _ in range(prepared.OFTEN + 1):
         served.next()
     tiers.wait()
@@ -59,9 +59,9 @@ def test_launches_that_cannot_be_made_leave_the_general_ones():
 
 def test_a_graph_keeps_the_launches_made_for_the_product(monkeypatch):
     monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
-    served = prepared.Served(FORM, "general", lambda key: "specialised", (object(),))
+    served = prepared.TieredLaunch(FORM, "general", lambda key: "specialised", (object(),))
     assert [served.next(), served.next(5), served.next(7), served.next(5)] == ["general"] * 2 + ["specialised"] * 2
-    assert served.left == 0
+    assert served.countdown == 0
 
 
 def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
@@ -70,7 +70,7 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
         problem = Problem(n, n, n, "f32", "f32", device="cuda:0")
         monkeypatch.setattr(prepared, "described", lambda *terms, problem=problem: (FORM, problem))
         monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
-        monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.Prepared(None, None, FORM, "s"))
+        monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "s"))
         prepared.prepare.cache_clear()
         assert prepared.prepare("x", "y", "c", None, "", False, "").run == wanted
     prepared.prepare.cache_clear()
@@ -79,9 +79,9 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
 
 
 def test_a_product_made_for_its_shape_at_once_is_not_counted():
-    served = prepared.Served(FORM, "specialised")
+    served = prepared.TieredLaunch(FORM, "specialised")
     assert [served.next() for _ in range(2 * prepared.OFTEN)] == ["specialised"] * 2 * prepared.OFTEN
-    assert served.left == 0
+    assert served.countdown == 0
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -92,12 +92,12 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
     monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: prepared.dispatch.Plan("s", {}, None, ""))
     monkeypatch.setattr(
-        prepared, "_ready", lambda plan, form, problem, step: prepared.Prepared(plan, problem, form, plan.rung)
+        prepared, "_ready", lambda plan, form, problem, step: prepared.PreparedLaunch(plan, problem, form, plan.rung)
     )
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
     served = prepared.prepare("x", "y", "c", None, "", False, "")
-    assert (served.run, bool(served.left)) == (("g", True) if on else ("s", False))
+    assert (served.run, bool(served.countdown)) == (("g", True) if on else ("s", False))
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
 
@@ -119,7 +119,7 @@ def test_new_shapes_of_matrices_and_vectors_are_prepared_at_once(name, a, a_step
     assert images.asked == [(*asked, 4096 + 8)]
     assert (served.run, result) == ("general", shape)
     assert strides == contiguous(shape, 1)
-    assert served.left == prepared.OFTEN
+    assert served.countdown == prepared.OFTEN
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
 
     def specialised(*terms):
         asked.append(terms)
-        return prepared.Prepared(None, None, FORM, "specialised")
+        return prepared.PreparedLaunch(None, None, FORM, "specialised")
 
     monkeypatch.setattr(fresh, "specialised", specialised)
     served, _, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)

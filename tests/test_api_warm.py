@@ -148,7 +148,7 @@ def test_without_a_folder_to_store_in_the_error_tells_the_way_out(monkeypatch, t
 def test_a_full_disk_is_an_error(monkeypatch, tmp_path):
     """The folder takes a small file but no kernel."""
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(warm, "_of_cpu", lambda names: iter([warm.Image("pool", lambda: 0, list)]))
+    monkeypatch.setattr(warm, "_of_cpu", lambda names: iter([warm.WarmImage("pool", lambda: 0, list)]))
     with pytest.raises(gm.CacheError, match="make room"):
         gm.warm("int8")
 
@@ -160,8 +160,8 @@ def test_an_error_of_a_compiler_ends_the_others(monkeypatch, tmp_path):
         raise gm.CompileError("no")
 
     images = [
-        warm.Image("first", lambda: 0, fail),
-        *(warm.Image(f"{i}", lambda: 0, lambda: made.append(0)) for i in range(99)),
+        warm.WarmImage("first", lambda: 0, fail),
+        *(warm.WarmImage(f"{i}", lambda: 0, lambda: made.append(0)) for i in range(99)),
     ]
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(warm, "_of_cpu", lambda names: iter(images))

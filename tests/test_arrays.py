@@ -208,7 +208,7 @@ class HandMade:
     def __init__(self, x, strides=None, offset=0, versioned=False, **fields):
         count = x.ndim
         self.kept = (x, strides and (ctypes.c_int64 * count)(*strides))
-        tensor = dlpack.Tensor(x.ctypes.data - offset, 1, 0, count, 2, 8 * x.itemsize, 1, None, self.kept[1], offset)
+        tensor = dlpack.DLTensor(x.ctypes.data - offset, 1, 0, count, 2, 8 * x.itemsize, 1, None, self.kept[1], offset)
         shape = fields.pop("shape", x.shape)
         tensor.shape = shape and (ctypes.c_int64 * count)(*shape)
         for name, value in fields.items():

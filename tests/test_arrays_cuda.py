@@ -31,7 +31,8 @@ class Capsule:
     def __init__(self, shape=(2, 3), device=(2, 1), pointer=4096, knows_versions=True):
         self.device, self.knows_versions, self.options = device, knows_versions, []
         self.shape = (ctypes.c_int64 * len(shape))(*shape)
-        self.tensor = dlpack.ManagedTensor(dlpack.Tensor(pointer, *device, len(shape), 2, 32, 1, self.shape, None, 16))
+        tensor = dlpack.DLTensor(pointer, *device, len(shape), 2, 32, 1, self.shape, None, 16)
+        self.tensor = dlpack.ManagedTensor(tensor)
 
     def __dlpack_device__(self):
         return self.device

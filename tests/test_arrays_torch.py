@@ -248,11 +248,11 @@ def fast_path(monkeypatch):
         launches.append(pointers[:3])
 
     launch.workspace = 0
-    met = quick.Met(SimpleNamespace(left=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
+    product = quick.KnownProduct(SimpleNamespace(countdown=0, run=launch), (3, 3), (3, 1), -36, 36, -36, 36)
     for target in (None, out):
-        quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), met)
-    way = quick._torch_way(stand_in)
-    return lambda *tensors: way(*tensors, "matmul", None), (a, b, out), state, launches
+        quick._keep(quick._TENSORS, quick._tensor_key(a, b, target, "matmul", 1024, 2048, 3072), product)
+    multiply = quick._torch_path(stand_in)
+    return lambda *tensors: multiply(*tensors, "matmul", None), (a, b, out), state, launches
 
 
 def test_the_fast_path_tells_autograd_too(fast_path):

@@ -13,7 +13,7 @@ XEON = host()._replace(cpu="Intel(R) Xeon(R)", l2=2 * MIB)
 
 
 def first(problem, target=ZEN):
-    return dispatch.cpu.suited(problem, target)[0][0]
+    return dispatch.cpu.ranking(problem, target)[0][0]
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_the_bits_of_matrix_products_do_not_change(name):
     for _ in range(prepared.OFTEN + 1):
         gm.matmul(a, b)
     tiers.wait()
-    (served,) = (met.served for met in quick._TENSORS.values() if met.shape == (200, 120))
-    assert served.left == 0
+    (served,) = (product.served for product in quick._TENSORS.values() if product.shape == (200, 120))
+    assert served.countdown == 0
     assert torch.equal(gm.matmul(a, b), first)
 
 
@@ -104,8 +104,8 @@ def test_without_tiers_the_specialised_kernel_runs_at_once(monkeypatch):
     monkeypatch.setattr(quick, "_FRESH", {})
     a, b = operands("bf16", 72, 56, 40)
     assert torch.equal(gm.matmul(a, b), (a.double() @ b.double()).bfloat16())
-    (met,) = quick._TENSORS.values()
-    assert met.served.left == 0
+    (product,) = quick._TENSORS.values()
+    assert product.served.countdown == 0
     assert prepared.specialised.cache_info().currsize == 1
 
 

@@ -232,7 +232,7 @@ def test_a_process_ends_or_forks_while_llvm_compiles(end, tmp_path):
 @forks
 def test_a_forked_process_has_a_queue_of_its_own(monkeypatch):
     """What waits or is in progress at the fork may be asked for again in the child; what is finished may not."""
-    monkeypatch.setattr(tiers, "_PATIENCE", 0.01)
+    monkeypatch.setattr(tiers, "_FORK_TIMEOUT", 0.01)
     tiers.aside("finished", list)
     tiers.wait()
     gate = Gate()

@@ -107,19 +107,21 @@ def copied(addresses: Integers, sources: Integers, active: Active, fetched: Acti
     wavefronts = np.maximum(near, far)
     both = (near > 1) & (far > 1)
     if both.any():  # else two lanes never conflict at both ends
-        wavefronts[both] = _met(_places(addresses, active, width)[both], _places(sources, fetched, width)[both])
+        wavefronts[both] = _most_sharing(
+            _places(addresses, active, width)[both], _places(sources, fetched, width)[both]
+        )
     return plain._replace(wavefronts=int(wavefronts.sum()))
 
 
-def _met(ours: Integers, theirs: Integers) -> Integers:
+def _most_sharing(ours: Integers, theirs: Integers) -> Integers:
     """Return for each group the largest number of lanes that share one of two places with a lane, itself included."""
     lanes = ours.shape[1]
-    met = np.ones(ours.shape, np.uint8)
+    sharing = np.ones(ours.shape, np.uint8)
     ours, theirs = (np.tile(places.astype(np.uint8), 2) for places in (ours, theirs))
     for apart in range(1, lanes):
         others = slice(apart, apart + lanes)
-        met += (ours[:, :lanes] == ours[:, others]) | (theirs[:, :lanes] == theirs[:, others])
-    most: Integers = met.max(axis=1).astype(np.int64)
+        sharing += (ours[:, :lanes] == ours[:, others]) | (theirs[:, :lanes] == theirs[:, others])
+    most: Integers = sharing.max(axis=1).astype(np.int64)
     return most
 
 
@@ -146,15 +148,15 @@ def _transfers(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_
 
 def _before(values: Integers) -> Integers:
     """Return for each lane of a row the number of lanes before it with the same value."""
-    found = np.zeros(values.shape, np.int64)
+    counts = np.zeros(values.shape, np.int64)
     ordered = np.sort(values, axis=1)
     again = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if again.any():
-        values, counted = values[again], found[again]
+        values, counted = values[again], counts[again]
         for apart in range(1, LANES):
             counted[:, apart:] += values[:, apart:] == values[:, :-apart]
-        found[again] = counted
-    return found
+        counts[again] = counted
+    return counts
 
 
 def _places(addresses: Integers, active: Active, width: int) -> Integers:
@@ -168,8 +170,8 @@ def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
     """Return for each group of 128 bytes the most lanes at one place of a row, counting equal addresses separately."""
     places = _places(addresses, None, width)
     rows = places + places.shape[1] * np.arange(len(places))[:, None]
-    wanted = rows if active is None else rows[active.reshape(rows.shape)]
-    most: Integers = np.bincount(wanted.ravel(), minlength=rows.size).reshape(rows.shape).max(axis=1)
+    used = rows if active is None else rows[active.reshape(rows.shape)]
+    most: Integers = np.bincount(used.ravel(), minlength=rows.size).reshape(rows.shape).max(axis=1)
     return most
 
 
@@ -208,15 +210,15 @@ def _working(addresses: Integers, active: Active) -> tuple[Integers, Active]:
 
 def _are_paired(addresses: Integers, active: Active) -> NDArray[np.bool_]:
     """Return the warps in which all lanes n and n ^ 1, or all n and n ^ 2, agree; an idle lane agrees with any."""
-    found = np.zeros(len(addresses), np.bool_)
+    paired = np.zeros(len(addresses), np.bool_)
     for apart in (1, 2):
         first, second = _partners(addresses, apart)
         agree = first == second
         if active is not None:
-            one, other = _partners(active, apart)
-            agree |= ~(one & other)
-        found |= agree.all(axis=(1, 2))
-    return found
+            mine, other = _partners(active, apart)
+            agree |= ~(mine & other)
+        paired |= agree.all(axis=(1, 2))
+    return paired
 
 
 def _partners(lanes: NDArray[Any], apart: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -230,13 +232,13 @@ def _wavefronts(elements: Integers, active: Active, lanes: int, places: int) -> 
     groups = elements.reshape(-1, lanes)
     if active is not None:
         groups = np.where(active.reshape(-1, lanes), groups, _largest(groups, active.reshape(-1, lanes)))
-    found = np.ones(len(groups), np.int64)
+    counts = np.ones(len(groups), np.int64)
     crowded = groups.max(axis=1) - groups.min(axis=1) >= places  # else no two elements share a place
     if crowded.any():
-        found[crowded] = _most_at_a_place(groups[crowded], places)
+        counts[crowded] = _most_at_a_place(groups[crowded], places)
     if active is not None:
-        found *= active.reshape(-1, lanes).any(axis=1)
-    return found.reshape(shape)
+        counts *= active.reshape(-1, lanes).any(axis=1)
+    return counts.reshape(shape)
 
 
 def _most_at_a_place(groups: Integers, places: int) -> Integers:

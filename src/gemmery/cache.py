@@ -50,7 +50,7 @@ def unusable(folder: str) -> str:
     probe = f".new-{os.getpid()}-{os.urandom(8).hex()}"
     if write(folder, probe, b"probe") and read(folder, probe) == b"probe":
         with contextlib.suppress(OSError), _opened(folder) as at:
-            os.unlink(_named(folder, at, probe), dir_fd=at)
+            os.unlink(_path(folder, at, probe), dir_fd=at)
         return ""
     if os.path.islink(folder):  # its owner could point it elsewhere between a check and a use
         return f"links are not followed: set GEMMERY_CACHE_DIR={os.path.realpath(folder)}"
@@ -78,10 +78,10 @@ def key(kind: str, version: str, *parts: bytes) -> str:
 
 def digest(*parts: bytes) -> bytes:
     """Return a 32-byte digest of the parts (BLAKE2b, RFC 7693)."""
-    made = blake2b(digest_size=_DIGEST)
+    hasher = blake2b(digest_size=_DIGEST)
     for part in parts:
-        made.update(part)
-    return made.digest()
+        hasher.update(part)
+    return hasher.digest()
 
 
 def private(folder: str) -> bool:
@@ -150,11 +150,11 @@ def prune(folder: str, current: Mapping[str, Collection[str]], limit: int = LIMI
     """
     removed: list[Entry] = []
     with _opened(folder) as at:
-        kept: list[Entry] = []
+        remaining: list[Entry] = []
         for entry in _entries(folder, at):
             old = not entry.kind or entry.version not in current.get(entry.kind, (entry.version,))
-            (removed if old else kept).append(entry)
-        removed += _oldest(kept, limit, limit)
+            (removed if old else remaining).append(entry)
+        removed += _oldest(remaining, limit, limit)
         return tuple(entry for entry in removed if _remove(folder, at, entry))
 
 
@@ -177,18 +177,18 @@ def _entries(folder: str, at: int | None) -> Iterator[Entry]:
                 yield Entry(file.name, "", "", about.st_size, about.st_mtime)
 
 
-def _oldest(entries: list[Entry], limit: int, kept: float) -> list[Entry]:
+def _oldest(entries: list[Entry], limit: int, budget: float) -> list[Entry]:
     """Return the entries to remove, those not read for the longest time, so that `kept` bytes stay."""
     total = sum(entry.size for entry in entries)
     if total <= limit:
         return []
-    chosen: list[Entry] = []
+    oldest: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: entry.used):
-        if total <= kept:
+        if total <= budget:
             break
         total -= entry.size
-        chosen.append(entry)
-    return chosen
+        oldest.append(entry)
+    return oldest
 
 
 _unchecked = _CHECKED  # bytes written since this process added up the sizes; its first write does
@@ -206,7 +206,7 @@ def _bound(folder: str, at: int | None, size: int) -> None:
 
 def _remove(folder: str, at: int | None, entry: Entry) -> bool:
     try:
-        os.unlink(_named(folder, at, entry.name), dir_fd=at)
+        os.unlink(_path(folder, at, entry.name), dir_fd=at)
     except OSError:  # removed by another process, or read by one (Windows)
         return False
     return True
@@ -225,10 +225,10 @@ def _write(folder: str, at: int | None, key: str, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        os.replace(_named(folder, at, temporary), _named(folder, at, key), src_dir_fd=at, dst_dir_fd=at)
+        os.replace(_path(folder, at, temporary), _path(folder, at, key), src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(_named(folder, at, temporary), dir_fd=at)
+            os.unlink(_path(folder, at, temporary), dir_fd=at)
         raise
 
 
@@ -250,19 +250,19 @@ def _opened(folder: str) -> Iterator[int | None]:
         os.close(at)
 
 
-def _named(folder: str, at: int | None, name: str) -> str:
+def _path(folder: str, at: int | None, name: str) -> str:
     """Return the path of a file for functions that take `at` as the descriptor of its folder."""
     return os.path.join(folder, name) if at is None else name
 
 
 def _descriptor(folder: str, at: int | None, name: str, flags: int) -> int:
-    return os.open(_named(folder, at, name), flags | _NO_LINK | _BINARY, 0o600, dir_fd=at)
+    return os.open(_path(folder, at, name), flags | _NO_LINK | _BINARY, 0o600, dir_fd=at)
 
 
 def _own(descriptor: int, kind: Callable[[int], bool]) -> bool:
     """Return True for a file or folder of this kind that belongs to this user and that nobody else can write."""
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     if not hasattr(os, "geteuid"):  # Windows: the user's own folders are protected by their access lists
-        return kind(found.st_mode)
+        return kind(status.st_mode)
     others = stat.S_IWGRP | stat.S_IWOTH
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others
+    return kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & others

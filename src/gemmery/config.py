@@ -100,5 +100,5 @@ def distorting(prefixes: tuple[str, ...]) -> dict[str, str]:
 
 def child_environment(drop: tuple[str, ...], add: dict[str, str]) -> dict[str, str]:
     """Return a copy of the environment without variables that start with `drop`, plus `add`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-    return {**kept, **add}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    return {**environment, **add}

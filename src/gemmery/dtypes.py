@@ -96,12 +96,12 @@ def get(name: str) -> DType:
 
     Raises DTypeError for a type that is not supported.
     """
-    found = BY_NAME.get(name) or BY_NUMPY_NAME.get(name)
-    if found is None:
+    row = BY_NAME.get(name) or BY_NUMPY_NAME.get(name)
+    if row is None:
         raise DTypeError(
             f"dtype {name!r} is not supported; gemmery multiplies {supported()}: convert with astype first"
         )
-    return found
+    return row
 
 
 def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
@@ -116,20 +116,20 @@ def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = (
     Raises DTypeError for anything else; the message suggests names that are spelled alike.
     """
     known, also = tuple(known), tuple(also)
-    wanted = spelling.strip().lower()
-    row = BY_NUMPY_NAME.get(wanted) or BY_NAME.get(_CODES.get(wanted, wanted))
-    name = row.name if row else wanted
+    lower = spelling.strip().lower()
+    row = BY_NUMPY_NAME.get(lower) or BY_NAME.get(_CODES.get(lower, lower))
+    name = row.name if row else lower
     if name in known or name in also:
         return name
-    close = _alike(wanted, known, also)
+    close = _alike(lower, known, also)
     meant = f"; did you mean {' or '.join(close)}?" if close else "."
     raise DTypeError(f"dtype {shown(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
 
 
-def _alike(wanted: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
+def _alike(spelling: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:
     """At most two names that are spelled like `wanted`, as literals."""
     from difflib import get_close_matches  # brings `re`, which a product does not need
 
     names = {**{name: name for name in (*known, *also)}, **{BY_NAME[name].numpy: name for name in known}}
-    close = dict.fromkeys(names[match] for match in get_close_matches(wanted, names, 3))
+    close = dict.fromkeys(names[match] for match in get_close_matches(spelling, names, 3))
     return [repr(name) for name in close][:2]

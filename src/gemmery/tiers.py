@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WAITING = 64  # jobs in the queue; further ones are dropped
 REMEMBERED = 4096  # keys that are not made again
 _FAILURES = 16  # messages that are kept
-_PATIENCE = 2.0  # s that a fork waits for the job in progress
+_FORK_TIMEOUT = 2.0  # s that a fork waits for the job in progress
 
 Make = Callable[[], object]
 
@@ -138,7 +138,7 @@ def _forget(work: _Work) -> None:
 
 def _run(work: _Work) -> None:
     try:
-        while job := _taken(work):
+        while job := _next_job(work):
             with work.job:
                 _do(work, *job)
     except BaseException:  # no memory even for this: another job starts another thread
@@ -147,7 +147,7 @@ def _run(work: _Work) -> None:
         raise
 
 
-def _taken(work: _Work) -> tuple[Hashable, Make] | None:
+def _next_job(work: _Work) -> tuple[Hashable, Make] | None:
     """Take a job from the queue. The last one is None: if none is left, or if the interpreter ends."""
     with work.lock:
         if not work.queue or _ending():
@@ -187,7 +187,7 @@ def _register() -> None:
 
 def _before_fork() -> None:
     # A thread that forks in the middle of a compilation (a signal handler) holds what the job may wait for.
-    _work.job.acquire(timeout=_PATIENCE)
+    _work.job.acquire(timeout=_FORK_TIMEOUT)
 
 
 def _in_parent() -> None:

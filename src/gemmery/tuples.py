@@ -21,10 +21,10 @@ else:
                 return super().__new__(cls, name, bases, body)
             fields = body["__annotations__"]
             defaults = [body.pop(field) for field in fields if field in body]
-            made = namedtuple(name, fields, defaults=defaults)
+            definition = namedtuple(name, fields, defaults=defaults)
             for key, value in body.items():
-                setattr(made, key, value)
-            return made
+                setattr(definition, key, value)
+            return definition
 
     class NamedTuple(metaclass=_Definition):
         """The base of a named tuple."""

@@ -167,13 +167,13 @@ def check(
 
 def require(result: Array, a: Array, b: Array, f_of_k: Callable[[int], float] = float, **options: object) -> Checked:
     """Run `check`, and raise CheckError with the worst element if it is not within its bound."""
-    found = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]
-    if not found.ok:
+    checked = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]
+    if not checked.ok:
         raise CheckError(
-            f"element {found.worst} is {found.got}, the reference is {found.expected}: off by "
-            f"{found.error_over_bound:.3g} times the bound {found.bound:.3g}"
+            f"element {checked.worst} is {checked.got}, the reference is {checked.expected}: off by "
+            f"{checked.error_over_bound:.3g} times the bound {checked.bound:.3g}"
         )
-    return found
+    return checked
 
 
 def _unit(name: str) -> float:
@@ -301,14 +301,14 @@ def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tup
     draw = np.random.default_rng(seed)
 
     def some(count: int, keep: float) -> NDArray[np.intp]:
-        wanted = min(count, max(4, int(count * keep)))
-        inner = draw.choice(count, wanted, replace=False)
+        size = min(count, max(4, int(count * keep)))
+        inner = draw.choice(count, size, replace=False)
         return np.unique(np.concatenate((inner, [0, count - 1]))).astype(np.intp)
 
     if matrices > 1:
-        chosen = some(matrices, share)
-        share = min(1.0, share * matrices / len(chosen))
-        return (*np.unravel_index(chosen, batch), some(rows, share)), batch
+        indices = some(matrices, share)
+        share = min(1.0, share * matrices / len(indices))
+        return (*np.unravel_index(indices, batch), some(rows, share)), batch
     return (*(np.zeros(1, np.intp) for _ in batch), some(rows, share)), batch
 
 

@@ -21,7 +21,7 @@ class Terms(NamedTuple):
     bias: View | None = None
     threads: int | None = None
     bias_array: Any = None  # the bias as the caller passed it
-    asked: Any = None  # the type of the result, as the caller passed it
+    dtype: Any = None  # the type of the result, as the caller passed it
     widens: bool = False  # the result has another type than operands like these give
 
 

@@ -33,9 +33,9 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     call = Call(a, b, x, y, common, result, terms)
     if out is None:
         like = arrays.kind(a, b)
-        made, target = arrays.empty(like, shape, result)
+        array, target = arrays.empty(like, shape, result)
         _compute(call, target)
-        return arrays.wrap(like, made)
+        return arrays.wrap(like, array)
     target = view(out)
     if not x.device == y.device == target.device:
         arrays.together(a=x, b=y, out=target)

@@ -14,8 +14,8 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
-from gemmery.api.options import NO_OPTIONS, Options, check_activation, check_bias, named, scalar
-from gemmery.api.prepared import Prepared, Served, prepare, specialised
+from gemmery.api.options import NO_OPTIONS, Options, check_activation, check_bias, dtype_name, scalar
+from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, specialised
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -62,21 +62,21 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         if short:
             _remember(name, a, b, out, operands, target, options)
         return out
-    made, fresh = _new(a, shape, result, x)
-    _compute(a, operands, made, fresh, old, options)
+    array, fresh = _new(a, shape, result, x)
+    _compute(a, operands, array, fresh, old, options)
     if target is not None:
-        _copy(made, fresh, out, target)
+        _copy(array, fresh, out, target)
         arrays.written(out)
         return out
     if short:
         _remember(name, a, b, None, operands, fresh, options)
-    if isinstance(made, DeviceArray):
-        made.finished()
-        return a.__array_namespace__().from_dlpack(made) if hasattr(a, "__array_namespace__") else made
-    return made
+    if isinstance(array, DeviceArray):
+        array.finished()
+        return a.__array_namespace__().from_dlpack(array) if hasattr(a, "__array_namespace__") else array
+    return array
 
 
-def planned(x: View, y: View, options: Options) -> Prepared:
+def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
     x, y = _located(x), _located(y)
     arrays.together(a=x, b=y)
@@ -98,7 +98,7 @@ def planned(x: View, y: View, options: Options) -> Prepared:
     return specialised(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
 
 
-def prepared(operands: Operands, target: View, options: Options) -> Served:
+def prepared(operands: Operands, target: View, options: Options) -> TieredLaunch:
     """Return what `prepare` makes of these operands."""
     bias = operands.bias
     return prepare(
@@ -139,7 +139,7 @@ def _types(x: View, y: View, old: View | None, options: Options) -> tuple[str, s
                 "convert the operand, or move it to the CPU, which multiplies every type"
             )
     common = promoted(x.dtype, y.dtype)
-    result = common if options.dtype is None else widened(common, named(options.dtype))
+    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
     if result not in SERVED:
         raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
     if old is not None:
@@ -177,22 +177,22 @@ def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, option
     return Operands(x, y, bias, "+".join(parts), owners)
 
 
-def _bias(given: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
+def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
     """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
-    n, wanted = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
-    if isinstance(given, _NUMBER):
-        one, memory = _scratch(a, dtypes.get(wanted).size, x, x.stream)
-        owners.append(one)
-        ordered.put(float(given), wanted, memory.pointer, x.stream, _ordinal(x))
-        return memory._replace(shape=(n,), strides=(0,), dtype=wanted)
-    found = _located(view(given))
-    arrays.together(a=x, bias=found)
-    check_bias(found, n, result)
-    if found.dtype != wanted:
-        owners.append(arrays.astype(given, wanted))
-        found = view(owners[-1])
-    owners.append(given)
-    return found._replace(shape=(n,), strides=(0 if found.shape in ((), (1,)) else found.strides[0],))
+    n, accumulator = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
+    if isinstance(bias, _NUMBER):
+        owner, memory = _scratch(a, dtypes.get(accumulator).size, x, x.stream)
+        owners.append(owner)
+        ordered.put(float(bias), accumulator, memory.pointer, x.stream, _ordinal(x))
+        return memory._replace(shape=(n,), strides=(0,), dtype=accumulator)
+    row = _located(view(bias))
+    arrays.together(a=x, bias=row)
+    check_bias(row, n, result)
+    if row.dtype != accumulator:
+        owners.append(arrays.astype(bias, accumulator))
+        row = view(owners[-1])
+    owners.append(bias)
+    return row._replace(shape=(n,), strides=(0 if row.shape in ((), (1,)) else row.strides[0],))
 
 
 def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, options: Options) -> None:
@@ -254,16 +254,16 @@ def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
     """Allocate with a's library on the device of x, or with the driver where that library does not allocate."""
     if arrays.allocates(a):
         return arrays.empty(a, shape, dtype)
-    made = DeviceArray(shape, dtype, _ordinal(x), x.stream)
-    return made, made.view
+    array = DeviceArray(shape, dtype, _ordinal(x), x.stream)
+    return array, array.view
 
 
 def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     """Allocate bytes for the duration of a call, as `_new` does."""
     if arrays.allocates(a):
         return arrays.empty(a, (size,), "u8")
-    made = ordered.Scratch(size, stream, _ordinal(x))
-    return made, View(made.pointer, (size,), (1,), "u8", x.device, stream)
+    memory = ordered.Scratch(size, stream, _ordinal(x))
+    return memory, View(memory.pointer, (size,), (1,), "u8", x.device, stream)
 
 
 def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, options: Options) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque
 from gemmery.api.compute import prepare
-from gemmery.api.options import Options, epilogue, named, no_precision, thread_count
+from gemmery.api.options import Options, dtype_name, epilogue, no_precision, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -126,7 +126,7 @@ def explain(
         return _on_device(x, y, Options(dtype, bias, activation, threads, precision))
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
-    result = common if dtype is None else widened(common, named(dtype))
+    result = common if dtype is None else widened(common, dtype_name(dtype))
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
@@ -236,7 +236,7 @@ def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]
     from gemmery.bench import device_roofline
     from gemmery.cuda.driver import Stream, find
 
-    found = find(device)
-    stream = Stream(found.ordinal)
-    unit = device_roofline.unit(dtype, tensor, found.capability)
+    card = find(device)
+    stream = Stream(card.ordinal)
+    unit = device_roofline.unit(dtype, tensor, card.capability)
     return device_roofline.peak(*unit, stream), device_roofline.bandwidth(stream).read

@@ -6,7 +6,7 @@ Once the general kernel of an element type is there, nothing else is needed: a l
 from __future__ import annotations
 
 from gemmery import arrays, dtypes
-from gemmery.api.prepared import LARGE, Served, specialised
+from gemmery.api.prepared import LARGE, TieredLaunch, specialised
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda.images import Images
@@ -25,7 +25,7 @@ _ALONE = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))  # no loop aro
 
 def prepare(
     images: Images, name: str, a: Ints, a_step: Ints, b: Ints, b_step: Ints, p: int, q: int, scaled: bool
-) -> tuple[Served, Ints, Ints] | None:
+) -> tuple[TieredLaunch, Ints, Ints] | None:
     """Return the launch of the function `name` for operands of these shapes and strides in elements, and the shape
     and strides of the result; None for other products. `p` and `q` are the addresses of the operands.
     """
@@ -38,7 +38,7 @@ def prepare(
     run = images.ready(m, n, k, (a_row, a_col), (b_row, b_col), (n, 1), p | q)
     terms = images.dtype, images.ordinal, a, a_step, b, b_step, p & 15, q & 15, scaled
     shape = (*a[:-1], *b[1:])
-    return Served(_ALONE, run, _better, terms), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
+    return TieredLaunch(_ALONE, run, _better, terms), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
 
 
 def _better(

@@ -34,7 +34,7 @@ class Options(NamedTuple):
 NO_OPTIONS = Options()
 
 
-def named(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """Return gemmery's short name of `dtype`, in gemmery's, NumPy's, ml_dtypes' or PyTorch's spelling.
 
     Only "i8" and "u8" mean different types to NumPy and to gemmery; here they are NumPy's, int64 and uint64.
@@ -136,11 +136,11 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     if bias is not None:
         if result == "bool":
             raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
-        given = view(bias)
-        arrays.together(a=x, bias=given)
-        check_bias(given, n, result)
-        row = arrays.converted(given, dtypes.get(result).accumulator)
-        step = 0 if given.shape in ((), (1,)) else row.strides[0]
+        bias_view = view(bias)
+        arrays.together(a=x, bias=bias_view)
+        check_bias(bias_view, n, result)
+        row = arrays.converted(bias_view, dtypes.get(result).accumulator)
+        step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
         parts.append("bias")
     if activation is not None:
@@ -149,12 +149,12 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     return "+".join(parts), row
 
 
-def check_bias(given: View, n: int, result: str) -> None:
+def check_bias(bias: View, n: int, result: str) -> None:
     """Raise ShapeError or DTypeError unless this is a bias for n columns of element type `result`."""
-    if given.shape not in ((), (1,), (n,)):
-        raise ShapeError(f"bias has shape {given.shape}; it must be one number, or one for each column: shape ({n},)")
-    if not can_cast(given.dtype, result, "same_kind"):
-        have, want = dtypes.get(given.dtype).numpy, dtypes.get(result).numpy
+    if bias.shape not in ((), (1,), (n,)):
+        raise ShapeError(f"bias has shape {bias.shape}; it must be one number, or one for each column: shape ({n},)")
+    if not can_cast(bias.dtype, result, "same_kind"):
+        have, want = dtypes.get(bias.dtype).numpy, dtypes.get(result).numpy
         raise DTypeError(f"bias is {have} but the result is {want}; convert the bias to {want} first")
 
 

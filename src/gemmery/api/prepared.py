@@ -24,7 +24,7 @@ OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2
 LARGE = 1 << 33  # operations from which the kernel for the shape runs at once: a general one loses up to 1 ms in each
 
 
-class Prepared(NamedTuple):
+class PreparedLaunch(NamedTuple):
     """A product without its memory."""
 
     plan: dispatch.Plan
@@ -33,10 +33,10 @@ class Prepared(NamedTuple):
     run: Ready
 
 
-class Served:
+class TieredLaunch:
     """What runs a product: `run` is replaced by better launches, which are made in the background."""
 
-    __slots__ = ("_asked", "_better", "_terms", "form", "left", "run")
+    __slots__ = ("_better", "_is_queued", "_terms", "countdown", "form", "run")
 
     def __init__(
         self,
@@ -47,19 +47,19 @@ class Served:
     ) -> None:
         self.form = form
         self.run = run
-        self.left = OFTEN if better is not None else 0  # products until the better launches are asked for; 0: they run
+        self.countdown = OFTEN if better is not None else 0  # products until better launches are made; 0: they run
         self._better, self._terms = better, terms
-        self._asked = False
+        self._is_queued = False
 
     def next(self, stream: int = 0) -> Ready:
         """Return the launches of the next product on this stream."""
         if self._better is not None:
             if stream and driver.captures(stream):
                 self._swap()  # a graph keeps its launches, however often it runs
-            elif self.left > 1:
-                self.left -= 1
-            elif not self._asked:
-                self._asked = True
+            elif self.countdown > 1:
+                self.countdown -= 1
+            elif not self._is_queued:
+                self._is_queued = True
                 tiers.aside(("cuda", *self._terms), self._swap)
         return self.run
 
@@ -69,7 +69,7 @@ class Served:
             if better is not None:
                 self.run = better(*self._terms)
         finally:
-            self.left = 0
+            self.countdown = 0
 
 
 @lru_cache(maxsize=4096)
@@ -110,19 +110,19 @@ def described(
 
 
 @lru_cache(maxsize=4096)
-def specialised(*terms: Any) -> Prepared:
+def specialised(*terms: Any) -> PreparedLaunch:
     """Return the kernel made for this product, the form and the launches, for the arguments of `described`."""
     form, problem = described(*terms)
     return _ready(dispatch.plan(problem), form, problem, terms[3])
 
 
 @lru_cache(maxsize=4096)
-def prepare(*terms: Any) -> Served:
+def prepare(*terms: Any) -> TieredLaunch:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
     small = problem.flops * form.runs < LARGE
     run = _general(form, problem, terms[3]) if small and tiers.enabled() else None
-    return Served(form, specialised(*terms).run) if run is None else Served(form, run, _specialised, terms)
+    return TieredLaunch(form, specialised(*terms).run) if run is None else TieredLaunch(form, run, _specialised, terms)
 
 
 def _specialised(*terms: Any) -> Ready:
@@ -156,18 +156,18 @@ def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[
     )
 
 
-def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> Prepared:
+def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> PreparedLaunch:
     assert isinstance(plan.kernel, Launch)
     run = plan.kernel.ready(*_views(form, problem, bias_step))
-    return Prepared(plan, problem, form, run)
+    return PreparedLaunch(plan, problem, form, run)
 
 
-def _steps(lies: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
+def _steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
     """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements."""
     along, row, column = strides
     steps = [along] if batch > 1 else []
-    if rows > 1 and lies != "col" and not (columns == 1 and row == size):
+    if rows > 1 and layout_ != "col" and not (columns == 1 and row == size):
         steps.append(row)
-    if columns > 1 and lies != "row":
+    if columns > 1 and layout_ != "row":
         steps.append(column)
     return tuple(steps)

@@ -10,7 +10,7 @@ from gemmery import arrays, config
 from gemmery.api import opaque, quick
 from gemmery.api.calls import PLAIN, Terms
 from gemmery.api.compute import product
-from gemmery.api.options import NO_OPTIONS, Options, epilogue, named, no_precision, scalar, thread_count
+from gemmery.api.options import NO_OPTIONS, Options, dtype_name, epilogue, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -125,7 +125,7 @@ def _matmul(
     if opaque.waiting and opaque.settle():
         return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
-    way = quick.WAYS.get(type(a))
+    way = quick.FAST_PATHS.get(type(a))
     if way is not None and plain:
         done = way(a, b, out, "matmul", None)
         if done is not None:
@@ -138,12 +138,12 @@ def _matmul(
         return device.product("matmul", a, b, x, y, out, options)
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
-    result = common if dtype is None else widened(common, named(dtype))
+    result = common if dtype is None else widened(common, dtype_name(dtype))
     if plain:
         terms = PLAIN
     else:
         name, row = epilogue(bias, activation, x, y, result)
-        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, asked=dtype)
+        terms = Terms(epilogue=name, bias=row, threads=thread_count(threads), bias_array=bias, dtype=dtype)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
 
@@ -317,10 +317,10 @@ def _compile_entries() -> None:
         return
     public = (matmul, gemm, gemv)
     docs = [f"{signature}\n--\n\n{function.__doc__}" for signature, function in zip(_SIGNATURES, public, strict=True)]
-    _entry, _gemm_entry, _gemv_entry = made = entry.builtins((_matmul, _gemm, _gemv), docs)
+    _entry, _gemm_entry, _gemv_entry = entries = entry.builtins((_matmul, _gemm, _gemv), docs)
     for name in ("gemmery", "gemmery.api"):
         module = sys.modules[name]
-        module.matmul, module.gemm, module.gemv = made  # type: ignore[attr-defined]
+        module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
 
 
 _SIGNATURES = (

@@ -44,14 +44,14 @@ def can_cast(source: str, target: str, rule: str) -> bool:
 
 
 @lru_cache
-def widened(common: str, wanted: str) -> str:
+def widened(common: str, result: str) -> str:
     """Return `wanted`, the type of `dtype=`; raise DTypeError unless it can represent every value of `common`."""
-    if not can_cast(common, wanted, "safe"):
-        have, want = dtypes.get(common).numpy, dtypes.get(wanted).numpy
+    if not can_cast(common, result, "safe"):
+        have, want = dtypes.get(common).numpy, dtypes.get(result).numpy
         raise DTypeError(
             f"dtype={want!r} cannot represent every {have} value; pass a wider type, or convert the operands first"
         )
-    return wanted
+    return result
 
 
 @lru_cache

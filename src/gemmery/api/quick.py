@@ -18,20 +18,20 @@ from gemmery.arrays import View
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.api.prepared import Served
+    from gemmery.api.prepared import TieredLaunch
 
 # (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
-Way = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
-WAYS: dict[type, Way] = {}  # by the type of a
-# (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a Met
-Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[Served, Ints, Ints] | None"]
+FastPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
+FAST_PATHS: dict[type, FastPath] = {}  # by the type of a
+# (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a product
+Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[TieredLaunch, Ints, Ints] | None"]
 _MOST = 4096  # products kept for each library
 
 
-class Met(NamedTuple):
+class KnownProduct(NamedTuple):
     """A product seen before."""
 
-    served: Served
+    served: TieredLaunch
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # of a new result, in elements
     a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
@@ -40,26 +40,28 @@ class Met(NamedTuple):
     b_high: int
 
 
-def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], served: Served) -> None:
+def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View], served: TieredLaunch) -> None:
     """Use the fast path for arrays like these, if their library has one; `name` is that of the called function."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     x, y, target = views
-    met = Met(served, target.shape, arrays.contiguous(target.shape, 1), *_apart(x, target), *_apart(y, target))
+    product = KnownProduct(
+        served, target.shape, arrays.contiguous(target.shape, 1), *_apart(x, target), *_apart(y, target)
+    )
     if torch is not None and type(a) in _tensors(torch) and type(b) in _tensors(torch):
         if out is None or type(out) in _tensors(torch):
-            if torch.Tensor not in WAYS:
-                way = _torch_way(torch)
-                WAYS.update(dict.fromkeys(_tensors(torch), way))
-            _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
+            if torch.Tensor not in FAST_PATHS:
+                multiply = _torch_path(torch)
+                FAST_PATHS.update(dict.fromkeys(_tensors(torch), multiply))
+            _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
             _serve(a.dtype, a.get_device(), x)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
-        WAYS.setdefault(cupy.ndarray, _cupy_way(cupy))
-        _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), met)
+        FAST_PATHS.setdefault(cupy.ndarray, _cupy_path(cupy))
+        _keep(_ARRAYS, _array_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
         _serve(a.dtype, a.device.id, x)
 
 
-_TENSORS: dict[tuple[Any, ...], Met] = {}
-_ARRAYS: dict[tuple[Any, ...], Met] = {}
+_TENSORS: dict[tuple[Any, ...], KnownProduct] = {}
+_ARRAYS: dict[tuple[Any, ...], KnownProduct] = {}
 _FRESH: dict[tuple[Any, int], Fresh] = {}  # by a library's element type and the device
 
 
@@ -75,13 +77,13 @@ def _serve(dtype: Any, ordinal: int, x: View) -> None:
 
 def scaled(a: Any, b: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
     """alpha a b + beta out by the fast path, for scalars exact in float32; None for others and for unseen products."""
-    way = WAYS.get(type(a))
-    if way is None or type(alpha) is not float or type(beta) is not float:
+    multiply = FAST_PATHS.get(type(a))
+    if multiply is None or type(alpha) is not float or type(beta) is not float:
         return None
     if alpha == 1 and beta == 0:
-        return way(a, b, out, PLAIN[name], None)
+        return multiply(a, b, out, PLAIN[name], None)
     if 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (out is not None or beta == 0):
-        return way(a, b, out, name, (alpha, beta))
+        return multiply(a, b, out, name, (alpha, beta))
     return None
 
 
@@ -96,10 +98,10 @@ def counts() -> dict[str, tuple[int, int]]:
     return {"tensors": (len(_TENSORS), _MOST), "arrays": (len(_ARRAYS), _MOST)}
 
 
-def _keep(products: dict[tuple[Any, ...], Met], key: tuple[Any, ...], met: Met) -> None:
+def _keep(products: dict[tuple[Any, ...], KnownProduct], key: tuple[Any, ...], product: KnownProduct) -> None:
     if len(products) >= _MOST:
         products.clear()
-    products[key] = met
+    products[key] = product
 
 
 def _apart(x: View, target: View) -> tuple[int, int]:
@@ -125,7 +127,7 @@ def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> 
 
 def _new_of_tensors(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
-) -> Met | None:
+) -> KnownProduct | None:
     """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
     prepare = _FRESH.get((a.dtype, a.get_device()))
     if prepare is None or b.dtype is not a.dtype or b.get_device() != a.get_device() or (scalars and scalars[1]):
@@ -133,19 +135,19 @@ def _new_of_tensors(
     new = prepare(key[0], a.shape, a.stride(), b.shape, b.stride(), p, q, scalars is not None)
     if new is None:
         return None
-    met = Met(*new, 0, 0, 0, 0)
-    _keep(_TENSORS, key, met)
-    return met
+    product = KnownProduct(*new, 0, 0, 0, 0)
+    _keep(_TENSORS, key, product)
+    return product
 
 
-def _torch_way(torch: Any) -> Way:
+def _torch_path(torch: Any) -> FastPath:
     stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
     tensors, byte = _tensors(torch), torch.uint8
     tracing, modes, transforms = arrays.recorders(torch)
     forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
     products, strided = _TENSORS, torch.strided
 
-    def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         ordinal = a.get_device()
         if ordinal < 0 or type(b) not in tensors:
             return None
@@ -157,20 +159,20 @@ def _torch_way(torch: Any) -> Way:
         bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
         if out is None:
             key = (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
-            met = products.get(key)
+            product = products.get(key)
             if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
                 return None
-            if met is None:
-                met = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
-                if met is None:
+            if product is None:
+                product = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
+                if product is None:
                     return None
-            made = a.new_empty_strided(met.shape, met.strides)  # new_empty takes 0.6 us longer
-            r = made.data_ptr()
+            result = a.new_empty_strided(product.shape, product.strides)  # new_empty takes 0.6 us longer
+            r = result.data_ptr()
         else:
             if type(out) not in tensors:
                 return None
-            made, r = out, out.data_ptr()
-            met = products.get(
+            result, r = out, out.data_ptr()
+            product = products.get(
                 (
                     name,
                     ordinal,
@@ -189,18 +191,18 @@ def _torch_way(torch: Any) -> Way:
                 )
             )
             if (
-                met is None
+                product is None
                 or not r
-                or met.a_low < r - p < met.a_high
-                or met.b_low < r - q < met.b_high
+                or product.a_low < r - p < product.a_high
+                or product.b_low < r - q < product.b_high
                 or ((a.requires_grad or b.requires_grad or out.requires_grad) and recording())
                 or a.is_neg()
                 or b.is_neg()
                 or out.is_neg()
             ):
                 return None
-        served = met.served
-        run = served.next(stream_of(ordinal)) if served.left else served.run
+        served = product.served
+        run = served.next(stream_of(ordinal)) if served.countdown else served.run
         if run.workspace:
             scratch = a.new_empty((run.workspace,), dtype=byte)
             run(p, q, r, stream_of(ordinal), 0, scratch.data_ptr(), scalars)
@@ -208,9 +210,9 @@ def _torch_way(torch: Any) -> Way:
             run(p, q, r, stream_of(ordinal), 0, 0, scalars)
         if out is not None:
             written((out,))
-        return made
+        return result
 
-    return way
+    return multiply
 
 
 def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
@@ -221,7 +223,7 @@ def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> t
 
 def _new_of_arrays(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
-) -> Met | None:
+) -> KnownProduct | None:
     """Prepare and remember the product of two arrays, if api/fresh.py prepares it."""
     prepare = _FRESH.get((a.dtype, a.device.id))
     if prepare is None or b.dtype != a.dtype or b.device.id != a.device.id or (scalars and scalars[1]):
@@ -233,42 +235,47 @@ def _new_of_arrays(
     new = prepare(key[0], a.shape, each[: a.ndim], b.shape, each[a.ndim :], p, q, scalars is not None)
     if new is None:
         return None
-    met = Met(*new, 0, 0, 0, 0)
-    _keep(_ARRAYS, key, met)
-    return met
+    product = KnownProduct(*new, 0, 0, 0, 0)
+    _keep(_ARRAYS, key, product)
+    return product
 
 
-def _cupy_way(cupy: Any) -> Way:
+def _cupy_path(cupy: Any) -> FastPath:
     stream, current, ndarray, byte = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray, "u1"
     products = _ARRAYS
 
-    def way(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
+    def multiply(a: Any, b: Any, out: Any, name: str, scalars: tuple[float, float] | None) -> Any:
         if type(b) is not ndarray:
             return None
         p, q = a.data.ptr, b.data.ptr
         if not p or not q:
             return None
-        made = out
+        result = out
         if out is None:
             key = _array_key(a, b, None, name, p, q, 0)
-            met = products.get(key)
+            product = products.get(key)
             if a.device.id != current():
                 return None
-            if met is None:
-                met = _new_of_arrays(a, b, key, p, q, scalars)
-                if met is None:
+            if product is None:
+                product = _new_of_arrays(a, b, key, p, q, scalars)
+                if product is None:
                     return None
-            made = ndarray(met.shape, a.dtype)
-            r = made.data.ptr
+            result = ndarray(product.shape, a.dtype)
+            r = result.data.ptr
         else:
             if type(out) is not ndarray:
                 return None
             r = out.data.ptr
-            met = products.get(_array_key(a, b, out, name, p, q, r))
-            if met is None or not r or met.a_low < r - p < met.a_high or met.b_low < r - q < met.b_high:
+            product = products.get(_array_key(a, b, out, name, p, q, r))
+            if (
+                product is None
+                or not r
+                or product.a_low < r - p < product.a_high
+                or product.b_low < r - q < product.b_high
+            ):
                 return None
-        served = met.served
-        run = served.next(stream(a.device.id).ptr) if served.left else served.run
+        served = product.served
+        run = served.next(stream(a.device.id).ptr) if served.countdown else served.run
         if run.workspace:
             if a.device.id != current():
                 return None
@@ -276,6 +283,6 @@ def _cupy_way(cupy: Any) -> Way:
             run(p, q, r, stream(a.device.id).ptr, 0, scratch.data.ptr, scalars)
         else:
             run(p, q, r, stream(a.device.id).ptr, 0, 0, scalars)
-        return made
+        return result
 
-    return way
+    return multiply

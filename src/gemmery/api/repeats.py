@@ -40,7 +40,7 @@ def remember(
         return
     key, dtype, c = kind.key(), _dtype(call), used[2]
     status = entry.status(key)
-    if isinstance(dtype, np.dtype) and kind.asked is None:
+    if isinstance(dtype, np.dtype) and kind.dtype is None:
         _tell_of_types(call, kind, dtype)  # products of one type may have stored the key of a product of two
     if status == entry.STORED:
         return  # a call that compiled code leaves to Python each time
@@ -57,7 +57,7 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.asked is None:
+    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None:
         _learn(kind, prepared.problem, threads)
 
 
@@ -120,10 +120,10 @@ def _learn(kind: Kind, problem: Problem, threads: int) -> None:
     from gemmery.dispatch.family import families
 
     layout = "row" if b_rows else "any"
-    found = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
+    kernels = families(problem.dtype, problem.out, layout, problem.epilogue, problem.scaled, threads)
     operations = 8 if dtypes.get(problem.dtype).kind == "c" else 2
-    members = [_member(family, problem) for family in found]
-    entry.learn(class_, _scalar(found[0].launch, problem) if found else "", operations, members)
+    members = [_member(family, problem) for family in kernels]
+    entry.learn(class_, _scalar(kernels[0].launch, problem) if kernels else "", operations, members)
 
 
 def _member(family: Family, problem: Problem) -> Member:
@@ -181,7 +181,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     if terms.old is not None and not (_plain(old) and written and _element(old, terms.old) is written.dtype):
         return None
     bias = _bias(terms.bias_array, terms.bias)
-    if bias is None or not (terms.asked is None or isinstance(terms.asked, str | type | np.dtype)):
+    if bias is None or not (terms.dtype is None or isinstance(terms.dtype, str | type | np.dtype)):
         return None
     return Kind(
         _array(call.a, x, call.x, dtype),
@@ -192,7 +192,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         terms.alpha != 1 or terms.beta != 0,
         terms.beta != 0,
         terms.epilogue.removeprefix("bias").removeprefix("+"),
-        terms.asked,
+        terms.dtype,
     )
 
 
@@ -229,16 +229,16 @@ def _known(torch: Any) -> dict[str, Element] | None:
     return {row.name: Element(tensors.element(code), code, row.size) for code, row in abi.codes.items()}
 
 
-def _element(x: Any, seen: View) -> np.dtype[Any] | Element:
+def _element(x: Any, view: View) -> np.dtype[Any] | Element:
     """Return the element type of an array or tensor."""
     elements = _elements(x)
-    dtype: np.dtype[Any] | Element = x.dtype if elements is None else elements[seen.dtype]
+    dtype: np.dtype[Any] | Element = x.dtype if elements is None else elements[view.dtype]
     return dtype
 
 
-def _array_of(x: Any, seen: View) -> ArrayKey:
+def _array_of(x: Any, view: View) -> ArrayKey:
     """Return an array or tensor as compiled code sees it, by its view."""
-    return ArrayKey(_element(x, seen), seen.shape, seen.strides)
+    return ArrayKey(_element(x, view), view.shape, view.strides)
 
 
 def _dtype(call: Call) -> np.dtype[Any] | Element:
@@ -265,9 +265,9 @@ def _bias(passed: Any, used: View | None) -> ArrayKey | None:
     if type(passed) is float:
         return _NUMBER
     if _plain(passed):
-        given = arrays.view(passed)
-        if given.owner is passed and given.dtype == used.dtype and given.pointer == used.pointer:
-            return _array_of(passed, given)
+        view = arrays.view(passed)
+        if view.owner is passed and view.dtype == used.dtype and view.pointer == used.pointer:
+            return _array_of(passed, view)
         if (
             type(passed) is np.ndarray and dtypes.get(used.dtype).numpy != passed.dtype.name
         ):  # compiled code converts it

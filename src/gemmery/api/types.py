@@ -24,7 +24,7 @@ class TorchDType(Protocol):
         """Return True for a floating-point type."""
 
 
-DType: TypeAlias = DTypeName | np.dtype[Any] | type[Any] | TorchDType
+DTypeLike: TypeAlias = DTypeName | np.dtype[Any] | type[Any] | TorchDType
 
 
 class Tensor(Protocol):
@@ -59,7 +59,7 @@ class GemmOptions(TypedDict, total=False):
 class MatmulOptions(GemmOptions, total=False):
     """Options of matmul."""
 
-    dtype: DType | None
+    dtype: DTypeLike | None
     bias: Any
     activation: Activation | None
 

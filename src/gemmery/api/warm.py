@@ -40,7 +40,7 @@ class Warmed:
         return f"compiled {count} in {self.seconds:.2g} s, {self.there} were there: {size}"
 
 
-class Image(NamedTuple):
+class WarmImage(NamedTuple):
     """A kernel to be made."""
 
     name: str
@@ -90,28 +90,28 @@ def warm(
     return Warmed(len(missing), len(images) - len(missing), sum(sizes), seconds, folder)
 
 
-def _images(names: Any, device: str, threads: int) -> Iterator[Image]:
+def _images(names: Any, device: str, threads: int) -> Iterator[WarmImage]:
     """Yield every image, once. Raises the errors of wrong arguments."""
     if not isinstance(device, str):
         raise ArgumentError(f"device={shown(device)} must be a name: 'cpu', 'cuda', or a card such as 'h200'")
     if device == "cpu":
-        return _of_cpu(_named(names, known.BY_NAME, device))
+        return _of_cpu(_dtype_names(names, known.BY_NAME, device))
     from gemmery.api.warm_cuda import TYPES, images
 
-    return (Image(*image) for image in images(_named(names, TYPES, device), device, threads > 1))
+    return (WarmImage(*image) for image in images(_dtype_names(names, TYPES, device), device, threads > 1))
 
 
-def _named(names: Any, supported: Iterable[str], device: str) -> tuple[str, ...]:
+def _dtype_names(names: Any, supported: Iterable[str], device: str) -> tuple[str, ...]:
     """Return gemmery's names of element types, one or several, in any spelling."""
     supported = tuple(supported)
     if names is None:
         return supported
     several = names if isinstance(names, list | tuple | set | frozenset) else [names]
-    wanted = tuple(dict.fromkeys(options.named(name) for name in several))
-    for name in wanted:
+    selected = tuple(dict.fromkeys(options.dtype_name(name) for name in several))
+    for name in selected:
         if name not in supported:
             raise DTypeError(f"there are no kernels of {name} for {device}, only of {', '.join(supported)}")
-    return wanted
+    return selected
 
 
 def _folder() -> str:
@@ -125,7 +125,7 @@ def _folder() -> str:
     return folder
 
 
-def _make(images: list[Image], threads: int, total: int, progress: Progress | None) -> None:
+def _make(images: list[WarmImage], threads: int, total: int, progress: Progress | None) -> None:
     done = total - len(images)
     if progress is not None:
         progress(done, total, "")
@@ -142,7 +142,7 @@ def _make(images: list[Image], threads: int, total: int, progress: Progress | No
             raise
 
 
-def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
+def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
     """Yield the images of products on the CPU, those that every product needs first."""
     from gemmery.cpu import build, entry_code, jit, pool_code
 
@@ -162,7 +162,7 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[Image]:
             jit.store(host, name, images[name])
 
     for name in images:
-        yield Image(name, partial(jit.stored, host, name), partial(make, name))
+        yield WarmImage(name, partial(jit.stored, host, name), partial(make, name))
 
 
 def _pairs(name: str) -> list[tuple[str, str]]:

@@ -40,12 +40,12 @@ def images(
         raise DeviceError(f"{error}; name a card instead, such as h200: it need not be present") from None
     nvrtc.bindings()
     make = _in_a_process if apart else nvrtc.code
-    seen = set()
+    yielded = set()
     for geometry in chain(_general(names, name), _specialised(names, name)):
-        wanted = geometry.source, geometry.kernel, card.arch
-        if wanted not in seen:
-            seen.add(wanted)
-            yield geometry.kernel, partial(nvrtc.stored, *wanted), partial(make, *wanted)
+        key = geometry.source, geometry.kernel, card.arch
+        if key not in yielded:
+            yielded.add(key)
+            yield geometry.kernel, partial(nvrtc.stored, *key), partial(make, *key)
 
 
 _COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"

@@ -13,7 +13,7 @@ from gemmery.arrays.memory import MOST_DIMENSIONS, View, check, contiguous, else
 from gemmery.errors import DeviceError, GemmeryError, LayoutError, shown
 
 
-class Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
     """dlpack.h, DLTensor."""
 
     _fields_ = (
@@ -33,7 +33,7 @@ class Tensor(ctypes.Structure):
 class ManagedTensor(ctypes.Structure):
     """dlpack.h, DLManagedTensor."""
 
-    _fields_ = (("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 class ManagedTensorVersioned(ctypes.Structure):
@@ -44,7 +44,7 @@ class ManagedTensorVersioned(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", Tensor),
+        ("tensor", DLTensor),
     )
 
 
@@ -97,13 +97,13 @@ def read(obj: Any) -> View:
 
 def _device(obj: Any) -> tuple[int, int]:
     """Return the kind and the number of the device that an object says it is on."""
-    given = obj.__dlpack_device__()
+    device = obj.__dlpack_device__()
     try:
-        kind, ordinal = (int(x) for x in given)
+        kind, ordinal = (int(x) for x in device)
     except (TypeError, ValueError) as error:
         raise LayoutError(
-            f"__dlpack_device__ of {type(obj).__name__} returned {shown(given)}: it must return two integers, the kind "
-            "of the device and its number"
+            f"__dlpack_device__ of {type(obj).__name__} returned {shown(device)}: it must return two integers, the "
+            "kind of the device and its number"
         ) from error
     return kind, ordinal
 
@@ -121,7 +121,7 @@ def _exported_by(obj: Any, options: dict[str, Any]) -> Any:
         raise LayoutError(f"{type(obj).__name__} does not export its memory by DLPack: {reason}") from error
 
 
-def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
+def _tensor(capsule: Any, name: str) -> tuple[DLTensor, bool]:
     """Return the tensor in a capsule, and whether it may be written."""
     if _is_valid(id(capsule), _VERSIONED):
         managed = ManagedTensorVersioned.from_address(_pointer_of(id(capsule), _VERSIONED))
@@ -133,14 +133,14 @@ def _tensor(capsule: Any, name: str) -> tuple[Tensor, bool]:
             )
         return managed.tensor, not managed.flags & _READ_ONLY
     if _is_valid(id(capsule), _PLAIN):
-        return Tensor.from_address(_pointer_of(id(capsule), _PLAIN)), False
+        return DLTensor.from_address(_pointer_of(id(capsule), _PLAIN)), False
     for used in (b"used_" + _PLAIN, b"used_" + _VERSIONED):
         if _is_valid(id(capsule), used):
             raise LayoutError(f"the DLPack capsule of {name} has been consumed: export a new one")
     raise LayoutError(f"__dlpack__ of {name} returned a {type(capsule).__name__}, which is no DLPack capsule")
 
 
-def _viewed(tensor: Tensor, device: str, writable: bool, name: str, owner: object) -> View:
+def _viewed(tensor: DLTensor, device: str, writable: bool, name: str, owner: object) -> View:
     if not 0 <= tensor.ndim <= MOST_DIMENSIONS or (tensor.ndim and not tensor.shape):
         raise LayoutError(
             f"the DLPack capsule of {name} has {tensor.ndim} dimensions and {'a' if tensor.shape else 'no'} shape: it "
@@ -158,7 +158,7 @@ def _viewed(tensor: Tensor, device: str, writable: bool, name: str, owner: objec
     return View((tensor.data or 0) + tensor.byte_offset, shape, strides, row.name, device, 0, writable, owner)
 
 
-def _element(tensor: Tensor) -> str:
+def _element(tensor: DLTensor) -> str:
     """Return the name of a capsule's element type."""
     name = _NAMES.get(tensor.code)
     if name is None:
@@ -196,7 +196,7 @@ def capsule(memory: View, kind: int, ordinal: int, versioned: bool) -> Any:
     shape = (ctypes.c_int64 * count)(*memory.shape)
     strides = (ctypes.c_int64 * count)(*(step // size for step in memory.strides))
     code = 4 if memory.dtype == "bf16" else {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtypes.get(memory.dtype).kind]
-    tensor = Tensor(memory.pointer, kind, ordinal, count, code, 8 * size, 1, shape, strides, 0)
+    tensor = DLTensor(memory.pointer, kind, ordinal, count, code, 8 * size, 1, shape, strides, 0)
     managed: ManagedTensor | ManagedTensorVersioned
     if versioned:
         managed = ManagedTensorVersioned((1, 0), None, ctypes.cast(_deleter, ctypes.c_void_p), 0, tensor)

@@ -99,11 +99,11 @@ def no_memory(what: str) -> LayoutError:
 
 def together(**operands: View | None) -> None:
     """Raise DeviceError unless all operands are on one device."""
-    (first, one), *others = [(name, x) for name, x in operands.items() if x is not None]
+    (first, view), *others = [(name, x) for name, x in operands.items() if x is not None]
     for name, x in others:
-        if x.device != one.device:
+        if x.device != view.device:
             raise DeviceError(
-                f"{first} is on {one.device} and {name} on {x.device}: all operands must be on one device; move one "
+                f"{first} is on {view.device} and {name} on {x.device}: all operands must be on one device; move one "
                 "with x.to(device) in PyTorch, cupy.asarray(x) or x.get() in CuPy"
             )
 

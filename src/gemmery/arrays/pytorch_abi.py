@@ -167,13 +167,13 @@ def _tells_gradients(functions: _Functions, torch: Any, plain: Any, parameter: A
 
 def _tells_recording(functions: _Functions, torch: Any, keys: list[Any]) -> bool:
     guard: Callable[[Any], AbstractContextManager[Any]] = torch._C._IncludeDispatchKeyGuard
-    seen, active = [], []
+    included, active = [], []
     for key in keys:
-        seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
+        included.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
         with guard(key):
-            seen.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
+            included.append(bool(_call(functions, "included", ctypes.c_bool, ctypes.c_int64(int(key)))))
             active.append(bool(torch._C._are_functorch_transforms_active()))
-    return seen == [False, True] * 3 and active == [True, True, False]
+    return included == [False, True] * 3 and active == [True, True, False]
 
 
 def _allocates(functions: _Functions, torch: Any) -> bool:
@@ -185,9 +185,9 @@ def _allocates(functions: _Functions, torch: Any) -> bool:
     zero = ctypes.c_int32(0)
     if _call(functions, "empty", ctypes.c_int32, ctypes.c_int64(2), *pointers[:2], code, zero, zero, pointers[2]):
         return False
-    made = _call(functions, "wrap", ctypes.py_object, handle)
+    tensor = _call(functions, "wrap", ctypes.py_object, handle)
     _call(functions, "delete", ctypes.c_int32, handle)
-    facts = (type(made), tuple(made.shape), made.stride(), made.dtype, made.device, made.requires_grad)
+    facts = (type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
     return facts == (torch.Tensor, (3, 5), (5, 1), torch.int16, torch.device("cpu"), False)
 
 

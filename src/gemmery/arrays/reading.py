@@ -69,8 +69,8 @@ def _exported(obj: object) -> View:
     _refuse_own_arithmetic(obj)
     if hasattr(obj, "__array_interface__"):
         array = _as_array(obj, obj)
-        found = _numpy_view(array)
-        return found._replace(writable=False) if array.base is None else found  # NumPy copies its own scalars
+        result = _numpy_view(array)
+        return result._replace(writable=False) if array.base is None else result  # NumPy copies its own scalars
     try:
         buffer = memoryview(obj)  # type: ignore[arg-type]
     except TypeError:  # no buffer: NumPy makes a copy

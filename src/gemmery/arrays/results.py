@@ -31,8 +31,8 @@ def empty(like: object, shape: tuple[int, ...], dtype: str) -> tuple[Any, View]:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(like, cupy.ndarray):
         with like.device:
-            made = cupy.empty(shape, numpy_dtype(dtype))
-        return made, view(made)
+            array = cupy.empty(shape, numpy_dtype(dtype))
+        return array, view(array)
     own = like.dtype if isinstance(like, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
@@ -100,8 +100,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     extra = sys.modules.get("ml_dtypes")
     if extra is None:
         raise DTypeError("NumPy has no bfloat16: import ml_dtypes, or pass dtype='float32'")
-    found: np.dtype[Any] = np.dtype(extra.bfloat16)
-    return found
+    bfloat16: np.dtype[Any] = np.dtype(extra.bfloat16)
+    return bfloat16
 
 
 def converted(source: View, dtype: str) -> View:

@@ -68,7 +68,7 @@ class Small(NamedTuple):
     @property
     def plain(self) -> bool:
         """True when memory holds numbers of the accumulator's type and there is no epilogue."""
-        same = self.held == dtypes.get(self.out).llvm == self.accumulator
+        same = self.memory_type == dtypes.get(self.out).llvm == self.accumulator
         return same and not self.is_complex and not self.activation and not self.bias
 
     @property
@@ -81,7 +81,7 @@ class Small(NamedTuple):
         return p * self.m + i if self.a_transposed else p + i * self.k
 
     @property
-    def held(self) -> str:
+    def memory_type(self) -> str:
         """LLVM's type of the numbers in memory."""
         return dtypes.get(self.dtype).llvm
 
@@ -99,9 +99,9 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     parts = numbers(p)
     transposed = parts == 1 and p.a_layout == "col"
     small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, transposed)
-    found = jit.load_together(target, (small.name, lambda: batched(target, small)))
+    entries = jit.load_together(target, (small.name, lambda: batched(target, small)))
     blocks = Blocks()
-    return Launch(found["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
+    return Launch(entries["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
 
 
 def numbers(problem: Problem) -> int:
@@ -112,7 +112,7 @@ def numbers(problem: Problem) -> int:
 def _unit(small: Small) -> Unit:
     """Return the unit of work: a whole product, at 25 bytes or 50 operations per ns, whichever takes longer."""
     m, n, k = small.m, small.n, small.k
-    moved = (m + n) * k * SIZES[small.held] + m * n * SIZES[small.accumulator]
+    moved = (m + n) * k * SIZES[small.memory_type] + m * n * SIZES[small.accumulator]
     return Unit(0, 0, max(moved / 25, 2 * m * n * k / 50) / max(k, 1))
 
 
@@ -163,14 +163,14 @@ def _batch(f: Function, small: Small, args: Args) -> None:
 
 def _contiguous(f: Function, small: Small, strides: tuple[Value, Value], columns: int) -> Value:
     size = dtypes.get(small.dtype).size
-    return strides[0].equals(columns * SIZES[small.held]) & strides[1].equals(size)
+    return strides[0].equals(columns * SIZES[small.memory_type]) & strides[1].equals(size)
 
 
 def _at_hand(
     f: Function, small: Small, copy: str, source: Value, strides: tuple[Value, Value], room: Value, new: Value
 ) -> Value:
     """Return the address from which the product reads an operand: its own, or a copy made when the matrix is `new`."""
-    if small.held != small.accumulator or (small.is_complex and copy == "copy_b"):
+    if small.memory_type != small.accumulator or (small.is_complex and copy == "copy_b"):
         with f.if_(new):
             f.call(copy, source, *strides, room)
         return room
@@ -188,7 +188,7 @@ def _copy(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> N
 
     With `with_i`, each row is followed by the same row times i.
     """
-    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
+    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.memory_type]
     source, row, col, to = f["source"], f["row"], f["col"], f["to"]
     apart = columns * size * (2 if with_i else 1)
     with f.if_(col.equals(memory.size)), f.loop(0, rows) as i:
@@ -225,7 +225,7 @@ def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
 
 def _copy_each(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> None:
     """Copy a matrix without contiguous rows or columns, element by element."""
-    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.held]
+    memory, size, number = dtypes.get(small.dtype), SIZES[small.accumulator], SIZES[small.memory_type]
     parts, apart = memory.size // number, columns * size * (2 if with_i else 1)
     with f.loop(0, rows) as i, f.loop(0, columns // parts) as j:
         element = f["source"] + i * f["row"] + j * f["col"]
@@ -248,12 +248,12 @@ def _put(f: Function, value: Value, at: Value, mask: Value | None) -> None:
 def _spans(f: Function, small: Small, columns: int) -> list[Span]:
     """Return the vectors of a row; the last one is as short as possible."""
     widest = f.target.lanes(SIZES[small.accumulator])
-    found = []
+    spans = []
     for first in range(0, columns, widest):
-        left = min(widest, columns - first)
-        lanes = _lanes(left)
-        found.append(Span(first, lanes, None if lanes == left else _first(f, left, lanes)))
-    return found
+        rest = min(widest, columns - first)
+        lanes = _lanes(rest)
+        spans.append(Span(first, lanes, None if lanes == rest else _first(f, rest, lanes)))
+    return spans
 
 
 def _first(f: Function, count: int, lanes: int) -> Value:
@@ -269,10 +269,10 @@ def _product(
     sizes = tile(f.target)
     spans = _spans(f, small, small.n)
     for some in _even(len(spans), sizes.nv):
-        chosen = spans[some.start : some.stop]
-        for rows in _even(small.m, sizes.mr * sizes.nv // len(chosen)):
-            totals = _tile(f, small, a, b, rows, chosen)
-            _store(f, small, totals, c, c_row, rows, chosen, scales)
+        vectors = spans[some.start : some.stop]
+        for rows in _even(small.m, sizes.mr * sizes.nv // len(vectors)):
+            totals = _tile(f, small, a, b, rows, vectors)
+            _store(f, small, totals, c, c_row, rows, vectors, scales)
 
 
 def _fits_a_vector(target: Target, small: Small) -> bool:
@@ -313,20 +313,20 @@ def _even(total: int, most: int) -> list[range]:
     return [range(total * part // count, total * (part + 1) // count) for part in range(count)]
 
 
-def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, chosen: list[Span]) -> list[list[Var]]:
+def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: list[Span]) -> list[list[Var]]:
     size, element = SIZES[small.accumulator], small.accumulator
-    totals = [[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in chosen] for _ in rows]
+    totals = [[f.var(f.zero(vector(lanes, element))) for _, lanes, _ in vectors] for _ in rows]
 
     def step(p: Value) -> None:
         columns = [
-            _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in chosen
+            _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in vectors
         ]
         for r, row in enumerate(rows):
             scale = f.load(element, a + small.a_at(row, p) * size)
-            for v, (_, lanes, _) in enumerate(chosen):
+            for v, (_, lanes, _) in enumerate(vectors):
                 totals[r][v].value = f.fma(f.broadcast(scale, lanes), columns[v], totals[r][v].value)
 
-    if len(rows) * len(chosen) * small.k <= UNROLLED:
+    if len(rows) * len(vectors) * small.k <= UNROLLED:
         for number in range(small.k):
             step(f.index(number))
     else:
@@ -346,7 +346,7 @@ def _store(
     c: Value,
     c_row: Value | int,
     rows: range,
-    chosen: list[Span],
+    vectors: list[Span],
     scales: Scales | None,
 ) -> None:
     """Store C = activation(alpha totals + beta C + bias), or the totals when there are no `scales`."""
@@ -354,7 +354,7 @@ def _store(
     places = [
         (c + f.index(row) * c_row + first * SIZES[out.llvm], first, lanes, mask, totals[r][v])
         for r, row in enumerate(rows)
-        for v, (first, lanes, mask) in enumerate(chosen)
+        for v, (first, lanes, mask) in enumerate(vectors)
     ]
     if scales is None:
         for at, _, _, mask, total in places:

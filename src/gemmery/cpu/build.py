@@ -16,7 +16,7 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import Target, direct_tile, host, tile
-from gemmery.cpu.ukernel import SHORT, Product, shape, vector_room
+from gemmery.cpu.ukernel import SHORT, Product, register_tile, vector_room
 from gemmery.problem import Config, Problem
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
 
         target = host()
         generate = getattr(simple, rung)
-        found = jit.load(target, f"{rung}_{problem.dtype}", lambda: generate(target, problem.dtype))
+        entries = jit.load(target, f"{rung}_{problem.dtype}", lambda: generate(target, problem.dtype))
         blocks = Blocks(kc=config.get("block", 0))
         element = dtypes.get(problem.dtype)
-        return Launch(found[rung], element.llvm, element.size, lambda m, n, k: blocks)
+        return Launch(entries[rung], element.llvm, element.size, lambda m, n, k: blocks)
 
     return build
 
@@ -120,31 +120,31 @@ def packed(problem: Problem, config: Config) -> Launch:
 @cache
 def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int) -> Launch:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue)
-    made = product(target, problem)
-    sizes, register = tile(target), shape(target, made)
-    mc, kc, nc = mc or sizes.mc, kc or sizes.kc * made.group, nc or sizes.nc
+    types = product(target, problem)
+    sizes, register = tile(target), register_tile(target, types)
+    mc, kc, nc = mc or sizes.mc, kc or sizes.kc * types.group, nc or sizes.nc
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = even(k * made.parts, kc, made.group * made.parts)
-        tall, wide = even(m, mc, register.mr), even(n * made.parts, nc, register.nr)
-        summed = m if deep < k * made.parts else 0  # rows with sums kept for the next block of k
-        return Blocks(tall, deep, wide, workspace_bytes(target, made, summed, tall, deep, wide))
+        deep = even(k * types.parts, kc, types.group * types.parts)
+        tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
+        summed = m if deep < k * types.parts else 0  # rows with sums kept for the next block of k
+        return Blocks(tall, deep, wide, workspace_bytes(target, types, summed, tall, deep, wide))
 
-    step = _step(register.mr * register.nv) * made.parts / made.group
-    unit = Unit(register.mr, register.nr // made.parts, step, _PACK, sizes.nc)
-    entry = load(target, problem, packed_image(target, made))["packed"]
-    return Launch(entry, made.scalar, dtypes.get(out).size, blocks, unit=unit)
+    step = _step(register.mr * register.nv) * types.parts / types.group
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, sizes.nc)
+    entry = load(target, problem, packed_image(target, types))["packed"]
+    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit)
 
 
-def packed_image(target: Target, made: Product) -> Image:
+def packed_image(target: Target, types: Product) -> Image:
     """Return the image of the packed product of these types."""
 
     def generate() -> Module:
         from gemmery.cpu import loops
 
-        return loops.packed(target, made)
+        return loops.packed(target, types)
 
-    return f"packed_{made.name}", generate
+    return f"packed_{types.name}", generate
 
 
 _PACK = 0.3  # ns to pack an element: 0.15 to 0.6 by layout
@@ -193,11 +193,11 @@ def _specialised(p: Problem, mr: int) -> Launch:
 
     target = host()
     cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, mr)
-    found = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
+    entries = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
     unit = Unit(cut.mr, nv * target.lanes(element.size), _step(cut.mr * nv))
-    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
+    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
 
 
 @cache
@@ -212,12 +212,12 @@ def direct_columns(dtype: str) -> list[int]:
 def general(dtype: str, least: int) -> Launch:
     """Return the kernel without packing for every shape, to be cut as a C of at least so many columns is."""
     target, element = host(), dtypes.get(dtype)
-    found = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype))
+    entries = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype))
     lanes = target.lanes(element.size)
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
     unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each)
-    return Launch(found["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
+    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: _NO_BLOCKS, unit=unit)
 
 
 def direct_image(target: Target, dtype: str) -> Image:
@@ -246,9 +246,9 @@ def gemv(problem: Problem, config: Config) -> Launch:
 @cache
 def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, rows: int) -> Launch:
     target, problem, size = host(), Problem(2, 1, 2, dtype, out, epilogue=epilogue), dtypes.get(dtype).size
-    made = gemv_product(problem)
-    entry = load(target, problem, gemv_image(target, made, columns))["gemv"]
-    room = vector_room(made, mc, kc)
+    types = gemv_product(problem)
+    entry = load(target, problem, gemv_image(target, types, columns))["gemv"]
+    room = vector_room(types, mc, kc)
     unit = Unit(rows, rows, rows * size / _BANDWIDTH, each=size / _BANDWIDTH)
     out_size = dtypes.get(out).size
 
@@ -256,18 +256,18 @@ def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, r
         short = max(m, n, k) <= SHORT
         return Blocks(min(mc, SHORT), min(kc, SHORT), int(n == 1)) if short else Blocks(mc, kc, int(n == 1), room)
 
-    return Launch(entry, made.accumulator, out_size, blocks, unit=unit)
+    return Launch(entry, types.accumulator, out_size, blocks, unit=unit)
 
 
-def gemv_image(target: Target, made: Product, columns: int) -> Image:
+def gemv_image(target: Target, types: Product, columns: int) -> Image:
     """Return the image of the products with a vector of these types."""
 
     def generate() -> Module:
         from gemmery.cpu import gemv as vectors
 
-        return vectors.gemv(target, made, columns)
+        return vectors.gemv(target, types, columns)
 
-    return f"gemv{columns}_{made.name}", generate
+    return f"gemv{columns}_{types.name}", generate
 
 
 COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
@@ -289,7 +289,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
     p, target = problem.by_rows(), host()
     depth, nv = streams.sizes(target, p.m)
     shape = streams.Streams(p.dtype, config.get("depth", depth), config.get("nv", nv))
-    found = load(target, p, streamed_image(target, shape))
+    entries = load(target, p, streamed_image(target, shape))
     element = dtypes.get(p.dtype)
     room = (target.l2 or 1 << 20) // 2
     step = shape.nv * target.lanes(element.size)
@@ -299,7 +299,7 @@ def streamed(problem: Problem, config: Config) -> Launch:
         return Blocks(nc=nc, workspace=streams.workspace_bytes(target, shape, m, nc))
 
     unit = Unit(0, step, p.m * _step(shape.nv))
-    return Launch(found["streamed"], element.llvm, element.size, blocks, unit=unit)
+    return Launch(entries["streamed"], element.llvm, element.size, blocks, unit=unit)
 
 
 def streamed_image(target: Target, shape: Streams) -> Image:

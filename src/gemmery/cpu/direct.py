@@ -98,8 +98,8 @@ def direct(target: Target, shape: Cut) -> Module:
 
         down = m // shape.mr * shape.mr
         across = n // (shape.nv * lanes) * (shape.nv * lanes) if shape.nv else f.index(0)
-        left = n - across - (shape.nv_edge - 1) * lanes
-        mask = f.first_lanes(left, lanes) if shape.masked else None
+        rest = n - across - (shape.nv_edge - 1) * lanes
+        mask = f.first_lanes(rest, lanes) if shape.masked else None
 
         def rows(j: Value, nv: int, mask: Value | None) -> None:
             """Compute one column of tiles."""
@@ -152,8 +152,8 @@ def _sums(t: _Tile, mr: int, nv: int, mask: Value | None, a: Value, b: Value, ah
         for third, base in enumerate(bases):
             from_here = base.value
             for r in range(3 * third, min(3 * third + 3, mr)):
-                one = f.load(t.element, from_here + t.a_row * (r % 3), align=size)
-                scale = f.broadcast(one, t.lanes)
+                number = f.load(t.element, from_here + t.a_row * (r % 3), align=size)
+                scale = f.broadcast(number, t.lanes)
                 for v in range(nv):
                     totals[r][v].value = f.fma(scale, columns[v], totals[r][v].value)
             base.value = from_here + t.a_col
@@ -238,20 +238,20 @@ def general(target: Target, dtype: str) -> Module:
         room = f.buffer(largest * lanes * size)
         j = f.var(f.index(0))
 
-        def widest(left: Value, widths: list[_Width]) -> None:
+        def widest(rest: Value, widths: list[_Width]) -> None:
             """Run the widest tiles that fit the columns left."""
             if widths:
                 nv, _, least = widths[0]
-                with f.if_(left >= least):
-                    f.call(f"rows_{widths[0].name}", f["args"], j.value, left - (nv - 1) * lanes, plain, room)
+                with f.if_(rest >= least):
+                    f.call(f"rows_{widths[0].name}", f["args"], j.value, rest - (nv - 1) * lanes, plain, room)
                     j.value = j.value + nv * lanes
                 with f.else_():
-                    widest(left, widths[1:])
+                    widest(rest, widths[1:])
 
         with f.while_() as again:
-            left = n - j.value
-            again.until(left <= 0)
-            widest(left, widths)
+            rest = n - j.value
+            again.until(rest <= 0)
+            widest(rest, widths)
     return module
 
 
@@ -270,20 +270,20 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
         most = f.select(same_set, f.index(min(tallest, _WAYS)), f.index(tallest))
         done = f.var(f.index(0))
         with f.while_() as again:
-            first, left = done.value, m - done.value
-            again.until(left <= 0)
-            height, last, to, step = f.var(left), f.var(m), f.var(c), f.var(c_row)
-            with f.if_(left > most):
-                count = (left + (most - 1)) // most
-                height.value = (left + (count - 1)) // count
+            first, rest = done.value, m - done.value
+            again.until(rest <= 0)
+            height, last, to, step = f.var(rest), f.var(m), f.var(c), f.var(c_row)
+            with f.if_(rest > most):
+                count = (rest + (most - 1)) // most
+                height.value = (rest + (count - 1)) // count
             for missing in range(1, tallest):
                 if missing not in every:
                     with f.if_(height.value.equals(missing)):
                         up, half = (min(mr for mr in every if mr >= x) for x in (missing, (missing + 1) // 2))
-                        height.value = f.select(left >= up, f.index(up), f.index(half))
+                        height.value = f.select(rest >= up, f.index(up), f.index(half))
             mr = height.value
-            with f.if_(mr < left):
-                last.value = first + left // mr * mr
+            with f.if_(mr < rest):
+                last.value = first + rest // mr * mr
             with f.if_(_is_aside(f, width)):
                 last.value, to.value, step.value = first + mr, f["room"] + first * -row, f.index(row)
             done.value = last.value

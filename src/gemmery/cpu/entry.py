@@ -28,7 +28,7 @@ from gemmery.cpu.target import host
 _METH_FASTCALL_KEYWORDS = 0x80 | 0x02
 
 
-_kept: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
+_dtypes: dict[int, np.dtype[Any]] = {}  # dtypes to which the table points, by address
 _learned: dict[tuple[int, ...], int] = {}  # addresses of the classes in the table, by key
 _active: list[bool] = []  # not empty: there are builtins
 _turns: dict[int, int] = {}  # which entry of a full set is replaced next
@@ -124,8 +124,8 @@ def _builtin(method: _Method) -> Callable[..., Any]:
     new = ctypes.pythonapi.PyCFunction_NewEx
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.py_object, ctypes.py_object)
     # Its `self` is the module, as for functions of C extensions, so that it is pickled by name.
-    made: Callable[..., Any] = new(ctypes.addressof(method), sys.modules["gemmery"], "gemmery")
-    return made
+    function: Callable[..., Any] = new(ctypes.addressof(method), sys.modules["gemmery"], "gemmery")
+    return function
 
 
 def remember(kind: Kind, key: Key, c: ArrayKey, work: Work | None, counted: bool = False) -> None:
@@ -135,7 +135,7 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: Work | None, counted: bool
     """
     table, result, count = _table(), _result(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
-    if kind.asked is not None and not _keep(kind.asked):
+    if kind.dtype is not None and not _keep(kind.dtype):
         return
     if not (table and result) or count > layout.MOST_WORDS or len(c.shape) > layout.MOST_DIMENSIONS or many:
         return
@@ -154,15 +154,15 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: Work | None, counted: bool
     ctypes.c_uint64.from_address(table + layout.HASHES_AT + 8 * index).value = key.hash
 
 
-def _keep(asked: object) -> bool:
+def _keep(dtype: object) -> bool:
     """Keep an object passed as dtype= alive, so that no other gets its address; False for one too many."""
-    if len(_asked) < _MOST_ASKED:
-        _asked.setdefault(id(asked), asked)
-    return id(asked) in _asked
+    if len(_dtype_objects) < _MOST_DTYPES:
+        _dtype_objects.setdefault(id(dtype), dtype)
+    return id(dtype) in _dtype_objects
 
 
-_asked: dict[int, object] = {}
-_MOST_ASKED = 256
+_dtype_objects: dict[int, object] = {}
+_MOST_DTYPES = 256
 _ZEROS = [0] * layout.MOST_WORDS
 _NO_REACHES = [0] * 8
 _NO_RUN = [0] * (6 + 4 * layout.LOOPS)
@@ -193,7 +193,7 @@ def _run(work: Work, count: int, counted: bool) -> list[int]:
 
 NEW, STORED, OFTEN = range(3)
 _Set = ctypes.c_uint64 * layout.WAYS
-_LEFT_AT = layout.ENTRIES_AT + layout.at(layout.ENTRY, "left")
+_COUNTDOWN_AT = layout.ENTRIES_AT + layout.at(layout.ENTRY, "countdown")
 
 
 def status(key: Key) -> int:
@@ -203,8 +203,8 @@ def status(key: Key) -> int:
         return NEW
     for index, stored in enumerate(_Set.from_address(table + layout.HASHES_AT + 8 * first), first):
         if stored == key.hash:
-            left = ctypes.c_int64.from_address(table + _LEFT_AT + index * layout.ENTRY_BYTES).value
-            return OFTEN if left == 1 else STORED
+            countdown = ctypes.c_int64.from_address(table + _COUNTDOWN_AT + index * layout.ENTRY_BYTES).value
+            return OFTEN if countdown == 1 else STORED
     counted, count = (ctypes.c_uint64 * 2).from_address(
         table + layout.COUNTERS_AT + 16 * layout.counter_place(key.hash)
     )
@@ -218,7 +218,7 @@ def _result(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
     own: np.dtype[Any] = np.dtype(dtype.type)
     if objects.element(own) != objects.element(dtype):
         return ()
-    _kept[id(own)] = own
+    _dtypes[id(own)] = own
     return id(own), 0
 
 
@@ -233,9 +233,9 @@ def _index(table: int, hash_: int) -> int:
     """Return where an entry with this hash is, or a free place, or the place whose turn it is."""
     first = layout.place(hash_)
     stored = list(_Set.from_address(table + layout.HASHES_AT + 8 * first))
-    for wanted in (hash_, 0):
-        if wanted in stored:
-            return first + stored.index(wanted)
+    for candidate in (hash_, 0):
+        if candidate in stored:
+            return first + stored.index(candidate)
     turn = _turns.get(first, 0)
     _turns[first] = (turn + 1) % layout.WAYS
     return first + turn
@@ -258,7 +258,7 @@ def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
 
 def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
     table, key, result = _table(), [word(first), word(second)], _result(dtype)
-    if table and result and key != [word(_kept[result[0]])] * 2:
+    if table and result and key != [word(_dtypes[result[0]])] * 2:
         _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [result[0]])
 
 
@@ -289,10 +289,10 @@ def _store(records: int, size: int, first: int, key: list[int], words: list[int]
     """Write a record over one with the same key, else in a free one of its places, else in the first."""
     places = [records + (first + i) * size for i in range(layout.PROBES)]
     stored = [list((ctypes.c_int64 * len(key)).from_address(place)) for place in places]
-    chosen = next((i for wanted in (key, [0] * len(key)) for i, other in enumerate(stored) if other == wanted), 0)
-    _learned.pop(tuple(stored[chosen]), None)
-    _write(places[chosen], [*key, *words])
-    return places[chosen]
+    index = next((i for candidate in (key, [0] * len(key)) for i, other in enumerate(stored) if other == candidate), 0)
+    _learned.pop(tuple(stored[index]), None)
+    _write(places[index], [*key, *words])
+    return places[index]
 
 
 def forget() -> None:

@@ -66,9 +66,9 @@ def read(f: Function, head: Args, x: Value, record: Value) -> Value:
     return good.value
 
 
-def define_read(made: Module) -> None:
+def define_read(module: Module) -> None:
     """Define `read` for the operands that few calls have: 1 for an array, TENSOR for a tensor, else 0."""
-    with made.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
         head = Args(f, f["table"], HEAD)
         kind = f.var(f.convert("zext", read(f, head, f["x"], f["record"]), "i64"))
         with f.if_(kind.value.equals(0) & (is_null(f, head.tensors) ^ True)):
@@ -76,13 +76,13 @@ def define_read(made: Module) -> None:
         f.ret(kind.value)
 
 
-def define_number(made: Module) -> None:
+def define_number(module: Module) -> None:
     """Define `number(table, x, record)`: a double, an integer, whether both are exact, the imaginary part.
 
     It reads Python's float, int and complex, and NumPy's float64 and float32; returns 0 for other objects, and for
     integers without a double.
     """
-    with made.function("number", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("number", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
         head, x, record = Args(f, f["table"], HEAD), f["x"], f["record"]
         type_, good = f.load("ptr", x + objects.TYPE), f.var(f.index(0))
         value, imag = f.var(f.const("double", 0)), f.var(f.const("double", 0))

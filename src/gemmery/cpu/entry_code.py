@@ -15,7 +15,7 @@ from gemmery.cpu.target import Target
 
 def module(target: Target) -> Module:
     """Return the module of `NAME(self, args, count, names)` for each builtin, which computes or calls Python."""
-    made = Module(target)
+    module = Module(target)
     shared = (
         arguments.define_read, arguments.define_number, entry_lookup.define_find, entry_run.define_launch,
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
@@ -23,30 +23,30 @@ def module(target: Target) -> Module:
         entry_types.define_converted, entry_types.define_cast, entry_family.define_member,
         entry_run.define_product,
     )  # fmt: skip
-    entry_tensors.define(made, OPERAND)
+    entry_tensors.define(module, OPERAND)
     for define in shared:
-        define(made)
+        define(module)
     for name in BUILTINS:
         params = (("ptr", "self"), ("ptr", "args"), ("i64", "count"), ("ptr", "names"))
-        with made.function(name, *params, returns="ptr") as f:
+        with module.function(name, *params, returns="ptr") as f:
             _builtin(f, name)
-    return made
+    return module
 
 
 def python(target: Target) -> Module:
     """Return the module of builtins that only call Python, for the time until the others are compiled."""
-    made = Module(target)
-    given = (("ptr", "args"), ("i64", "count"), ("ptr", "names"))
+    module = Module(target)
+    params = (("ptr", "args"), ("i64", "count"), ("ptr", "names"))
     for name in BUILTINS:
         # With a function of its own that reads the table, HOLE stays a constant that no offset is added to.
-        with made.function(f"call_{name}", ("ptr", "table"), *given, local=True, returns="ptr") as f:
+        with module.function(f"call_{name}", ("ptr", "table"), *params, local=True, returns="ptr") as f:
             head = Args(f, f["table"], HEAD)
             function = getattr(head, f"python_{name}")
             f.ret(called(f, head.vectorcall, "ptr", function, f["args"], f["count"], f["names"]))
-        with made.function(name, ("ptr", "self"), *given, returns="ptr") as f:
+        with module.function(name, ("ptr", "self"), *params, returns="ptr") as f:
             table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
             f.ret(call(f, "ptr", f"call_{name}", table, f["args"], f["count"], f["names"]))
-    return made
+    return module
 
 
 def _builtin(f: Function, name: str) -> None:

@@ -44,11 +44,11 @@ _NAMES = (
 SHAPE = tuple((name, "i64") for name in _NAMES)
 
 
-def define_member(made: Module) -> None:
+def define_member(module: Module) -> None:
     """Define `member(table, call)`: the result of a call that a family takes, else UNKNOWN."""
-    _define_shape(made)
-    _define_class(made)
-    with made.function("member", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    _define_shape(module)
+    _define_class(module)
+    with module.function("member", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         answer, shape, fields = f.var(special(f, UNKNOWN)), f.buffer(size(SHAPE) + 8), Args(f, record, CALL)
         few = (fields.a_ndim <= 3) & (fields.b_ndim <= 3)
@@ -74,10 +74,10 @@ def _seldom(f: Function, table: Value, fields: Args, often: Value) -> Value:
     return (count + 1).differs(often)
 
 
-def _define_class(made: Module) -> None:
+def _define_class(module: Module) -> None:
     """Define `class(table, call, shape, place)`, which describes a product and its result, and returns its class."""
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "shape"), ("ptr", "place"))
-    with made.function("class", *params, local=True, returns="ptr") as f:
+    with module.function("class", *params, local=True, returns="ptr") as f:
         fields, answer = Args(f, f["call"], CALL), f.var(Value(f, "ptr", "null"))
         good = f.var(call(f, "i64", "shape", f["call"], f["shape"], f["place"]))
         shape = Args(f, f["shape"], SHAPE)
@@ -111,9 +111,9 @@ def _fits(f: Function, fields: Args, n: Value) -> Value:
     return f.convert("zext", good.value, "i64")
 
 
-def _define_shape(made: Module) -> None:
+def _define_shape(module: Module) -> None:
     """Define `shape(call, shape, place)`: sizes and strides, and the result's shape; 0 for what no family takes."""
-    with made.function(
+    with module.function(
         "shape", ("ptr", "call"), ("ptr", "shape"), ("ptr", "place"), local=True, returns="i64"
     ) as f:  # fmt: skip
         fields, shape = Args(f, f["call"], CALL), Args(f, f["shape"], SHAPE)
@@ -257,7 +257,7 @@ def _entry(f: Function, fields: Args, class_at: Value, family: Value, shape_at: 
         step.value = f.select(f.load("i64", fields.bias_shape).equals(1), f.index(0), fields.bias_size)
     entry.job_bias_step = step.value
     entry.kind, entry.c_descr, entry.c_tensor = RUN, class_.c_descr, class_.c_tensor
-    entry.scalar, entry.runs, entry.transposed, entry.left = class_.scalar, 1, 0, 0
+    entry.scalar, entry.runs, entry.transposed, entry.countdown = class_.scalar, 1, 0, 0
     _reach(f, entry, "a", fields.a_size, ((shape.m, shape.a_row), (shape.k, shape.a_col), (shape.batch, shape.a_batch)))
     _reach(f, entry, "b", fields.b_size, ((shape.k, shape.b_row), (shape.n, shape.b_col), (shape.batch, shape.b_batch)))
     _reach(f, entry, "c", fields.a_size, ((shape.m, shape.c_row), (shape.n, shape.c_col), (shape.batch, shape.c_batch)))

@@ -58,7 +58,7 @@ class Kind(NamedTuple):
     scaled: bool = False  # alpha is not 1 or beta is not 0
     beta: bool = False  # beta is not 0, and `out` is the old C
     activation: str = ""
-    asked: object = None  # the object passed as dtype=, which identifies it; the table keeps it alive
+    dtype: object = None  # the object passed as dtype=, which identifies it; the table keeps it alive
 
     def key(self) -> Key:
         """Return the key, as compiled code writes it."""
@@ -69,9 +69,9 @@ class Kind(NamedTuple):
         for array in (self.out, self.bias):
             if array is not None:
                 words += array.words()
-        if self.asked is not None:
+        if self.dtype is not None:
             words[0] |= layout.WIDENS << 32
-            words.append(id(self.asked))
+            words.append(id(self.dtype))
         return Key(words, layout.hashed(words))
 
 

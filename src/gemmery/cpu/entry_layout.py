@@ -96,7 +96,7 @@ SINGLE, DOUBLE, INTEGER, COMPLEX = 0, 1, 2, 4  # the type of alpha and beta in a
 _ENTRY = (
     *_words("count", *(f"key_{i}" for i in range(MOST_WORDS))),
     *_words("kind"),
-    *_words("left"),  # products until Python is asked again, and 1; 0: it is not
+    *_words("countdown"),  # products until Python makes a better entry, and 1; 0: it does not
     *_pointers("c_descr"),  # NumPy's own object of the element type, which lives as long as the process
     *_words("c_tensor"),  # not 0: the result is a tensor of PyTorch's element type of this number - 1
     *_words("c_ndim", *(f"c_shape_{i}" for i in range(MOST_DIMENSIONS))),

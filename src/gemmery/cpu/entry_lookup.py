@@ -29,10 +29,10 @@ def set_of(key_hash: Value) -> Value:
     return (key_hash ^ key_hash >> MIX) * FACTORS[1] >> (64 - SET_BITS)
 
 
-def define_find(made: Module) -> None:
+def define_find(module: Module) -> None:
     """Define `find(table, call)`: writes the key of a call, returns its entry or NULL."""
-    with made.function("find", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
-        found = f.var(Value(f, "ptr", "null"))
+    with module.function("find", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+        match = f.var(Value(f, "ptr", "null"))
         fields = Args(f, f["call"], CALL)
         words = 6 + 2 * (fields.a_ndim + fields.b_ndim + fields.out_ndim + fields.bias_ndim)
         with f.if_(words <= MOST_WORDS):
@@ -42,8 +42,8 @@ def define_find(made: Module) -> None:
             with f.loop(0, WAYS) as way, f.if_(f.load("i64", hashes + way * 8, align=8).equals(key_hash)):
                 entry = f["table"] + (ENTRIES_AT + (at_set * WAYS + way) * ENTRY_BYTES)
                 with f.if_(_equal(f, fields, entry)):
-                    found.value = entry
-        f.ret(found.value)
+                    match.value = entry
+        f.ret(match.value)
 
 
 def _key(f: Function, fields: Args) -> Value:

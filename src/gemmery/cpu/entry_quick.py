@@ -28,7 +28,7 @@ from gemmery.tuples import NamedTuple
 _RECORD = JOB_AT["kernel"] // 8  # words of a job that a kernel reads
 
 
-class Matrix(NamedTuple):
+class MatrixFields(NamedTuple):
     """The fields of a 2-D array: words of the key, address, flags."""
 
     words: tuple[Value, ...]
@@ -71,13 +71,13 @@ def _is_matrix(f: Function, head: Args, x: Value) -> Value:
     return good.value
 
 
-def _matrix(f: Function, x: Value) -> Matrix:
+def _matrix(f: Function, x: Value) -> MatrixFields:
     descr = f.load("ptr", x + objects.DESCR)
     shape, strides = f.load("ptr", x + objects.SHAPE), f.load("ptr", x + objects.STRIDES)
     words = [f.load("i64", descr + objects.ELEMENT)]
     for i in range(2):
         words += [f.load("i64", shape + 8 * i), f.load("i64", strides + 8 * i)]
-    return Matrix(tuple(words), f.load("i64", x + objects.DATA), descr)
+    return MatrixFields(tuple(words), f.load("i64", x + objects.DATA), descr)
 
 
 def _look_up(
@@ -135,7 +135,7 @@ def _finish(
     entry: Args,
     place: Value,
     arrays: tuple[Value, Value, Value],
-    operands: tuple[Matrix, Matrix],
+    operands: tuple[MatrixFields, MatrixFields],
     target: tuple[Value, Value],
     answer: Var,
 ) -> None:

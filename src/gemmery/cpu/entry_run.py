@@ -49,17 +49,17 @@ def is_object(f: Function, x: Value) -> Value:
     return f.emit("i64", f"ptrtoint {x} to i64") > RAISED
 
 
-def define_product(made: Module) -> None:
+def define_product(module: Module) -> None:
     """Define `product(table, call)`: the result of a call, UNKNOWN or RAISED."""
-    with made.function("product", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("product", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         entry = call(f, "ptr", "find", table, record)
         answer = f.var(special(f, UNKNOWN))
         with f.if_(is_null(f, entry) ^ True):
-            left = Args(f, entry, ENTRY).left
-            with f.if_(left > 1):
-                Args(f, entry, ENTRY).left = left - 1
-            with f.if_(left.differs(2)):
+            countdown = Args(f, entry, ENTRY).countdown
+            with f.if_(countdown > 1):
+                Args(f, entry, ENTRY).countdown = countdown - 1
+            with f.if_(countdown.differs(2)):
                 # A copy: another thread may replace the entry once this one allocates a tensor (Python 3.11 may
                 # collect garbage there, and run any code) or releases the GIL.
                 place, start = f.buffer(ENTRY_BYTES), at(ENTRY, "kind")
@@ -79,13 +79,13 @@ def define_product(made: Module) -> None:
         f.ret(answer.value)
 
 
-def define_prepared(made: Module) -> None:
+def define_prepared(module: Module) -> None:
     """Define `prepared(table, call, place)`: checks or allocates the result, and runs the job.
 
     `place` is an entry that no other call uses; its job is changed.
     """
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"))
-    with made.function("prepared", *params, local=True, returns="ptr") as f:
+    with module.function("prepared", *params, local=True, returns="ptr") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         answer = f.var(special(f, UNKNOWN))
         good, data = f.var(f.const("i1", 1)), f.var(fields.out_data)
@@ -170,12 +170,12 @@ def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) ->
             good.value = f.const("i1", 0)
 
 
-def define_aside(made: Module) -> None:
+def define_aside(module: Module) -> None:
     """Define `aside(table, call)`: computes in memory of its own, and copies the result to `out`.
 
     With beta, that memory starts as a copy of the old C: `old` if there is one, else `out`.
     """
-    with made.function("aside", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("aside", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         head, fields = Args(f, table, HEAD), Args(f, record, CALL)
         out, null = fields.out_object, Value(f, "ptr", "null")
@@ -228,9 +228,9 @@ def _same_shape(f: Function, array: Value, ndim: Value, shape: Value) -> Value:
     return different.value.equals(0)
 
 
-def define_copied(made: Module) -> None:
+def define_copied(module: Module) -> None:
     """Define `copied(table, out, result)`: copies the result to `out`, converted; returns a reference to out."""
-    with made.function(
+    with module.function(
         "copied", ("ptr", "table"), ("ptr", "out"), ("ptr", "result"), local=True, returns="ptr"
     ) as f:  # fmt: skip
         head, answer = Args(f, f["table"], HEAD), f.var(special(f, RAISED))
@@ -252,10 +252,10 @@ def define_copied(made: Module) -> None:
         f.ret(answer.value)
 
 
-def define_execute(made: Module) -> None:
+def define_execute(module: Module) -> None:
     """Define `execute(table, call, place, data)`: runs an entry's job on the arrays of a call; returns an errno."""
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"), ("ptr", "data"))
-    with made.function("execute", *params, local=True, returns="i64") as f:
+    with module.function("execute", *params, local=True, returns="i64") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         job_at = f["place"] + at(ENTRY, f"job_{JOB[0][0]}")
         job = Args(f, job_at, JOB)
@@ -328,10 +328,10 @@ def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, er
             error.value = call(f, "i64", "launch", f["table"], job_at, plain)
 
 
-def define_launch(made: Module) -> None:
+def define_launch(module: Module) -> None:
     """Define `launch(table, job, plain)`: runs a job here, or with the pool; returns an errno."""
     params = (("ptr", "table"), ("ptr", "job"), ("i64", "plain"))
-    with made.function("launch", *params, local=True, returns="i64") as f:
+    with module.function("launch", *params, local=True, returns="i64") as f:
         error = f.var(f.index(0))
         with f.if_(f["plain"].equals(0)):
             error.value = called(f, Args(f, f["table"], HEAD).run, "i64", f["job"])

@@ -20,26 +20,26 @@ _LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a
 _NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("ptr", "data"))
 
 
-def define(made: Module, operand: tuple[tuple[str, str], ...]) -> None:
+def define(module: Module, operand: tuple[tuple[str, str], ...]) -> None:
     """Define what the builtins need for tensors; `operand` are the fields of an operand's record."""
-    with _function(made, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
+    with _function(module, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
         _read(f, Args(f, f["facts"], WORDS), Args(f, f["record"], operand))
-    with _function(made, "recorded", returns="i64") as f:
+    with _function(module, "recorded", returns="i64") as f:
         f.ret(_recorded(f, Args(f, f["facts"], WORDS)))
-    with _function(made, "new_tensor", *_NEW, returns="ptr") as f:
+    with _function(module, "new_tensor", *_NEW, returns="ptr") as f:
         _new(f, Args(f, f["facts"], WORDS))
-    with made.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
         _contiguous(f, Args(f, f["record"], operand))
-    with _function(made, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
+    with _function(module, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
         _copy(f, Args(f, f["record"], operand))
-    with made.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
+    with module.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
         _store(f, Args(f, f["source"], operand), Args(f, f["target"], operand))
-    with _function(made, "written", ("ptr", "x")) as f:
+    with _function(module, "written", ("ptr", "x")) as f:
         _written(f, Args(f, f["facts"], WORDS))
 
 
-def _function(made: Module, name: str, *params: tuple[str, str], returns: str = "void") -> Function:
-    return made.function(name, ("ptr", "facts"), *params, local=True, returns=returns)
+def _function(module: Module, name: str, *params: tuple[str, str], returns: str = "void") -> Function:
+    return module.function(name, ("ptr", "facts"), *params, local=True, returns=returns)
 
 
 def _read(f: Function, torch: Args, operand: Args) -> None:
@@ -55,9 +55,9 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
         impl = f.load("ptr", handle)
         keys = f.load("i64", impl + torch.keys_at)
         with f.if_(keys.equals(torch.plain_keys) | keys.equals(torch.inference_keys)):
-            wanted = f.var(_true(f, torch.requires_grad, impl))
-            with f.if_(wanted.value):
-                wanted.value = _true(f, torch.grad_mode)
+            tracked = f.var(_true(f, torch.requires_grad, impl))
+            with f.if_(tracked.value):
+                tracked.value = _true(f, torch.grad_mode)
             code_at = f["facts"] + (_number(f, torch.dtype, handle) & (CODES - 1)) * 16 + CODES_AT
             element, size = f.load("i64", code_at), f.load("i64", code_at + 8)
             operand.object, operand.ndim = x, _word(f, torch.dim, handle)
@@ -67,7 +67,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
             operand.element, operand.size, operand.unit = element, size, size
             operand.flags = IS_TENSOR | objects.WRITEABLE
             has_memory = f.emit("i1", f"icmp ne {operand.data}, null")
-            known = (wanted.value ^ True) & element.differs(0) & has_memory
+            known = (tracked.value ^ True) & element.differs(0) & has_memory
             with f.if_(known & (_word(f, torch.storage_size, handle) >= _needed(f, torch, operand, handle, size))):
                 good.value = 1
     f.ret(good.value)
@@ -95,7 +95,7 @@ def _recorded(f: Function, torch: Args) -> Value:
 def _new(f: Function, torch: Args) -> None:
     """Return a new contiguous tensor and store where its memory is, or NULL and no exception: Python then tries."""
     shape, ndim = f["shape"], f["ndim"]
-    strides, handle, made = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(Value(f, "ptr", "null"))
+    strides, handle, tensor = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(Value(f, "ptr", "null"))
     step = f.var(f.index(1))
     with f.loop(0, ndim) as i:
         axis = (ndim - 1 - i) * 8
@@ -107,9 +107,9 @@ def _new(f: Function, torch: Args) -> None:
         error = _called(f, torch.empty, "i32", ndim, shape, strides, code, cpu, cpu, handle)
         with f.if_(error.equals(0)):
             f.call_address(torch.data, "i32", f.load("ptr", handle), f["data"])
-            made.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))  # 2.5 leaves an empty handle
+            tensor.value = _called(f, torch.wrap, "ptr", f.load("ptr", handle))  # 2.5 leaves an empty handle
             f.call_address(torch.delete, "i32", f.load("ptr", handle))
-    f.ret(made.value)
+    f.ret(tensor.value)
 
 
 def _contiguous(f: Function, x: Args) -> None:

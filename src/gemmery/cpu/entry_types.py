@@ -32,25 +32,25 @@ from gemmery.cpu.ir import Module, Value
 _FLAGS = 0x1 | 0x10 | 0x100  # NPY_ARRAY_C_CONTIGUOUS, _FORCECAST, _ALIGNED
 
 
-def define_pair(made: Module) -> None:
+def define_pair(module: Module) -> None:
     """Define `pair(table, first, second, use)`: what the table knows of two element types, or NULL."""
     params = (("ptr", "table"), ("i64", "first"), ("i64", "second"), ("i64", "use"))
-    with made.function("pair", *params, local=True, returns="ptr") as f:
-        found = f.var(Value(f, "ptr", "null"))
+    with module.function("pair", *params, local=True, returns="ptr") as f:
+        result = f.var(Value(f, "ptr", "null"))
         index = (f["first"] * FACTORS[0] + f["second"] * FACTORS[1]) >> (65 - PAIRS.bit_length())
         with f.loop(0, PROBES) as i:
             place = f["table"] + PAIRS_AT + (index + i) * size(PAIR)
             pair = Args(f, place, PAIR)
             match = pair.first.equals(f["first"]) & pair.second.equals(f["second"]) & pair.use.equals(f["use"])
             with f.if_(match):
-                found.value = place
-        f.ret(found.value)
+                result.value = place
+        f.ret(result.value)
 
 
-def define_as_type(made: Module) -> None:
+def define_as_type(module: Module) -> None:
     """Define `as_type(table, array, descr)`: a contiguous copy, as in np.errstate(all="ignore"); NULL with an error."""
     params = (("ptr", "table"), ("ptr", "array"), ("ptr", "descr"))
-    with made.function("as_type", *params, local=True, returns="ptr") as f:
+    with module.function("as_type", *params, local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(Value(f, "ptr", "null"))
         token = called(f, head.set_context, "ptr", head.error_state, head.ignoring)
         with f.if_(is_null(f, token) ^ True):
@@ -61,12 +61,12 @@ def define_as_type(made: Module) -> None:
         f.ret(answer.value)
 
 
-def define_with_bias(made: Module) -> None:
+def define_with_bias(module: Module) -> None:
     """Define `with_bias(table, call)`: the product with the bias converted to the kernel's type, else UNKNOWN.
 
     The call is then Python's, or the bias was as it must be: a record never has a bias that is gone.
     """
-    with made.function("with_bias", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("with_bias", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         head, fields, answer = Args(f, table, HEAD), Args(f, record, CALL), f.var(special(f, UNKNOWN))
         good = fields.bias_kind.equals(ARRAY_BIAS) & fields.a_element.equals(fields.b_element)
@@ -87,13 +87,13 @@ def define_with_bias(made: Module) -> None:
         f.ret(answer.value)
 
 
-def define_converted(made: Module) -> None:
+def define_converted(module: Module) -> None:
     """Define `converted(table, call, pair)`: the product of operands converted to the type to which they promote.
 
     Afterwards the call's record is that of the copies, which are gone: without a result the call is Python's.
     """
     params = (("ptr", "table"), ("ptr", "call"), ("ptr", "pair"))
-    with made.function("converted", *params, local=True, returns="ptr") as f:
+    with module.function("converted", *params, local=True, returns="ptr") as f:
         head, fields = Args(f, f["table"], HEAD), Args(f, f["call"], CALL)
         null = Value(f, "ptr", "null")
         answer, copies = f.var(special(f, UNKNOWN)), [f.var(null), f.var(null)]
@@ -114,9 +114,9 @@ def define_converted(made: Module) -> None:
         f.ret(answer.value)
 
 
-def define_cast(made: Module) -> None:
+def define_cast(module: Module) -> None:
     """Define `cast(table, call)`: a product whose `out` is contiguous and of a type to which the result may be cast."""
-    with made.function("cast", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("cast", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
         fields, answer = Args(f, f["call"], CALL), f.var(special(f, UNKNOWN))
         contiguous = (fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)).differs(0)
         good = is_null(f, fields.out_object) ^ True

@@ -53,9 +53,9 @@ def chain() -> Callable[..., tuple[Array, Array]] | None:
     def chained(a: Array, b: Array, c0: Array, c1: Array) -> tuple[Array, Array]:
         # The words of B of one k, every other line, in a row: a vector for each side of the sums.
         lines = np.ascontiguousarray(b.reshape(-1, 4, 2, 4).transpose(0, 3, 2, 1), np.float64)
-        given = [np.ascontiguousarray(one, np.float64) for one in (a, c0, c1)]
-        d0, d1 = np.empty(given[0].shape), np.empty(given[0].shape)
-        run(*(one.ctypes.data for one in (given[0], lines, *given[1:], d0, d1)), len(lines))
+        inputs = [np.ascontiguousarray(x, np.float64) for x in (a, c0, c1)]
+        d0, d1 = np.empty(inputs[0].shape), np.empty(inputs[0].shape)
+        run(*(x.ctypes.data for x in (inputs[0], lines, *inputs[1:], d0, d1)), len(lines))
         return d0, d1
 
     return chained
@@ -98,8 +98,8 @@ def _ufunc(loops: list[int], types: str) -> np.ufunc:
     data = (ctypes.c_void_p * len(loops))()
     kinds = (ctypes.c_char * len(types)).from_buffer_copy(bytes(np.dtype(kind).num for kind in types))
     # NumPy keeps pointers to these, not copies.
-    for kept in (functions, data, kinds):
-        workspace.forever(kept)
+    for buffer in (functions, data, kinds):
+        workspace.forever(buffer)
     no_identity = -1
     name, doc = b"fma", b"x * y + z rounded once"
     return cast(

@@ -1,7 +1,7 @@
 """GEMV: y = alpha A x + beta y in one pass over A, at the speed of memory.
 
 The product is one column of C, or one row; a row is the transposed product, x' B, with the strides of B swapped.
-There are three ways over A, by its strides (negative strides are walked from the other end):
+It has three forms, by the strides of A (negative strides are walked from the other end):
 
 - `dots`: rows are contiguous. It takes several rows at once, so that a vector of x is loaded once for all of them.
 - `axpys`: columns are contiguous. It takes several columns at once, so that a vector of y is loaded and stored once
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmery import dtypes
-from gemmery.cpu import gemv_ways
+from gemmery.cpu import gemv_forms
 from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
@@ -42,19 +42,19 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
     for a column of C, 0 for a row.
     """
     module = Module(target)
-    ways: dict[str, Callable[[Function], None]] = {
-        "dots_1": lambda f: gemv_ways.dots(f, product, 1),
-        "axpys_1": lambda f: gemv_ways.axpys(f, product, 1, columns),
-        "each": lambda f: gemv_ways.each(f, product),
+    forms: dict[str, Callable[[Function], None]] = {
+        "dots_1": lambda f: gemv_forms.dots(f, product, 1),
+        "axpys_1": lambda f: gemv_forms.axpys(f, product, 1, columns),
+        "each": lambda f: gemv_forms.each(f, product),
     }
     if not product.is_complex:
-        ways["dots_2"] = lambda f: gemv_ways.dots(f, product, 2)
-        ways["axpys_2"] = lambda f: gemv_ways.axpys(f, product, 2, columns)
-    for name, body in ways.items():
-        with module.function(name, *gemv_ways.PARAMS, local=True) as f:
+        forms["dots_2"] = lambda f: gemv_forms.dots(f, product, 2)
+        forms["axpys_2"] = lambda f: gemv_forms.axpys(f, product, 2, columns)
+    for name, body in forms.items():
+        with module.function(name, *gemv_forms.PARAMS, local=True) as f:
             body(f)
     with module.function("pack_x", ("i64", "k"), ("ptr", "x"), ("i64", "step"), ("ptr", "to"), local=True) as f:
-        gemv_ways.pack_x(f, product)
+        gemv_forms.pack_x(f, product)
     with module.function("finish", *_FINISH, local=True) as f:
         _finish(f, product)
     with module.function("column", *_ALL, local=True) as f:
@@ -83,12 +83,12 @@ def _column(f: Function, product: Product) -> None:
     m, k = f["m"], f["k"]
     from_end = f["col"] < 0
     a, x = _last(f, from_end, f["a"], f["col"], k), _last(f, from_end, f["x"], f["x_step"], k)
-    col, x_step = _turned(f, from_end, f["col"]), _turned(f, from_end, f["x_step"])
+    col, x_step = _oriented(f, from_end, f["col"]), _oriented(f, from_end, f["x_step"])
     from_end = f["row"] < 0
     a, y = _last(f, from_end, a, f["row"], m), _last(f, from_end, f["y"], f["y_step"], m)
     bias = _last(f, from_end, f["bias"], f["bias_step"], m)
-    row, y_step = _turned(f, from_end, f["row"]), _turned(f, from_end, f["y_step"])
-    bias_step = _turned(f, from_end, f["bias_step"])
+    row, y_step = _oriented(f, from_end, f["row"]), _oriented(f, from_end, f["y_step"])
+    bias_step = _oriented(f, from_end, f["bias_step"])
     mc, kc = args.mc, args.kc
     stack = f.buffer(vector_room(product, SHORT, SHORT))
     sums = f.select((mc <= SHORT) & (kc <= SHORT), stack, args.workspace)
@@ -115,7 +115,7 @@ def _last(f: Function, from_end: Value, at: Value, step: Value, count: Value) ->
     return at + f.select(from_end, (count - 1) * step, f.index(0))
 
 
-def _turned(f: Function, from_end: Value, step: Value) -> Value:
+def _oriented(f: Function, from_end: Value, step: Value) -> Value:
     return f.select(from_end, 0 - step, step)
 
 
@@ -124,24 +124,24 @@ def _packed_x(f: Function, k: Value, x: Value, step: Value, to: Value) -> Value:
     return to
 
 
-def _choose(f: Function, product: Product, given: tuple[Value, ...]) -> None:
+def _choose(f: Function, product: Product, operands: tuple[Value, ...]) -> None:
     """Call the way for A's strides: row (from row to row) and col (from column to column)."""
-    row, col, size = given[3], given[4], dtypes.get(product.dtype).size
-    ways = [("dots_1", col, 1), ("axpys_1", row, 1)]
+    row, col, size = operands[3], operands[4], dtypes.get(product.dtype).size
+    forms = [("dots_1", col, 1), ("axpys_1", row, 1)]
     if not product.is_complex:
-        ways += [("dots_2", col, 2), ("axpys_2", row, 2)]
+        forms += [("dots_2", col, 2), ("axpys_2", row, 2)]
 
     def choose(rest: list[tuple[str, Value, int]]) -> None:
         if not rest:
-            f.call("each", *given)
+            f.call("each", *operands)
             return
         name, stride, apart = rest[0]
         with f.if_(stride.equals(apart * size)):
-            f.call(name, *given)
+            f.call(name, *operands)
         with f.else_():
             choose(rest[1:])
 
-    choose(ways)
+    choose(forms)
 
 
 def _finish(f: Function, product: Product) -> None:

@@ -297,10 +297,10 @@ class Function:
         self._label(done)
 
     @contextmanager
-    def while_(self) -> Iterator[Loop]:
+    def while_(self) -> Iterator[While]:
         """Loop until `again.until(condition)` leaves it, in `with f.while_() as again:`."""
         number = self._fresh()
-        again = Loop(self, f"head{number}", f"done{number}")
+        again = While(self, f"head{number}", f"done{number}")
         self.line(f"br label %{again.head}")
         self._label(again.head)
         yield again
@@ -456,7 +456,7 @@ class Function:
         return self.emit(type_, text)
 
 
-class Loop:
+class While:
     """An open `while_`."""
 
     __slots__ = ("done", "f", "head")

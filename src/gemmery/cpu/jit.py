@@ -133,12 +133,12 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
     """Run tasks that compile on all cores that this process may use; those that fail in a helper run again here."""
     import threading
 
-    left = list(reversed(tasks))
+    queue = list(reversed(tasks))
 
     def work() -> None:
-        while left:
+        while queue:
             try:
-                task = left.pop()
+                task = queue.pop()
             except IndexError:  # another thread was faster
                 return
             task()
@@ -148,7 +148,7 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
             work()
 
     # A thread that compiles already has no helpers: they would not start during a fork that waits for this thread.
-    count = 0 if get_ident() in _active else min(cores(), len(left)) - 1
+    count = 0 if get_ident() in _active else min(cores(), len(queue)) - 1
     helpers = []
     with contextlib.suppress(RuntimeError):  # no more threads
         for _ in range(count):
@@ -158,7 +158,7 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
     try:
         work()
     except BaseException:
-        left.clear()
+        queue.clear()
         raise
     for helper in helpers:
         helper.join()
@@ -235,8 +235,8 @@ def _sources() -> str:
     change to a file sets its change time, which programs cannot choose.
     """
     folder = config.cache_dir() if _unchanged_at_first() else None
-    seen = [(name, os.stat(name)) for name in _source_files()]
-    stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in seen]
+    files = [(name, os.stat(name)) for name in _source_files()]
+    stamps = [(name, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in files]
     key = cache.key("cpu", _DIGESTS, str(stamps).encode())
     stored = cache.read(folder, key)
     if stored is None:

@@ -18,7 +18,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Function, Module, Value
 from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
-from gemmery.cpu.ukernel import AHEAD, Product, Shape, shape, tile_loop
+from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, keep, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
@@ -33,11 +33,13 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     longer than code for one layout of A and of B.
     """
     module = Module(target)
-    register = shape(target, product, sizes or tile(target))
+    register = register_tile(target, product, sizes or tile(target))
     a, b = operands(product, register)
-    ways_a, ways_b = (pack_complex.WAYS_A, pack_complex.WAYS_B) if product.is_complex else (pack.WAYS, pack.WAYS)
-    pack.pack(module, a, ways_a)
-    pack.pack(module, b, ways_b)
+    routines_a, routines_b = (
+        (pack_complex.ROUTINES_A, pack_complex.ROUTINES_B) if product.is_complex else (pack.ROUTINES, pack.ROUTINES)
+    )
+    pack.pack(module, a, routines_a)
+    pack.pack(module, b, routines_b)
     _even(module)
     _narrow_tiles(module, product, register)
     _tiles(module, product, register)
@@ -46,7 +48,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None) -> Modul
     return module
 
 
-def _five_loops(f: Function, product: Product, register: Shape) -> None:
+def _five_loops(f: Function, product: Product, register: RegisterTile) -> None:
     args = Args(f, f["args"])
     parts = product.parts
     m, n, k = args.m, args.n * parts, args.k * parts
@@ -60,9 +62,9 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
-    one = f.buffer(16)
-    f.store(f.const(product.scalar, 1), one)
-    f.store(f.zero(product.scalar), one + SIZES[product.scalar])
+    unit_scale = f.buffer(16)
+    f.store(f.const(product.scalar, 1), unit_scale)
+    f.store(f.zero(product.scalar), unit_scale + SIZES[product.scalar])
     a_size, b_size = buffers(product, register, mc, kc, nc)
     on_stack = (a_size + b_size <= STACK) & (k <= kc)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
@@ -74,7 +76,7 @@ def _five_loops(f: Function, product: Product, register: Shape) -> None:
         wide, deep = f.min(n - j, nc), f.min(k - p, kc)
         first, last = p.equals(0), p + kc >= k
         f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
-        scale = f.select(first, beta, one)
+        scale = f.select(first, beta, unit_scale)
         with f.loop(0, m, mc) as i:
             tall = f.min(m - i, mc)
             f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
@@ -107,13 +109,13 @@ def _in_order(
     return outer, (f.select(first, y_stop, x_stop), f.select(first, y_step, x_step))
 
 
-def _tiles(module: Module, product: Product, register: Shape) -> None:
+def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
     with module.function("tiles", *_TILES, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
-        kept = f.buffer(mr * nr * SIZES[product.accumulator])
+        tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
         along = kc <= SHALLOW
@@ -126,7 +128,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
             coming = b + b_panel + i // mr * (steps * AHEAD)
             rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
             whole = is_plain(f, product, register, rows, columns)
-            with _narrower(f, register, columns, (steps, a, b, kept)):
+            with _narrower(f, register, columns, (steps, a, b, tile_buffer)):
                 for r in range(mr):
                     for v in range(0, nr * product.out_size, 64):
                         f.prefetch(c + f["c_row"] * r + v, write=True)
@@ -134,17 +136,17 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
                 with f.if_(whole):
                     update_whole(f, product, register, totals, c)
                 with f.else_():
-                    keep(f, product, register, totals, kept)
+                    keep(f, product, register, totals, tile_buffer)
             with f.if_(whole ^ True):
-                update_edge(f, product, register, kept, i, j, rows, columns)
+                update_edge(f, product, register, tile_buffer, i, j, rows, columns)
 
 
-def _narrow(register: Shape) -> list[int]:
+def _narrow(register: RegisterTile) -> list[int]:
     """Return the widths, in vectors, of the tiles for the last columns of C (see `pack.used`)."""
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _narrow_tiles(module: Module, product: Product, register: Shape) -> None:
+def _narrow_tiles(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
@@ -158,7 +160,7 @@ def _narrow_tiles(module: Module, product: Product, register: Shape) -> None:
 
 
 @contextmanager
-def _narrower(f: Function, register: Shape, columns: Value, operands: tuple[Value, ...]) -> Iterator[None]:
+def _narrower(f: Function, register: RegisterTile, columns: Value, operands: tuple[Value, ...]) -> Iterator[None]:
     """Call the narrowest of the narrow tiles that holds `columns`, or run the body if none does."""
     with ExitStack() as otherwise:
         for vectors in _narrow(register):

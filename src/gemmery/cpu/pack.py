@@ -18,17 +18,17 @@ from gemmery.cpu.ukernel import multiply_add
 
 PARAMS = (("i64", "count"), ("i64", "k"), ("ptr", "source"), ("i64", "across"), ("i64", "along"), ("ptr", "to"))
 
-Way = Callable[[Function, Panels], None]
+Routine = Callable[[Function, Panels], None]
 
 
-def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
+def pack(module: Module, panels: Panels, routines: Mapping[str, Routine]) -> None:
     """Define `name(count, k, source, across, along, to)`: pack `count` rows (columns) of `k` elements.
 
-    The strides select one of `ways`: "copy" if elements are adjacent across, "turn" if they are adjacent along k, else
-    "each", element by element.
+    The strides select one of `routines`: "copy" if elements are adjacent across, "transpose" if they are adjacent along
+    k, else "each", element by element.
     """
-    for way, body in ways.items():
-        with module.function(f"{panels.name}_{way}", *PARAMS, local=True) as f:
+    for kind, body in routines.items():
+        with module.function(f"{panels.name}_{kind}", *PARAMS, local=True) as f:
             body(f, panels)
     with module.function(panels.name, *PARAMS, local=True) as f:
         size, operands = dtypes.get(panels.product.dtype).size, [f[name] for _, name in PARAMS]
@@ -36,7 +36,7 @@ def pack(module: Module, panels: Panels, ways: Mapping[str, Way]) -> None:
             f.call(f"{panels.name}_copy", *operands)
         with f.else_():
             with f.if_(f["along"].equals(size)):
-                f.call(f"{panels.name}_turn", *operands)
+                f.call(f"{panels.name}_transpose", *operands)
             with f.else_():
                 f.call(f"{panels.name}_each", *operands)
         if panels.seeded:
@@ -64,18 +64,18 @@ def _copy(f: Function, panels: Panels) -> None:
         under_masks(f, panels, f["count"] - i, lambda masks: _copy_rows(f, panels, i, whole, masks))
 
 
-def under_masks(f: Function, panels: Panels, left: Value, body: Callable[[Sequence[Value | None]], None]) -> None:
+def under_masks(f: Function, panels: Panels, rest: Value, body: Callable[[Sequence[Value | None]], None]) -> None:
     """Call `body` with a mask for each vector of a panel row of which `left` elements exist; None means all of them.
 
     Whole rows have a body without masks (6 x 2048 x 512, Zen 4: f32 1.3 times as fast, c64 1.6). With AVX-512, cells of
     several elements have one body for both: they gain little, and two take LLVM 15 ms longer.
     """
     width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
-    masks = [f.first_lanes(f.max(left - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
+    masks = [f.first_lanes(f.max(rest - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
     if f.target.isa == "avx512" and panels.product.group > 1:
         body(masks)
         return
-    with f.if_(left >= width):
+    with f.if_(rest >= width):
         body([None] * len(masks))
     with f.else_():
         body(masks)
@@ -85,13 +85,13 @@ def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Seque
     lanes, cell = f.target.lanes(SIZES[panels.product.cell]), SIZES[panels.product.cell]
     k, group, along = f["k"], panels.product.group, f["along"]
     source, to = f["source"] + i * panels.element, panel(f, panels, i)
-    left = f["count"] - i
+    rest = f["count"] - i
 
     def step(p: Value, rows: list[Value], exists: Sequence[Value | None]) -> None:
         with ExitStack() as wider:
             for mask, v in zip(masks, range(0, panels.width, lanes), strict=True):
                 if v in (lanes, 2 * lanes):  # one, two or all vectors: see `used`
-                    wider.enter_context(f.if_(left >= v + 1))
+                    wider.enter_context(f.if_(rest >= v + 1))
                 loaded = [load(f, panels, row + v * panels.element, min(lanes, panels.width - v), mask) for row in rows]
                 known = [
                     x if yes is None else f.select(yes, x, f.zero(x.type))
@@ -121,7 +121,7 @@ def _zip(f: Function, x: Value, y: Value) -> Value:
     return f.shuffle(x, y, [lane + lanes * side for lane in range(lanes) for side in range(2)])
 
 
-def turn(f: Function, panels: Panels) -> None:
+def copy_transposed(f: Function, panels: Panels) -> None:
     """Pack elements that are adjacent along k: load `lanes` cells of each row, transpose, store step by step.
 
     If `width` is not a multiple of the vector, the stores of one step reach into the next step, which overwrites
@@ -258,4 +258,4 @@ def _seed(f: Function, panels: Panels) -> None:
         f.store(total.value * (-128 if product.is_signed else 128), column + -panels.row)
 
 
-WAYS: Mapping[str, Way] = {"copy": _copy, "turn": turn, "each": _each}
+ROUTINES: Mapping[str, Routine] = {"copy": _copy, "transpose": copy_transposed, "each": _each}

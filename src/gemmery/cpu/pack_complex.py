@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gemmery.cpu.ir import SIZES, Function, Value, lanes_of
-from gemmery.cpu.pack import Way, load, panel, row_at, transpose, turn, under_masks
+from gemmery.cpu.pack import Routine, copy_transposed, load, panel, row_at, transpose, under_masks
 from gemmery.cpu.panels import Panels
 
 
@@ -47,8 +47,8 @@ def _each_row(f: Function, panels: Panels, i: Value) -> None:
         row, to = row_at(f, i + r), panel(f, panels, i) + r * SIZES[panels.product.cell]
         with f.loop(0, f["k"] // 2) as p:
             for part in range(2):
-                one = load(f, panels, row + p * f["along"] + part * panels.element, 0)
-                f.store(one, to + (p * 2 + part) * panels.row)
+                number = load(f, panels, row + p * f["along"] + part * panels.element, 0)
+                f.store(number, to + (p * 2 + part) * panels.row)
 
 
 def _copy_b(f: Function, panels: Panels) -> None:
@@ -73,7 +73,7 @@ def _store_twice(f: Function, panels: Panels, pairs: Value, at: Value) -> None:
     f.store(times_i(f, pairs), at + panels.row)
 
 
-def _turn_b(f: Function, panels: Panels) -> None:
+def _copy_transposed_b(f: Function, panels: Panels) -> None:
     """Pack a column-major B: transpose as many columns as a vector holds pairs."""
     cell = SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
@@ -110,5 +110,5 @@ def _each_column(f: Function, panels: Panels, start: Value) -> None:
                 f.store(part, step + number // 2 * panels.row + number % 2 * cell)
 
 
-WAYS_A: Mapping[str, Way] = {"copy": _copy_a, "turn": turn, "each": _each_a}
-WAYS_B: Mapping[str, Way] = {"copy": _copy_b, "turn": _turn_b, "each": _each_b}
+ROUTINES_A: Mapping[str, Routine] = {"copy": _copy_a, "transpose": copy_transposed, "each": _each_a}
+ROUTINES_B: Mapping[str, Routine] = {"copy": _copy_b, "transpose": _copy_transposed_b, "each": _each_b}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gemmery import dtypes
 from gemmery.cpu.target import Target
-from gemmery.cpu.ukernel import Product, Shape, shape
+from gemmery.cpu.ukernel import Product, RegisterTile, register_tile
 from gemmery.dtypes import SIZES
 from gemmery.tuples import NamedTuple
 
@@ -38,7 +38,7 @@ class Panels(NamedTuple):
         return SIZES[dtypes.get(self.product.dtype).llvm]
 
 
-def operands(product: Product, register: Shape) -> tuple[Panels, Panels]:
+def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
     a = Panels("pack_a", register.mr, product, sign_inverted=product.seeded)
     return a, Panels("pack_b", register.nr, product, seeded=product.seeded)
@@ -65,14 +65,14 @@ def workspace_bytes(target: Target, product: Product, summed: int, mc: int, kc: 
 
     `summed` is 0 if k is one block. Then the kernel has small buffers on its stack, and the call need not reserve any.
     """
-    a, b = buffers(product, shape(target, product), mc, kc, nc)
+    a, b = buffers(product, register_tile(target, product), mc, kc, nc)
     if not summed and a + b <= STACK:
         return 0
     sums = summed * nc * SIZES[product.scalar] if product.sums_apart else 0
     return a + b + sums + 64
 
 
-def buffers(product: Product, register: Shape, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:
+def buffers(product: Product, register: RegisterTile, mc: Count, kc: Count, nc: Count) -> tuple[Count, Count]:
     """Return the bytes of the packed block of A and of B, each a multiple of 64."""
     a, b = operands(product, register)
     tall, wide = (mc + (a.width - 1)) // a.width, (nc + (b.width - 1)) // b.width

@@ -14,14 +14,14 @@ from gemmery.cpu.target import host
 if TYPE_CHECKING:
     from gemmery.cpu.ir import Module
 
-_made: list[int] = []
+_addresses: list[int] = []
 
 
 def address() -> int:
     """Return the address of this process's pool, made on first use; 0 on a system without futexes."""
     if sys.platform != "linux" or host().machine not in layout.FUTEX:
         return 0
-    return _made[0] if _made else _make()
+    return _addresses[0] if _addresses else _make()
 
 
 def _make() -> int:
@@ -32,8 +32,8 @@ def _make() -> int:
     state, size = at + layout.STATE, layout.SIZE - layout.STATE
     if libc.madvise(ctypes.c_void_p(state), ctypes.c_size_t(size), layout.WIPE_ON_FORK):
         os.register_at_fork(after_in_child=functools.partial(ctypes.memset, state, 0, size))
-    _made.append(at)  # if two threads were here at once, the second pool stays unused
-    return _made[0]
+    _addresses.append(at)  # if two threads were here at once, the second pool stays unused
+    return _addresses[0]
 
 
 def entries() -> dict[str, int]:

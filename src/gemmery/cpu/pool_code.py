@@ -29,27 +29,27 @@ _HUGE = 2 << 20  # bytes of a large page
 
 def module(target: Target) -> Module:
     """The module of `part(job, index, workspace)`, `run(job) -> errno`, the workers, `mode()` and `set_mode(mode)`."""
-    made = Module(target)
+    module = Module(target)
     for define in (_mode, _part, _run_parts, _reserve, _take_slot):
-        define(made)
+        define(module)
     if target.machine in layout.FUTEX:
-        workers(made)
-        _run_parallel(made)
-        _run(made)
-    return made
+        workers(module)
+        _run_parallel(module)
+        _run(module)
+    return module
 
 
-def _mode(made: Module) -> None:
+def _mode(module: Module) -> None:
     """Define `mode` and `set_mode`, the floating-point mode of the calling thread."""
-    with made.function("mode", returns="i64") as f:
+    with module.function("mode", returns="i64") as f:
         f.ret(atomics.floating_mode(f))
-    with made.function("set_mode", ("i64", "mode")) as f:
+    with module.function("set_mode", ("i64", "mode")) as f:
         atomics.set_floating_mode(f, f["mode"])
 
 
-def _part(made: Module) -> None:
+def _part(module: Module) -> None:
     """One part: a copy of the record moved to it, and the kernel for each of its products."""
-    with made.function("part", ("ptr", "job"), ("i64", "index"), ("ptr", "workspace")) as f:
+    with module.function("part", ("ptr", "job"), ("i64", "index"), ("ptr", "workspace")) as f:
         base = f["job"]
         job = Args(f, base, JOB)
         copy = f.buffer(8 * len(FIELDS))
@@ -77,9 +77,9 @@ def _part(made: Module) -> None:
             )  # fmt: skip
 
 
-def _run_parts(made: Module) -> None:
+def _run_parts(module: Module) -> None:
     """Run parts until none is left."""
-    with made.function("run_parts", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
+    with module.function("run_parts", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
         parts = Args(f, f["job"], JOB).parts
         with f.while_() as again:
             # Each index goes to one thread. The job's words were published by STATE before, so this orders nothing.
@@ -88,21 +88,21 @@ def _run_parts(made: Module) -> None:
             f.call("part", f["job"], index, f["workspace"])
 
 
-def _reserve(made: Module) -> None:
+def _reserve(module: Module) -> None:
     """Make a slot's workspace at least `size` bytes; returns an errno.
 
     The thread that will use the memory asks the system for it, so that its pages are close to its core. Sizes are whole
     large pages, since Linux uses those for whole ones alone.
     """
     enomem, hugepage = 12, 14
-    with made.function("reserve", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
-        pool, at, held = f["pool"], f["slot"] + 8, f["slot"] + 16
+    with module.function("reserve", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
+        pool, at, size_at = f["pool"], f["slot"] + 8, f["slot"] + 16
         error = f.var(f.index(0))
-        has = f.load("i64", held)
+        has = f.load("i64", size_at)
         with f.if_(has < f["size"]):
             with f.if_(has > 0):
                 atomics.libc(f, pool, "munmap", "i32", f.load("ptr", at), has)
-            f.store(f.index(0), held)
+            f.store(f.index(0), size_at)
             null, flags = Value(f, "ptr", "null"), [f.const("i32", number) for number in (3, 0x22, -1)]
             size = f.select(f["size"] > _HUGE // 2, f["size"] + (_HUGE - 1) & -_HUGE, f["size"])
             pages = atomics.libc(f, pool, "mmap", "ptr", null, size, *flags, f.index(0))
@@ -112,13 +112,13 @@ def _reserve(made: Module) -> None:
                 for advice in (layout.WIPE_ON_FORK, hugepage):
                     atomics.libc(f, pool, "madvise", "i32", pages, size, f.const("i32", advice))
                 f.store(pages, at)
-                f.store(size, held)
+                f.store(size, size_at)
         f.ret(error.value)
 
 
-def _take_slot(made: Module) -> None:
+def _take_slot(module: Module) -> None:
     """Take a slot for this call alone; when all CALLERS are taken, wait for one."""
-    with made.function("take_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
+    with module.function("take_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
         slot = f.var(f["pool"] + layout.SLOTS)
         with f.while_() as again:
             # Pairs with the store that frees the slot, in `run`: its workspace's address and size are visible.
@@ -132,9 +132,9 @@ def _take_slot(made: Module) -> None:
         f.ret(slot.value)
 
 
-def _run_parallel(made: Module) -> None:
+def _run_parallel(module: Module) -> None:
     """Run a job with the workers; returns 0 when another caller uses them."""
-    with made.function(
+    with module.function(
         "run_parallel", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True, returns="i64"
     ) as f:  # fmt: skip
         pool = f["pool"]
@@ -142,9 +142,9 @@ def _run_parallel(made: Module) -> None:
         # Pairs with the store to BUSY at the end: what the previous caller wrote into STARTED and LAST is visible.
         free = atomics.compare_exchange(f, pool + layout.BUSY, f.index(0), f.index(1))
         with f.if_(free):
-            wanted = f.min(f.min(job.threads, job.parts) - 1, layout.WORKERS)
-            f.call("start", pool, wanted)
-            helpers = f.min(wanted, f.load("i64", pool + layout.STARTED))
+            most_helpers = f.min(f.min(job.threads, job.parts) - 1, layout.WORKERS)
+            f.call("start", pool, most_helpers)
+            helpers = f.min(most_helpers, f.load("i64", pool + layout.STARTED))
             # Plain stores: the last job is closed and its workers have left, so nobody reads these words before STATE
             # has a new number.
             f.store(f.index(0), pool + layout.NEXT)
@@ -176,9 +176,9 @@ def _run_parallel(made: Module) -> None:
         f.ret(f.convert("zext", free, "i64"))
 
 
-def _run(made: Module) -> None:
+def _run(module: Module) -> None:
     """Run a job; returns an errno, 0 when it is done. Nothing is written unless there is memory for the workspace."""
-    with made.function("run", ("ptr", "job"), returns="i64") as f:
+    with module.function("run", ("ptr", "job"), returns="i64") as f:
         job = Args(f, f["job"], JOB)
         pool = job.pool
         slot = atomics.call(f, "ptr", "take_slot", pool)

@@ -79,9 +79,9 @@ def grid(unit: Unit | None, batch: int, m: int, n: int, k: int, threads: int) ->
         for row_parts in range(1, count + 1)
         if count % row_parts == 0
     }
-    durations = {found: _duration(found, unit, k) for found in choices}
+    durations = {cut: _duration(cut, unit, k) for cut in choices}
     limit = SPARE * min(durations.values())
-    best = max(choices, key=lambda found: (durations[found] <= limit, found.parts, -durations[found]))
+    best = max(choices, key=lambda cut: (durations[cut] <= limit, cut.parts, -durations[cut]))
     return best._replace(wakes=work > WAKES, threads=min(best.threads, best.parts))
 
 
@@ -94,8 +94,8 @@ def most_alone(unit: Unit | None, m: int, n: int) -> int:
     # The costliest sizes, per row and per column, are the least one and the first that needs another tile.
     tiles = 1.0
     for size, tile in ((m, unit.rows), (n, unit.columns)):
-        more = size + (-size % tile) + 1 if tile else size
-        tiles *= max(-(-x // tile) / x for x in (size, more)) if tile else 1 / size
+        ragged = size + (-size % tile) + 1 if tile else size
+        tiles *= max(-(-x // tile) / x for x in (size, ragged)) if tile else 1 / size
     packed = unit.pack * (1 / m + max(1 / n, 2 / (unit.wide + 1)))
     return int(2 * WORTH / (tiles * unit.step + packed)) - 1
 
@@ -113,7 +113,7 @@ def _share(total: int, unit: int, parts: int) -> int:
     return -(-units // parts) * unit
 
 
-def _duration(found: Grid, unit: Unit, k: int) -> float:
+def _duration(cut: Grid, unit: Unit, k: int) -> float:
     """Return the ns until the last part is done, if every thread takes its next part when it finishes one."""
-    rounds = -(-found.parts // found.threads)
-    return rounds * (unit.cost(found.rows, found.columns, k) + PART)
+    rounds = -(-cut.parts // cut.threads)
+    return rounds * (unit.cost(cut.rows, cut.columns, k) + PART)

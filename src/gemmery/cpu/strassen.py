@@ -24,7 +24,7 @@ from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import Panels, operands, panel_bytes
 from gemmery.cpu.target import Target, host, tile
-from gemmery.cpu.ukernel import Product, Shape, shape, tile_loop
+from gemmery.cpu.ukernel import Product, RegisterTile, register_tile, tile_loop
 from gemmery.problem import Problem
 
 _TWO_LEVELS = 4096  # smallest side for which 49 products are faster than 7: at 3072 they tie
@@ -69,15 +69,15 @@ FORMS = {
 
 def scheme(form: str, levels: int) -> tuple[Term, ...]:
     """Return the products of a scheme of so many levels, over 2**levels x 2**levels blocks."""
-    found: tuple[Term, ...] = (Term((1,), (1,), (1,)),)
+    terms: tuple[Term, ...] = (Term((1,), (1,), (1,)),)
     for level in range(levels):
         side = 2**level
-        found = tuple(
+        terms = tuple(
             Term(_nested(x.a, y.a, side), _nested(x.b, y.b, side), _nested(x.c, y.c, side))
             for x in FORMS[form]
-            for y in found
+            for y in terms
         )
-    return found
+    return terms
 
 
 def _nested(outer: Signs, inner: Signs, side: int) -> Signs:
@@ -107,25 +107,27 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     of 18 where sums are stored and reused. Here no sum is stored, and its longer sums cost 28 reads of blocks and 14
     updates per level, against 24 and 12 in Strassen's form.
     """
-    target, register_tile = host(), tile(host())
+    target, sizes = host(), tile(host())
     levels = config.get("levels") or (2 if min(problem.m, problem.n, problem.k) >= _TWO_LEVELS else 1)
     form = "winograd" if config.get("winograd") else "strassen"
     element = dtypes.get(problem.dtype).llvm
     product = Product(problem.dtype, problem.out, element, element)
-    found = jit.load(target, f"{form}{levels}_{product.name}", lambda: strassen(target, product, scheme(form, levels)))
-    register, side = shape(target, product), 2**levels
+    entries = jit.load(
+        target, f"{form}{levels}_{product.name}", lambda: strassen(target, product, scheme(form, levels))
+    )
+    register, side = register_tile(target, product), 2**levels
     # Twice the depth and width of the packed product's blocks: C is updated and A packed half as often.
-    kc, nc = config.get("kc", 2 * register_tile.kc), config.get("nc", 2 * register_tile.nc)
+    kc, nc = config.get("kc", 2 * sizes.kc), config.get("nc", 2 * sizes.nc)
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        tall, wide = even(m // side, register_tile.mc, register.mr), even(n // side, nc, register.nr)
+        tall, wide = even(m // side, sizes.mc, register.mr), even(n // side, nc, register.nr)
         deep = even(k // side, kc, 1)
         return Blocks(tall, deep, wide, _workspace_bytes(product, register, tall, deep, wide))
 
-    return Launch(found["strassen"], element, SIZES[element], blocks)
+    return Launch(entries["strassen"], element, SIZES[element], blocks)
 
 
-def _workspace_bytes(product: Product, register: Shape, mc: int, kc: int, nc: int) -> int:
+def _workspace_bytes(product: Product, register: RegisterTile, mc: int, kc: int, nc: int) -> int:
     a, b = operands(product, register)
     return mc // a.width * panel_bytes(a, kc) + nc // b.width * panel_bytes(b, kc) + 4 * _ROOM
 
@@ -137,9 +139,9 @@ _TERMS = (("ptr", "terms"), ("i64", "terms_count"))
 def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
     """Return the module of one scheme; its entry is `strassen`."""
     module = Module(target)
-    register = shape(target, product)
+    register = register_tile(target, product)
     for panels in operands(product, register):
-        pack.pack(module, panels, pack.WAYS)
+        pack.pack(module, panels, pack.ROUTINES)
         _pack_sum(module, panels)
     with module.function("add", *_SUM, *_TERMS, ("ptr", "to"), local=True) as f:
         _add(f, product)
@@ -189,20 +191,20 @@ class _Operand:
         self.f, self.at, self.row, self.col = f, at, row, col
         self.room = f.buffer(16 * blocks)
 
-    def chosen(self, product: Product, signs: Signs, rows: Value, columns: Value) -> Blocked:
+    def blocks(self, product: Product, signs: Signs, rows: Value, columns: Value) -> Blocked:
         """Return the blocks with a nonzero sign, of rows x columns each."""
         side = round(len(signs) ** 0.5)
-        wanted = [(i, sign) for i, sign in enumerate(signs) if sign]
-        for number, (i, sign) in enumerate(wanted):
+        nonzero = [(i, sign) for i, sign in enumerate(signs) if sign]
+        for number, (i, sign) in enumerate(nonzero):
             away = rows * (i // side) * self.row + columns * (i % side) * self.col
             self.f.store(away, self.room + 16 * number)
             self.f.store(self.f.const(product.accumulator, sign), self.room + (16 * number + 8))
-        return Blocked(self.at, self.row, self.col, self.room, self.f.index(len(wanted)))
+        return Blocked(self.at, self.row, self.col, self.room, self.f.index(len(nonzero)))
 
     def whole(self, product: Product, i: Value, j: Value) -> Blocked:
         """Return the matrix from element (i, j) on, as one block."""
-        found = self.chosen(product, (1,), self.f.index(0), self.f.index(0))
-        return Blocked(self.at + i * self.row + j * self.col, self.row, self.col, found.terms, found.count)
+        block = self.blocks(product, (1,), self.f.index(0), self.f.index(0))
+        return Blocked(self.at + i * self.row + j * self.col, self.row, self.col, block.terms, block.count)
 
 
 def _scheme(f: Function, product: Product, terms: Sequence[Term]) -> None:
@@ -218,9 +220,9 @@ def _scheme(f: Function, product: Product, terms: Sequence[Term]) -> None:
     for term in terms:
         f.call(
             "multiply", tall, wide, deep,
-            *a.chosen(product, term.a, tall, deep).values,
-            *b.chosen(product, term.b, deep, wide).values,
-            *c.chosen(product, term.c, tall, wide).values,
+            *a.blocks(product, term.a, tall, deep).values,
+            *b.blocks(product, term.b, deep, wide).values,
+            *c.blocks(product, term.c, tall, wide).values,
             f["args"],
         )  # fmt: skip
     core_m, core_n, core_k = tall * side, wide * side, deep * side
@@ -251,7 +253,7 @@ def _clear(f: Function, product: Product, args: Args) -> None:
         f.store_masked(scaled.value, at, mask)
 
 
-def _multiply(module: Module, product: Product, register: Shape) -> None:
+def _multiply(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `multiply`: the five loops for sums of blocks; the product is added to every listed block of C."""
     params = (
         ("i64", "m"), ("i64", "n"), ("i64", "k"),
@@ -324,8 +326,8 @@ def _add_blocks(f: Function, product: Product, t: Value, count: int, first: bool
     def add(type_: str, rows: list[Value], scales: list[Value], at: Value) -> None:
         some = [f.load(type_, row) for row in rows]
         total = some[0] * scales[0] if first else f.fma(some[0], scales[0], f.load(type_, at))
-        for more, scale in zip(some[1:], scales[1:], strict=True):
-            total = f.fma(more, scale, total)
+        for value, scale in zip(some[1:], scales[1:], strict=True):
+            total = f.fma(value, scale, total)
         f.store(total, at)
 
     with f.loop(0, f["outer"]) as o:
@@ -336,7 +338,7 @@ def _add_blocks(f: Function, product: Product, t: Value, count: int, first: bool
             add(element, [row + i * step for row in rows], signs, to + i * size)
 
 
-def _tiles(module: Module, product: Product, register: Shape) -> None:
+def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `tiles`: an mc x nc block of the product, each register tile is added to every listed block of C."""
     params = (
         ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"),
@@ -346,7 +348,7 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
     with module.function("tiles", *params, local=True) as f:
         mc, nc, kc, c_row = f["mc"], f["nc"], f["kc"], f["c_row"]
         a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
-        kept = f.buffer(mr * nr * size)
+        tile_buffer = f.buffer(mr * nr * size)
         alpha = f.load(product.accumulator, f["alpha"])
         with f.loop(0, nc, nr) as j, f.loop(0, mc, mr) as i:
             c = f["c"] + i * c_row + j * size
@@ -364,14 +366,14 @@ def _tiles(module: Module, product: Product, register: Shape) -> None:
                 _add_whole(f, register, totals, c + f.load("i64", entry), scale)
             with f.else_():
                 for number, total in enumerate(total for line in totals for total in line):
-                    f.store(total.value, kept + number * register.lanes * size, align=64)
+                    f.store(total.value, tile_buffer + number * register.lanes * size, align=64)
                 with f.loop(0, f["terms_count"]) as t:
                     entry = f["terms"] + t * 16
                     scale = f.load(product.accumulator, entry + 8) * alpha
-                    _add_edge(f, register, kept, c + f.load("i64", entry), scale, rows, columns)
+                    _add_edge(f, register, tile_buffer, c + f.load("i64", entry), scale, rows, columns)
 
 
-def _add_whole(f: Function, register: Shape, totals: list[list[Var]], c: Value, scale: Value) -> None:
+def _add_whole(f: Function, register: RegisterTile, totals: list[list[Var]], c: Value, scale: Value) -> None:
     """Compute C += scale * tile, from the registers."""
     size, lanes = SIZES[scale.type], register.lanes
     scales = f.broadcast(scale, lanes)
@@ -381,12 +383,14 @@ def _add_whole(f: Function, register: Shape, totals: list[list[Var]], c: Value, 
             f.store(f.fma(total.value, scales, f.load(vector(lanes, scale.type), at)), at)
 
 
-def _add_edge(f: Function, register: Shape, kept: Value, c: Value, scale: Value, rows: Value, columns: Value) -> None:
+def _add_edge(
+    f: Function, register: RegisterTile, tile_buffer: Value, c: Value, scale: Value, rows: Value, columns: Value
+) -> None:
     """Compute C += scale * tile for the part of an edge tile inside C, from memory."""
     size, lanes = SIZES[scale.type], register.lanes
     wide = vector(lanes, scale.type)
     scales = f.broadcast(scale, lanes)
     with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
         at, mask = c + r * f["c_row"] + v * size, f.first_lanes(columns - v, lanes)
-        tile = f.load(wide, kept + (r * register.nr + v) * size)
+        tile = f.load(wide, tile_buffer + (r * register.nr + v) * size)
         f.store_masked(f.fma(tile, scales, f.load_masked(wide, at, mask)), at, mask)

@@ -66,8 +66,8 @@ def streamed(target: Target, shape: Streams) -> Module:
                 with f.loop(start, stop, depth) as p:
                     with f.loop(0, m) as i:
                         for u in range(depth):
-                            one = f.load(element, a + i * a_row + (p + u) * a_col)
-                            f.store(one, column + (i * depth + u) * size)
+                            number = f.load(element, a + i * a_row + (p + u) * a_col)
+                            f.store(number, column + (i * depth + u) * size)
                     f.call(name, m, wide, column, b + p * b_row + j * size, b_row, sums)
             f.call("finish", m, wide, sums, c + j * size, c_row, alpha, beta)
     return module

@@ -117,9 +117,9 @@ def host() -> Target:
     cpu, flags = _cpuinfo()
     isa = instruction_set(flags) if machine in ("x86_64", "amd64") else "generic"
     l1d, l2, l3 = _caches()
-    found = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
+    target = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
     limit = config.isa_limit()
-    return found.limited(limit) if limit else found
+    return target.limited(limit) if limit else target
 
 
 def _cpuinfo() -> tuple[str, frozenset[str]]:

@@ -12,14 +12,14 @@ from gemmery.cpu.layout import WORKERS
 from gemmery.cpu.target import cores
 from gemmery.errors import ArgumentError, shown
 
-_chosen: int | None = None
+_override: int | None = None
 generation = 0  # incremented by `set_`: a product keeps its plan only if this has not changed meanwhile
 at_change: list[Callable[[], None]] = []  # called when the number changes, to drop plans made for the old one
 
 
 def get() -> int:
     """Return the current number: set by `set_`, else GEMMERY_NUM_THREADS, else the cores this process may use."""
-    return _chosen or _allowed()
+    return _override or _allowed()
 
 
 @cache
@@ -55,8 +55,8 @@ def checked(count: Any) -> int:
 
 def set_(count: Any) -> None:
     """Use `count` threads from now on; None restores the default. Raises ArgumentError below 1."""
-    global _chosen, generation
-    _chosen = None if count is None else checked(count)
+    global _override, generation
+    _override = None if count is None else checked(count)
     generation += 1
     for forget in at_change:
         forget()

@@ -100,7 +100,7 @@ def vector_room(product: Product, mc: int, kc: int) -> int:
     return (mc + product.parts * kc) * product.parts * SIZES[product.accumulator] + 64
 
 
-class Shape(NamedTuple):
+class RegisterTile(NamedTuple):
     """A tile in elements of one accumulator type."""
 
     mr: int
@@ -113,10 +113,10 @@ class Shape(NamedTuple):
         return self.nv * self.lanes
 
 
-def shape(target: Target, product: Product, sizes: Tile | None = None) -> Shape:
+def register_tile(target: Target, product: Product, sizes: Tile | None = None) -> RegisterTile:
     """Return the register tile of a product on a target."""
-    found = sizes or tile(target)
-    return Shape(found.mr, found.nv, target.lanes(SIZES[product.accumulator]))
+    sizes = sizes or tile(target)
+    return RegisterTile(sizes.mr, sizes.nv, target.lanes(SIZES[product.accumulator]))
 
 
 def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value) -> Value:
@@ -150,7 +150,7 @@ AHEAD_FROM = (
 def tile_loop(
     f: Function,
     product: Product,
-    tile: Shape,
+    tile: RegisterTile,
     steps: Value,
     a: Value,
     b: Value,

@@ -11,7 +11,7 @@ from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import SIZES, Function, Value, Var, lanes_of, vector
 from gemmery.cpu.pack_complex import times_i
-from gemmery.cpu.ukernel import Product, Shape
+from gemmery.cpu.ukernel import Product, RegisterTile
 
 PARAMS = (
     ("ptr", "c"),
@@ -27,25 +27,32 @@ PARAMS = (
 )
 
 
-def keep(f: Function, product: Product, register: Shape, totals: list[list[Var]], kept: Value) -> None:
+def keep(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], edge: Value) -> None:
     """Store a tile's accumulators in a buffer for the whole tile."""
     size, lanes = SIZES[product.accumulator], register.lanes
     for r, row in enumerate(totals):
         for v, total in enumerate(row):
-            f.store(total.value, kept + (r * register.nv + v) * lanes * size, align=lanes * size)
+            f.store(total.value, edge + (r * register.nv + v) * lanes * size, align=lanes * size)
 
 
 def update_edge(
-    f: Function, product: Product, register: Shape, kept: Value, i: Value, j: Value, rows: Value, columns: Value
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    edge: Value,
+    i: Value,
+    j: Value,
+    rows: Value,
+    columns: Value,
 ) -> None:
-    """Add `rows` x `columns` of the tile in `kept` to C at (i, j)."""
+    """Add `rows` x `columns` of the tile in `edge` to C at (i, j)."""
     size, lanes = SIZES[product.accumulator], register.lanes
     with f.loop(0, rows) as r, f.loop(0, columns, lanes) as v:
-        tile = f.load(vector(lanes, product.accumulator), kept + (r * register.nr + v) * size)
+        tile = f.load(vector(lanes, product.accumulator), edge + (r * register.nr + v) * size)
         _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
 
 
-def is_plain(f: Function, product: Product, register: Shape, rows: Value, columns: Value) -> Value:
+def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
     """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta."""
     whole = rows.equals(register.mr) & columns.equals(register.nr)
     if dtypes.get(product.out).llvm != product.accumulator:
@@ -58,7 +65,7 @@ def is_plain(f: Function, product: Product, register: Shape, rows: Value, column
     return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
 
 
-def update_whole(f: Function, product: Product, register: Shape, totals: list[list[Var]], c: Value) -> None:
+def update_whole(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], c: Value) -> None:
     """Compute C = alpha * tile, plus beta * C if beta is not zero, from the registers."""
     wide = vector(register.lanes, product.accumulator)
     size = SIZES[product.accumulator]
@@ -111,10 +118,10 @@ def _times(f: Function, product: Product, value: Value, scalar: Value, plus: Val
 
 
 def _is_not_zero(f: Function, product: Product, scalar: Value) -> Value:
-    found = f.load(product.scalar, scalar).differs(0)
+    nonzero = f.load(product.scalar, scalar).differs(0)
     if product.is_complex:
-        found = found | f.load(product.scalar, scalar + SIZES[product.scalar]).differs(0)
-    return found
+        nonzero = nonzero | f.load(product.scalar, scalar + SIZES[product.scalar]).differs(0)
+    return nonzero
 
 
 def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:

@@ -12,19 +12,19 @@ _FAN = 4  # sleepers that one thread wakes; they wake the others
 _BURST = 100_000  # ns after a job within which the next one counts as part of a series
 
 
-def workers(made: Module) -> None:
+def workers(module: Module) -> None:
     """Define `start`, `notify` and `worker`, and what they need; `reserve` and `run_parts` must be defined."""
     for define in (_start, _wait_for_job, _join, _wake, _notify, _migrate, _worker):
-        define(made)
+        define(module)
 
 
-def _start(made: Module) -> None:
+def _start(module: Module) -> None:
     """Start workers until there are `wanted`, or the system refuses one.
 
     They block signals, which go to the program's own threads, except for those that a thread's own faults raise.
     """
     segv, bus, fpe, ill = 11, 7, 8, 4
-    with made.function("start", ("ptr", "pool"), ("i64", "wanted"), local=True) as f:
+    with module.function("start", ("ptr", "pool"), ("i64", "wanted"), local=True) as f:
         pool, started = f["pool"], f["pool"] + layout.STARTED
         with f.if_(f.load("i64", started) < f["wanted"]):
             blocked, before, thread = f.buffer(128), f.buffer(128), f.buffer(8)
@@ -45,9 +45,9 @@ def _start(made: Module) -> None:
             atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 2), before, null)
 
 
-def _wait_for_job(made: Module) -> None:
+def _wait_for_job(module: Module) -> None:
     """Wait until the newest job is not the one with the number `last`, and return its number: spin, then sleep."""
-    with made.function(
+    with module.function(
         "wait_for_job", ("ptr", "pool"), ("ptr", "spins"), ("i64", "last"), local=True, returns="i64"
     ) as f:
         pool, last = f["pool"], f["last"]
@@ -66,34 +66,34 @@ def _wait_for_job(made: Module) -> None:
         f.ret(number.value)
 
 
-def _join(made: Module) -> None:
+def _join(module: Module) -> None:
     """Take a place in the open job; returns the state before, 0 when no place is left."""
-    with made.function("join", ("ptr", "pool"), local=True, returns="i64") as f:
-        found = f.var(f.index(0))
+    with module.function("join", ("ptr", "pool"), local=True, returns="i64") as f:
+        state = f.var(f.index(0))
         with f.while_() as again:
-            found.value = atomics.load(f, f["pool"] + layout.STATE)
-            places = found.value & 0xFFFF0000
+            state.value = atomics.load(f, f["pool"] + layout.STATE)
+            places = state.value & 0xFFFF0000
             with f.if_(places.equals(0)):
-                found.value = 0
+                state.value = 0
             again.until(places.equals(0))
             # One place fewer and one worker more. The word contains the job's number, so an old value never matches a
             # later job. Success makes visible what the caller wrote before it opened this job.
-            taken = found.value - 0xFFFF
-            again.until(atomics.compare_exchange(f, f["pool"] + layout.STATE, found.value, taken))
-        f.ret(found.value)
+            joined = state.value - 0xFFFF
+            again.until(atomics.compare_exchange(f, f["pool"] + layout.STATE, state.value, joined))
+        f.ret(state.value)
 
 
-def _worker(made: Module) -> None:
+def _worker(module: Module) -> None:
     """The loop of a worker: wait for a job, take a place in it, run parts, leave."""
-    with made.function("worker", ("ptr", "slot")) as f:
+    with module.function("worker", ("ptr", "slot")) as f:
         slot = f["slot"]
         pool, spins = f.load("ptr", slot), slot + 24
         last = f.var(f.index(0))
         with f.while_():
             last.value = atomics.call(f, "i64", "wait_for_job", pool, spins, last.value)
-            found = atomics.call(f, "i64", "join", pool)
-            with f.if_(found.differs(0)):
-                last.value = found >> 32
+            state = atomics.call(f, "i64", "join", pool)
+            with f.if_(state.differs(0)):
+                last.value = state >> 32
                 f.call("wake", pool)
                 f.call("migrate", pool)
                 job = f.load("ptr", pool + layout.OPEN_JOB)
@@ -108,13 +108,13 @@ def _worker(made: Module) -> None:
                 f.store(f.index(0), spins)
 
 
-def _notify(made: Module) -> None:
+def _notify(module: Module) -> None:
     """Wake as many sleepers as a job lacks, if it is large enough or one of a series of jobs.
 
     In a virtual machine a futex wake takes the caller 5 us and the sleeper 20 to 50 us, as long as a product with
     n = 128.
     """
-    with made.function("notify", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
+    with module.function("notify", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
         pool = f["pool"]
         sleeping = atomics.load(f, pool + layout.SLEEPING)
         lacking = f["helpers"] - (f.load("i64", pool + layout.STARTED) - sleeping)
@@ -128,21 +128,24 @@ def _notify(made: Module) -> None:
                 f.call("wake", pool)
 
 
-def _wake(made: Module) -> None:
+def _wake(module: Module) -> None:
     """Wake up to 4 of the sleepers that are wanted; they wake the others."""
-    with made.function("wake", ("ptr", "pool"), local=True) as f, f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0):
-        left = atomics.fetch_add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
-        with f.if_(left > 0):
-            atomics.futex(f, f["pool"], atomics.WAKE, f.min(left, _FAN))
+    with (
+        module.function("wake", ("ptr", "pool"), local=True) as f,
+        f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0),
+    ):
+        sleepers = atomics.fetch_add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
+        with f.if_(sleepers > 0):
+            atomics.futex(f, f["pool"], atomics.WAKE, f.min(sleepers, _FAN))
 
 
-def _migrate(made: Module) -> None:
+def _migrate(module: Module) -> None:
     """Move to another allowed core if a thread of the job already runs on this one.
 
     The scheduler often puts a woken thread on the core of the thread that woke it, and leaves it there for
     milliseconds. The affinity mask is restored at once: the thread is moved, not bound.
     """
-    with made.function("migrate", ("ptr", "pool"), local=True) as f:
+    with module.function("migrate", ("ptr", "pool"), local=True) as f:
         pool = f["pool"]
         with f.if_(mark_core(f, pool)):
             size, allowed, free = f.index(layout.MASK), f.buffer(layout.MASK), f.buffer(layout.MASK)
@@ -152,9 +155,9 @@ def _migrate(made: Module) -> None:
             atomics.libc(f, pool, "sched_getaffinity", "i32", me, size, allowed)
             some = f.index(0)
             for word in range(0, layout.MASK, 8):
-                left = f.load("i64", allowed + word) & (atomics.load(f, pool + (layout.CPUS + word)) ^ -1)
-                f.store(left, free + word)
-                some = some | left
+                free_word = f.load("i64", allowed + word) & (atomics.load(f, pool + (layout.CPUS + word)) ^ -1)
+                f.store(free_word, free + word)
+                some = some | free_word
             with f.if_(some.differs(0)):
                 atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, free)
                 atomics.libc(f, pool, "sched_setaffinity", "i32", me, size, allowed)

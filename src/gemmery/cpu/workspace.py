@@ -50,14 +50,14 @@ def borrowed(size: int) -> Iterator[int]:
     Raises MemoryError where there are none.
     """
     try:
-        taken = _free.pop()
+        buffer = _free.pop()
     except IndexError:
-        taken = (0, 0, None)
-    if taken[0] < size:
+        buffer = (0, 0, None)
+    if buffer[0] < size:
         block = fresh(size)
-        taken = (size, address(block), block)
+        buffer = (size, address(block), block)
     try:
-        yield taken[1]
+        yield buffer[1]
     finally:
         if len(_free) < _KEPT:
-            _free.append(taken)
+            _free.append(buffer)

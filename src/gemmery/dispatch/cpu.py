@@ -15,7 +15,7 @@ _RUNGS = {rung.name: rung for rung in CPU}
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield the rungs that suit this problem on this machine, best first."""
-    for name, reason in suited(problem, host()):
+    for name, reason in ranking(problem, host()):
         yield Candidate(_RUNGS[name], _RUNGS[name].default, reason)
 
 
@@ -78,7 +78,7 @@ def direct_b(target: Target, m: int, n: int) -> float:
     return (few if m <= STREAMED_ROWS else many) * (target.l2 or 1 << 20)
 
 
-def suited(problem: Problem, target: Target) -> list[tuple[str, str]]:
+def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     p = problem.by_rows()
     size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20

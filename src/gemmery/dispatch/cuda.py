@@ -24,8 +24,8 @@ _SMALL = (
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Yield the rungs that suit this problem on its device, best first; the last ones take every problem."""
-    p, found = problem.by_rows(), driver.find(problem.device)
-    for name, reason in suited(p, found):
+    p, card = problem.by_rows(), driver.find(problem.device)
+    for name, reason in ranking(p, card):
         rung = _RUNGS[name]
         small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
         yield Candidate(rung, {**rung.default, "tile": _SMALL} if small else rung.default, reason)
@@ -55,7 +55,7 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
         return str(error)
 
 
-def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
+def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem with a row-major C, best first, each with the reason in words."""
     choices = []
     if p.m == 1 or p.n == 1:
@@ -66,9 +66,9 @@ def suited(p: Problem, found: Device) -> list[tuple[str, str]]:
     if p.dtype in ("f16", "bf16") or p.precision == "tf32":
         what = p.precision or p.dtype
         choices.append(("mma_pipelined", f"{what}: tensor cores read tiles from a ring in shared memory"))
-        if found.capability < 80 and p.dtype == "f16":
-            choices.append(("wmma_f16", f"tensor cores of sm_{found.capability} multiply f16"))
-    faster = found.peak("tensor_f64") / found.peak("f64")
+        if card.capability < 80 and p.dtype == "f16":
+            choices.append(("wmma_f16", f"tensor cores of sm_{card.capability} multiply f16"))
+    faster = card.peak("tensor_f64") / card.peak("f64")
     if p.dtype == "f64" and faster > 1:
         choices.append(("mma_f64", f"tensor cores multiply float64 {faster:g} times as fast as CUDA cores"))
     exact = f"{p.dtype} on CUDA cores: tiles in registers, the next one loaded during the multiplication"

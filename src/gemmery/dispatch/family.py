@@ -119,10 +119,10 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     built = _built("packed", sample._replace(m=2, n=2, k=2))
     if not built:
         return
-    made, sizes, launch = product(host(), sample), tile(host()), built[1]
-    kc = sizes.kc * made.group // made.parts
-    blocks = launch.blocks(sizes.mc, sizes.nc // made.parts, kc)
-    deepest = kc if made.sums_apart else UNLIMITED
+    types, sizes, launch = product(host(), sample), tile(host()), built[1]
+    kc = sizes.kc * types.group // types.parts
+    blocks = launch.blocks(sizes.mc, sizes.nc // types.parts, kc)
+    deepest = kc if types.sums_apart else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if _built("direct", sample._replace(m=2, n=2, k=2)):
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread

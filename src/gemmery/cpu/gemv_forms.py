@@ -1,4 +1,4 @@
-"""The three ways over the matrix of a GEMV; each adds A x to the sums of its rows.
+"""The three forms of a GEMV; each adds A x to the sums of its rows.
 
 A complex product is two real ones over the same A, its elements read as pairs: (re, im) times (xr, -xi) gives the
 real part, times (xi, xr) the imaginary one. x is packed as these two vectors, and sums are pairs.
@@ -41,7 +41,7 @@ def _real(f: Function, product: Product, at: Value) -> Value:
     return load_as(f, dtypes.get(product.dtype), product.accumulator, at, 0, None)
 
 
-def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | None = None) -> Value:
+def _cells(f: Function, product: Product, at: Value, apart: int, rest: Value | None = None) -> Value:
     """Load a vector of A's numbers, `apart` elements from each other, as accumulators; with `left`, so many and zeros.
 
     For a distance of two, the second load begins at the last number of the first, so it does not read past the end.
@@ -51,9 +51,9 @@ def _cells(f: Function, product: Product, at: Value, apart: int, left: Value | N
     raw = vector(lanes, "i16" if memory.name == "bf16" else memory.llvm)
 
     def load(first: int) -> Value:
-        if left is None:
+        if rest is None:
             return f.load(raw, at + first * size)
-        mask = f.first_lanes(left * apart - (apart - 1) - first, lanes)
+        mask = f.first_lanes(rest * apart - (apart - 1) - first, lanes)
         return f.load_masked(raw, at + first * size, mask)
 
     if apart == 1:
@@ -88,17 +88,17 @@ def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) ->
     with f.loop(0, whole, lanes * VECTORS) as p:
         for v in range(VECTORS):
             q = p + v * lanes
-            some = [f.load(wide, one + q * size) for one in x]
+            some = [f.load(wide, vector_x + q * size) for vector_x in x]
             for row, of_row in zip(a, totals, strict=True):
                 cells = _cells(f, product, row + q * step, apart)
-                for one, of_part in zip(some, of_row, strict=True):
-                    of_part[v].value = f.fma(cells, one, of_part[v].value)
+                for vector_x, of_part in zip(some, of_row, strict=True):
+                    of_part[v].value = f.fma(cells, vector_x, of_part[v].value)
     with f.loop(whole, k, lanes) as p:
-        some = [f.load_masked(wide, one + p * size, f.first_lanes(k - p, lanes)) for one in x]
+        some = [f.load_masked(wide, vector_x + p * size, f.first_lanes(k - p, lanes)) for vector_x in x]
         for row, of_row in zip(a, totals, strict=True):
             cells = _cells(f, product, row + p * step, apart, k - p)
-            for one, of_part in zip(some, of_row, strict=True):
-                of_part[0].value = f.fma(cells, one, of_part[0].value)
+            for vector_x, of_part in zip(some, of_row, strict=True):
+                of_part[0].value = f.fma(cells, vector_x, of_part[0].value)
     at = f["sums"] + i * (parts * size)
     total = _sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
     f.store(f.load(total.type, at) + total, at)
@@ -155,9 +155,9 @@ def _axpy_columns(f: Function, product: Product, apart: int, p: Value, columns: 
     a = [f["a"] + (p + c) * f["col"] for c in range(columns)]
     whole = count // lanes * lanes
 
-    def add(total: Value, i: Value, left: Value | None) -> Value:
+    def add(total: Value, i: Value, rest: Value | None) -> Value:
         for column, scale in zip(a, scales, strict=True):
-            cells = _cells(f, product, column + i * step, apart, left)
+            cells = _cells(f, product, column + i * step, apart, rest)
             total = f.fma(cells, scale[0], total)
             if product.is_complex:
                 total = f.fma(f.shuffle(cells, cells, [lane ^ 1 for lane in range(lanes)]), scale[1], total)

@@ -19,7 +19,8 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import svg
-from gemmery.report.emulated import complaints, emulated_page, emulated_sheets, overviews
+from gemmery.report.emulated import complaints, emulated_sheets, overviews
+from gemmery.report.emulated_page import emulated_page
 from gemmery.report.roofs import roofs
 
 pytest.importorskip("cuda.bindings")

@@ -17,6 +17,6 @@ def test_the_source_distribution_holds_every_tracked_file():
     assert {Path(name).parts[0] for name in tracked("*")} - UNPUBLISHED <= included
 
 
-@pytest.mark.parametrize("pattern", ["*.toml", "*.css", "*.cu", "*.cuh", "*py.typed"])
+@pytest.mark.parametrize("pattern", ["*.toml", "*.css", "*.html", "*.cu", "*.cuh", "*py.typed"])
 def test_data_is_where_the_wheel_takes_it_from(pattern):
     assert [name for name in tracked(pattern) if name.startswith("src/gemmery/")]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from jinja2 import UndefinedError
 
 import records
 from gemmery import lab
@@ -16,8 +19,9 @@ from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
 from gemmery.ladder.rung_counts import EmulatedLadder
+from gemmery.report import rendering
 from gemmery.report.diff import difference_page
-from gemmery.report.emulated import emulated_page
+from gemmery.report.emulated_page import emulated_page
 from gemmery.report.exhibit_page import emulated_exhibit_page
 from gemmery.report.page import page
 
@@ -100,3 +104,19 @@ def test_markup_in_a_kernel_is_shown_as_text(inspected):
         assert not tags.found & {"script", "img"}, name
         assert tags.handlers == (["onload"] if name == "frame" else []), name
         assert "alert(" in text, name
+
+
+def test_only_drawings_and_the_style_are_not_escaped():
+    sources = {path.name: path.read_text() for path in Path(rendering.__file__).parent.glob("templates/*.html")}
+    unescaped = {name: re.findall(r"[\w.()]+ \| safe", text) for name, text in sources.items() if "safe" in text}
+    assert unescaped == {
+        "document.html": ["part | safe"],
+        "parts.html": ["plot.svg | safe"],
+        "shell.html": ["style() | safe"],
+    }
+    assert not re.search(r"autoescape|Markup", "".join(sources.values()))
+
+
+def test_a_name_that_a_template_does_not_get_is_an_error():
+    with pytest.raises(UndefinedError, match="'title' is undefined"):
+        rendering.render("document.html", parts=())

@@ -65,7 +65,7 @@ class InstallError(GemmeryError, ModuleNotFoundError):
 
 
 EXTRAS = {  # the packages that each extra installs, by import name
-    "lab": ("matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
+    "lab": ("jinja2", "matplotlib", "ml_dtypes", "rich", "threadpoolctl", "typer"),
     "cuda": ("cuda", "nvidia"),
 }
 

@@ -39,8 +39,8 @@ class Output:
         if self.html is not None and self.no_html:
             raise ArgumentError(f"--html {self.html} --no-html: give one of them")
         if self.has_page:
-            if _is_missing("matplotlib"):
-                raise InstallError(missing("lab", "the page needs matplotlib"), name="matplotlib")
+            for library in filter(_is_missing, ("matplotlib", "jinja2")):
+                raise InstallError(missing("lab", f"the page needs {library}"), name=library)
             check_writable(self.html or Path("out", "page.html"))
 
     @property
@@ -132,7 +132,7 @@ def counted(
     from gemmery.bench import record
     from gemmery.lab.asked import emulated_card
     from gemmery.ladder.rung_counts import EmulatedLadder
-    from gemmery.report.emulated import emulated_page
+    from gemmery.report.emulated_page import emulated_page
 
     if instead_of:
         sys.stderr.write(f"gemmery: {instead(instead_of, card)}\n")

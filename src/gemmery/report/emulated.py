@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rich.console import Console, Group
@@ -11,7 +10,6 @@ from rich.text import Text
 
 from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
@@ -32,7 +30,6 @@ COUNTED = (
     "no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are the extra passes "
     "because lanes need different words of one bank. Instructions are warp instructions."
 )
-FACTOR = "The factor is the parent's roof over the rung's."
 ROOF = (
     "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
     "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. It assumes that "
@@ -61,12 +58,12 @@ class Counting(Growing[EmulatedRung]):
 
 def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """One table for each size: what each rung counted, its roof, and how that compares with its parent's."""
-    return tuple(_overview(ladder, rungs) for rungs in _by_size(ladder) if not all(one.refused for one in rungs))
+    return tuple(_overview(ladder, rungs) for rungs in by_size(ladder) if not all(one.refused for one in rungs))
 
 
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
-    return tuple(sheet(same) for same in _by_size(ladder) for sheet in (_global, _shared, _roof, _kinds, _checks))
+    return tuple(sheet(same) for same in by_size(ladder) for sheet in (_global, _shared, _roof, _kinds, _checks))
 
 
 def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
@@ -80,36 +77,6 @@ def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
     console.print(Text(verdict(ladder), style="bold red" if wrong else "bold"))
     for one in wrong:
         console.print(Text(one, style="red"))
-
-
-def emulated_page(ladder: EmulatedLadder) -> str:
-    """The same with all counters, as one self-contained HTML page."""
-    from gemmery.report.page import document, figure, section, table
-    from gemmery.report.roofs import roofs
-    from gemmery.report.tree import tree
-
-    when = f"{ladder.started[:16].replace('T', ' ')} UTC"
-    where = html.escape(f"{described(ladder.device)}, on the emulator · {when}")
-    lead = f"<p class=lead>{html.escape(verdict(ladder))}</p>"
-    wrong = "".join(f"<p class=note>{html.escape(one)}</p>" for one in complaints(ladder))
-    named = _named(ladder)
-    title = "The ladder" if named else "The sweep"  # whose rungs have names of their own
-    return document(
-        f"{title} on the emulator, as {ladder.device.name}",
-        f"<header><h1>{title}, emulated</h1><p class=faint>{where}</p>{lead}</header>",
-        section("Faults", wrong) if wrong else "",
-        section(
-            "From rung to rung",
-            *(table(sheet) for sheet in overviews(ladder)),
-            *(f"<p class=note>{html.escape(note)}</p>" for note in (COUNTED, ROOF)),
-        ),
-        section("Rungs under their parents", tree(named, _gains(ladder)), f"<p class=note>{FACTOR}</p>")
-        if named
-        else "",
-        *(figure(plot) for plot in roofs(ladder)),
-        section("Rung by rung", f"<dl class=rungs>{''.join(_lessons(ladder))}</dl>") if named else "",
-        section("All counters", *(table(sheet) for sheet in emulated_sheets(ladder))),
-    )
 
 
 def verdict(ladder: EmulatedLadder) -> str:
@@ -152,45 +119,6 @@ def shape(one: EmulatedRung) -> str:
     return f"n = {one.n}" if one.m == one.n == one.k else f"{one.m} × {one.n} × {one.k}"
 
 
-def _named(ladder: EmulatedLadder) -> tuple[Rung, ...]:
-    ran = {one.rung for one in ladder.rungs}
-    return tuple(rung for rung in CUDA if rung.name in ran)
-
-
-def _lessons(ladder: EmulatedLadder) -> Iterator[str]:
-    """The entry of each rung, with a picture of its costliest access to shared memory, or else to global memory."""
-    from gemmery.report.page import figure
-    from gemmery.report.pictures import pictures
-
-    explained: set[str] = set()
-    for rung in _named(ladder):
-        yield _lesson(rung)
-        one = next((one for one in ladder.rungs if one.rung == rung.name and not one.refused), None)
-        for kind in ("banks", "sectors") if one else ():
-            drawn = pictures(one.chosen, one.source, f"{rung.name}-", frozenset(explained)) if one else ()
-            if plot := next((plot for plot in drawn if plot.name == f"{rung.name}-{kind}-1"), None):
-                explained.add(kind)
-                yield f"<dd class=drawn>{figure(plot)}</dd>"
-                break
-
-
-def _lesson(rung: Rung) -> str:
-    from gemmery.report.page import entry
-
-    claims = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in rung.expect.items())
-    return entry(rung, f"Expected counters of an aligned product: {claims}." if claims else "")
-
-
-def _gains(ladder: EmulatedLadder) -> dict[str, str]:
-    """The gain of each rung over its parent by their roofs, at the largest size."""
-    gains = {}
-    for one in _by_size(ladder)[-1] if ladder.rungs else ():
-        parent = PARENTS.get(one.rung)
-        if gain := ladder.gain(one, parent):
-            gains[one.rung] = f"{words.digits(gain)}× {parent}"
-    return gains
-
-
 def _sheet(
     title: str, rungs: Sequence[EmulatedRung], head: tuple[str, ...], row: Callable[[EmulatedRung], tuple[Cell, ...]]
 ) -> Sheet:
@@ -199,7 +127,8 @@ def _sheet(
     return Sheet(f"{title}, n = {rungs[0].size}", ("rung", *head), tuple((Cell(one.rung), *row(one)) for one in ran))
 
 
-def _by_size(ladder: EmulatedLadder) -> list[list[EmulatedRung]]:
+def by_size(ladder: EmulatedLadder) -> list[list[EmulatedRung]]:
+    """Return the rungs of each size, in the order of the ladder."""
     sizes = dict.fromkeys(one.size for one in ladder.rungs)
     return [[one for one in ladder.rungs if one.size == size] for size in sizes]
 

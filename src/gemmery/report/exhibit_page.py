@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 from gemmery.bench.record import Run
@@ -10,7 +9,7 @@ from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 from gemmery.report import words
 from gemmery.report.doubts import banner, weighed
 from gemmery.report.exhibits import Predicted
-from gemmery.report.page import document, section, table
+from gemmery.report.rendering import render
 from gemmery.report.sheet import Cell, Sheet
 
 RULES = "The counts are those of one launch, predicted by the rules of the hardware."
@@ -55,13 +54,14 @@ def emulated_exhibit_page(shown: Exhibit, source: str, emulated: Sequence[Emulat
 
 
 def _page(shown: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
-    said = f"<p class=banner role=alert>{html.escape(warning)}</p>" if warning else ""
-    return document(
-        f"Exhibit {shown.name}",
-        f"<header><h1>{html.escape(shown.name)}</h1><p class=faint>{html.escape(where)}</p>{said}"
-        f"<p class=lead>{html.escape(shown.idea)}</p><p>{html.escape(shown.lesson)}</p></header>",
-        section("The counts", table(sheet)),
-        section("The kernel", f"<pre class=code>{html.escape(source)}</pre>"),
+    return render(
+        "exhibit.html",
+        title=f"Exhibit {shown.name}",
+        exhibit=shown,
+        where=where,
+        warning=warning,
+        sheet=sheet,
+        source=source,
     )
 
 

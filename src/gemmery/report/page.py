@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from importlib.resources import files
 
-from gemmery import experiments
-from gemmery.bench.record import Gpu, Machine, Measurement, Run
-from gemmery.experiments import LADDER
+from gemmery.bench.record import Gpu, Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts, weighed
 from gemmery.report.figures import figures
-from gemmery.report.sheet import Cell, Group, Sheet, fullest, largest, named, speedup
+from gemmery.report.rendering import macros, render
+from gemmery.report.sheet import Group, fullest, largest, named, speedup
 from gemmery.report.summary import over_fastest
-from gemmery.report.svg import Plot, schemes, variables
+from gemmery.report.svg import Plot
 from gemmery.report.tables import ladder_groups, sheets
-from gemmery.report.tree import anchor, tree
+from gemmery.report.tree import tree
 
 PROTOCOL = """
 All kernels of a problem take turns in one run, so that they see the same clocks and the same other processes. A time
@@ -62,53 +59,39 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
     run = weighed(run)
-    plots, protocol = figures(run, rungs), PROTOCOL_GPU if run.machine.gpu.name else PROTOCOL
-    first = plots[:1]
-    body = [
-        _head(run),
-        _tiles(run, rungs),
-        *(figure(plot) for plot in first),
-        _tree(run, rungs),
-        section("The measurements", *(table(sheet) for sheet in sheets(run, rungs))),
-        *(figure(plot) for plot in plots if plot not in first),
-        _rungs(run, rungs),
-        section("How it was measured", *(f"<p>{html.escape(line)}</p>" for line in protocol.strip().split("\n\n"))),
-        _machine(run.machine),
-        f"<footer>gemmery {html.escape(run.machine.gemmery)}, {words.when(run)}</footer>",
-    ]
-    return document(f"{words.title(run)} on {words.processor(run.machine)[0]}", *filter(None, body))
-
-
-def document(title: str, *parts: str) -> str:
-    """A whole HTML document in the common style, from the parts of its body."""
-    style = f"{variables()}\n{schemes()}\n" + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + "\n</main>\n</body>\n</html>\n"
+    gpu, problems = run.machine.gpu.name, ladder_groups(run, rungs)
+    ran = {m.kernel for group in problems for m in group.rungs}
+    shown = [rung for rung in rungs if rung.name in ran]
+    fastest = largest(problems) if problems else None
+    title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
+    return render(
+        "run.html",
+        title=f"{title} on {words.processor(run.machine)[0]}",
+        heading=title,
+        where=" · ".join([*words.processor(run.machine), words.when(run)]),
+        warning=banner(run),
+        lead=LEAD.format(library) if problems else "",
+        tiles=_tiles(fastest) if fastest and not doubts(run) else (),
+        tiles_of=f"{words.shape(fastest.one)}, {words.types(fastest.one)}" if fastest else "",
+        plots=figures(run, rungs),
+        branches=tree(shown) if len(shown) > 1 else (),
+        gains=_gains(shown, problems),
+        gains_at=words.shape(fullest(problems).one) if problems else "",
+        sheets=sheets(run, rungs),
+        lessons=[(rung, _measured(rung, problems)) for rung in shown],
+        protocol=(PROTOCOL_GPU if gpu else PROTOCOL).strip().split("\n\n"),
+        facts=_facts(run.machine),
+        footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",
     )
 
 
-def _head(run: Run) -> str:
-    where = " · ".join([*words.processor(run.machine), words.when(run)])
-    ladder = any(experiments.of(m) is LADDER for m in run.measurements)
-    library = "cuBLAS, the vendor's library" if run.machine.gpu.name else "the library that NumPy calls"
-    lead = f"<p class=lead>{LEAD.format(library)}</p>" if ladder else ""
-    warning = f"<p class=banner role=alert>{html.escape(said)}</p>" if (said := banner(run)) else ""
-    return f"<header><h1>{words.title(run)}</h1><p class=faint>{html.escape(where)}</p>{warning}{lead}</header>"
-
-
-def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
-    """The key figures of the largest problem of a ladder."""
-    ladder = ladder_groups(run, rungs)
-    group = largest(ladder) if ladder else Group((), ())
+def _tiles(group: Group) -> list[tuple[str, str]]:
+    """The key figures of a problem of the ladder."""
     ran = [m for m in group.rungs if m.seconds]
-    if not ran or doubts(run):
-        return ""
+    if not ran:
+        return []
     best = max(ran, key=lambda m: m.gflops)
-    tiles = [(f"{words.digits(words.reached(best))}", f"{words.rate(best)} by {best.kernel}")]
+    tiles = [(words.digits(words.reached(best)), f"{words.rate(best)} by {best.kernel}")]
     if part := words.share(best):
         peak = words.digits(words.reached(best, best.peak_gflops))
         tiles.append((words.percent(part), f"of the measured peak, {peak}"))
@@ -116,129 +99,50 @@ def _tiles(run: Run, rungs: Sequence[Rung]) -> str:
         tiles.append((words.times(*over[1]), f"the speed of {named(over[0], group)}"))
     if best is not ran[0]:
         tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
-    shown = "".join(
-        f"<div><b>{html.escape(value)}</b><span>{html.escape(label)}</span></div>" for value, label in tiles
-    )
-    return f'<div class="tiles">{shown}</div><p class=faint>{html.escape(words.shape(best))}, {words.types(best)}</p>'
+    return tiles
 
 
-def figure(plot: Plot) -> str:
-    """A figure with its title and caption."""
-    caption = f"<figcaption>{html.escape(plot.caption)}</figcaption>"
-    return f"<figure><h2>{html.escape(plot.title)}</h2>{drawing(plot)}{caption}</figure>"
-
-
-def drawing(plot: Plot) -> str:
-    """The drawing of a figure, which scrolls sideways where it is wider than the page."""
-    return f"<div class=drawing>{plot.svg}</div>"
-
-
-def section(title: str, *parts: str) -> str:
-    """A part of the page under its title."""
-    return f"<section><h2>{html.escape(title)}</h2>{''.join(parts)}</section>"
-
-
-def table(sheet: Sheet) -> str:
-    """A table; a remark stands below the cell that it is about."""
-    after = 2 if sheet.aside else 1
-    named = (html.escape(name).replace("× ", "×&nbsp;") for name in (sheet.head[0], *sheet.head[after:]))
-    head = "".join(f"<th>{name}</th>" for name in named)
-    rows = ""
-    for row in sheet.rows:
-        below = f"<small>{html.escape(row[1].text)}</small>" if sheet.aside and row[1].text else ""
-        rows += f"<tr>{_cell(row[0], below)}{''.join(_cell(cell) for cell in row[after:])}</tr>"
-    notes = "".join(f"<p class=note>{html.escape(note)}</p>" for note in sheet.notes)
-    return (
-        f"<h3>{html.escape(sheet.title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{notes}"
-    )
-
-
-def _cell(cell: Cell, below: str = "") -> str:
-    classes = " ".join(filter(None, [cell.tone, "bar" if cell.bar is not None else ""]))
-    bar = f' style="--share:{min(cell.bar, 1):.3f}"' if cell.bar is not None else ""
-    opening = f'<td class="{classes}"{bar}>' if classes else "<td>"
-    return f"{opening}{html.escape(cell.text)}{below}</td>"
-
-
-def _rungs(run: Run, rungs: Sequence[Rung]) -> str:
-    """Each rung with its lesson, and its gain over its parent at every size."""
-    ladder = ladder_groups(run, rungs)
-    ran = {m.kernel for group in ladder for m in group.rungs}
-    shown = [rung for rung in rungs if rung.name in ran]
-    if not shown:
-        return ""
-    return section("Rung by rung", f"<dl class=rungs>{''.join(_rung(rung, ladder) for rung in shown)}</dl>")
-
-
-def _tree(run: Run, rungs: Sequence[Rung]) -> str:
-    """The rungs under their parents, with the gain at the largest square."""
-    ladder = ladder_groups(run, rungs)
-    ran = {m.kernel for group in ladder for m in group.rungs}
-    shown = [rung for rung in rungs if rung.name in ran]
-    if len(shown) < 2:
-        return ""
-    group = fullest(ladder)
+def _gains(rungs: Sequence[Rung], problems: Sequence[Group]) -> dict[str, str]:
+    """The gain of each rung over its parent, in the problem that most of them ran."""
+    if not problems:
+        return {}
+    group = fullest(problems)
     own = {m.kernel: m for m in group.rungs}
-    gains = {
+    return {
         rung.name: f"{words.times(*gain)} {rung.parent}"
-        for rung in shown
+        for rung in rungs
         if rung.parent and rung.name in own and (gain := speedup(own[rung.name], rung.parent, group))
     }
-    note = f"<p class=note>The factor is the speed over the parent's at {html.escape(words.shape(group.one))}.</p>"
-    return section("Rungs under their parents", tree(shown, gains), note if gains else "")
 
 
-def _rung(rung: Rung, ladder: Sequence[Group]) -> str:
-    own = [(group, m) for group in ladder for m in group.rungs if m.kernel == rung.name]
+def _measured(rung: Rung, problems: Sequence[Group]) -> str:
+    """A rung's gain over its parent at every size, or its times if it has none, and its config."""
+    own = [(group, m) for group in problems for m in group.rungs if m.kernel == rung.name]
     if rung.parent:
         gains = [(m, speedup(m, rung.parent, group)) for group, m in own]
-        stated = [f"{words.times(*gain)} at {words.shape(m)}" for m, gain in gains if gain]
-        gave = f"Against {rung.parent}: {', '.join(stated)}." if stated else ""
+        results = [f"{words.times(*gain)} at {words.shape(m)}" for m, gain in gains if gain]
     else:
-        stated = [f"{_time(m)} at {words.shape(m)}" for _, m in own if m.seconds]
-        gave = f"{', '.join(stated)}." if stated else ""
+        results = [f"{words.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
     configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}
-    with_ = f" With {', '.join(sorted(configs))}." if configs else ""
-    return entry(rung, gave + with_)
-
-
-def entry(rung: Rung, note: str) -> str:
-    """A rung in a list of them: its name, idea and lesson, a note, its source and how to see what changed."""
-    lesson = f"<p>{html.escape(rung.lesson)}</p>" if rung.lesson else ""
-    noted = f"<p class=note>{html.escape(note)}</p>" if note else ""
-    return (
-        f'<dt id="{html.escape(anchor(rung.name))}"><code>{html.escape(rung.name)}</code></dt>'
-        f"<dd><b>{html.escape(rung.idea)}</b>{lesson}{noted}{_source(rung)}</dd>"
+    against = f"Against {rung.parent}: " if rung.parent else ""
+    return (f"{against}{', '.join(results)}." if results else "") + (
+        f" With {', '.join(sorted(configs))}." if configs else ""
     )
 
 
-def _source(rung: Rung) -> str:
-    """The file of a rung's kernel, and the command that shows what it changed."""
-    file = f"Source: <code>src/gemmery/{html.escape(rung.source)}</code>." if rung.source else ""
-    changed = f"gemmery ladder diff {rung.parent} {rung.name}" if rung.source and rung.parent else ""
-    shown = f" What it changed: <code>{html.escape(changed)}</code>" if changed else ""
-    return f"<p class=note>{file}{shown}</p>" if file else ""
-
-
-def _time(measurement: Measurement) -> str:
-    return words.duration(measurement.seconds)
-
-
-def _machine(machine: Machine) -> str:
-    facts = [
+def _facts(machine: Machine) -> list[tuple[str, str]]:
+    """The properties of a machine by name; those without a value are not shown."""
+    return [
         *_gpu(machine.gpu),
         ("CPU", machine.cpu),
         ("Instruction set", machine.isa),
         ("Cores", str(machine.cores)),
-        *((name, words.size(held)) for name, held in words.caches(machine) if not machine.gpu.name),
+        *((name, words.size(size)) for name, size in words.caches(machine) if not machine.gpu.name),
         ("System", machine.os),
         ("Python", machine.python),
         ("NumPy", f"{machine.numpy}, {machine.blas}"),
         ("llvmlite", machine.llvmlite),
     ]
-    shown = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts if value)
-    return section("The machine", f"<dl class=facts>{shown}</dl>")
 
 
 def _gpu(gpu: Gpu) -> list[tuple[str, str]]:
@@ -254,3 +158,18 @@ def _gpu(gpu: Gpu) -> list[tuple[str, str]]:
         ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
         ("NVRTC", gpu.nvrtc),
     ]
+
+
+def document(title: str, *parts: str) -> str:
+    """Return a page in the common style from the parts of its body, which are HTML."""
+    return render("document.html", title=title, parts=parts)
+
+
+def figure(plot: Plot) -> str:
+    """Return a figure with its title and caption."""
+    return str(macros("parts.html").figure(plot))
+
+
+def drawing(plot: Plot) -> str:
+    """Return the drawing of a figure, which scrolls sideways where it is wider than the page."""
+    return str(macros("parts.html").drawing(plot))

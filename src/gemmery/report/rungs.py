@@ -15,6 +15,7 @@ from gemmery.problem import Problem
 from gemmery.report import words
 from gemmery.report.sheet import Group, speedup
 from gemmery.report.tables import ladder_groups
+from gemmery.report.tree import tree, walk
 
 OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
 
@@ -28,19 +29,10 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
     link = os.path.relpath(root / "src" / "gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]
-    return "\n\n".join(["```\n" + "\n".join(tree(rungs)) + "\n```", *sections])
-
-
-def tree(rungs: Sequence[Rung], parent: str | None = None, indent: str = "") -> list[str]:
-    """Return lines that show each rung indented below its parent."""
-    lines = []
-    for rung in rungs:
-        if rung.parent == parent:
-            lines += [
-                f"{indent}{rung.name:{max(28 - len(indent), 1)}} {rung.idea}",
-                *tree(rungs, rung.name, indent + "  "),
-            ]
-    return lines
+    tree_lines = [
+        f"{'  ' * depth}{rung.name:{max(28 - 2 * depth, 1)}} {rung.idea}" for depth, rung in walk(tree(rungs))
+    ]
+    return "\n\n".join(["```\n" + "\n".join(tree_lines) + "\n```", *sections])
 
 
 def published(file: Path) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
@@ -28,6 +28,7 @@ from gemmery.report.sheet import IDEA, Cell, Sheet, fullest, speedup
 from gemmery.report.summary import summary
 from gemmery.report.tables import ladder_groups, sheets
 from gemmery.report.text import machine as described
+from gemmery.report.tree import tree, walk
 
 Record = TypeVar("Record")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
@@ -187,22 +188,13 @@ def _print_tree(run: Run, rungs: Sequence[Rung], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
-    for depth, rung in below(named):
+    for depth, rung in walk(tree(named)):
         gain = speedup(own[rung.name], rung.parent, group) if rung.parent and rung.name in own else None
         idea = Text(rung.idea if console.width < WIDE else "", style="dim")
         table.add_row(Text("  " * depth + rung.name), Text(words.times(*gain) if gain else ""), idea)
     at = f", × the speed of its parent at {words.shape(group.one)}" if len(named) > 1 else ""
     console.print(Text(f"Each rung below its parent{at}", style="bold"))
     console.print(table)
-
-
-def below(rungs: Sequence[Rung], parent: str = "", depth: int = 0) -> Iterator[tuple[int, Rung]]:
-    """Yield each rung after its parent with its depth in the tree; a rung whose parent is missing is at the top."""
-    names = {rung.name for rung in rungs}
-    for rung in rungs:
-        if (rung.parent if rung.parent in names else "") == parent:
-            yield depth, rung
-            yield from below(rungs, rung.name, depth + 1)
 
 
 def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:

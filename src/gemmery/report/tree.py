@@ -1,32 +1,35 @@
-"""The tree of the rungs on a page: each rung under its parent."""
+"""The tree of rungs: each under its parent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gemmery.ladder.rung import Rung
 
 
-def tree(rungs: Sequence[Rung], gains: Mapping[str, str]) -> str:
-    """Nested lists of the rungs under their parents, each with its gain over the parent in words, where it has one."""
-    named = {rung.name: rung for rung in rungs}
-    below: dict[str, list[Rung]] = {}
+class Branch(NamedTuple):
+    """A rung and the branches below it."""
+
+    rung: Rung
+    below: tuple[Branch, ...]
+
+
+def tree(rungs: Sequence[Rung]) -> tuple[Branch, ...]:
+    """Return the rungs as a tree, in their order; a rung whose parent is missing is at the top."""
+    names = {rung.name for rung in rungs}
+    children: dict[str, list[Rung]] = {}
     for rung in rungs:
-        below.setdefault(rung.parent if rung.parent and rung.parent in named else "", []).append(rung)
-    return f"<div class=scroll>{_branch(below, gains, '')}</div>"
+        children.setdefault(rung.parent if rung.parent and rung.parent in names else "", []).append(rung)
+
+    def under(name: str) -> tuple[Branch, ...]:
+        return tuple(Branch(rung, under(rung.name)) for rung in children.get(name, ()))
+
+    return under("")
 
 
-def anchor(name: str) -> str:
-    """The id of a rung's part of the page."""
-    return f"rung-{name}"
-
-
-def _branch(below: Mapping[str, Sequence[Rung]], gains: Mapping[str, str], name: str) -> str:
-    items = "".join(
-        f'<li><a href="#{escape(anchor(rung.name))}"><code>{escape(rung.name)}</code></a>'
-        + (f" <span class=gain>{escape(gains[rung.name])}</span>" if gains.get(rung.name) else "")
-        + f" <span class=faint>{escape(rung.idea)}</span>{_branch(below, gains, rung.name)}</li>"
-        for rung in below.get(name, ())
-    )
-    return f"<ul class=tree>{items}</ul>" if items else ""
+def walk(branches: Sequence[Branch], depth: int = 0) -> Iterator[tuple[int, Rung]]:
+    """Yield each rung after its parent, with its depth in the tree."""
+    for branch in branches:
+        yield depth, branch.rung
+        yield from walk(branch.below, depth + 1)

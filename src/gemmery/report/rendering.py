@@ -1,0 +1,46 @@
+"""Pages from the templates in templates/: every text is escaped, and an unknown name is an error."""
+
+from __future__ import annotations
+
+import functools
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from gemmery.report.svg import schemes, variables
+
+
+def render(template: str, package: str = __package__, **values: Any) -> str:
+    """Return a page from a template of a package, which may use those of this one.
+
+    >>> render("difference.html", title="a", difference=Difference("a", "b", (), ()), lines=())  # doctest: +SKIP
+    '<!doctype html>...'
+    """
+    return _environment(package).get_template(template).render(values)
+
+
+def macros(template: str) -> Any:
+    """Return the macros of a template as functions, whose results are HTML."""
+    return _environment(__package__).get_template(template).module
+
+
+@functools.cache
+def _environment(package: str) -> Environment:
+    packages = dict.fromkeys((package, __package__))
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["style"] = _style
+    return environment
+
+
+@functools.cache
+def _style() -> str:
+    css = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return f"{variables()}\n{schemes()}\n{css}"

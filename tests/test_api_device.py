@@ -87,7 +87,7 @@ def problems(monkeypatch):
     """The problems for which products ask a plan, on a device that is not present."""
     asked = []
 
-    class Built(launch.Launch):
+    class Built(launch.CudaLaunch):
         def __init__(self):
             pass
 

@@ -15,7 +15,7 @@ from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.cuda.images import images
-from gemmery.cuda.launch import Launch, Ready
+from gemmery.cuda.launch import CudaLaunch, Ready
 from gemmery.dispatch.cuda import general
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -157,7 +157,7 @@ def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[
 
 
 def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> PreparedLaunch:
-    assert isinstance(plan.kernel, Launch)
+    assert isinstance(plan.kernel, CudaLaunch)
     run = plan.kernel.ready(*_views(form, problem, bias_step))
     return PreparedLaunch(plan, problem, form, run)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
 from gemmery.cuda.geometry import Geometry, instance, vector
-from gemmery.cuda.launch import Launch
+from gemmery.cuda.launch import CudaLaunch
 from gemmery.errors import DeviceError, DTypeError, ShapeError
 from gemmery.problem import Config, Problem
 
 
-def addition(a: View, b: View, c: View) -> Launch:
+def addition(a: View, b: View, c: View) -> CudaLaunch:
     """Return a function that computes C = A + B on three views of this shape (batch, m, n) and these strides.
 
     Raises ShapeError, DTypeError or DeviceError if the three differ.
@@ -26,7 +26,7 @@ def addition(a: View, b: View, c: View) -> Launch:
     problem = Problem(
         m, n, 0, a.dtype, c.dtype, batch, a_layout, b_layout, c_layout, device=c.device, alignments=alignments
     )
-    return Launch(problem, {"threads": 256}, geometry)
+    return CudaLaunch(problem, {"threads": 256}, geometry)
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:

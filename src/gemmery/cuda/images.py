@@ -9,13 +9,13 @@ from gemmery import dtypes, tiers
 from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import GeometryOf, tiles, whole_pieces
-from gemmery.cuda.launch import KernelLaunch, Ready, arguments
-from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tile, quickest
+from gemmery.cuda.launch import Ready, arguments, first_arguments
+from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, quickest
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 
-class Image(NamedTuple):
+class LoadedKernel(NamedTuple):
     """A kernel on a device: its handle, its block, its bytes of shared memory."""
 
     function: int
@@ -43,19 +43,19 @@ class Images:
         self._smallest = first.bm
         self._others = () if dtype == "f64" else tuple(others)
         self._present = {first.bm: self._image(first)}
-        self._tiles: tuple[Tile, ...] = (first,)  # of present images
+        self._tiles: tuple[Tiling, ...] = (first,)  # of present images
 
-    def _image(self, tile: Tile) -> Image:
+    def _image(self, tile: Tiling) -> LoadedKernel:
         launch = self._geometry(self._probe, {"tile": tile.bm})
         function = int(driver.function(launch.source, launch.kernel, self.ordinal, launch.shared))
-        return Image(function, launch.block[0], launch.shared)
+        return LoadedKernel(function, launch.block[0], launch.shared)
 
     def make_others(self) -> None:
         """Make the images with larger tiles in the background."""
         for tile in self._others:
             tiers.aside(("image", self.dtype, self.ordinal, tile.bm), partial(self._add, tile))
 
-    def _add(self, tile: Tile) -> None:
+    def _add(self, tile: Tiling) -> None:
         self._present[tile.bm] = self._image(tile)
         self._tiles = (*self._tiles, tile)
 
@@ -72,7 +72,8 @@ class Images:
         function, threads, shared = self._present[side]
         argument = self._number.pack(0, 0, 0, 0, 0, 0, *a, 0, *b, 0, *c, 0, 0, m, n, k, 1, 1.0, 0.0)
         grid = -(-m // side) * -(-n // side)
-        return Ready([KernelLaunch(function, grid, 1, 1, threads, 1, 1, shared)], argument, self.ordinal, 0, False)
+        launch = first_arguments(function, (grid, 1, 1), (threads, 1, 1), shared)
+        return Ready([launch], argument, self.ordinal, 0, False)
 
     def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
         """Return the launch of any product of this element type."""
@@ -83,7 +84,7 @@ class Images:
             side = quickest(self._tiles, p.m, p.n, p.batch, self._sms).bm
         function, threads, shared = self._present[side]
         argument = arguments(p, transposed, a, b, c, 1.0, 0.0, bias, 0)
-        launch = KernelLaunch(function, *tiles(p, side, side), threads, 1, 1, shared)
+        launch = first_arguments(function, tiles(p, side, side), (threads, 1, 1), shared)
         return Ready([launch], argument, self.ordinal, 0, transposed)
 
 

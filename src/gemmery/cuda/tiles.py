@@ -8,7 +8,7 @@ from gemmery.problem import Config
 from gemmery.tuples import NamedTuple
 
 
-class Tile(NamedTuple):
+class Tiling(NamedTuple):
     """How a block shares its part of C; 0 for what a family does not have or computes itself.
 
     `speed` is that of a multiprocessor that runs nothing else, in percent of the family's fastest.
@@ -28,47 +28,47 @@ class Tile(NamedTuple):
 
 # By the name of the rung, "mma_general".
 # fmt: off
+#               bm   bn  bk  wm   wn  tm  tn stages blocks speed
 SIMT_PIPELINED = {  # by the bytes of a sum
-    #             bm   bn  bk  wm   wn  tm  tn stages blocks speed
     4: (
-        Tile(    128, 256, 16, 32, 128, 16,  8,     3,     0,  100),
-        Tile(    128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
-        Tile(     64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
-        Tile(     32,  32, 16, 32,  16,  4,  4,     3,     0,   45),
+        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  100),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   45),
     ),
     8: (
-        Tile(     64, 128,  8, 32,  64,  8,  8,     3,     0,  100),
-        Tile(     64,  64,  8, 32,  32,  8,  4,     3,     0,   85),
-        Tile(     32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
+        Tiling( 64, 128,  8, 32,  64,  8,  8,     3,     0,  100),
+        Tiling( 64,  64,  8, 32,  32,  8,  4,     3,     0,   85),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
     ),
 }
 MMA_F64 = (  # speeds on an H200
-    Tile(        128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
-    Tile(         64,  64, 16, 32,  32,  0,  0,     3,     3,   94),
-    Tile(         32,  64, 32, 16,  32,  0,  0,     3,     3,   80),
-    Tile(         32,  32, 32, 16,  16,  0,  0,     4,     4,   81),
+    Tiling(    128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
+    Tiling(     64,  64, 16, 32,  32,  0,  0,     3,     3,   94),
+    Tiling(     32,  64, 32, 16,  32,  0,  0,     3,     3,   80),
+    Tiling(     32,  32, 32, 16,  16,  0,  0,     4,     4,   81),
 )
 MMA_PIPELINED = (  # it computes bk and stages; speeds of f16 on an H200
-    Tile(        256, 128,  0, 64,  64,  0,  0,     0,     0,  100),
-    Tile(        128, 256,  0, 64,  64,  0,  0,     0,     0,  100),
-    Tile(        128, 128,  0, 64,  64,  0,  0,     0,     0,   90),
-    Tile(         64, 128,  0, 32,  64,  0,  0,     0,     0,   68),
-    Tile(         64,  64,  0, 32,  32,  0,  0,     0,     0,   42),
-    Tile(         64,  32,  0, 32,  16,  0,  0,     0,     0,   25),
+    Tiling(    256, 128,  0, 64,  64,  0,  0,     0,     0,  100),
+    Tiling(    128, 256,  0, 64,  64,  0,  0,     0,     0,  100),
+    Tiling(    128, 128,  0, 64,  64,  0,  0,     0,     0,   90),
+    Tiling(     64, 128,  0, 32,  64,  0,  0,     0,     0,   68),
+    Tiling(     64,  64,  0, 32,  32,  0,  0,     0,     0,   42),
+    Tiling(     64,  32,  0, 32,  16,  0,  0,     0,     0,   25),
 )
 MMA_GENERAL = (  # the first serves every product
-    Tile(         64,  64, 64, 32,  16,  0,  0,     4,     0,   45),
-    Tile(        128, 128, 64, 64,  32,  0,  0,     3,     0,  100),
+    Tiling(     64,  64, 64, 32,  16,  0,  0,     4,     0,   45),
+    Tiling(    128, 128, 64, 64,  32,  0,  0,     3,     0,  100),
 )
 SIMT_GENERAL = (  # the first serves every product, and is the only one for f64
-    Tile(         32,  32, 16, 16,  16,  4,  2,     3,     0,   50),
-    Tile(         64,  64, 16, 32,  32,  8,  4,     3,     0,   80),
-    Tile(        128, 128,  8, 64,  32,  8,  8,     3,     0,  100),
+    Tiling(     32,  32, 16, 16,  16,  4,  2,     3,     0,   50),
+    Tiling(     64,  64, 16, 32,  32,  8,  4,     3,     0,   80),
+    Tiling(    128, 128,  8, 64,  32,  8,  8,     3,     0,  100),
 )
 # fmt: on
 
 
-def share(tile: Tile, m: int, n: int, batch: int, sms: int, splits: int = 1) -> int:
+def share(tile: Tiling, m: int, n: int, batch: int, sms: int, splits: int = 1) -> int:
     """Return the elements of C that the busiest multiprocessor computes, each of them over one of `splits` parts of k.
 
     >>> share(MMA_PIPELINED[2], 1024, 1024, 1, 132)
@@ -78,7 +78,7 @@ def share(tile: Tile, m: int, n: int, batch: int, sms: int, splits: int = 1) -> 
     return -(-blocks // sms) * tile.bm * tile.bn
 
 
-def quickest(tiles: Iterable[Tile], m: int, n: int, batch: int, sms: int) -> Tile:
+def quickest(tiles: Iterable[Tiling], m: int, n: int, batch: int, sms: int) -> Tiling:
     """Return the tile with which the busiest multiprocessor finishes first."""
     return min(tiles, key=lambda tile: share(tile, m, n, batch, sms) / tile.speed)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gemmery import dtypes
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, instance, target, tiles, whole_pieces
-from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tile, quickest
+from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
 from gemmery.problem import Config, Problem
@@ -64,7 +64,7 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     )
 
 
-def _tile(problem: Problem, side: int, known: Sequence[Tile], quick: Sequence[Tile]) -> Tile:
+def _tile(problem: Problem, side: int, known: Sequence[Tiling], quick: Sequence[Tiling]) -> Tiling:
     """Return the tile of this side; for 0 that of `quick` with which the product takes least time."""
     if not side:
         return quickest(quick, problem.m, problem.n, problem.batch, target(problem).sms)
@@ -76,7 +76,7 @@ def _tile(problem: Problem, side: int, known: Sequence[Tile], quick: Sequence[Ti
     )
 
 
-def _sides(known: Sequence[Tile]) -> tuple[int, ...]:
+def _sides(known: Sequence[Tiling]) -> tuple[int, ...]:
     return tuple(tile.bm for tile in known)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from gemmery.cuda.geometry import Geometry
-from gemmery.cuda.launch import Launch
+from gemmery.cuda.launch import CudaLaunch
 from gemmery.ladder.rung import Rung, as_given
 from gemmery.problem import Config, Problem
 
@@ -56,8 +56,8 @@ def gpu_rung(
     """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config."""
     launches = partial(geometry, name)
 
-    def build(problem: Problem, config: Config) -> Launch:
-        return Launch(problem, config, launches)
+    def build(problem: Problem, config: Config) -> CudaLaunch:
+        return CudaLaunch(problem, config, launches)
 
     return Rung(
         name=name,

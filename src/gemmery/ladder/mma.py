@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemmery import dtypes
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, accesses, contiguous, instance, layouts, target, tiles, vector
-from gemmery.cuda.tiles import MMA_PIPELINED, Tile, complete, share
+from gemmery.cuda.tiles import MMA_PIPELINED, Tiling, complete, share
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
 from gemmery.problem import Config, Problem
@@ -77,7 +77,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     device, size = target(problem), dtypes.get(problem.dtype).size
     steps = -(-problem.k * size // _ROW)
 
-    def time(choice: tuple[Tile, int]) -> float:
+    def time(choice: tuple[Tiling, int]) -> float:
         tile, splits = choice
         elements = share(tile, problem.m, problem.n, problem.batch, device.sms, splits)
         finish = _FINISH + _FINISH_ELEMENT * problem.batch * problem.m * problem.n * splits if splits > 1 else 0

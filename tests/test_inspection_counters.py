@@ -16,12 +16,12 @@ from gemmery import cli, report
 from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.errors import ArgumentError
 from gemmery.inspection import counters, side_by_side
+from gemmery.inspection.console import show_inspection, show_side_by_side
 from gemmery.inspection.gather import inspect_rung, shared_dtype
-from gemmery.inspection.page import inspection_page, side_by_side_page
+from gemmery.inspection.pages import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
-from gemmery.inspection.terminal import show_inspection, show_side_by_side
 from gemmery.report.roofs import roofline_plot
 
 SIDE = 256  # of what is emulated
@@ -161,7 +161,7 @@ def test_what_differs_between_two_rungs_is_marked(naive, smem):
     assert rows["flops"] == [f"{2 * SIDE**3:,}"] * 2 + [""]
     assert f"sectors of global memory {before:,} → {after:,}" in glance(found)
     page = side_by_side_page(found)
-    assert "<td class=fewer>" in page
+    assert '<td class="fewer">' in page
     assert page.count("<h1>") == 1
     shown = io.StringIO()
     show_side_by_side(found, Console(file=shown, width=100))

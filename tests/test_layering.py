@@ -168,7 +168,7 @@ def test_the_table_of_the_design_was_read():
         ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
         ("report.py", "from gemmery.lab import Event"),
         ("lab/rungs.py", "from gemmery.inspection.records import Inspection"),
-        ("report/page.py", "def f():\n    from gemmery.inspection import page"),
+        ("report/page.py", "def f():\n    from gemmery.inspection import pages"),
         ("unheard.py", "import os"),
         ("api.py", "import gemmery.unheard.of"),
         ("cpu/loops.py", "import llvmlite.binding"),

@@ -12,9 +12,8 @@ from jinja2 import UndefinedError
 
 import records
 from gemmery import lab
-from gemmery.inspection import notebook
 from gemmery.inspection.gather import inspect_rung
-from gemmery.inspection.page import inspection_page, side_by_side_page
+from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
@@ -97,7 +96,7 @@ def test_markup_in_a_kernel_is_shown_as_text(inspected):
         "pair": side_by_side_page(SideBySide(smem, smem)),
         "diff": difference_page(Difference(BAD, BAD, (Fact(BAD, BAD, BAD),), (f"+{BAD}", f"@@ {BAD}", f"---{BAD}"))),
         "ladder": emulated_page(ladder),
-        "frame": notebook.framed(inspection_page(smem), BAD),
+        "frame": framed(inspection_page(smem), BAD),
     }
     for name, text in pages.items():
         tags = Tags(text)

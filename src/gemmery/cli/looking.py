@@ -130,9 +130,8 @@ def _inspect(
     html: Path | None,
     svg: Path | None,
 ) -> int:
-    from gemmery.inspection.page import inspection_page, side_by_side_page
+    from gemmery.inspection.console import show_inspection, show_side_by_side
     from gemmery.inspection.records import SideBySide, without_code
-    from gemmery.inspection.terminal import show_inspection, show_side_by_side
     from gemmery.report import as_json
 
     first, *second = inspections = [inspect_rung() for inspect_rung in inspect_each]
@@ -146,6 +145,8 @@ def _inspect(
     else:
         show_inspection(first, console(), ptx, sass)
     if html is not None:
+        from gemmery.inspection.pages import inspection_page, side_by_side_page
+
         page = side_by_side_page(pair) if pair else inspection_page(first)
         messages.write(f"page: {write_page(html, page)}\n")
     if svg is not None:

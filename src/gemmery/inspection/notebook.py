@@ -4,21 +4,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from html import escape
 
 from gemmery.inspection import records
 from gemmery.inspection.gather import inspect_rung, shared_dtype
-from gemmery.inspection.page import inspection_page, side_by_side_page
 from gemmery.inspection.sections import subject
 from gemmery.lab import asked
-
-# A notebook need not follow the system's preference, so the frame looks at the nearest painted background behind it.
-FOLLOW = (
-    "for (let at = this; at; at = at.parentElement) {"
-    " const [red, green, blue, alpha] = getComputedStyle(at).backgroundColor.match(/[\\d.]+/g).map(Number);"
-    " if (alpha !== 0) {"
-    " this.contentDocument.documentElement.dataset.scheme = red + green + blue < 384 ? 'dark' : 'light'; break; } }"
-)
 
 
 class NotebookInspection(records.Inspection):
@@ -29,6 +19,8 @@ class NotebookInspection(records.Inspection):
         return f"<Inspection of {self.rung}: {subject(self)}>"
 
     def _repr_html_(self) -> str:
+        from gemmery.inspection.pages import framed, inspection_page
+
         return framed(inspection_page(self), f"gemmery inspect {self.rung}")
 
 
@@ -40,6 +32,8 @@ class NotebookSideBySide(records.SideBySide):
         return f"<Comparison of {self.old.rung} and {self.new.rung}: {subject(self.new, config=False)}>"
 
     def _repr_html_(self) -> str:
+        from gemmery.inspection.pages import framed, side_by_side_page
+
         return framed(side_by_side_page(self), f"gemmery inspect {self.old.rung} {self.new.rung}")
 
 
@@ -78,12 +72,3 @@ def inspect(
     if second:
         return NotebookSideBySide(first, *second)
     return NotebookInspection(**{field.name: getattr(first, field.name) for field in fields(first)})
-
-
-def framed(page: str, title: str) -> str:
-    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
-    plain = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
-    return (
-        f'<iframe srcdoc="{escape(plain)}" title="{escape(title)}" onload="{escape(FOLLOW)}" '
-        'style="width: 100%; height: 48rem; border: 0"></iframe>'
-    )

@@ -17,7 +17,6 @@ from gemmery.ladder.exhibits import EXHIBITS
 from gemmery.report import words
 from gemmery.report.words import plural
 
-ROOFLINE = "Roofline"
 SOURCE = counters.HEAD[-1]  # a column of code
 MOST_PTX = 12  # opcodes of PTX that are shown where there is no SASS
 ROOFLINE_NOTE = (
@@ -35,6 +34,11 @@ class Section:
     head: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
+
+    @property
+    def numbers(self) -> bool:
+        """True for a table of numbers; two rungs side by side have a column of ratios then."""
+        return len(self.head) > 3 if self.marks else bool(self.head)
 
 
 def sections(inspection: Inspection) -> tuple[Section, ...]:
@@ -133,7 +137,7 @@ def _roofline(inspection: Inspection) -> Section:
         ("as it loads", f"{_loading(inspection)}: {_attainable(loads)}"),
         ("each element once", f"{_moved(once)}: {_attainable(once)}"),
     )
-    return Section(ROOFLINE, rows, notes=(ROOFLINE_NOTE,))
+    return Section("Roofline", rows, notes=(ROOFLINE_NOTE,))
 
 
 def _loading(inspection: Inspection) -> str:

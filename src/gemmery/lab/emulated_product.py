@@ -31,7 +31,7 @@ from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
-Function = Callable[..., Any]
+Arithmetic = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,9 @@ def prepared_anew(text: str, kernel: str) -> Program:
     return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
 
 
-def faster() -> Mapping[Function, Function]:
+def faster() -> Mapping[Arithmetic, Arithmetic]:
     """Return compiled functions for those of `emulator.exact`, if the CPU has the instruction."""
-    pairs: tuple[tuple[Function, Function | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
+    pairs: tuple[tuple[Arithmetic, Arithmetic | None], ...] = ((exact.fma, fused.fma()), (exact.chain, fused.chain()))
     return {slow: fast for slow, fast in pairs if fast is not None}
 
 

@@ -72,9 +72,8 @@ def _table(section: Section) -> Table:
 
 def _two_columns(section: Section) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    numbers = len(section.head) > 3
     for name in section.head:
-        table.add_column(name, justify="right" if name and numbers else "left", overflow="fold")
+        table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
     for (name, old, new, *ratio), mark in zip(section.rows, section.marks, strict=True):
         table.add_row(Text(name, style="dim"), old, Text(new, style=STYLES[mark]), *ratio)
     return table

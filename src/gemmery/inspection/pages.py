@@ -1,0 +1,66 @@
+"""Inspections as self-contained HTML pages, with all of the code and the pictures of memory accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gemmery.inspection import counters, side_by_side
+from gemmery.inspection.records import Inspection, SideBySide
+from gemmery.inspection.sections import codes, lesson, sections, subject
+from gemmery.report.pictures import pictures
+from gemmery.report.rendering import render
+from gemmery.report.roofs import roofline_plot
+from gemmery.report.svg import Plot
+
+
+def inspection_page(inspection: Inspection) -> str:
+    """The page of one rung or exhibit."""
+    counts, device = inspection.emulated, inspection.device.name
+    loads, once = inspection.loads, inspection.once
+    return render(
+        "inspection.html",
+        __package__,
+        title=f"{inspection.rung} on {device}",
+        inspection=inspection,
+        lesson=lesson(inspection.rung),
+        subject=subject(inspection),
+        sections=sections(inspection),
+        roofline=None if inspection.exhibit else roofline_plot(inspection.rung, device, loads, once),
+        plots=pictures(counts.chosen, counts.source) if counts else (),
+        untraced=counters.untraced(counts) if counts and counts.chosen.untraced else "",
+        codes=codes(inspection),
+    )
+
+
+def side_by_side_page(pair: SideBySide) -> str:
+    """The page of two, with the pictures of both."""
+    return render(
+        "side_by_side.html",
+        __package__,
+        title=side_by_side.title(pair),
+        glance=side_by_side.glance(pair),
+        rungs=[(rung, lesson(rung.rung)) for rung in (pair.old, pair.new)],
+        subject=subject(pair.new, config=False),
+        sections=side_by_side.sections(pair),
+        pairs=_paired_pictures(pair).values(),
+    )
+
+
+def framed(page: str, title: str) -> str:
+    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
+    light = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
+    return render("frame.html", __package__, page=light, title=title)
+
+
+def _paired_pictures(pair: SideBySide) -> Mapping[str, list[Plot]]:
+    """The pictures of both by name; only the first of each kind says how to read it."""
+    plots: dict[str, list[Plot]] = {}
+    explained: frozenset[str] = frozenset()
+    for number, inspection in enumerate((pair.old, pair.new), 1):
+        counts = inspection.emulated
+        for plot in pictures(counts.chosen, counts.source, explained=explained) if counts else ():
+            title = f"{inspection.rung}: {plot.title}"
+            plots.setdefault(plot.name, []).append(replace(plot, name=f"{number}-{plot.name}", title=title))
+            explained |= {plot.name.partition("-")[0]}
+    return plots

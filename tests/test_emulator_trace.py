@@ -9,7 +9,7 @@ from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.chosen import chosen
+from gemmery.emulator.trace.selection import select
 from gemmery.errors import ArgumentError
 from gemmery.inspection.lines import count_rung
 from gemmery.ladder.cuda import CUDA
@@ -96,7 +96,7 @@ def test_an_access_of_other_blocks_alone_is_not_kept():
     trace, _, _ = traced_by(second, chunk=3 * THREADS)
     assert len(trace.accesses) == 4
     assert all(warps for warps in trace.accesses.values())
-    assert [one.opcode for one in chosen(trace, {"x": (64, 4)}).shared] == ["ld.shared.f32", "st.shared.f32"]
+    assert [one.opcode for one in select(trace, {"x": (64, 4)}).shared] == ["ld.shared.f32", "st.shared.f32"]
 
 
 def test_an_access_is_kept_when_the_first_block_comes_to_it():
@@ -140,12 +140,12 @@ def test_a_generic_store_is_followed_too():
     )
     trace, memory, _ = traced_by(generic.replace("ld.global.f32", "ld.f32"))
     assert trace.sources == {(0, 8 * t): memory.address("x") + 4 * t for t in range(THREADS)}
-    assert chosen(trace, {"x": (4 * 16, 4)}).untraced == ()
+    assert select(trace, {"x": (4 * 16, 4)}).untraced == ()
 
 
 def test_a_tile_of_what_was_computed_is_not_known():
     trace, _, _ = traced_by(KERNEL.replace("mov.f32 %f5, %f1", "add.f32 %f5, %f1, %f1"))
-    found = chosen(trace, {"x": (4 * 16, 4)})
+    found = select(trace, {"x": (4 * 16, 4)})
     assert trace.sources == {}
     assert (found.tiles, found.untraced) == ((), ("x",))
 
@@ -161,7 +161,7 @@ def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
     trace, _, kernel = traced
     (found,) = trace.divergences.values()
     assert found.warp == 0
-    assert found.taken == tuple(lane < 20 for lane in range(32))
+    assert found.jumping == tuple(lane < 20 for lane in range(32))
     assert found.active == (True,) * 32
     before, way, after = found.stretches
     assert before.lanes == after.lanes == (True,) * 32
@@ -173,10 +173,10 @@ def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
 
 def test_the_costliest_are_chosen_and_the_tile_with_its_store_and_load(traced):
     trace, _, _ = traced
-    found = chosen(trace, {"x": (4 * 16, 4)})
+    found = select(trace, {"x": (4 * 16, 4)})
     assert [one.opcode for one in found.shared] == ["ld.shared.f32", "st.shared.f32"]
     (tile,) = found.tiles
-    assert tile.held[8 * 19] == (1, 3)
+    assert tile.contents[8 * 19] == (1, 3)
     assert (tile.store.opcode, tile.load.opcode) == ("st.shared.f32", "ld.shared.f32")
     assert len(found.divergences) == 1
 
@@ -184,11 +184,11 @@ def test_the_costliest_are_chosen_and_the_tile_with_its_store_and_load(traced):
 def test_a_line_chooses_and_one_without_access_is_refused(traced):
     trace, _, _ = traced
     store = accesses(trace, "st.shared.f32")[0]
-    found = chosen(trace, {}, str(store.line))
+    found = select(trace, {}, str(store.line))
     assert [one.opcode for one in found.shared] == ["st.shared.f32"]
     assert found.global_ == found.divergences == ()
     with pytest.raises(ArgumentError, match=str(store.line)):
-        chosen(trace, {}, "ptx:1")
+        select(trace, {}, "ptx:1")
 
 
 def test_a_trace_changes_nothing(traced):

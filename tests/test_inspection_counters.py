@@ -244,7 +244,7 @@ def test_an_exhibit_is_looked_at_like_a_rung():
     assert found.emulated.total.divergent_branches == warps
     assert found.emulated.total.flops == 2 * 64 * found.emulated.problem.n
     (split,) = found.emulated.chosen.divergences
-    assert split.taken.count(True) == split.taken.count(False) == 16
+    assert split.jumping.count(True) == split.jumping.count(False) == 16
     assert "Roofline" not in [section.title for section in sections(found)]
     page = inspection_page(found)
     assert "4,194,304 elements, f32, steps 64" in page

@@ -9,7 +9,7 @@ import pytest
 
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
-from gemmery.emulator.trace.chosen import Chosen
+from gemmery.emulator.trace.selection import Selection
 from gemmery.report import svg
 from gemmery.report.pictures import (
     READINGS,
@@ -72,7 +72,7 @@ def divergence():
     return Divergence(at[1], upper, everyone, stretches)
 
 
-EVERY = Chosen(
+EVERY = Selection(
     (
         access("ld.shared.f32", 4, [128 * lane for lane in LANES]),
         access("ld.shared.f32", 4, [64 * (lane // 16) for lane in LANES]),

@@ -73,9 +73,9 @@ def names_lanes(instruction: Instruction) -> bool:
 def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     """The lanes that instructions first ... last - 1 wait for; None for no waiting."""
     inside = lowering.kernel.instructions[first:last]
-    if any(one.opcode.family == "wgmma" for one in inside):
+    if any(instruction.opcode.family == "wgmma" for instruction in inside):
         return Gathering(128, None)
-    if any(_whole(one) for one in inside):
+    if any(_whole(instruction) for instruction in inside):
         return Gathering(32, None)
     if names_lanes(inside[0]) and inside[0].guard is None:
         return Gathering(32, lowering.read(inside[0].operands[-1], "b32", inside[0]))
@@ -87,8 +87,8 @@ def _whole(instruction: Instruction) -> bool:
     if instruction.opcode.family in _WHOLE:
         return True
     mask = instruction.operands[-1] if instruction.operands else None
-    named = isinstance(mask, Immediate) and mask.bits & FULL == FULL
-    return named and instruction.guard is None and instruction.opcode.name in _MASKED
+    all_lanes = isinstance(mask, Immediate) and mask.bits & FULL == FULL
+    return all_lanes and instruction.guard is None and instruction.opcode.name in _MASKED
 
 
 def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -118,14 +118,14 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
         return step
     operands = lowering.flat(instruction.operands)
     members = lowering.read(operands[-1], "b32", instruction)
-    reads = [lowering.read(one, "b32", instruction) for one in operands[-3:-1]] if name == "shfl" else []
+    reads = [lowering.read(operand, "b32", instruction) for operand in operands[-3:-1]] if name == "shfl" else []
     elects = name == "elect"
 
     def run(machine: Machine, mask: Mask) -> None:
-        named = members(machine.registers)
+        members_of = members(machine.registers)
         machine.unit(UndefinedValues).pop(index, None)
-        if machine.observers and (named.ndim or named != FULL or not _in_whole_warps(mask)):
-            at = _Lanes(machine, index, mask, named, elects)
+        if machine.observers and (members_of.ndim or members_of != FULL or not _in_whole_warps(mask)):
+            at = _Lanes(machine, index, mask, members_of, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
                 at.reading(*(read(machine.registers) for read in reads))
         step(machine, mask)
@@ -170,10 +170,10 @@ def _others(machine: Machine, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
 class _Lanes:
     """The lanes that execute an instruction together, with their masks: (warps, 32)."""
 
-    def __init__(self, machine: Machine, index: int, mask: Mask, named: Any, elects: bool) -> None:
+    def __init__(self, machine: Machine, index: int, mask: Mask, members: Any, elects: bool) -> None:
         self._machine, self._index, self._elects = machine, index, elects
         self._there = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
-        self._named = machine.spread(named).reshape(-1, 32)
+        self._named = machine.spread(members).reshape(-1, 32)
         opcode = machine.kernel.instructions[index].opcode
         self._name = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
 
@@ -226,7 +226,7 @@ class _Lanes:
         """Report lanes that use a value from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
-        source = sources(opcode.modifiers[1], *(machine.spread(one).reshape(-1, 32) for one in (b, c)))
+        source = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
         source = np.broadcast_to(source, self._there.shape)
         outside = self._named >> source.astype("u4") & 1 == 0
         bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))
@@ -250,27 +250,27 @@ def _selecting(lowering: Lowering, index: int, step: Step) -> Step:
     predicate = lowering.read(instruction.operands[3], "pred", instruction)
 
     def run(machine: Machine, mask: Mask) -> None:
-        for shuffle, one in machine.unit(UndefinedValues).items():
-            if index in one.selections:
-                bad = one.lanes & (machine.spread(predicate(machine.registers)) == one.selections[index])
+        for shuffle, undefined in machine.unit(UndefinedValues).items():
+            if index in undefined.selections:
+                bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
                 threads = np.flatnonzero(bad if mask is None else bad & mask)
                 if threads.size:
-                    tell(machine, shuffle, threads, one.message)
+                    tell(machine, shuffle, threads, undefined.message)
         step(machine, mask)
 
     return run
 
 
-def check_barrier(machine: Machine, index: int, mask: Mask, named: Any) -> None:
+def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> None:
     """Report lanes that execute __syncwarp() with a mask that leaves them out."""
-    if named.ndim == 0 and named == FULL:
+    if members.ndim == 0 and members == FULL:
         return
     lanes = np.arange(machine.threads, dtype="u4") % 32
-    bad = machine.spread(named) >> lanes & 1 == 0
+    bad = machine.spread(members) >> lanes & 1 == 0
     threads = np.flatnonzero(bad if mask is None else bad & mask)
     if threads.size:
         first = int(threads[0])
-        does = f"executes __syncwarp() with mask {int(machine.spread(named)[first]):#x}"
+        does = f"executes __syncwarp() with mask {int(machine.spread(members)[first]):#x}"
         what = f"{does}, which leaves out its own lane {first % 32}: the result is undefined; add the lane to the mask"
         tell(machine, index, threads, f"{what}, or keep it from the call")
 
@@ -294,5 +294,5 @@ def ranges(lanes: NDArray[np.bool_]) -> str:
     """
     numbers = np.flatnonzero(lanes)
     starts = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
-    parts = [str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in starts]
+    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in starts]
     return f"lane{'s' * (len(numbers) > 1)} {', '.join(parts)}"

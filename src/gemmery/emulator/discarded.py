@@ -29,44 +29,44 @@ def _reaches(
     kernel: Kernel,
     at: int,
     values: frozenset[str],
-    seen: dict[tuple[int, frozenset[str]], bool],
+    answers: dict[tuple[int, frozenset[str]], bool],
     selections: dict[int, bool],
 ) -> bool:
     """Whether all ways from an instruction use one of these registers."""
     while values and at < len(kernel.instructions):
-        one = kernel.instructions[at]
-        name = one.opcode.family
+        instruction = kernel.instructions[at]
+        name = instruction.opcode.family
         if name == "bra":
-            if one.guard is not None and one.guard.name in values:
+            if instruction.guard is not None and instruction.guard.name in values:
                 return True
-            if (at, values) in seen:
-                return seen[at, values]
-            seen[at, values] = False  # a loop that does not use the values drops them
-            ways = [kernel.labels[each.name] for each in one.operands if isinstance(each, Label)]
-            ways += [at + 1] if one.guard is not None else []
-            each_way = [_reaches(kernel, way, values, seen, selections) for way in ways]  # all, for their selections
-            seen[at, values] = all(each_way)
-            return seen[at, values]
-        if name in ("ret", "exit", "trap", "brx") and one.guard is None:
+            if (at, values) in answers:
+                return answers[at, values]
+            answers[at, values] = False  # a loop that does not use the values drops them
+            ways = [kernel.labels[each.name] for each in instruction.operands if isinstance(each, Label)]
+            ways += [at + 1] if instruction.guard is not None else []
+            each_way = [_reaches(kernel, way, values, answers, selections) for way in ways]  # all, for their selections
+            answers[at, values] = all(each_way)
+            return answers[at, values]
+        if name in ("ret", "exit", "trap", "brx") and instruction.guard is None:
             return False
-        if name == "selp" and one.guard is None:
-            held = [not values.isdisjoint(_names([operand])) for operand in one.operands[1:3]]
-            if held[0] != held[1]:
-                selections[at] = held[0]
-        after = _after(one, name, values)
+        if name == "selp" and instruction.guard is None:
+            sources = [not values.isdisjoint(_names([operand])) for operand in instruction.operands[1:3]]
+            if sources[0] != sources[1]:
+                selections[at] = sources[0]
+        after = _after(instruction, name, values)
         if after is None:
             return True
         at, values = at + 1, after
     return False
 
 
-def _after(one: Instruction, name: str, values: frozenset[str]) -> frozenset[str] | None:
+def _after(instruction: Instruction, name: str, values: frozenset[str]) -> frozenset[str] | None:
     """The registers that hold the value after an instruction; None if the instruction uses it."""
-    results = [] if name in NO_RESULT else _names(one.operands[:1])
-    sources = one.operands if name in NO_RESULT else one.operands[1:]
-    if one.guard is not None:
-        return None if one.guard.name in values else values
-    may_drop = name == "selp" or (name in ("and", "or") and one.opcode.type == "pred")
+    results = [] if name in NO_RESULT else _names(instruction.operands[:1])
+    sources = instruction.operands if name in NO_RESULT else instruction.operands[1:]
+    if instruction.guard is not None:
+        return None if instruction.guard.name in values else values
+    may_drop = name == "selp" or (name in ("and", "or") and instruction.opcode.type == "pred")
     reads = not values.isdisjoint(_names(sources[-1:] if name == "selp" else () if may_drop else sources))
     if reads and (name == "selp" or name in EFFECTS):
         return None
@@ -75,13 +75,13 @@ def _after(one: Instruction, name: str, values: frozenset[str]) -> frozenset[str
 
 def _names(operands: Iterable[Operand]) -> list[str]:
     """The names of registers in operands."""
-    found: list[str] = []
+    names: list[str] = []
     for operand in operands:
         match operand:
             case Register(name=name) | Not(register=Register(name=name)):
-                found.append(name)
+                names.append(name)
             case Vector(elements=elements):
-                found += _names(elements)
+                names += _names(elements)
             case Memory(base=base, coordinates=coordinates):
-                found += _names((base, *coordinates))
-    return found
+                names += _names((base, *coordinates))
+    return names

@@ -101,8 +101,8 @@ class Observer:
         Guarded instructions count as executed, as the profiler counts them.
         """
 
-    def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
-        """A conditional branch: `taken` is one bool per thread, or one for all."""
+    def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
+        """A conditional branch: `jumps` is one bool per thread, or one for all."""
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         """These threads leave a barrier that is complete for their blocks (their warps: barrier -1)."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = Any  # a NumPy scalar if all threads agree, else an array with one value per thread
+Indices = NDArray[np.int64]  # of threads, blocks, bytes
 Mask = NDArray[np.bool_] | None  # the active threads; None means all
 
 # The NumPy type of values of a PTX type. bf16, fp8 and packed types are kept as their bits.

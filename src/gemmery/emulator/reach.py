@@ -39,8 +39,8 @@ def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask
         ((space, addresses, mask),) = _spaces(machine, addresses, mask)
     addresses, mask, faulty = checked(machine, index, space, what, addresses, mask, 16)
     memory = memory_of(machine, space)
-    found = memory.view("u4", 4).take(machine.spread(addresses + memory.base) >> 4, axis=0)
-    return found if faulty is None else np.where(faulty[:, None], np.uint32(0), found)
+    words = memory.view("u4", 4).take(machine.spread(addresses + memory.base) >> 4, axis=0)
+    return words if faulty is None else np.where(faulty[:, None], np.uint32(0), words)
 
 
 def store(
@@ -64,10 +64,10 @@ def store(
         memory_of(machine, space).store(addresses, values, mask, kind, width, machine.threads)
 
 
-def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, taken: Any) -> None:
+def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, count: Any) -> None:
     """Start a cp.async of the first `taken` bytes (None: all), filled up with zeros."""
     rows = np.zeros((machine.threads, width), np.uint8)
-    for size, some in _sizes(machine, mask, width, taken):
+    for size, some in _sizes(machine, mask, width, count):
         rows[:, :size] |= _fetched(machine, index, source, some, width, size)
     to, mask, _ = checked(machine, index, "shared", "cp.async", to, mask, width)
     to = machine.spread(to)
@@ -84,17 +84,17 @@ def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, w
         )
 
 
-def _sizes(machine: Machine, mask: Mask, width: int, taken: Any) -> list[tuple[int, Mask]]:
+def _sizes(machine: Machine, mask: Mask, width: int, count: Any) -> list[tuple[int, Mask]]:
     """Return the numbers of bytes that threads read by a cp.async, and the threads that read so many."""
-    if taken is None:
+    if count is None:
         return [(width, mask)]
-    found: list[tuple[int, Mask]] = []
-    read = np.clip(np.broadcast_to(taken, (machine.threads,)), 0, width)
+    sizes: list[tuple[int, Mask]] = []
+    read = np.clip(np.broadcast_to(count, (machine.threads,)), 0, width)
     for size in np.unique(read if mask is None else read[mask]).tolist():
         some = read == size if mask is None else (read == size) & mask
         if size:
-            found.append((size, None if some.all() else some))
-    return found
+            sizes.append((size, None if some.all() else some))
+    return sizes
 
 
 def _fetched(machine: Machine, index: int, source: Values, mask: Mask, width: int, size: int) -> NDArray[np.uint8]:
@@ -133,8 +133,8 @@ def checked(
     memory = machine.unit(cluster.Peers) if space == cluster.SPACE else memory_of(machine, space)
     outside = memory.outside(addresses, mask, reached)
     if outside is not None:
-        more = _fault(machine, index, space, what, addresses, mask, reached, "outside", outside)
-        faulty = more if faulty is None else faulty | more
+        beyond = _fault(machine, index, space, what, addresses, mask, reached, "outside", outside)
+        faulty = beyond if faulty is None else faulty | beyond
     if faulty is not None:
         mask = ~faulty if mask is None else mask & ~faulty
         some = machine.spread(addresses)[mask.argmax()] if mask.any() else memory_of(machine, space).safe
@@ -182,7 +182,7 @@ def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, 
         away = np.int64(_ZEROS[name])
         if start <= low and high < stop:
             return [(name, addresses - away, mask)]
-    found: list[tuple[str, Values, Mask]] = []
+    parts: list[tuple[str, Values, Mask]] = []
     for name, inside, away in (
         ("global", addresses < SHARED_WINDOW, np.int64(0)),
         ("shared", (addresses >= SHARED_WINDOW) & (addresses < PEERS_WINDOW), np.int64(SHARED_WINDOW)),
@@ -191,8 +191,8 @@ def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, 
     ):
         some = inside if mask is None else inside & mask
         if some.any():
-            found.append((name, addresses - away, some))
-    return found
+            parts.append((name, addresses - away, some))
+    return parts
 
 
 def _load_generic(
@@ -200,9 +200,9 @@ def _load_generic(
 ) -> list[Any]:
     values: list[Any] = []
     for name, part, some in _spaces(machine, addresses, mask):
-        found = load(machine, index, name, part, some, kind, count, width)
-        chosen = np.ones(1, bool) if some is None else some
-        values = [np.where(chosen, *pair) for pair in zip(found, values, strict=True)] if values else found
+        loaded = load(machine, index, name, part, some, kind, count, width)
+        lanes = np.ones(1, bool) if some is None else some
+        values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded
     return values
 
 

@@ -42,10 +42,10 @@ def names() -> tuple[str, ...]:
     return tuple(sorted((*_BY_AXIS, *_PLAIN, "%is_explicit_cluster", TIMER)))
 
 
-def _narrow(found: Any) -> Any:
+def _narrow(values: Any) -> Any:
     """Return one scalar if all threads agree."""
-    found = np.asarray(found).astype(np.uint32)
-    return found.reshape(-1)[0] if found.ndim == 0 or (found == found[0]).all() else found
+    values = np.asarray(values).astype(np.uint32)
+    return values.reshape(-1)[0] if values.ndim == 0 or (values == values[0]).all() else values
 
 
 def _address(machine: Machine, name: str) -> int:

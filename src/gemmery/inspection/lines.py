@@ -17,7 +17,7 @@ from gemmery.emulator.machine import Launch
 from gemmery.emulator.ptx import calling
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.chosen import Chosen, chosen
+from gemmery.emulator.trace.selection import Selection, select
 from gemmery.inspection.records import EmulatorCounts, LineCounts
 from gemmery.lab.emulated_product import (
     EmulationOptions,
@@ -53,7 +53,7 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     gemm, trace = Gemm(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
     runs = run_rung(rung, problem, config, gemm, EmulationOptions(arch, check=False, observers=(trace,)))
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
-    return _described(problem, reduce(add, runs).counts, chosen(trace, steps, line))
+    return _described(problem, reduce(add, runs).counts, select(trace, steps, line))
 
 
 def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
@@ -65,10 +65,10 @@ def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str
     arguments = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
     launch = Launch(geometry.grid, geometry.block, arguments.parameters)
     run = emulated(program, launch, arguments.memory, check=False, observers=(trace,))
-    return _described(Problem(1, n, 1, "f32", "f32"), run.counts, chosen(trace, {}, line))
+    return _described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))
 
 
-def _described(problem: Problem, counts: Counts, drawn: Chosen) -> EmulatorCounts:
+def _described(problem: Problem, counts: Counts, drawn: Selection) -> EmulatorCounts:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
     return EmulatorCounts(problem, tuple(_tree(counts)), total, kinds, drawn, source_lines(drawn))
 

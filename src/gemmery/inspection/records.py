@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gemmery.cuda.device import Device
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
-from gemmery.emulator.trace.chosen import Chosen
+from gemmery.emulator.trace.selection import Selection
 from gemmery.problem import Problem
 
 
@@ -64,7 +64,7 @@ class EmulatorCounts:
     lines: tuple[LineCounts, ...]  # each followed by inlined lines that access memory, or have many instructions
     total: LineCounts
     kinds: Mapping[str, int]  # instructions by kind
-    chosen: Chosen = field(default_factory=Chosen)  # for pictures
+    chosen: Selection = field(default_factory=Selection)  # for pictures
     source: Mapping[str, str] = field(default_factory=dict)  # the text of lines that a picture may show
 
 

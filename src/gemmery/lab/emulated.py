@@ -17,7 +17,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import roofs, unit
 from gemmery.emulator.run import Run
 from gemmery.emulator.trace import Trace
-from gemmery.emulator.trace.chosen import chosen
+from gemmery.emulator.trace.selection import select
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, results
@@ -100,7 +100,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     seconds = time.perf_counter() - start
     together = reduce(add, runs)
     steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
-    drawn = chosen(trace, steps, "")
+    drawn = select(trace, steps, "")
     counts, tensor = _counts(together), any("mma" in kind for kind in together.instructions)
     on = unit(work.dtype, tensor)
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)

@@ -26,7 +26,7 @@ from gemmery.emulator.machine import Launch, Observer
 from gemmery.emulator.ptx import Line, Module, calling
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import Run, emulated
-from gemmery.emulator.trace.chosen import Chosen
+from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -163,7 +163,7 @@ def faster() -> Mapping[Arithmetic, Arithmetic]:
     return {slow: fast for slow, fast in pairs if fast is not None}
 
 
-def source_lines(drawn: Chosen) -> Mapping[str, str]:
+def source_lines(drawn: Selection) -> Mapping[str, str]:
     """Return the text of each line that a picture of these accesses names."""
     accesses = [access for tile in drawn.tiles for access in (tile.store, tile.load) if access is not None]
     frames = [access.frames for access in (*accesses, *drawn.shared, *drawn.global_)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gemmery import display
 from gemmery.cuda.device import Device
-from gemmery.emulator.trace.chosen import Chosen
+from gemmery.emulator.trace.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class EmulatedRung:
     # The claims of the rung; {} for products that they are not about.
     expected: Mapping[str, float] = field(default_factory=dict)
     findings: tuple[str, ...] = ()
-    chosen: Chosen = field(default_factory=Chosen)  # accesses for pictures
+    chosen: Selection = field(default_factory=Selection)  # accesses for pictures
     source: Mapping[str, str] = field(default_factory=dict)  # the text of the lines of these accesses
     seconds: float = 0.0  # that the emulator took
 

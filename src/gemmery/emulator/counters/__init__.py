@@ -74,14 +74,14 @@ class Counters(Observer):
         self._threads[first] += threads
         self._threads[last] -= threads
 
-    def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
+    def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         if active is None:
             self._branches[index] += machine.warps
         else:
             active = active.reshape(-1, banks.LANES)
             self._branches[index] += int(np.count_nonzero(active.any(axis=1)))
-        if np.ndim(taken):
-            rows = taken.reshape(-1, banks.LANES)
+        if np.ndim(jumps):
+            rows = jumps.reshape(-1, banks.LANES)
             going, staying = (rows, ~rows) if active is None else (rows & active, ~rows & active)
             self._divergent[index] += int(np.count_nonzero(going.any(axis=1) & staying.any(axis=1)))
 
@@ -95,32 +95,32 @@ class Counters(Observer):
 
     def _count(self, counted: Counted, machine: Machine, event: Access) -> None:
         if event.kind == "cp.async" and event.space == "shared":
-            found = self._written_by_copy(machine, event)
+            cost = self._written_by_copy(machine, event)
         elif event.space == "shared":
-            found = self._served(machine, event) if event.kind in SHARED else ()
+            cost = self._served(machine, event) if event.kind in SHARED else ()
         elif event.kind == "bulk":
-            found = _copied(machine, event)
+            cost = _copied(machine, event)
         elif event.space == "local":
-            found = _interleaved(machine, event)
+            cost = _interleaved(machine, event)
         else:
-            found = self._moved(machine, event)
+            cost = self._moved(machine, event)
         if event.kind == "cp.async":
             self._source = event if event.space == "global" else None
         ways = SHARED if event.space == "shared" else GLOBAL
         if event.kind in ways:
             places = counted.setdefault(event.index, {})
-            held = places.setdefault((event.space, ways[event.kind]), [0] * len(found))
-            for place, value in enumerate(found):
-                held[place] += value
+            sums = places.setdefault((event.space, ways[event.kind]), [0] * len(cost))
+            for place, value in enumerate(cost):
+                sums[place] += value
 
     def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost in shared memory; most blocks use the same addresses, or the previous step's plus a constant."""
         if not event.addresses.ndim and event.mask is None:
-            one = self._patterns.get((event.kind, event.width))
-            if one is None:
+            pattern = self._patterns.get((event.kind, event.width))
+            if pattern is None:
                 lanes = np.zeros((1, banks.LANES), np.int64)
-                one = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
-            return tuple(machine.warps * value for value in one)
+                pattern = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
+            return tuple(machine.warps * value for value in pattern)
         place = event.index, event.width
         if place in self._latest_served:  # registers are never written in place, so the arrays have not changed
             addresses, mask, served = self._latest_served[place]
@@ -161,12 +161,12 @@ class Counters(Observer):
         # Bank conflicts do not change when all addresses move by the same multiple of 16 bytes.
         lanes = lanes - (lanes.min() & -16)
         key = (event.kind, event.width, lanes.tobytes(), None if mask is None else mask.tobytes())
-        found = self._patterns.get(key)
-        if found is None:
+        pattern = self._patterns.get(key)
+        if pattern is None:
             if len(self._patterns) >= PATTERNS:
                 self._patterns.clear()
-            found = self._patterns[key] = banks.served(*_warps(lanes, mask), event.width, event.kind)
-        return tuple(machine.blocks * value for value in found)
+            pattern = self._patterns[key] = banks.served(*_warps(lanes, mask), event.width, event.kind)
+        return tuple(machine.blocks * value for value in pattern)
 
     def _moved(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost in global memory; in a loop, addresses are often those of the previous step plus a constant."""
@@ -235,9 +235,9 @@ class Counters(Observer):
         if instruction.opcode.space == "const":
             return  # constants have their own cache
         counted = self._written if merge is None else self._wide
-        for (space, way), held in counted.get(index, {}).items():
+        for (space, way), sums in counted.get(index, {}).items():
             names = FIELDS[Banked if space == "shared" else Traffic]
-            for name, value in zip(names, held, strict=True):
+            for name, value in zip(names, sums, strict=True):
                 yield (space, way, name), value
 
 
@@ -270,10 +270,10 @@ def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64],
     return addresses.reshape(shape), None if mask is None else mask.reshape(shape)
 
 
-def _same(one: Mask, other: Mask) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)
+def _same(mask: Mask, other: Mask) -> bool:
+    if mask is None or other is None:
+        return mask is other
+    return np.array_equal(mask, other)
 
 
 def _copied(machine: Machine, event: Access) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Variable, Vector
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
 NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "cp")
@@ -47,30 +47,30 @@ UNKNOWN = Low(0, 0)
 
 def low_bits(kernel: Kernel) -> dict[str, Low]:
     """Return the low bits of each register and shared variable on every path."""
-    found = {
-        name: Low(MOST, one.offset) if one.space == "shared" and one.size else Low(one.align.bit_length() - 1, 0)
-        for name, one in kernel.variables.items()
-    }
+    known = {name: _of_variable(variable) for name, variable in kernel.variables.items()}
     carrying: list[tuple[str, Instruction]] = []
     for instruction in kernel.instructions:
         for register in written(instruction):
             if _carries(instruction):
                 carrying.append((register.name, instruction))
             else:
-                found[register.name] = UNKNOWN
+                known[register.name] = UNKNOWN
     changed = True
-    while (
-        changed
-    ):  # start with too many known bits and reduce them, so that a loop keeps those that every iteration keeps
+    while changed:  # starts with too many known bits, so that a loop keeps those that every iteration keeps
         changed = False
         for name, instruction in carrying:
-            before = found.get(name)
+            before = known.get(name)
             if before is UNKNOWN:
                 continue
-            result = _result(instruction, found)
+            result = _result(instruction, known)
             if result is not None and (now := result if before is None else before.either(result)) != before:
-                found[name], changed = now, True
-    return found
+                known[name], changed = now, True
+    return known
+
+
+def _of_variable(variable: Variable) -> Low:
+    placed = variable.space == "shared" and variable.size
+    return Low(MOST, variable.offset) if placed else Low(variable.align.bit_length() - 1, 0)
 
 
 def written(instruction: Instruction) -> tuple[Register, ...]:
@@ -79,7 +79,7 @@ def written(instruction: Instruction) -> tuple[Register, ...]:
         return ()
     first = instruction.operands[0]
     parts = first.elements if isinstance(first, Vector) else (first,)
-    return tuple(one for one in parts if isinstance(one, Register))
+    return tuple(operand for operand in parts if isinstance(operand, Register))
 
 
 def _carries(instruction: Instruction) -> bool:
@@ -89,53 +89,53 @@ def _carries(instruction: Instruction) -> bool:
     return opcode.name in MEANINGS and "hi" not in opcode.modifiers and not floats
 
 
-def _result(instruction: Instruction, found: Mapping[str, Low]) -> Low | None:
+def _result(instruction: Instruction, known: Mapping[str, Low]) -> Low | None:
     """Return the low bits of a result; None if an operand has not been computed yet."""
     name = instruction.opcode.name
     meaning, count = MEANINGS[name]
-    given = [_low(operand, found) for operand in instruction.operands[1 : 1 + count]]
+    operands = [_low(operand, known) for operand in instruction.operands[1 : 1 + count]]
     if name == "shl" and not isinstance(instruction.operands[2], Immediate):
         return UNKNOWN
-    return None if None in given else meaning(*given)
+    return None if None in operands else meaning(*operands)
 
 
-def _low(operand: Operand, found: Mapping[str, Low]) -> Low | None:
+def _low(operand: Operand, known: Mapping[str, Low]) -> Low | None:
     match operand:
         case Register(name=name):
-            return found.get(name)
+            return known.get(name)
         case Immediate(bits=bits):
             return Low(MOST, bits)
         case Symbol(name=name, offset=offset):
-            return found.get(name, UNKNOWN).moved(offset)
+            return known.get(name, UNKNOWN).moved(offset)
     return UNKNOWN
 
 
-def _sum(one: Low, other: Low) -> Low:
-    return Low(min(one.bits, other.bits), one.value + other.value)
+def _sum(number: Low, other: Low) -> Low:
+    return Low(min(number.bits, other.bits), number.value + other.value)
 
 
-def _difference(one: Low, other: Low) -> Low:
-    return Low(min(one.bits, other.bits), one.value - other.value)
+def _difference(number: Low, other: Low) -> Low:
+    return Low(min(number.bits, other.bits), number.value - other.value)
 
 
-def _product(one: Low, other: Low) -> Low:
-    return Low(min(one.bits + other.zeros, other.bits + one.zeros), one.value * other.value)
+def _product(number: Low, other: Low) -> Low:
+    return Low(min(number.bits + other.zeros, other.bits + number.zeros), number.value * other.value)
 
 
-def _conjunction(one: Low, other: Low) -> Low:
-    return Low(max(min(one.bits, other.bits), one.zeros, other.zeros), one.value & other.value)
+def _conjunction(number: Low, other: Low) -> Low:
+    return Low(max(min(number.bits, other.bits), number.zeros, other.zeros), number.value & other.value)
 
 
 # Instructions whose low bits depend on those of the operands: the function, and the number of operands.
 MEANINGS: dict[str, tuple[Callable[..., Low], int]] = {
-    **dict.fromkeys(("mov", "cvta", "cvt"), (lambda one: one, 1)),
+    **dict.fromkeys(("mov", "cvta", "cvt"), (lambda number: number, 1)),
     "add": (_sum, 2),
     "sub": (_difference, 2),
     "mul": (_product, 2),
-    "mad": (lambda one, other, third: _sum(_product(one, other), third), 3),
-    "shl": (lambda one, by: Low(one.bits + by.value, one.value << by.value), 2),
+    "mad": (lambda number, other, third: _sum(_product(number, other), third), 3),
+    "shl": (lambda number, by: Low(number.bits + by.value, number.value << by.value), 2),
     "and": (_conjunction, 2),
-    "or": (lambda one, other: Low(min(one.bits, other.bits), one.value | other.value), 2),
-    "xor": (lambda one, other: Low(min(one.bits, other.bits), one.value ^ other.value), 2),
+    "or": (lambda number, other: Low(min(number.bits, other.bits), number.value | other.value), 2),
+    "xor": (lambda number, other: Low(min(number.bits, other.bits), number.value ^ other.value), 2),
     **dict.fromkeys(("selp", "min", "max"), (Low.either, 2)),
 }

@@ -14,7 +14,7 @@ class _Sum:
     """A dataclass of counts that is added field by field."""
 
     def __add__(self, other: Self) -> Self:
-        names = [one.name for one in fields(self) if one.compare]  # type: ignore[arg-type]
+        names = [field_.name for field_ in fields(self) if field_.compare]  # type: ignore[arg-type]
         return type(self)(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
@@ -123,8 +123,8 @@ class Lines(dict[Line, "Counts"]):
         return super().__getitem__(line)  # type: ignore[index]  # a text comes back through __missing__
 
     def __missing__(self, line: Line | str) -> Counts:
-        for one, counts in self.items():
-            if str(one) == line:
+        for counted, counts in self.items():
+            if str(counted) == line:
                 return counts
         raise KeyError(f"{line}: nothing was counted there; the lines with counts are: {', '.join(map(str, self))}")
 
@@ -174,7 +174,7 @@ def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
 
 def _of(sums: Mapping[Key, int]) -> Counts:
     def part(kind: type[Banked | Traffic], *place: str) -> Any:
-        return kind(**{one: sums.get((*place, one), 0) for one in FIELDS[kind]})
+        return kind(**{name: sums.get((*place, name), 0) for name in FIELDS[kind]})
 
     ways = FIELDS[Memory]
     single: Mapping[str, Any] = {name: sums.get((name,), 0) for name in SINGLE}

@@ -44,7 +44,7 @@ class _Scalar:
 # The base of an address: a register with the number of earlier writes to it, or a variable.
 Base = tuple[str, int]
 # Accesses must agree in these: "ld" or "st", space, base, guard, bytes of an element; stores also in their size.
-Stream = tuple[str, str, Base, str, int, int]
+AccessStream = tuple[str, str, Base, str, int, int]
 
 
 def merged(kernel: Kernel) -> Mapping[int, Merge]:
@@ -53,20 +53,20 @@ def merged(kernel: Kernel) -> Mapping[int, Merge]:
     Two ld.shared.f32 from [%r1] and [%r1+4] become one load of 8 bytes if %r1 is known to be a multiple of 8.
     """
     bases = _Bases(kernel)
-    found: dict[int, Merge] = {}
+    merges: dict[int, Merge] = {}
     for streams in _open_streams(kernel, bases):
         for (kind, _, base, *_), scalars in streams.items():
             for merge in _joined(kind, scalars, bases.low(base)):
-                found |= dict.fromkeys(merge.members, merge)
-    return found
+                merges |= dict.fromkeys(merge.members, merge)
+    return merges
 
 
-def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_Scalar]]]:
+def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[AccessStream, list[_Scalar]]]:
     """Yield groups of accesses that may be merged."""
-    streams: dict[Stream, list[_Scalar]] = defaultdict(list)
+    streams: dict[AccessStream, list[_Scalar]] = defaultdict(list)
     starts = set(kernel.labels.values())
 
-    def close(kinds: tuple[str, ...], space: str) -> dict[Stream, list[_Scalar]]:
+    def close(kinds: tuple[str, ...], space: str) -> dict[AccessStream, list[_Scalar]]:
         return {key: streams.pop(key) for key in list(streams) if key[0] in kinds and space in ("", key[1])}
 
     for index, instruction in enumerate(kernel.instructions):
@@ -78,13 +78,13 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[Stream, list[_
         if kind in ("ld", "st"):
             space = _space(instruction)
             yield close(("st",) if kind == "ld" else ("ld",), space)
-            found = _scalar(index, instruction, bases)
-            if found is not None:
+            access = _scalar(index, instruction, bases)
+            if access is not None:
                 guard = f"{'!' * instruction.negated}{instruction.guard.name}" if instruction.guard else ""
-                key = (kind, space, found[0], guard, _element(instruction), found[1].width if kind == "st" else 0)
-                if any(one.offset == found[1].offset for one in streams.get(key, ())):
+                key = (kind, space, access[0], guard, _element(instruction), access[1].width if kind == "st" else 0)
+                if any(scalar.offset == access[1].offset for scalar in streams.get(key, ())):
                     yield {key: streams.pop(key)}
-                streams[key].append(found[1])
+                streams[key].append(access[1])
     yield streams
 
 
@@ -112,15 +112,15 @@ def _joined(kind: str, scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
         if not base.is_known(size):
             continue
         pieces = defaultdict(list)
-        for one in free:
-            pieces[(base.value + one.offset) // size].append(one)
+        for scalar in free:
+            pieces[(base.value + scalar.offset) // size].append(scalar)
         for piece, inside in pieces.items():
-            covered = sum(one.width for one in inside)
+            covered = sum(scalar.width for scalar in inside)
             if len(inside) > 1 and covered >= LEAST.get((kind, size), size):
-                first = min(inside, key=lambda one: one.index)
+                first = min(inside, key=lambda scalar: scalar.index)
                 lowest = piece * size - base.value
-                yield Merge(first.index, tuple(sorted(one.index for one in inside)), size, lowest - first.offset)
-                free = [one for one in free if one not in inside]
+                yield Merge(first.index, tuple(sorted(scalar.index for scalar in inside)), size, lowest - first.offset)
+                free = [scalar for scalar in free if scalar not in inside]
 
 
 class _Bases:
@@ -141,7 +141,7 @@ class _Bases:
 
     def _follow(self, kernel: Kernel) -> None:
         """Walk the instructions, and track each register as a base plus an offset."""
-        writes = Counter(register.name for one in kernel.instructions for register in written(one))
+        writes = Counter(register.name for instruction in kernel.instructions for register in written(instruction))
         starts = set(kernel.labels.values())
         known: dict[str, tuple[Base, int]] = {}
         passing: set[str] = set()  # registers that may differ in the next basic block
@@ -149,8 +149,8 @@ class _Bases:
         for index, instruction in enumerate(kernel.instructions):
             name = instruction.opcode.family
             if ended or index in starts:
-                for one in passing:
-                    del known[one]
+                for register_name in passing:
+                    del known[register_name]
                 passing.clear()
             ended = name in ENDS
             if name in ("ld", "st"):
@@ -199,5 +199,5 @@ def _element(instruction: Instruction) -> int:
 
 def _width(instruction: Instruction) -> int:
     """Return the bytes that a load or store moves."""
-    vector = next((one for one in instruction.operands if isinstance(one, Vector)), None)
+    vector = next((operand for operand in instruction.operands if isinstance(operand, Vector)), None)
     return _element(instruction) * (len(vector.elements) if vector else 1)

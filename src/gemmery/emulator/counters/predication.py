@@ -18,7 +18,7 @@ PLAIN = (LOAD, "fma", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xo
 
 def predicated(kernel: Kernel) -> Mapping[int, int]:
     """Return the instructions that become predicated, by index, each with the branch that skips it in PTX."""
-    found: dict[int, int] = {}
+    skipped: dict[int, int] = {}
     labels = set(kernel.labels.values())
     for index, instruction in enumerate(kernel.instructions):
         target = instruction.operands[0] if instruction.operands else None
@@ -28,8 +28,8 @@ def predicated(kernel: Kernel) -> Mapping[int, int]:
         names = [_name(kernel.instructions[at].opcode) for at in body]
         short = len(names) - names.count("mov") <= LONGEST and labels.isdisjoint(body)
         if short and LOAD in names and all(name in PLAIN for name in names):
-            found |= dict.fromkeys(body, index)
-    return found
+            skipped |= dict.fromkeys(body, index)
+    return skipped
 
 
 def _name(opcode: Opcode) -> str:

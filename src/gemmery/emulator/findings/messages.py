@@ -140,13 +140,13 @@ def _does(machine: Machine, index: int, atomic: bool = False) -> str:
 
 def _beyond_arrays(machine: Machine, at: int, width: int, null: bool, reached: frozenset[str] | None) -> str:
     """`reached` holds the arrays that the address is computed from; None if they are not known."""
-    arrays = [one for one in machine.memory.allocations if reached is None or one.name in reached]
-    one = min(arrays, key=lambda one: _far(one, at, width), default=None)
-    if null or one is None or (reached is None and 0 <= at < PAGE and at < one.start - at):
+    arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
+    array = min(arrays, key=lambda array: _far(array, at, width), default=None)
+    if null or array is None or (reached is None and 0 <= at < PAGE and at < array.start - at):
         return f"address {at:#x}, which is in no array: a null pointer? Pass an array, or check the pointer"
-    if at < one.start:
-        return f"address {at:#x}, {one.start - at} bytes before {one.name}; bound the index"
-    far = f"ending {at + width - one.stop} bytes beyond the {one.size} of {one.name}"
+    if at < array.start:
+        return f"address {at:#x}, {array.start - at} bytes before {array.name}; bound the index"
+    far = f"ending {at + width - array.stop} bytes beyond the {array.size} of {array.name}"
     return f"address {at:#x}, {far}; bound the index, or allocate more"
 
 
@@ -158,20 +158,20 @@ def _far(array: Allocation, at: int, width: int) -> int:
 def _array(machine: Machine, space: str, at: int) -> tuple[str, int]:
     """The last array that starts at or before an address, and its start; "" if there is none."""
     if space == "global":
-        one = machine.memory.nearest(at)
-        return (one.name, one.start) if one is not None and one.start <= at else ("", 0)
+        variable = machine.memory.nearest(at)
+        return (variable.name, variable.start) if variable is not None and variable.start <= at else ("", 0)
     variables = machine.kernel.variables.values()
-    before = [one for one in variables if one.space == space and one.offset <= at]
-    last = max(before, key=lambda one: one.offset, default=None)
+    before = [variable for variable in variables if variable.space == space and variable.offset <= at]
+    last = max(before, key=lambda variable: variable.offset, default=None)
     return (_plain(last.name), last.offset) if last else ("", 0)
 
 
 def _plain(symbol: str) -> str:
     """The source's name of a function's variable: "tile" for _ZZ3sumPfE4tile and _ZZ3sumPfE4tile_0."""
     if symbol.startswith("_ZZ"):
-        for found in re.finditer(r"(?=E(\d+)(\w+)$)", symbol):
-            if len(re.sub(r"_\d*$", "", found[2])) == int(found[1]) or len(found[2]) == int(found[1]):
-                return found[2][: int(found[1])]
+        for match in re.finditer(r"(?=E(\d+)(\w+)$)", symbol):
+            if len(re.sub(r"_\d*$", "", match[2])) == int(match[1]) or len(match[2]) == int(match[1]):
+                return match[2][: int(match[1])]
     return symbol
 
 

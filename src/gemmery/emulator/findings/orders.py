@@ -60,26 +60,26 @@ class Orders:
         with the scope of a block is not atomic for other blocks.
         """
         either = (self.atomic | self.volatile)[others] & (self.atomic[index] | self.volatile[index])
-        found: Flags = either & ~(self.volatile[others] & self.volatile[index] & one_warp)
-        found &= one_block | ~(self.own[others] | self.own[index])
-        return found
+        pairs: Flags = either & ~(self.volatile[others] & self.volatile[index] & one_warp)
+        pairs &= one_block | ~(self.own[others] | self.own[index])
+        return pairs
 
 
 def orders(kernel: Kernel) -> Orders:
     """The orders of a kernel."""
-    opcodes = [one.opcode for one in kernel.instructions]
+    opcodes = [opcode.opcode for opcode in kernel.instructions]
     retried = pointers.retried(kernel)
-    atomic = np.array([is_atomic(one) or index in retried for index, one in enumerate(opcodes)], np.bool_)
-    volatile = np.array(["volatile" in one.modifiers for one in opcodes], np.bool_)
-    own = np.array([is_atomic(one) and is_own(one) for one in opcodes], np.bool_)
-    stores = np.array([one.name == "st" for one in opcodes], np.bool_)
+    atomic = np.array([is_atomic(opcode) or index in retried for index, opcode in enumerate(opcodes)], np.bool_)
+    volatile = np.array(["volatile" in opcode.modifiers for opcode in opcodes], np.bool_)
+    own = np.array([is_atomic(opcode) and is_own(opcode) for opcode in opcodes], np.bool_)
+    stores = np.array([opcode.name == "st" for opcode in opcodes], np.bool_)
     fences = any(map(is_fence, opcodes))
     ordered = [
-        one
-        for one, instruction in zip(opcodes, kernel.instructions, strict=True)
-        if (is_atomic(one) or "volatile" in one.modifiers) and pointers.reached(instruction) is not None
+        opcode
+        for opcode, instruction in zip(opcodes, kernel.instructions, strict=True)
+        if (is_atomic(opcode) or "volatile" in opcode.modifiers) and pointers.reached(instruction) is not None
     ]
     hands_over = bool(ordered) and (
-        fences or any(not (RELEASES | ACQUIRES).isdisjoint(one.modifiers) for one in ordered)
+        fences or any(not (RELEASES | ACQUIRES).isdisjoint(opcode.modifiers) for opcode in ordered)
     )
     return Orders(atomic, volatile, own, stores, fences, hands_over)

@@ -54,21 +54,21 @@ def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
     nulls: set[int] = set()
     written: set[str] = set()
     everything = False
-    for index, one in enumerate(kernel.instructions):
-        place = reached(one)
+    for index, instruction in enumerate(kernel.instructions):
+        place = reached(instruction)
         if place is None:
             arrays.append(frozenset())
             continue
-        found, null = _arrays(_of(place.base, origins), kernel, memory, parameters)
-        arrays.append(found)
+        names, null = _arrays(_of(place.base, origins), kernel, memory, parameters)
+        arrays.append(names)
         if null:
             nulls.add(index)
-        if _writes(one.opcode):
-            everything |= found is None
-            written |= found or set()
+        if _writes(instruction.opcode):
+            everything |= names is None
+            written |= names or set()
     followed = tuple(
-        reached(one) is not None and (everything or some is None or not written.isdisjoint(some))
-        for one, some in zip(kernel.instructions, arrays, strict=True)
+        reached(instruction) is not None and (everything or some is None or not written.isdisjoint(some))
+        for instruction, some in zip(kernel.instructions, arrays, strict=True)
     )
     return Reach(followed, tuple(arrays), frozenset(nulls))
 
@@ -80,7 +80,7 @@ def reached(instruction: Instruction) -> Memory | None:
         return None
     if opcode.space and "global" not in opcode.modifiers:
         return None
-    places = [one for one in instruction.operands if isinstance(one, Memory)]
+    places = [operand for operand in instruction.operands if isinstance(operand, Memory)]
     if opcode.family == "cp":
         places = places[1:2]
     return places[0] if places else None
@@ -92,21 +92,21 @@ def _writes(opcode: Opcode) -> bool:
 
 def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes) -> tuple[frozenset[str] | None, bool]:
     """The allocations that origins name, None for any; and whether the only origin is a null pointer."""
-    found, null, own = set(), False, False
-    for one in origins:
-        if isinstance(one, tuple) and one[0] == "pointer":
-            if not 0 <= one[1] <= len(parameters) - 8:
+    names, null, own = set(), False, False
+    for origin in origins:
+        if isinstance(origin, tuple) and origin[0] == "pointer":
+            if not 0 <= origin[1] <= len(parameters) - 8:
                 return None, False
-            value = int.from_bytes(parameters[one[1] : one[1] + 8], "little")
+            value = int.from_bytes(parameters[origin[1] : origin[1] + 8], "little")
             null |= value == 0
-            found |= {each.name for each in memory.allocations if each.start <= value <= each.stop}
-        elif isinstance(one, str) and one in kernel.variables:
-            own |= kernel.variables[one].space not in ("global", "const")
-            found |= {one} - {name for name, each in kernel.variables.items() if each.space in ("shared", "local")}
+            names |= {each.name for each in memory.allocations if each.start <= value <= each.stop}
+        elif isinstance(origin, str) and origin in kernel.variables:
+            own |= kernel.variables[origin].space not in ("global", "const")
+            names |= {origin} - {name for name, each in kernel.variables.items() if each.space in ("shared", "local")}
         else:
             return None, False
-    if found or own or null:
-        return frozenset(found), null and not found and not own
+    if names or own or null:
+        return frozenset(names), null and not names and not own
     return None, False
 
 
@@ -118,58 +118,58 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
 
 def _origins(kernel: Kernel) -> dict[str, Origins]:
     """The origins of each 64-bit register."""
-    offsets = {one.name: one.offset for one in kernel.parameters}
-    wide = [one for one in kernel.instructions if _makes_wide(one)]
-    found: dict[str, Origins] = {}
+    offsets = {instruction.name: instruction.offset for instruction in kernel.parameters}
+    wide = [instruction for instruction in kernel.instructions if _makes_wide(instruction)]
+    origins: dict[str, Origins] = {}
     grown = True
     while grown:
         grown = False
-        for one in wide:
-            made = _made(one, found, offsets)
-            if not made:
+        for instruction in wide:
+            result = _result(instruction, origins, offsets)
+            if not result:
                 continue
-            for place, name in enumerate(_names(one.operands[0])):
-                more = _next(made, place)
-                if not more <= found.get(name, frozenset()):
-                    found[name] = found.get(name, frozenset()) | more
+            for place, name in enumerate(_names(instruction.operands[0])):
+                element = _next(result, place)
+                if not element <= origins.get(name, frozenset()):
+                    origins[name] = origins.get(name, frozenset()) | element
                     grown = True
-    return found
+    return origins
 
 
-def _next(made: Origins, place: int) -> Origins:
+def _next(origins: Origins, place: int) -> Origins:
     """The origins of a later element of a vector: parameters advance by 8 bytes per element."""
     if not place:
-        return made
-    return frozenset((one[0], one[1] + 8 * place) if isinstance(one, tuple) else one for one in made)
+        return origins
+    return frozenset((origin[0], origin[1] + 8 * place) if isinstance(origin, tuple) else origin for origin in origins)
 
 
-def _made(one: Instruction, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
+def _result(instruction: Instruction, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
     """The origins of a 64-bit result."""
-    name = one.opcode.name
-    if name == "ld" and one.opcode.space == "param":
-        return _parameter(one.operands[1], found, offsets)
+    name = instruction.opcode.name
+    if name == "ld" and instruction.opcode.space == "param":
+        return _parameter(instruction.operands[1], known, offsets)
     if name in _FOLLOWED or name in ("mad", "selp"):
-        if isinstance(one.operands[-1], Vector):
+        if isinstance(instruction.operands[-1], Vector):
             return frozenset((ANYWHERE,))
-        sources = one.operands[3:] if name == "mad" else one.operands[1:]
-        made: set[tuple[str, int] | str] = set()
+        sources = instruction.operands[3:] if name == "mad" else instruction.operands[1:]
+        origins: set[tuple[str, int] | str] = set()
         for each in sources:
             if isinstance(each, Symbol) and each.name in offsets:
-                made.add(("parameter", offsets[each.name] + each.offset))
+                origins.add(("parameter", offsets[each.name] + each.offset))
             else:
-                made |= _of(each, found)
-        return _advanced(frozenset(made), name, sources)
+                origins |= _of(each, known)
+        return _advanced(frozenset(origins), name, sources)
     return frozenset() if name in _NEVER else frozenset((ANYWHERE,))
 
 
-def _advanced(made: Origins, name: str, sources: Sequence[Operand]) -> Origins:
+def _advanced(origins: Origins, name: str, sources: Sequence[Operand]) -> Origins:
     """Origins after an instruction with these sources: the address of a parameter moves with what is added to it."""
-    if name in ("mov", "cvta") or not any(isinstance(one, tuple) and one[0] == "parameter" for one in made):
-        return made
-    steps = [_signed(one.bits) for one in sources if isinstance(one, Immediate)]
-    if name != "add" or len(steps) != 1 or len(made) > 1:
+    if name in ("mov", "cvta") or not any(isinstance(origin, tuple) and origin[0] == "parameter" for origin in origins):
+        return origins
+    steps = [_signed(origin.bits) for origin in sources if isinstance(origin, Immediate)]
+    if name != "add" or len(steps) != 1 or len(origins) > 1:
         return frozenset((ANYWHERE,))
-    ((kind, offset),) = ((one[0], one[1]) for one in made if isinstance(one, tuple))
+    ((kind, offset),) = ((origin[0], origin[1]) for origin in origins if isinstance(origin, tuple))
     moved = offset + steps[0]
     return frozenset(((kind, moved),)) if abs(moved) <= _MOST else frozenset((ANYWHERE,))
 
@@ -178,29 +178,29 @@ def _signed(bits: int) -> int:
     return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _parameter(place: Operand, found: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
+def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
     assert isinstance(place, Memory)
     if isinstance(place.base, Symbol):
         return frozenset((("pointer", offsets.get(place.base.name, 0) + place.base.offset + place.offset),))
-    of = _of(place.base, found)
+    of = _of(place.base, known)
     if len(of) == 1:
-        (one,) = of
-        if isinstance(one, tuple) and one[0] == "parameter":
-            return frozenset((("pointer", one[1] + place.offset),))
+        (origin,) = of
+        if isinstance(origin, tuple) and origin[0] == "parameter":
+            return frozenset((("pointer", origin[1] + place.offset),))
     return frozenset((ANYWHERE,)) if of else frozenset()
 
 
-def _makes_wide(one: Instruction) -> bool:
-    if not one.operands or one.opcode.name in ("st", "stmatrix", "red"):
+def _makes_wide(instruction: Instruction) -> bool:
+    if not instruction.operands or instruction.opcode.name in ("st", "stmatrix", "red"):
         return False
-    first = one.operands[0]
+    first = instruction.operands[0]
     elements = first.elements if isinstance(first, Vector) else (first,)
     return any(isinstance(each, Register) and STORED.get(each.type) == "u8" for each in elements)
 
 
 def _names(target: Operand) -> Iterable[str]:
     elements = target.elements if isinstance(target, Vector) else (target,)
-    return [one.name for one in elements if isinstance(one, Register)]
+    return [element.name for element in elements if isinstance(element, Register)]
 
 
 # ---- reads of an update ----
@@ -208,18 +208,19 @@ def _names(target: Operand) -> Iterable[str]:
 
 def retried(kernel: Kernel) -> frozenset[int]:
     """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
-    if not any("cas" in one.opcode.modifiers for one in kernel.instructions):
+    if not any("cas" in instruction.opcode.modifiers for instruction in kernel.instructions):
         return frozenset()
     makers = _makers(kernel)
     swapped = {
-        (_place(one.operands[1], makers), SIZES[one.opcode.type])
-        for one in kernel.instructions
-        if one.opcode.name == "atom" and "cas" in one.opcode.modifiers
+        (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type])
+        for instruction in kernel.instructions
+        if instruction.opcode.name == "atom" and "cas" in instruction.opcode.modifiers
     }
     return frozenset(
         index
-        for index, one in enumerate(kernel.instructions)
-        if one.opcode.name == "ld" and (_place(one.operands[1], makers), SIZES[one.opcode.type]) in swapped
+        for index, instruction in enumerate(kernel.instructions)
+        if instruction.opcode.name == "ld"
+        and (_place(instruction.operands[1], makers), SIZES[instruction.opcode.type]) in swapped
     )
 
 
@@ -231,27 +232,27 @@ def update(kernel: Kernel, index: int, other: int) -> str:
     if kernel.instructions[index].line != kernel.instructions[other].line:
         return ""
     makers = _makers(kernel)
-    found = [_update(kernel, one, makers) for one in (index, other)]
-    return found[0] if all(found) else ""
+    atomics = [_update(kernel, at, makers) for at in (index, other)]
+    return atomics[0] if all(atomics) else ""
 
 
 def _makers(kernel: Kernel) -> Makers:
     """The instructions that write each register."""
     makers: Makers = {}
-    for one in kernel.instructions:
-        if one.operands and one.opcode.name not in ("st", "stmatrix", "red", "bra"):
-            for name in _names(one.operands[0]):
-                makers.setdefault(name, []).append(one)
+    for instruction in kernel.instructions:
+        if instruction.operands and instruction.opcode.name not in ("st", "stmatrix", "red", "bra"):
+            for name in _names(instruction.operands[0]):
+                makers.setdefault(name, []).append(instruction)
     return makers
 
 
 def _place(operand: Operand, makers: Makers) -> Operand:
     """An address by the register or symbol that it was copied from, so equal addresses compare equal."""
     while isinstance(operand, Memory) and isinstance(operand.base, Register):
-        made = makers.get(operand.base.name, [])
-        if len(made) != 1 or made[0].opcode.name not in ("mov", "cvta"):
+        definitions = makers.get(operand.base.name, [])
+        if len(definitions) != 1 or definitions[0].opcode.name not in ("mov", "cvta"):
             return operand
-        source = made[0].operands[1]
+        source = definitions[0].operands[1]
         if not isinstance(source, Register | Symbol):
             return operand
         operand = Memory(source, operand.offset)
@@ -260,27 +261,27 @@ def _place(operand: Operand, makers: Makers) -> Operand:
 
 def _update(kernel: Kernel, index: int, makers: Makers) -> str:
     """The atomic that replaces a load, or a store, and its counterpart at the same address; "" if there is none."""
-    one = kernel.instructions[index]
-    if one.opcode.name in LOADS:
-        place = _place(one.operands[1], makers)
+    instruction = kernel.instructions[index]
+    if instruction.opcode.name in LOADS:
+        place = _place(instruction.operands[1], makers)
         stores = (
             at
             for at, each in enumerate(kernel.instructions)
             if each.opcode.name == "st" and _place(each.operands[0], makers) == place
         )
-        return next((found for store in stores if (found := _update(kernel, store, makers))), "")
-    if one.opcode.name != "st" or not isinstance(one.operands[1], Register):
+        return next((atomic for store in stores if (atomic := _update(kernel, store, makers))), "")
+    if instruction.opcode.name != "st" or not isinstance(instruction.operands[1], Register):
         return ""
-    return _depends(one.operands[1], _place(one.operands[0], makers), makers)
+    return _depends(instruction.operands[1], _place(instruction.operands[0], makers), makers)
 
 
-def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
+def _kind(instruction: Instruction, makers: Makers, place: Operand) -> str:
     """The operation of an instruction; "" for moves, "product" if a multiply-add multiplies the loaded value."""
-    name = one.opcode.family
+    name = instruction.opcode.family
     if name in ("mov", "cvt", "cvta"):
         return ""
     if name in ("fma", "mad"):
-        added = makers.get(one.operands[3].name, []) if isinstance(one.operands[3], Register) else []
+        added = makers.get(instruction.operands[3].name, []) if isinstance(instruction.operands[3], Register) else []
         loads = [each for each in added if each.opcode.name in LOADS]
         return name if any(_place(each.operands[1], makers) == place for each in loads) else "product"
     return name
@@ -288,18 +289,18 @@ def _kind(one: Instruction, makers: Makers, place: Operand) -> str:
 
 def _depends(value: Register, place: Operand, makers: Makers) -> str:
     """The atomic that computes a value from the one loaded from an address; "" if it does not depend on it."""
-    met: set[str] = set()
+    traced: set[str] = set()
     waiting, last = [value.name], ""
-    while waiting and len(met) < _FAR:
+    while waiting and len(traced) < _FAR:
         name = waiting.pop(0)
-        if name in met:
+        if name in traced:
             continue
-        met.add(name)
-        for one in makers.get(name, []):
-            if one.opcode.name in LOADS:
-                if _place(one.operands[1], makers) == place:
+        traced.add(name)
+        for instruction in makers.get(name, []):
+            if instruction.opcode.name in LOADS:
+                if _place(instruction.operands[1], makers) == place:
                     return _UPDATES.get(last, "atomicCAS() in a loop")
                 continue
-            last = last or _kind(one, makers, place)
-            waiting += [each.name for each in one.operands[1:] if isinstance(each, Register)]
+            last = last or _kind(instruction, makers, place)
+            waiting += [each.name for each in instruction.operands[1:] if isinstance(each, Register)]
     return ""

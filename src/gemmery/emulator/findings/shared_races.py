@@ -32,7 +32,8 @@ class SharedRaces:
         self._history = History(self.clocks, machine.block_threads, machine.shared.size, self._conflict)
         self.followed = Followed(machine, self.clocks, self._history)
         self._event: Any = None  # the access being checked
-        self._multiplies = any(one.opcode.name == "wgmma.mma_async" for one in machine.kernel.instructions)
+        self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
+        self._multiplies = any(opcode.name == "wgmma.mma_async" for opcode in self._opcodes)
 
     def access(self, event: Access) -> None:
         """Threads load, store or update."""
@@ -53,7 +54,7 @@ class SharedRaces:
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
-        index, order = event.index, self._machine.kernel.instructions[event.index].opcode.modifiers
+        index, order = event.index, self._opcodes[event.index].modifiers
         releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
         fences = self._orders.fences and bool(self._orders.atomic[index] or self._orders.volatile[index])
         if not (releases or acquires or fences):
@@ -94,7 +95,7 @@ class SharedRaces:
         warps = self.followed.warps(mask)
         if barrier < 0:
             self.clocks.meets_itself(warps)
-        elif self._machine.kernel.instructions[index].opcode.name in ARRIVE:
+        elif self._opcodes[index].name in ARRIVE:
             self.clocks.release(warps, barrier)
         else:
             self.clocks.acquire(warps, barrier)  # from threads that arrived and did not wait
@@ -131,8 +132,7 @@ class SharedRaces:
         elif what == "lands":
             self._history.lands(index, addresses, threads, 16, then=True)
         else:
-            opcodes = [one.opcode for one in self._machine.kernel.instructions]
-            stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in opcodes])
+            stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in self._opcodes])
             self._history.reads(index, addresses, threads, 16, stores)
 
     def warpgroup(self, threads: Words) -> None:

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.mbarrier import Mbarriers
-from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
+from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import PARAMETER_WINDOW
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Indices, Mask
 from gemmery.errors import EmulationError
 
 PIECE = 16  # bytes: the alignment of addresses and sizes
@@ -63,7 +63,7 @@ class Bulk:
         self._loads: list[Load] = []
         self._stores: list[Store] = []
         self._committed = np.zeros(machine.threads, np.int64)
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[int, DecodedMap] = {}
         # For pieces of shared memory: the instruction and the swizzle that wrote them (0: none), and their contents.
         self._swizzled: tuple[Indices, Chunks] | None = None
 
@@ -85,19 +85,19 @@ class Bulk:
     def _land_for(self, barriers: Indices) -> None:
         """Land the loads under way to these mbarriers, one instruction after the other, until their phase ends."""
         before = self._mbarriers.phases(barriers)
-        left = []
+        pending = []
         for load in self._loads:
             needed = np.isin(load.barriers, barriers[self._mbarriers.phases(barriers) == before])
             if needed.any():
                 self._land(load if needed.all() else load.only(needed))
             if not needed.all():
-                left.append(load.only(~needed) if needed.any() else load)
-        self._loads = left
+                pending.append(load.only(~needed) if needed.any() else load)
+        self._loads = pending
 
     def _land(self, load: Load) -> None:
         self.tell(load.index, load.threads, load.places, "lands")
         self._shared[load.places] = load.data
-        self._mbarriers.came(load.barriers, load.places.shape[1] * PIECE)
+        self._mbarriers.complete(load.barriers, load.places.shape[1] * PIECE)
         if load.swizzle or self._swizzled is not None:
             self._mark(load)
 
@@ -117,12 +117,12 @@ class Bulk:
         if self._swizzled is None:
             return np.zeros(places.shape, np.bool_), 0, 0
         marks, brought = self._swizzled
-        found = marks[places]
-        bad: NDArray[np.bool_] = (found != 0) & (found & 255 != swizzles)
+        swizzlings = marks[places]
+        bad: NDArray[np.bool_] = (swizzlings != 0) & (swizzlings & 255 != swizzles)
         if bad.any():
             now, then = self._shared[places[bad]], brought[places[bad]]
             bad[bad] = (now.view("u8") == then.view("u8")).reshape(-1, 2).all(axis=1)
-        first = int(found[bad][0]) if bad.any() else 0
+        first = int(swizzlings[bad][0]) if bad.any() else 0
         return bad, first >> 8, first & 255
 
     # ---- out of shared memory ----
@@ -138,7 +138,7 @@ class Bulk:
 
     def wait(self, mask: Mask, pending: int) -> None:
         """Complete all groups of these threads except the latest `pending` ones."""
-        left = []
+        remaining = []
         for store in self._stores:
             ready = store.groups < self._committed[store.threads] - pending
             if mask is not None:
@@ -147,8 +147,9 @@ class Bulk:
             if not ready.all():
                 rest = ~ready
                 threads, places, groups = store.threads[rest], store.places[rest], store.groups[rest]
-                left.append(replace(store, threads=threads, places=places, groups=groups, write=store.write.only(rest)))
-        self._stores = left
+                write = store.write.only(rest)
+                remaining.append(replace(store, threads=threads, places=places, groups=groups, write=write))
+        self._stores = remaining
 
     def _finish(self) -> None:
         """Complete the stores for which no thread has waited, at the end of the grid."""
@@ -163,22 +164,22 @@ class Bulk:
 
     # ---- tensor maps ----
 
-    def tensor(self, index: int, address: int) -> Tensor:
+    def tensor(self, index: int, address: int) -> DecodedMap:
         """Return the tensor map at a generic address, in a parameter or in global memory."""
         machine = self._machine
-        found = self._tensors.get(address)
-        if found is None:
+        tensor = self._tensors.get(address)
+        if tensor is None:
             inside = address - PARAMETER_WINDOW
             source = machine.parameters if inside >= 0 else machine.memory.data
             start = inside if inside >= 0 else address
-            found = tensormap.decoded(source[start : start + tensormap.BYTES].tobytes().ljust(tensormap.BYTES, b"\0"))
-            one = machine.memory.nearest(found.address)
-            if one is None or not (one.start <= found.address and found.end <= one.stop):
+            tensor = tensormap.decoded(source[start : start + tensormap.BYTES].tobytes().ljust(tensormap.BYTES, b"\0"))
+            array = machine.memory.nearest(tensor.address)
+            if array is None or not (array.start <= tensor.address and tensor.end <= array.stop):
                 raise EmulationError(
                     f"{machine.kernel.instructions[index].text!r}: its tensor map extends beyond its array"
                 )
-            self._tensors[address] = found
-        return found
+            self._tensors[address] = tensor
+        return tensor
 
     def tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
         """Report to the observers what a copy does to pieces of shared memory."""

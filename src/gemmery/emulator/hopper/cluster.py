@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.machine import Launch, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
-from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.op import Indices, Mask, Values
 from gemmery.emulator.steps import Lowering, Step, refused
 from gemmery.errors import EmulationError
 
@@ -28,7 +28,6 @@ _BARRIERS: Mapping[str, Kinds] = {
     "barrier.cluster.wait": {"order": ("acquire",), "aligned": ("aligned",)},
 }
 BARRIER = -1  # the cluster's barrier in events: not an address in shared memory
-Indices = NDArray[np.int64]
 
 
 def in_order(launch: Launch, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
@@ -124,8 +123,8 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
     rank = addresses >> RANK_AT
     if not rank.any():
         return own
-    found: Indices = np.where(rank > 0, own - own % cluster + rank - 1, own)
-    return found
+    blocks: Indices = np.where(rank > 0, own - own % cluster + rank - 1, own)
+    return blocks
 
 
 def map_address(lowering: Lowering, index: int) -> Step:
@@ -140,11 +139,11 @@ def map_address(lowering: Lowering, index: int) -> Step:
     window = 0 if space else SHARED_WINDOW
 
     def step(machine: Machine, mask: Mask) -> None:
-        held = machine.registers
-        offset = read(held).astype(np.int64) - window & OFFSET
-        mapped = (its_rank(held).astype(np.int64) + 1 << RANK_AT) + offset + window
+        registers = machine.registers
+        offset = read(registers).astype(np.int64) - window & OFFSET
+        mapped = (its_rank(registers).astype(np.int64) + 1 << RANK_AT) + offset + window
         if write is not None:
-            write(held, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
+            write(registers, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
 
     return step
 
@@ -161,10 +160,10 @@ def rank_of(lowering: Lowering, index: int) -> Step:
 
     def step(machine: Machine, mask: Mask) -> None:
         addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
-        named = addresses >> RANK_AT
+        rank = addresses >> RANK_AT
         own = np.repeat(ranks(machine), machine.block_threads)
         if write is not None:
-            write(machine.registers, mask, np.where(named > 0, named - 1, own).astype(np.uint32))
+            write(machine.registers, mask, np.where(rank > 0, rank - 1, own).astype(np.uint32))
 
     return step
 

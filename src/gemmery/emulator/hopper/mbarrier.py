@@ -18,15 +18,14 @@ from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Instruction, Memory
 from gemmery.emulator.steps import Lowering, Read, Step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
 PENDING_AT = 32  # the state that arrive returns: the phase in the low bits, the pending arrivals above
-Indices = NDArray[np.int64]
-Said = Mapping[str, str]  # modifiers by their kind
+ByKind = Mapping[str, str]  # the modifiers of an opcode
 
 
 class Mbarriers:
@@ -77,7 +76,7 @@ class Mbarriers:
         """Expect more bytes in this phase."""
         np.add.at(self._bytes, places, count)
 
-    def came(self, places: Indices, count: Any) -> None:
+    def complete(self, places: Indices, count: Any) -> None:
         """Complete bytes."""
         np.subtract.at(self._bytes, places, count)
         self._turn(places)
@@ -86,7 +85,7 @@ class Mbarriers:
         """Reduce the expected arrivals from the next phase on."""
         np.subtract.at(self._expected, places, count)
 
-    def more(self, places: Indices) -> None:
+    def expect_arrival(self, places: Indices) -> None:
         """Expect one more arrival in this phase."""
         np.add.at(self._pending, places, 1)
 
@@ -125,15 +124,15 @@ class Mbarriers:
 
     # ---- who waits ----
 
-    def failed(self, places: Indices, wanted: Indices) -> NDArray[np.bool_]:
+    def failed(self, places: Indices, phase: Indices) -> NDArray[np.bool_]:
         """Land the loads under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
         Only as much lands as ends the phase. For a state, too, only the parity matters, as on an H200.
         """
-        waits: NDArray[np.bool_] = self._phase[places] & 1 == wanted & 1
+        waits: NDArray[np.bool_] = self._phase[places] & 1 == phase & 1
         if waits.any() and self.land is not None:
             self.land(_distinct(places[waits], len(self._phase)))
-            waits = self._phase[places] & 1 == wanted & 1
+            waits = self._phase[places] & 1 == phase & 1
         return waits
 
 
@@ -152,21 +151,21 @@ def _distinct(places: Indices, count: int) -> Indices:
 def handler(lowering: Lowering, index: int) -> Step:
     """mbarrier.*"""
     instruction = lowering.kernel.instructions[index]
-    name, said = instruction.opcode.name, modifiers.mbarrier(instruction.opcode)
-    if said is None or len(instruction.operands) not in _OPERANDS[name]:
+    name, by_kind = instruction.opcode.name, modifiers.mbarrier(instruction.opcode)
+    if by_kind is None or len(instruction.operands) not in _OPERANDS[name]:
         raise refused(instruction)
-    return _HANDLERS[name](lowering, instruction, index, said)
+    return _HANDLERS[name](lowering, instruction, index, by_kind)
 
 
-def address(lowering: Lowering, operand: Any, instruction: Instruction, said: Said) -> Read:
+def address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
     """Return the address of an mbarrier, which may be generic, as an offset in shared memory."""
     if not isinstance(operand, Memory):
         raise refused(instruction)
     read = lowering.address(operand, instruction)
-    return read if "space" in said else lambda held: read(held) - SHARED_WINDOW
+    return read if "space" in by_kind else lambda registers: read(registers) - SHARED_WINDOW
 
 
-def chosen(machine: Machine, mask: Mask) -> Indices:
+def active(machine: Machine, mask: Mask) -> Indices:
     """Return the indices of the threads in a mask."""
     return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
 
@@ -175,58 +174,58 @@ def of(value: Any, threads: Indices) -> NDArray[np.int64]:
     """Return the value of each of these threads."""
     if not value.ndim:
         return np.full(threads.shape, value).astype(np.int64)
-    found: NDArray[np.int64] = value[threads].astype(np.int64)
-    return found
+    values: NDArray[np.int64] = value[threads].astype(np.int64)
+    return values
 
 
-def _init(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, said)
+def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, by_kind)
     count = lowering.read(instruction.operands[1], "u32", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
-        threads = chosen(machine, mask)
-        told, places = mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
-        counts = of(count(machine.registers), told)
+        threads = active(machine, mask)
+        threads, places = mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
+        counts = of(count(machine.registers), threads)
         wrong = (counts < 1) | (counts > MOST)
         if wrong.any():
             what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
-            report_misuse(machine, index, told[wrong], what)
+            report_misuse(machine, index, threads[wrong], what)
         mbarriers.start(places, counts)
-        for observer in machine.observers if len(told) else ():
-            observer.initialised(machine, index, told, mbarriers.offsets(places))
+        for observer in machine.observers if len(threads) else ():
+            observer.initialised(machine, index, threads, mbarriers.offsets(places))
 
     return step
 
 
-def _inval(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, said)
+def _inval(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
+    where = address(lowering, instruction.operands[0], instruction, by_kind)
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
-        threads = chosen(machine, mask)
+        threads = active(machine, mask)
         mbarriers.end(mbarriers.places(index, threads, of(where(machine.registers), threads))[1])
 
     return step
 
 
-def _transaction(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+def _transaction(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """expect_tx and complete_tx."""
-    where = address(lowering, instruction.operands[0], instruction, said)
+    where = address(lowering, instruction.operands[0], instruction, by_kind)
     count = lowering.read(instruction.operands[1], "u32", instruction)
     expects = instruction.opcode.name == "mbarrier.expect_tx"
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
-        threads = chosen(machine, mask)
+        threads = active(machine, mask)
         threads, places = mbarriers.places(index, threads, of(where(machine.registers), threads))
         counts = of(count(machine.registers), threads)
-        (mbarriers.expect if expects else mbarriers.came)(places, counts)
+        (mbarriers.expect if expects else mbarriers.complete)(places, counts)
 
     return step
 
 
-def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """arrive and arrive_drop, also with expect_tx."""
     name = instruction.opcode.name
     expects = name in ("mbarrier.arrive.expect_tx", "mbarrier.arrive_drop.expect_tx")
@@ -235,18 +234,18 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said
     result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
     if len(operands) != 2 and (expects or len(operands) != 1):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
-    where = address(lowering, operands[0], instruction, said)
-    given = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
+    where = address(lowering, operands[0], instruction, by_kind)
+    count = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
     write = None if result is None else lowering.write(result, "b64", instruction)
-    if write is not None and said.get("space") == cluster.SPACE:
+    if write is not None and by_kind.get("space") == cluster.SPACE:
         raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
-        every = chosen(machine, mask)
+        every = active(machine, mask)
         addresses = of(where(machine.registers), every)
         threads, places = mbarriers.places(index, every, addresses)
-        counts = of(given(machine.registers), threads) if given is not None else np.ones(len(threads), np.int64)
+        counts = of(count(machine.registers), threads) if count is not None else np.ones(len(threads), np.int64)
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if expects:
             mbarriers.expect(places, counts)
@@ -262,20 +261,20 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, said: Said
     return step
 
 
-def _wait(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """test_wait and try_wait."""
     parity = instruction.opcode.name in ("mbarrier.test_wait.parity", "mbarrier.try_wait.parity")
     result, place, phase, *_ = instruction.operands
-    where = address(lowering, place, instruction, said)
-    wanted = lowering.read(phase, "u32" if parity else "b64", instruction)
+    where = address(lowering, place, instruction, by_kind)
+    awaited = lowering.read(phase, "u32" if parity else "b64", instruction)
     write = lowering.write(result, "pred", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
-        every = chosen(machine, mask)
+        every = active(machine, mask)
         addresses = of(where(machine.registers), every)
         threads, places = mbarriers.places(index, every, addresses)
-        waits = mbarriers.failed(places, of(wanted(machine.registers), threads))
+        waits = mbarriers.failed(places, of(awaited(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
@@ -287,7 +286,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, said: Said) 
     return step
 
 
-def _pending_count(lowering: Lowering, instruction: Instruction, index: int, said: Said) -> Step:
+def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     read = lowering.read(instruction.operands[1], "b64", instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
 
@@ -301,20 +300,20 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, sai
 def copies_arrive(lowering: Lowering, index: int) -> Step:
     """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
     instruction = lowering.kernel.instructions[index]
-    said = modifiers.mbarrier(instruction.opcode)
-    if said is None:
+    by_kind = modifiers.mbarrier(instruction.opcode)
+    if by_kind is None:
         raise refused(instruction)
-    where = address(lowering, instruction.operands[0], instruction, said)
+    where = address(lowering, instruction.operands[0], instruction, by_kind)
 
     def step(machine: Machine, mask: Mask) -> None:
         mbarriers = machine.unit(Mbarriers)
         machine.unit(Copies).wait_all(mask)
-        every = chosen(machine, mask)
+        every = active(machine, mask)
         addresses = of(where(machine.registers), every)
         threads, places = mbarriers.places(index, every, addresses)
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
-        if "noinc" not in said:
-            mbarriers.more(places)
+        if "noinc" not in by_kind:
+            mbarriers.expect_arrival(places)
         mbarriers.arrive(index, threads, places, np.ones(len(threads), np.int64))
 
     return step

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.emulator.hopper.bulk import Bulk
-from gemmery.emulator.hopper.descriptors import PIECE, ROWS, Array, Indices, Side
+from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
 from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.op import Indices
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
 
@@ -35,7 +37,7 @@ _SUMS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class WgmmaShape:
     """The shape and types of a product."""
 
     n: int
@@ -55,38 +57,38 @@ class Shape:
         return 2 * 16 * self.n * DEPTH // _SIZES[self.a]
 
 
-def shape(opcode: Opcode) -> Shape | None:
+def shape(opcode: Opcode) -> WgmmaShape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
     >>> from gemmery.emulator.ptx.opcodes import opcode
     >>> shape(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """
-    found = _SPELLED.fullmatch(str(opcode))
-    if not found:
+    match = _SPELLED.fullmatch(str(opcode))
+    if not match:
         return None
-    n, k, sums, a, b = int(found[1]), int(found[2]), *found.group(3, 4, 5)
-    if sums not in _SUMS.get((a, b), ()) or k * _SIZES[a] != DEPTH or (found[6] and sums != "s32"):
+    n, k, sums, a, b = int(match[1]), int(match[2]), *match.group(3, 4, 5)
+    if sums not in _SUMS.get((a, b), ()) or k * _SIZES[a] != DEPTH or (match[6] and sums != "s32"):
         return None
     sides = range(8, 257, 8) if sums != "s32" else (8, 24, *range(16, 257, 16))
-    return Shape(n, sums, a, b, bool(found[6])) if n in sides else None
+    return WgmmaShape(n, sums, a, b, bool(match[6])) if n in sides else None
 
 
 @dataclass(frozen=True)
-class Product:
+class WarpgroupProduct:
     """One wgmma.mma_async, for the warpgroups that executed it together."""
 
     index: int
-    shape: Shape
+    shape: WgmmaShape
     slots: tuple[int, ...]  # of the registers of its sums
     groups: Indices  # warpgroups, by their first thread
-    a: Side
-    b: Side
+    a: WgmmaOperand
+    b: WgmmaOperand
     adds: NDArray[np.bool_]  # for each warpgroup: whether it adds to the registers
     sign: int
     batch: Indices  # the commit group, for each warpgroup
 
-    def only(self, some: NDArray[np.bool_]) -> Product:
+    def only(self, some: NDArray[np.bool_]) -> WarpgroupProduct:
         """Return the selected warpgroups."""
         parts = (self.groups[some], self.a.only(some), self.b.only(some), self.adds[some], self.batch[some])
         return replace(self, groups=parts[0], a=parts[1], b=parts[2], adds=parts[3], batch=parts[4])
@@ -97,19 +99,19 @@ class Products:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._under_way: list[Product] = []
+        self._under_way: list[WarpgroupProduct] = []
         self._committed = np.zeros(machine.threads, np.int64)  # of a warpgroup, at its first thread
         self._fenced = np.zeros(machine.threads, bool)
         self._readers = np.zeros(
             -(-machine.shared.data.size // PIECE), np.int32
         )  # number of products under way that read each piece
-        self._left: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # the registers after the last wait
+        self._latest: dict[tuple[int, ...], tuple[Indices, list[Array]]] = {}  # the registers after the last wait
 
     def fence(self, groups: Indices) -> None:
         """wgmma.fence."""
         self._fenced[groups] = True
 
-    def fenced(self, product: Product) -> None:
+    def fenced(self, product: WarpgroupProduct) -> None:
         """Report registers that were written since the last fence."""
         bad = ~self._fenced[product.groups]
         if bad.any() and (self._changed(product) | ~self._known(product))[bad].any():
@@ -117,26 +119,26 @@ class Products:
             report_misuse(self._machine, product.index, product.groups[bad], what)
             self._fenced[product.groups] = True
 
-    def _known(self, product: Product) -> NDArray[np.bool_]:
-        if any(one.slots == product.slots for one in self._under_way):
+    def _known(self, product: WarpgroupProduct) -> NDArray[np.bool_]:
+        if any(earlier.slots == product.slots for earlier in self._under_way):
             return np.ones(len(product.groups), bool)
-        left = self._left.get(product.slots)
-        return np.zeros(len(product.groups), bool) if left is None else np.isin(product.groups, left[0])
+        latest = self._latest.get(product.slots)
+        return np.zeros(len(product.groups), bool) if latest is None else np.isin(product.groups, latest[0])
 
-    def _changed(self, product: Product) -> NDArray[np.bool_]:
+    def _changed(self, product: WarpgroupProduct) -> NDArray[np.bool_]:
         changed = np.zeros(len(product.groups), bool)
-        left = self._left.get(product.slots)
-        if left is None or any(one.slots == product.slots for one in self._under_way):
+        latest = self._latest.get(product.slots)
+        if latest is None or any(earlier.slots == product.slots for earlier in self._under_way):
             return changed
         lanes = lanes_of(product.groups)
-        for slot, before in zip(product.slots, left[1], strict=True):
+        for slot, before in zip(product.slots, latest[1], strict=True):
             now = self._machine.registers[slot]
             if now is not before:
                 bits = np.asarray(self._machine.spread(now)[lanes]).view("u4") != before[lanes].view("u4")
                 changed |= bits.any(axis=1)
         return changed & product.adds
 
-    def add(self, product: Product) -> None:
+    def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""
         self.fenced(product)
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
@@ -152,15 +154,17 @@ class Products:
             return None
         first = int(read.argmax())
         piece = places[first] // PIECE
-        found = (one.index for one in self._under_way if any((piece == each).any() for each in self._reads(one)))
-        return first, next(found)
+        readers = (
+            product.index for product in self._under_way if any((piece == each).any() for each in self._reads(product))
+        )
+        return first, next(readers)
 
-    def _reads(self, product: Product) -> list[Indices]:
+    def _reads(self, product: WarpgroupProduct) -> list[Indices]:
         """Return the pieces of the chunk's shared memory that a product reads, for each operand in shared memory."""
         machine = self._machine
         base = (product.groups // machine.block_threads * machine.shared.stride)[:, None, None]
         offsets = [side.pieces() for side in (product.a, product.b) if side.descriptors is not None]
-        return [(np.where(one + PIECE > machine.shared.size, 0, one) + base) // PIECE for one in offsets]
+        return [(np.where(pieces + PIECE > machine.shared.size, 0, pieces) + base) // PIECE for pieces in offsets]
 
     def commit(self, groups: Indices) -> None:
         """wgmma.commit_group."""
@@ -168,7 +172,7 @@ class Products:
 
     def wait(self, index: int, groups: Indices, pending: int) -> None:
         """wgmma.wait_group: all groups except the latest ones reach their registers."""
-        ready, left = [], []
+        ready, remaining = [], []
         waits = np.zeros(self._machine.threads, bool)
         waits[groups] = True
         for product in self._under_way:
@@ -176,10 +180,10 @@ class Products:
             if now.all():
                 ready.append(product)
             else:
-                left.append(product if not now.any() else product.only(~now))
+                remaining.append(product if not now.any() else product.only(~now))
                 if now.any():
                     ready.append(product.only(now))
-        self._under_way = left
+        self._under_way = remaining
         while ready:
             first, run = ready[0], [ready.pop(0)]
             while ready and _joins(first, ready[0], len(run)):
@@ -191,7 +195,7 @@ class Products:
                 observer.warpgroup(self._machine, index, some)
         self._fenced[groups] = False
 
-    def _finish(self, run: list[Product]) -> None:
+    def _finish(self, run: list[WarpgroupProduct]) -> None:
         """Compute several instructions that add to the same registers as one product."""
         machine, first = self._machine, run[0]
         base = (first.groups // machine.block_threads * machine.shared.stride)[:, None, None]
@@ -212,7 +216,7 @@ class Products:
             sums = -sums
         self._write(first, sums)
 
-    def _read(self, product: Product, offsets: Indices, base: Indices) -> Indices:
+    def _read(self, product: WarpgroupProduct, offsets: Indices, base: Indices) -> Indices:
         """Report the reads, and return the pieces of the chunk's shared memory; those outside read the first piece."""
         machine = self._machine
         bad = offsets + PIECE > machine.shared.size
@@ -227,7 +231,7 @@ class Products:
         places: Indices = (offsets + base) // PIECE
         return places
 
-    def _compare(self, product: Product, side: Side, places: Indices) -> None:
+    def _compare(self, product: WarpgroupProduct, side: WgmmaOperand, places: Indices) -> None:
         """Report a tile that was copied with another swizzle; one copied without a swizzle may be swizzled already."""
         machine, swizzles = self._machine, side.swizzles()
         bad, index, swizzle = machine.unit(Bulk).otherwise(places, swizzles[:, None, None])
@@ -240,21 +244,21 @@ class Products:
             )
             report_misuse(machine, product.index, product.groups[some], what)
 
-    def _write(self, product: Product, sums: Array) -> None:
+    def _write(self, product: WarpgroupProduct, sums: Array) -> None:
         """Add sums to the registers of all threads of the warpgroups."""
         machine, lanes = self._machine, lanes_of(product.groups)
         n = product.shape.n
         # In D (warpgroup, warp, half, row, j, lane, pair) the registers of a lane are indexed by j, half, pair.
         parts = sums.reshape(-1, 4, 2, 8, n // 8, 4, 2).transpose(4, 2, 6, 0, 1, 3, 5)
         parts = parts.reshape(n // 2, -1, THREADS)
-        held = [machine.registers[slot] for slot in product.slots]
+        registers = [machine.registers[slot] for slot in product.slots]
         kind = "f4" if product.shape.sums == "f32" else "u4"
-        whole = np.stack([machine.spread(np.asarray(one)) for one in held]).view(kind)
+        whole = np.stack([machine.spread(np.asarray(register)) for register in registers]).view(kind)
         before = whole[:, lanes]
         whole[:, lanes] = _ADDED[product.shape.sums](product, parts, before, product.adds[:, None])
-        for slot, row, one in zip(product.slots, whole, held, strict=True):
-            machine.registers[slot] = row.view(one.dtype)
-        self._left[product.slots] = product.groups, [machine.registers[slot] for slot in product.slots]
+        for slot, row, register in zip(product.slots, whole, registers, strict=True):
+            machine.registers[slot] = row.view(register.dtype)
+        self._latest[product.slots] = product.groups, [machine.registers[slot] for slot in product.slots]
 
 
 def _multiplied(a: Array, b: Array) -> Array:
@@ -269,7 +273,7 @@ def _multiplied(a: Array, b: Array) -> Array:
     return (a.reshape(len(a), -1, rows, k) @ b.swapaxes(1, 2)[:, None]).reshape(len(a), ROWS, n)
 
 
-def _joins(first: Product, other: Product, count: int) -> bool:
+def _joins(first: WarpgroupProduct, other: WarpgroupProduct, count: int) -> bool:
     """Whether a product adds to the result of another, so that both can be computed as one."""
     return (
         other.slots == first.slots
@@ -282,26 +286,26 @@ def _joins(first: Product, other: Product, count: int) -> bool:
     )
 
 
-def _f32(product: Product, sums: Array, before: Array, adds: Array) -> Array:
+def _f32(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
     return sums if not adds.any() else np.where(adds, before + sums, sums)
 
 
-def _f16(product: Product, sums: Array, before: Array, adds: Array) -> Array:
+def _f16(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
     pairs = sums.reshape(-1, 2, *sums.shape[1:])
-    held = np.stack([before & 0xFFFF, before >> 16], axis=1).astype("u2").view("f2").astype("f4")
-    bits = np.where(adds, held + pairs, pairs).astype("f2").view("u2").astype("u4")
+    sums_before = np.stack([before & 0xFFFF, before >> 16], axis=1).astype("u2").view("f2").astype("f4")
+    bits = np.where(adds, sums_before + pairs, pairs).astype("f2").view("u2").astype("u4")
     packed: Array = bits[:, 0] | bits[:, 1] << 16
     return packed
 
 
-def _s32(product: Product, sums: Array, before: Array, adds: Array) -> Array:
+def _s32(product: WarpgroupProduct, sums: Array, before: Array, adds: Array) -> Array:
     whole = sums.astype("i8") + np.where(adds, before.view("i4"), 0)
     if product.shape.saturates:
         whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
     return whole.astype("i4").view("u4")
 
 
-_ADDED: dict[str, Callable[[Product, Array, Array, Array], Array]] = {"f32": _f32, "f16": _f16, "s32": _s32}
+_ADDED: dict[str, Callable[[WarpgroupProduct, Array, Array, Array], Array]] = {"f32": _f32, "f16": _f16, "s32": _s32}
 
 
 def lanes_of(groups: Indices) -> Indices:

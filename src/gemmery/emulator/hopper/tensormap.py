@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global
+from gemmery.emulator.op import Indices
 from gemmery.emulator.ops.half import from_bf16, to_bf16
 from gemmery.errors import ArgumentError, EmulationError, LayoutError, shown
 
@@ -27,7 +28,6 @@ _FORMAT = struct.Struct("<16sQBBBx5I5H5B3x4Q")
 BFLOAT16 = "bfloat16"  # the type of ml_dtypes; elsewhere its bits
 _TYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
 TYPES = (*_TYPES, BFLOAT16)
-Indices = NDArray[np.int64]
 Chunks = NDArray[Any]  # 16 bytes an element
 
 
@@ -44,7 +44,7 @@ class TensorMap:
         """Return the 128 bytes of the map, for an array at an address."""
         array, missing = self.array, MOST_DIMENSIONS - self.array.ndim
         extents = (*array.shape[::-1], *(1,) * missing)
-        box, steps = ((*given[::-1], *(1,) * missing) for given in (self.box, self.steps))
+        box, steps = ((*sides[::-1], *(1,) * missing) for sides in (self.box, self.steps))
         strides = (*array.strides[-2::-1], *(0,) * missing) if array.ndim > 1 else (0,) * 4
         kind = TYPES.index(array.dtype.name)
         return _FORMAT.pack(
@@ -95,15 +95,15 @@ def tensor_map(
     return TensorMap(array, tuple(box), swizzle, tuple(steps))
 
 
-def _whole(name: str, given: Any) -> tuple[int, ...]:
+def _whole(name: str, numbers: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(one) for one in given)
+        return tuple(operator.index(number) for number in numbers)
     except Exception:  # TypeError, or what an object's own methods raise
-        raise ArgumentError(f"{name}={shown(given)}: pass a tuple of whole numbers, one for each dimension") from None
+        raise ArgumentError(f"{name}={shown(numbers)}: pass a tuple of whole numbers, one for each dimension") from None
 
 
 @dataclass(frozen=True)
-class Tensor:
+class DecodedMap:
     """A decoded map; dimensions are ordered from the innermost."""
 
     address: int
@@ -165,11 +165,11 @@ class Tensor:
         addresses, inside, width = self.pieces(coordinates)
         view = memory.view(_PIECES[width], 1)
         if inside is None:
-            found = view.take(addresses >> width.bit_length() - 1)
-            return found.view("c16"), found.nbytes
-        found = view.take(np.where(inside, addresses, 0) >> width.bit_length() - 1)
-        found[~inside] = 0
-        return found.view("c16"), int(np.count_nonzero(inside)) * width
+            boxes = view.take(addresses >> width.bit_length() - 1)
+            return boxes.view("c16"), boxes.nbytes
+        boxes = view.take(np.where(inside, addresses, 0) >> width.bit_length() - 1)
+        boxes[~inside] = 0
+        return boxes.view("c16"), int(np.count_nonzero(inside)) * width
 
     def put(self, memory: Global, coordinates: Indices, boxes: Chunks, adds: bool) -> int:
         """Write or add the boxes inside the array; returns the bytes written."""
@@ -202,7 +202,7 @@ class Tensor:
 _PIECES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
-def decoded(data: bytes) -> Tensor:
+def decoded(data: bytes) -> DecodedMap:
     """Read the 128 bytes that `TensorMap.encoded` made; raises EmulationError for others."""
     magic, address, rank, kind, swizzle, *rest = _FORMAT.unpack_from(data)
     if magic != _MAGIC:
@@ -211,8 +211,8 @@ def decoded(data: bytes) -> Tensor:
         )
     extents, box, steps, strides = rest[:rank], rest[5 : 5 + rank], rest[10 : 10 + rank], rest[15 : 14 + rank]
     itemsize = 2 if TYPES[kind] == BFLOAT16 else np.dtype(TYPES[kind]).itemsize
-    sides = (np.array(one, np.int64) for one in (extents, (itemsize, *strides), box, steps))
-    return Tensor(address, TYPES[kind], swizzle, *sides)
+    sides = (np.array(numbers, np.int64) for numbers in (extents, (itemsize, *strides), box, steps))
+    return DecodedMap(address, TYPES[kind], swizzle, *sides)
 
 
 def swizzled(addresses: Indices, swizzle: int) -> Indices:
@@ -223,5 +223,5 @@ def swizzled(addresses: Indices, swizzle: int) -> Indices:
     """
     if not swizzle:
         return addresses
-    found: Indices = addresses ^ ((addresses >> 7 & swizzle // 16 - 1) << 4)
-    return found
+    places: Indices = addresses ^ ((addresses >> 7 & swizzle // 16 - 1) << 4)
+    return places

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
-from gemmery.emulator.hopper.mbarrier import Mbarriers, chosen, of
-from gemmery.emulator.hopper.tensormap import Chunks, Indices, Tensor
+from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
+from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory
 from gemmery.emulator.steps import Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
@@ -84,29 +84,29 @@ class _Ends:
         self.sends = sends  # from the block's own shared memory to another's
         self.shared = lowering.address(shared, instruction)
         self.outside = lowering.address(outside, instruction)
-        self.coordinates = [lowering.read(one, "s32", instruction) for one in outside.coordinates]
+        self.coordinates = [lowering.read(coordinate, "s32", instruction) for coordinate in outside.coordinates]
         self.bytes = None if tensor else lowering.read(operands[2], "u32", instruction)
         self.barrier = lowering.address(operands[-1], instruction) if loads else None
 
     def boxes(self, machine: Machine, index: int, threads: Indices) -> list[tuple[Indices, _Boxes | _Row]]:
         """Group the threads by tensor map, or by number of bytes; each group has its end outside shared memory."""
-        held = machine.registers
-        addresses = of(self.outside(held), threads)
-        groups = addresses if self.tensor else of(self.bytes(held), threads) if self.bytes else addresses
-        made: list[tuple[Indices, _Boxes | _Row]] = []
-        for one in np.unique(groups).tolist():
-            these = groups == one
+        registers = machine.registers
+        addresses = of(self.outside(registers), threads)
+        groups = addresses if self.tensor else of(self.bytes(registers), threads) if self.bytes else addresses
+        boxes: list[tuple[Indices, _Boxes | _Row]] = []
+        for group in np.unique(groups).tolist():
+            these = groups == group
             some = threads[these]
             if self.tensor:
-                tensor = machine.unit(Bulk).tensor(index, one)
+                tensor = machine.unit(Bulk).tensor(index, group)
                 if len(self.coordinates) != len(tensor.box):
                     text = machine.kernel.instructions[index].text
                     raise EmulationError(f"{text!r}: its tensor map has {len(tensor.box)} dimensions")
-                where = np.stack([of(read(held), some) for read in self.coordinates], axis=1)
-                made.append((some, _Boxes(index, some, tensor, where)))
+                where = np.stack([of(read(registers), some) for read in self.coordinates], axis=1)
+                boxes.append((some, _Boxes(index, some, tensor, where)))
             else:
-                made.append((some, (_Own if self.sends else _Row)(index, some, addresses[these], one)))
-        return made
+                boxes.append((some, (_Own if self.sends else _Row)(index, some, addresses[these], group)))
+        return boxes
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Boxes:
 
     index: int
     threads: Indices
-    tensor: Tensor
+    tensor: DecodedMap
     coordinates: Indices
     adds: bool = False
 
@@ -154,22 +154,22 @@ class _Row:
         return replace(self, threads=self.threads[some], addresses=self.addresses[some])
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
-        kept, places = self._checked(machine)
-        return kept, machine.memory.view("c16", 1).take(places)
+        inside, places = self._checked(machine)
+        return inside, machine.memory.view("c16", 1).take(places)
 
     def put(self, machine: Machine, data: Chunks) -> None:
-        kept, places = self._checked(machine)
-        machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, kept.threads)]
+        inside, places = self._checked(machine)
+        machine.memory.view("c16", 1)[places] = data[np.isin(self.threads, inside.threads)]
 
     def _checked(self, machine: Machine) -> tuple[_Row, Indices]:
         """Return the copies that stay within an array."""
         bad = self.addresses % PIECE != 0
-        bad |= np.array([_beyond(machine, int(one), self.bytes) for one in self.addresses])
+        bad |= np.array([_beyond(machine, int(address), self.bytes) for address in self.addresses])
         if bad.any():
             _fault(machine, self.index, "global", self.threads, self.addresses, self.bytes, bad)
-        kept = self.only(~bad) if bad.any() else self
-        _count(machine, self.index, kept.threads, int(self.addresses[0]), self.bytes * len(kept.threads))
-        return kept, kept.addresses[:, None] // PIECE + np.arange(self.bytes // PIECE)
+        inside = self.only(~bad) if bad.any() else self
+        _count(machine, self.index, inside.threads, int(self.addresses[0]), self.bytes * len(inside.threads))
+        return inside, inside.addresses[:, None] // PIECE + np.arange(self.bytes // PIECE)
 
 
 @dataclass(frozen=True)
@@ -178,16 +178,16 @@ class _Own(_Row):
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
         good = _inside(machine, self.index, self.addresses, self.threads, self)
-        kept = self.only(good)
-        places = _pieces(machine, kept.threads // machine.block_threads, kept.addresses, kept)
+        inside = self.only(good)
+        places = _pieces(machine, inside.threads // machine.block_threads, inside.addresses, inside)
         if len(places):
-            machine.unit(Bulk).tell(self.index, kept.threads, places, "reads")
-        return kept, machine.shared.view("c16", 1).take(places)
+            machine.unit(Bulk).tell(self.index, inside.threads, places, "reads")
+        return inside, machine.shared.view("c16", 1).take(places)
 
 
 def _beyond(machine: Machine, address: int, width: int) -> bool:
-    one = machine.memory.nearest(address)
-    return one is None or not (one.start <= address and address + width <= one.stop)
+    array = machine.memory.nearest(address)
+    return array is None or not (array.start <= address and address + width <= array.stop)
 
 
 def _count(machine: Machine, index: int, threads: Indices, address: int, moved: int) -> None:
@@ -241,8 +241,8 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
 def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> Indices:
     """Return the indices of the 16-byte pieces of each copy in the chunk's shared memory: (copies, pieces)."""
     offsets = (addresses & cluster.OFFSET)[:, None] + np.arange(0, end.bytes, PIECE)
-    found: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
-    return found
+    places: Indices = (tensormap.swizzled(offsets, end.swizzle) + (blocks * machine.shared.stride)[:, None]) // PIECE
+    return places
 
 
 def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
@@ -251,15 +251,15 @@ def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | No
     barrier = ends.barrier
 
     def step(machine: Machine, mask: Mask) -> None:
-        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+        for threads, end in ends.boxes(machine, index, active(machine, mask)):
             addresses = of(ends.shared(machine.registers), threads)
             good = _inside(machine, index, addresses, threads, end)
             if good.any():
-                kept, data = end.only(good).get(machine)
-                good &= np.isin(threads, kept.threads)
+                inside, data = end.only(good).get(machine)
+                good &= np.isin(threads, inside.threads)
                 ready = threads[good], addresses[good], of(barrier(machine.registers), threads[good])
-                wanted = None if mask_of is None else of(mask_of(machine.registers), threads[good])
-                _begin(machine, index, kept, *ready, data, wanted)
+                ranks = None if mask_of is None else of(mask_of(machine.registers), threads[good])
+                _begin(machine, index, inside, *ready, data, ranks)
 
     return step
 
@@ -272,18 +272,18 @@ def _begin(
     addresses: Indices,
     marks: Indices,
     data: Chunks,
-    wanted: Indices | None,
+    ranks_of: Indices | None,
 ) -> None:
     """Send each copy to its block, or to the blocks of its cluster whose bits are set in `wanted`.
 
     The mbarrier is at the same offset in the destination block.
     """
     size, each = cluster.size(machine), machine.block_threads
-    if wanted is None:
+    if ranks_of is None:
         copies = np.arange(len(threads))
         blocks = cluster.resolved(addresses, threads // each, size)
     else:
-        copies, ranks = np.nonzero(wanted[:, None] >> np.arange(size) & 1)
+        copies, ranks = np.nonzero(ranks_of[:, None] >> np.arange(size) & 1)
         own = threads[copies] // each
         blocks = own - own % size + ranks
     there = threads[copies] % each + blocks * each
@@ -300,15 +300,15 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
     adds = instruction.opcode.name == "cp.reduce.async.bulk.tensor"
 
     def step(machine: Machine, mask: Mask) -> None:
-        for threads, end in ends.boxes(machine, index, chosen(machine, mask)):
+        for threads, end in ends.boxes(machine, index, active(machine, mask)):
             addresses = of(ends.shared(machine.registers), threads)
             good = _inside(machine, index, addresses, threads, end)
             if good.any():
-                kept = end.only(good)
-                kept = replace(kept, adds=True) if adds and isinstance(kept, _Boxes) else kept
-                places = _pieces(machine, kept.threads // machine.block_threads, addresses[good], kept)
+                inside = end.only(good)
+                inside = replace(inside, adds=True) if adds and isinstance(inside, _Boxes) else inside
+                places = _pieces(machine, inside.threads // machine.block_threads, addresses[good], inside)
                 machine.unit(Bulk).store(
-                    Store(index, kept.threads, places, kept, np.zeros(len(kept.threads), np.int64))
+                    Store(index, inside.threads, places, inside, np.zeros(len(inside.threads), np.int64))
                 )
 
     return step

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmery.emulator.hopper.descriptors import ROWS, Indices, Side
-from gemmery.emulator.hopper.products import THREADS, Product, Products, Shape, lanes_of, shape
+from gemmery.emulator.hopper.descriptors import ROWS, WgmmaOperand
+from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape
 from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
 from gemmery.emulator.steps import Lowering, Step, refused
 
@@ -28,28 +28,28 @@ def handler(lowering: Lowering, index: int) -> Step:
         if not isinstance(pending, Immediate):
             raise refused(instruction)
         return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
-    found = shape(instruction.opcode)
-    if found is None:
+    shape_ = shape(instruction.opcode)
+    if shape_ is None:
         raise refused(instruction)
-    return _multiply(lowering, instruction, index, found)
+    return _multiply(lowering, instruction, index, shape_)
 
 
-def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: Shape) -> Step:
+def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: WgmmaShape) -> Step:
     sums, a, b, *rest = instruction.operands
     if not isinstance(sums, Vector) or len(sums.elements) != shape.registers:
         raise refused(instruction, f"{shape.registers} registers of sums are needed:")
     kind = shape.sums if shape.sums != "f16" else "b32"
     slots = []
-    for one in sums.elements:
-        if not isinstance(one, Register):
+    for register in sums.elements:
+        if not isinstance(register, Register):
             raise refused(instruction)
-        lowering.write(one, kind, instruction)
-        slots.append(lowering.slots[one.name])
+        lowering.write(register, kind, instruction)
+        slots.append(lowering.slots[register.name])
     adds = lowering.read(rest[0], "pred", instruction) if rest else lambda _: np.True_
-    constants = [one.bits if isinstance(one, Immediate) else None for one in rest[1:]]
+    constants = [register.bits if isinstance(register, Immediate) else None for register in rest[1:]]
     in_registers = isinstance(a, Vector)
-    signs, turned = _constants(instruction, shape, constants, in_registers)
-    reads = [lowering.read(one, "b32", instruction) for one in a.elements] if isinstance(a, Vector) else []
+    signs, by_rows = _constants(instruction, shape, constants, in_registers)
+    reads = [lowering.read(register, "b32", instruction) for register in a.elements] if isinstance(a, Vector) else []
     read_a = None if in_registers else lowering.read(a, "s64", instruction)
     read_b = lowering.read(b, "s64", instruction)
     early = _early(lowering, index, sums)
@@ -58,14 +58,17 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: S
         groups = _groups(machine, index, mask)
         if not len(groups):
             return
-        held = machine.registers
+        registers = machine.registers
         lanes = lanes_of(groups)
-        side_a = Side(shape.a, ROWS, turned[0], registers=tuple(machine.spread(read(held))[lanes] for read in reads))
         if read_a is not None:
-            side_a = Side(shape.a, ROWS, turned[0], machine.spread(read_a(held))[groups])
-        side_b = Side(shape.b, shape.n, turned[1], machine.spread(read_b(held))[groups])
-        added = np.asarray(machine.spread(adds(held))[groups])
-        product = Product(index, shape, tuple(slots), groups, side_a, side_b, added, signs, np.zeros(0, np.int64))
+            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], machine.spread(read_a(registers))[groups])
+        else:
+            values = tuple(machine.spread(read(registers))[lanes] for read in reads)
+            side_a = WgmmaOperand(shape.a, ROWS, by_rows[0], registers=values)
+        side_b = WgmmaOperand(shape.b, shape.n, by_rows[1], machine.spread(read_b(registers))[groups])
+        added = np.asarray(machine.spread(adds(registers))[groups])
+        batch = np.zeros(0, np.int64)
+        product = WarpgroupProduct(index, shape, tuple(slots), groups, side_a, side_b, added, signs, batch)
         machine.unit(Products).add(product)
         if early is not None:
             what = f"uses a register that the wgmma at {instruction.line} may still write: wgmma.wait_group before"
@@ -79,33 +82,33 @@ def _early(lowering: Lowering, index: int, sums: Vector) -> int | None:
     kernel = lowering.kernel
     labels = frozenset(kernel.labels.values())
     for place in range(index + 1, len(kernel.instructions)):
-        one = kernel.instructions[place]
-        if place in labels or one.opcode.name in ("wgmma.wait_group", "bra", "brx", "ret", "exit"):
+        instruction = kernel.instructions[place]
+        if place in labels or instruction.opcode.name in ("wgmma.wait_group", "bra", "brx", "ret", "exit"):
             return None
-        if one.opcode.family == "wgmma" and one.operands[:1] == (sums,):
+        if instruction.opcode.family == "wgmma" and instruction.operands[:1] == (sums,):
             continue
-        if not frozenset(sums.elements).isdisjoint(lowering.flat(one.operands)):
+        if not frozenset(sums.elements).isdisjoint(lowering.flat(instruction.operands)):
             return place
     return None
 
 
 def _constants(
-    instruction: Instruction, shape: Shape, given: list[int | None], in_registers: bool
+    instruction: Instruction, shape: WgmmaShape, constants: list[int | None], in_registers: bool
 ) -> tuple[int, tuple[bool, bool]]:
     """Return the sign of the product, and which operands are contiguous along their rows."""
     signed = 2 if shape.sums != "s32" else 0
-    turning = (1 if in_registers else 2) if shape.a in ("f16", "bf16") else 0
-    if len(given) != signed + turning:
-        raise refused(instruction, f"{len(given)} constants behind the predicate:")
+    layouts = (1 if in_registers else 2) if shape.a in ("f16", "bf16") else 0
+    if len(constants) != signed + layouts:
+        raise refused(instruction, f"{len(constants)} constants behind the predicate:")
     sign = 1
-    for one in given[:signed]:
-        if one not in (1, -1, 0xFFFFFFFF):
+    for constant in constants[:signed]:
+        if constant not in (1, -1, 0xFFFFFFFF):
             raise refused(instruction, "a scale other than 1 and -1:")
-        sign *= 1 if one == 1 else -1
-    turned = [one == 1 for one in given[signed:]]
-    while len(turned) < 2:
-        turned.insert(0, False)
-    return sign, (turned[0], turned[1])
+        sign *= 1 if constant == 1 else -1
+    by_rows = [constant == 1 for constant in constants[signed:]]
+    while len(by_rows) < 2:
+        by_rows.insert(0, False)
+    return sign, (by_rows[0], by_rows[1])
 
 
 def _groups(machine: Machine, index: int, mask: Mask) -> Indices:

@@ -29,7 +29,7 @@ class WarpAccess:
     inner: Line  # of the code itself
     opcode: str  # "ld.shared.v4.f32"
     space: str  # "shared", "global"
-    kind: str  # as in events.Access
+    kind: str  # as in machine.Access
     width: int
     addresses: tuple[int | None, ...]  # one per lane, None if inactive; for shared memory offsets in the block's part
     warp: int = 0  # of its block
@@ -50,11 +50,11 @@ class WarpAccess:
 class TileLayout:
     """A tile in shared memory: its contents, and one warp's access that stores it and one that loads it.
 
-    `held` maps a byte offset in shared memory to the row and the column of the operand's element that begins there.
+    `contents` maps a byte offset in shared memory to the row and the column of the operand's element that begins there.
     """
 
     operand: str  # "A"
-    held: Mapping[int, tuple[int, int]]
+    contents: Mapping[int, tuple[int, int]]
     store: WarpAccess | None = None
     load: WarpAccess | None = None
 
@@ -75,7 +75,7 @@ class Divergence:
     """A branch at which the lanes of a warp diverge, and what the warp executes around it."""
 
     line: Line  # of the branch
-    taken: Lanes  # the lanes that take the branch
+    jumping: Lanes  # the lanes that take the branch
     active: Lanes  # the lanes that execute the branch
     stretches: tuple[Stretch, ...]
     warp: int = 0  # of its block
@@ -111,7 +111,7 @@ class Trace(Observer):
             self._launch, self._kernel = self._launch + 1, machine.kernel
             self._origins, self._fetched = origins(machine.kernel.instructions), {}
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
-            self.arrays = {one.name: range(one.start, one.stop) for one in machine.memory.allocations}
+            self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}
 
     def access(self, machine: Machine, event: Access) -> None:
         if not self._watching or event.space not in ("shared", "global"):
@@ -133,27 +133,27 @@ class Trace(Observer):
         pieces = ((event.index, 0),) if event.kind == "cp.async" else self._origins.get(event.index, ())
         size = event.width // max(1, len(pieces))
         for place, (load, offset) in enumerate(pieces):
-            given = self._fetched.get(load)
-            if given is not None:
-                both = block.active & given.active
-                to, of = block.addresses[both] + place * size, given.addresses[both] + offset
+            fetched = self._fetched.get(load)
+            if fetched is not None:
+                both = block.active & fetched.active
+                to, of = block.addresses[both] + place * size, fetched.addresses[both] + offset
                 places = ((self._launch, at) for at in to.tolist())
                 self.sources.update(zip(places, of.tolist(), strict=True))
 
-    def branch(self, machine: Machine, index: int, taken: Any, active: Mask) -> None:
+    def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         key = self._launch, index
-        if not self._watching or key in self.divergences or not np.ndim(taken):
+        if not self._watching or key in self.divergences or not np.ndim(jumps):
             return
         threads = machine.block_threads
         works = np.ones(threads, bool) if active is None else active[:threads]
-        going = (taken[:threads] & works).reshape(-1, WARP)
+        going = (jumps[:threads] & works).reshape(-1, WARP)
         works = works.reshape(-1, WARP)
         parted = going.any(axis=1) & (going != works).any(axis=1)
         if parted.any():
             warp = int(parted.argmax())
             at = machine.kernel.instructions[index]
-            found = Divergence(at.line, _lanes(going[warp]), _lanes(works[warp]), (), warp, at.frames)
-            self.divergences[key] = found
+            divergence = Divergence(at.line, _lanes(going[warp]), _lanes(works[warp]), (), warp, at.frames)
+            self.divergences[key] = divergence
             walk = _Walk(key, warp)
             walk.add(machine, *self._before, _lanes(works[warp]))
             self._open.append(walk)
@@ -164,9 +164,9 @@ class Trace(Observer):
             lanes = self._active(machine, walk.warp)
             if any(lanes):
                 walk.add(machine, first, last, lanes)
-            found = self.divergences[walk.branch]
-            met = all(now or not before for now, before in zip(lanes, found.active, strict=True))
-            if met or len(walk.stretches) == MOST:
+            divergence = self.divergences[walk.branch]
+            together = all(now or not before for now, before in zip(lanes, divergence.active, strict=True))
+            if together or len(walk.stretches) == MOST:
                 self._close(walk)
 
     def _active(self, machine: Machine, warp: int) -> Lanes:
@@ -177,10 +177,10 @@ class Trace(Observer):
 
     def _close(self, walk: _Walk) -> None:
         self._open.remove(walk)
-        found = self.divergences[walk.branch]
+        divergence = self.divergences[walk.branch]
         stretches = zip(walk.stretches, walk.lines, strict=True)
         done = tuple(replace(stretch, busiest=lines.most_common(1)[0][0]) for stretch, lines in stretches)
-        self.divergences[walk.branch] = replace(found, stretches=done)
+        self.divergences[walk.branch] = replace(divergence, stretches=done)
 
     def finish(self, machine: Machine) -> None:
         for walk in tuple(self._open):
@@ -229,7 +229,7 @@ class _Walk:
     def add(self, machine: Machine, start: int, stop: int, lanes: Lanes) -> None:
         """Append a stretch, or extend the last one if the same lanes continue in the same file."""
         stretch = _stretch(machine, start, stop, lanes)
-        lines = Counter(one.line for one in machine.kernel.instructions[start:stop])
+        lines = Counter(instruction.line for instruction in machine.kernel.instructions[start:stop])
         last = self.stretches[-1] if self.stretches else None
         if last and (last.lanes, last.first.file) == (stretch.lanes, stretch.first.file):
             first = min(last.first, stretch.first, key=_number)
@@ -250,7 +250,7 @@ def _lanes(flags: NDArray[np.bool_]) -> Lanes:
 
 
 def _stretch(machine: Machine, first: int, last: int, lanes: Lanes) -> Stretch:
-    lines = [one.line for one in machine.kernel.instructions[first:last]]
+    lines = [instruction.line for instruction in machine.kernel.instructions[first:last]]
     lines = [line for line in lines if line.file == lines[0].file]
     return Stretch(min(lines, key=_number), max(lines, key=_number), last - first, lanes)
 
@@ -262,36 +262,38 @@ def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int,
     are traced through moves and conversions; stores of other values are left out.
     """
     writers: dict[str, list[int]] = {}
-    for index, one in enumerate(instructions):
-        for register in written(one):
+    for index, instruction in enumerate(instructions):
+        for register in written(instruction):
             writers.setdefault(register.name, []).append(index)
-    found = {}
-    for index, one in enumerate(instructions):
-        if one.opcode.name == "st" and one.opcode.space in ("shared", "shared::cluster", ""):
-            pieces = [_origin(instructions, writers, name) for name in _registers(one.operands[1])]
+    sources = {}
+    for index, instruction in enumerate(instructions):
+        if instruction.opcode.name == "st" and instruction.opcode.space in ("shared", "shared::cluster", ""):
+            pieces = [_origin(instructions, writers, name) for name in _registers(instruction.operands[1])]
             if pieces and all(piece is not None for piece in pieces):
-                found[index] = tuple(piece for piece in pieces if piece is not None)
-    return found
+                sources[index] = tuple(piece for piece in pieces if piece is not None)
+    return sources
 
 
 def _origin(
     instructions: tuple[Instruction, ...], writers: Mapping[str, list[int]], register: str
 ) -> tuple[int, int] | None:
     """Return the load that a register's value comes from; zeros for elements outside the operand are ignored."""
-    seen, ahead = set(), [(register, 0)]
+    traced, ahead = set(), [(register, 0)]
     while ahead:
         name, offset = ahead.pop(0)  # of registers packed into one, the lowest comes first
         for index in writers.get(name, ()):
-            one = instructions[index]
-            targets = _registers(one.operands[0])
+            instruction = instructions[index]
+            targets = _registers(instruction.operands[0])
             into = (
-                targets.index(name) * SIZES.get(one.opcode.type, 0) // (1 if one.opcode.name == "ld" else len(targets))
+                targets.index(name)
+                * SIZES.get(instruction.opcode.type, 0)
+                // (1 if instruction.opcode.name == "ld" else len(targets))
             )
-            if one.opcode.name == "ld" and one.opcode.space in ("global", ""):
+            if instruction.opcode.name == "ld" and instruction.opcode.space in ("global", ""):
                 return index, offset + into
-            if one.opcode.name in ("mov", "cvt", "selp") and index not in seen:
-                seen.add(index)
-                sources = [source for operand in one.operands[1:] for source in _registers(operand)]
+            if instruction.opcode.name in ("mov", "cvt", "selp") and index not in traced:
+                traced.add(index)
+                sources = [source for operand in instruction.operands[1:] for source in _registers(operand)]
                 ahead += [(source, offset + into) for source in sources]
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmery.emulator.trace import Divergence, WarpAccess
-from gemmery.emulator.trace.chosen import Chosen
+from gemmery.emulator.trace.selection import Selection
 from gemmery.report.pictures import divergence, sectors, tile, wavefronts
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.drawing import quoted
@@ -28,7 +28,7 @@ EDGE = 16  # around a standalone picture
 
 
 def pictures(
-    accesses: Chosen, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
+    accesses: Selection, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
 ) -> tuple[Plot, ...]:
     """A figure for each access, tile and branch; `source` gives the text of lines, `prefix` begins the figures' names.
 
@@ -53,7 +53,7 @@ def pictures(
     return tuple(plots)
 
 
-def files(rung: str, accesses: Chosen, source: Mapping[str, str]) -> dict[str, str]:
+def files(rung: str, accesses: Selection, source: Mapping[str, str]) -> dict[str, str]:
     """The same as standalone SVG files, by their names: "simt_smem-banks-1.svg"."""
     return {f"{plot.name}.svg": standalone(_edged(plot.svg)) for plot in pictures(accesses, source, f"{rung}-")}
 

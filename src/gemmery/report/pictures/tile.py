@@ -46,7 +46,7 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
 def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
     """The rows that are shown: those touched, and as many after them as show the pattern."""
     touched = sorted({address // BANK_ROW for address in addresses if address is not None})
-    filled = sorted({offset // BANK_ROW for offset in layout.held})
+    filled = sorted({offset // BANK_ROW for offset in layout.contents})
     after = [row for row in filled if touched and row > touched[0] and row not in touched]
     return sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
 
@@ -58,7 +58,7 @@ def _panel(
     size = max(access.piece, BANK)
     lines = (
         1
-        if max(map(len, (f"{row}, {column}" for row, column in layout.held.values())), default=0) * EM * SMALL
+        if max(map(len, (f"{row}, {column}" for row, column in layout.contents.values())), default=0) * EM * SMALL
         < (size * BYTE - 2)
         else 2
     )
@@ -108,7 +108,7 @@ def _cell(
     """One place of the tile: the lanes above, what it holds below."""
     x, width = LEFT + at % BANK_ROW * BYTE, size * BYTE
     by, fill = touched or ((), "rule")
-    element = layout.held.get(at)
+    element = layout.contents.get(at)
     texts = () if element is None else (f"{element[0]}, {element[1]}",) if lines == 1 else tuple(map(str, element))
     holds = f"{layout.operand}[{element[0]}][{element[1]}]" if element else "nothing of the tile"
     tooltip = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")

@@ -9,7 +9,7 @@ from itertools import groupby
 from gemmery import banks
 from gemmery.banks import BANK, BANKS, LANES
 from gemmery.emulator.trace import WarpAccess
-from gemmery.emulator.trace.chosen import served
+from gemmery.emulator.trace.selection import served
 from gemmery.report.pictures.drawing import (
     cell,
     filled,

@@ -21,7 +21,7 @@ Steps = Mapping[str, tuple[int, int]]  # strides of arrays in global memory, in 
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selection:
     """The accesses, tiles and branches that are shown."""
 
     shared: tuple[WarpAccess, ...] = ()
@@ -31,7 +31,7 @@ class Chosen:
     untraced: tuple[str, ...] = ()  # operands without a known tile, although shared memory is written and read
 
 
-def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
+def select(trace: Trace, steps: Steps, line: str = "") -> Selection:
     """Choose the loads and stores with the most bank conflicts and the most wasted sectors, the tiles, and the branch
     with the most idle lanes.
 
@@ -45,31 +45,31 @@ def chosen(trace: Trace, steps: Steps, line: str = "") -> Chosen:
     parted = list(trace.divergences.values())
     tiles = _tiles(trace, steps)
     if not line:
-        return Chosen(
+        return Selection(
             _of_each(shared, _conflicts, loads=1),
             tiles,
             _of_each(global_, _in_vain, loads=2),
             tuple(sorted(parted, key=_idle, reverse=True)[:1]),
             _untraced(shared, tiles, steps),
         )
-    found = Chosen(
-        _costliest((one for one in shared if _is_at(one, line)), _conflicts, MOST_OF_LINE),
-        tuple(tile for tile in tiles if any(_is_at(one, line) for one in (tile.store, tile.load))),
-        _costliest((one for one in global_ if _is_at(one, line)), _in_vain, MOST_OF_LINE),
-        tuple(one for one in parted if _is_at(one, line)),
+    selection = Selection(
+        _costliest((access for access in shared if _is_at(access, line)), _conflicts, MOST_OF_LINE),
+        tuple(tile for tile in tiles if any(_is_at(access, line) for access in (tile.store, tile.load))),
+        _costliest((access for access in global_ if _is_at(access, line)), _in_vain, MOST_OF_LINE),
+        tuple(access for access in parted if _is_at(access, line)),
     )
-    if found == Chosen():
+    if selection == Selection():
         raise ArgumentError(f"line {line!r}: it has no memory access and no divergent branch; {_known(trace, line)}")
-    return found
+    return selection
 
 
 def _known(trace: Trace, line: str) -> str:
     """List the lines of the same file that can be shown, or else those of the kernels' files."""
-    found: tuple[WarpAccess | Divergence, ...]
-    found = (*(warps[0] for warps in trace.accesses.values()), *trace.divergences.values())
+    drawable: tuple[WarpAccess | Divergence, ...]
+    drawable = (*(warps[0] for warps in trace.accesses.values()), *trace.divergences.values())
     file = line.rpartition(":")[0]
-    within = {place for one in found for place in _frames(one) if place.file == file}
-    places = sorted(within or {one.line for one in found}, key=lambda place: (place.file, place.number))
+    within = {place for it in drawable for place in _frames(it) if place.file == file}
+    places = sorted(within or {it.line for it in drawable}, key=lambda place: (place.file, place.number))
     return f"lines that have: {', '.join(map(str, places))}" if places else "no line has"
 
 
@@ -90,30 +90,33 @@ def _arrays(access: WarpAccess) -> tuple[NDArray[np.int64], NDArray[np.bool_] | 
 
 
 def _conflicts(access: WarpAccess) -> tuple[int, ...]:
-    found = served(access)
-    return found.conflicts, found.wavefronts
+    cost = served(access)
+    return cost.conflicts, cost.wavefronts
 
 
 def _in_vain(access: WarpAccess) -> tuple[int, ...]:
-    found = moved(access)
-    return found.sectors - -(-found.used // banks.SECTOR), found.sectors
+    cost = moved(access)
+    return cost.sectors - -(-cost.used // banks.SECTOR), cost.sectors
 
 
-def _idle(found: Divergence) -> int:
-    return sum(stretch.instructions * stretch.lanes.count(False) for stretch in found.stretches)
+def _idle(divergence: Divergence) -> int:
+    return sum(stretch.instructions * stretch.lanes.count(False) for stretch in divergence.stretches)
 
 
-def _is_at(one: WarpAccess | Divergence | None, line: str) -> bool:
-    return one is not None and line in map(str, _frames(one))
+def _is_at(access: WarpAccess | Divergence | None, line: str) -> bool:
+    return access is not None and line in map(str, _frames(access))
 
 
-def _frames(one: WarpAccess | Divergence) -> Frames:
-    return one.frames or (one.line,)
+def _frames(access: WarpAccess | Divergence) -> Frames:
+    return access.frames or (access.line,)
 
 
 def _worst(warps: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]]) -> WarpAccess:
     """Return the costliest warp, the first of equals; warps with the same pattern are examined once."""
-    return max({_pattern(one): one for one in reversed(warps)}.values(), key=lambda one: (cost(one), -one.warp))
+    return max(
+        {_pattern(access): access for access in reversed(warps)}.values(),
+        key=lambda access: (cost(access), -access.warp),
+    )
 
 
 def _pattern(access: WarpAccess) -> tuple[int | None, ...]:
@@ -126,7 +129,7 @@ def _of_each(
     accesses: Sequence[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], loads: int
 ) -> tuple[WarpAccess, ...]:
     """Return the costliest loads and the costliest store."""
-    reading, writing = (lambda one: one.kind in LOADS), (lambda one: one.kind not in LOADS)
+    reading, writing = (lambda access: access.kind in LOADS), (lambda access: access.kind not in LOADS)
     return (*_costliest(filter(reading, accesses), cost, loads), *_costliest(filter(writing, accesses), cost, 1))
 
 
@@ -134,15 +137,15 @@ def _costliest(
     accesses: Iterable[WarpAccess], cost: Callable[[WarpAccess], tuple[int, ...]], most: int
 ) -> tuple[WarpAccess, ...]:
     """Return the costliest accesses; of those with the same pattern the first."""
-    found: dict[object, WarpAccess] = {}
-    for one in sorted(accesses, key=cost, reverse=True):
-        found.setdefault((_frames(one), one.opcode, _pattern(one)), one)
-    return tuple(found.values())[:most]
+    costliest: dict[object, WarpAccess] = {}
+    for access in sorted(accesses, key=cost, reverse=True):
+        costliest.setdefault((_frames(access), access.opcode, _pattern(access)), access)
+    return tuple(costliest.values())[:most]
 
 
 def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
     """Return the tile of each operand in each launch, with its first store and the first load from it."""
-    found = []
+    tiles = []
     for launch in sorted({launch for launch, _ in trace.sources}):
         shared = [
             _worst(warps, _conflicts)
@@ -151,22 +154,22 @@ def _tiles(trace: Trace, steps: Steps) -> tuple[TileLayout, ...]:
         ]
         for name, (down, across) in steps.items():
             lies = trace.arrays[name]
-            held = {
+            contents = {
                 at: element(of - lies.start, down, across)
                 for (number, at), of in trace.sources.items()
                 if number == launch and of in lies
             }
-            touching = [one for one in shared if any(address in held for address in one.addresses)]
-            store = next((one for one in touching if one.kind in ("st", "cp.async")), None)
-            load = next((one for one in touching if one.kind in LOADS), None)
+            touching = [access for access in shared if any(address in contents for address in access.addresses)]
+            store = next((access for access in touching if access.kind in ("st", "cp.async")), None)
+            load = next((access for access in touching if access.kind in LOADS), None)
             if store and load:
-                found.append(TileLayout(name, held, store, load))
-    return tuple(found)
+                tiles.append(TileLayout(name, contents, store, load))
+    return tuple(tiles)
 
 
 def _untraced(shared: Sequence[WarpAccess], tiles: Sequence[TileLayout], steps: Steps) -> tuple[str, ...]:
     """Return the operands if none has a known tile, although shared memory is written and read."""
-    kinds = {one.kind in LOADS for one in shared}
+    kinds = {access.kind in LOADS for access in shared}
     return tuple(steps) if len(kinds) == 2 and not tiles else ()
 
 

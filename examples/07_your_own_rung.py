@@ -13,7 +13,8 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import SIZES, Matrix, Module, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import host
-from gemmery.lab.rungs import climb
+from gemmery.experiments import LADDER
+from gemmery.lab.rungs import Conditions, climb
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
 
@@ -65,7 +66,7 @@ own = Rung(
     build=build,
 )
 
-run = climb("ladder", [(parent, {}), (own, {})], [255], "f32", threads=1, seconds=5.0, on_event=lambda event: None)
+run = climb(LADDER, [(parent, {}), (own, {})], [255], "f32", Conditions(threads=1))
 for m in run.measurements:
     checked = f"error {m.error:.2g} of its bound" if m.checked else ""
     print(f"{m.kernel:10} {m.gflops:8.2f} GFLOP/s {m.gflops / m.peak_gflops:5.0%} of the peak  {checked}")

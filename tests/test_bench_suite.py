@@ -11,7 +11,7 @@ from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError
-from gemmery.lab.tournament import PRODUCT, entrant
+from gemmery.lab.contest import PRODUCT, entrant
 from gemmery.ladder.cuda import CUDA
 
 SHIPPED = [suite.find(name) for name in suite.names()]

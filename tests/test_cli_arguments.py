@@ -20,7 +20,7 @@ from gemmery.inspection.gather import inspect_rung
 from gemmery.lab import asked, results
 from gemmery.lab.rungs import estimate
 
-HEAVY = ("matplotlib", "gemmery.emulator", "gemmery.verify", "gemmery.lab.level", "gemmery.report.terminal")
+HEAVY = ("matplotlib", "gemmery.emulator", "gemmery.verify", "gemmery.lab.on_cpu", "gemmery.report.terminal")
 
 
 @pytest.mark.parametrize(

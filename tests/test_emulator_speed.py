@@ -67,7 +67,7 @@ def test_without_the_compiler_a_record_says_what_is_missing(monkeypatch):
         raise DeviceError("NVRTC is not found")
 
     monkeypatch.setattr(nvrtc, "ptx", absent)
-    rows = emulator_speed.emulator_speed("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
+    rows = emulator_speed.speeds("s", Work(8, 8, 8, "f32", "f32"), ["simt_naive"], 0.001)
     assert [m.refused for m in rows] == ["NVRTC is not found"]
 
 
@@ -75,7 +75,7 @@ def test_a_finding_is_an_error(monkeypatch):
     """A kernel with a fault is not timed as a right one."""
     true = emulator_speed.emulated_rung
     monkeypatch.setattr(emulator_speed, "emulated_rung", lambda *given: replace(true(*given), findings=("a race",)))
-    rows = emulator_speed.emulator_speed("s", Work(16, 16, 16, "f32", "f32"), ["simt_naive"], 0.001)
+    rows = emulator_speed.speeds("s", Work(16, 16, 16, "f32", "f32"), ["simt_naive"], 0.001)
     assert [m.error > 1 for m in rows] == [True, True, False]
 
 

@@ -9,11 +9,12 @@ from gemmery.bench.replays import replays
 from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
-from gemmery.lab.gpu import chain as chains
-from gemmery.lab.gpu import level, suites
-from gemmery.lab.gpu.check import TF32, compared
-from gemmery.lab.gpu.level import build
-from gemmery.lab.gpu.session import GpuSession
+from gemmery.lab import chain as chains
+from gemmery.lab import launches, on_cuda
+from gemmery.lab.check import TF32, compared
+from gemmery.lab.contest import Task, contest
+from gemmery.lab.on_cuda import Cuda, build
+from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.report import words
@@ -24,6 +25,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason
 @pytest.fixture(scope="module")
 def stream():
     return driver.Stream(0)
+
+
+def able(session):
+    """The rivals that can run here."""
+    return [session.backend.rival(rival.name) for rival in cublas.RIVALS if not rival.missing()]
 
 
 def result(resident, index):
@@ -117,7 +123,7 @@ def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "tf32"])
 def test_the_whole_ladder_is_checked_at_a_small_size(dtype, monkeypatch):
-    monkeypatch.setattr(level, "SHARE", 0.01)
+    monkeypatch.setattr(on_cuda, "SHARE", 0.01)
     run = lab.ladder(sizes=[48], dtype=dtype, device="cuda")
     assert run.machine.gpu.name
     for m in run.measurements:
@@ -130,7 +136,7 @@ def test_the_whole_ladder_is_checked_at_a_small_size(dtype, monkeypatch):
 
 def test_a_chain_is_right_and_stays_finite(stream):
     work = Work(201, 201, 201, "f32", "f32")  # no row but the first is aligned
-    held = chains.Operands(work, stream)
+    held = chains.ChainOperands(work, stream)
     run = lab.chain([201], repeats=9, seconds=0.05)
     ours = run.measurements[0]
     assert ours.kernel == "gm.matmul"
@@ -159,9 +165,8 @@ def test_a_chain_is_right_and_stays_finite(stream):
     ids=str,
 )
 def test_the_product_of_a_suite_is_checked(work):
-    able = [rival for rival in cublas.RIVALS if not rival.missing()]
-    session = GpuSession(1, lambda event: None, 0)
-    ours, *rivals = suites.contest(session, "mine", work, ("gm.matmul",), able, 0.05)
+    session = Session(Cuda(0), 1, lambda event: None)
+    ours, *rivals = contest(session, Task("mine", work, (), 0, able(session), 0.05))
     assert ours.checked
     assert 0 < ours.error <= 1
     assert ours.note
@@ -169,11 +174,11 @@ def test_the_product_of_a_suite_is_checked(work):
 
 
 def test_calls_and_compilations_are_counted():
-    able = [rival for rival in cublas.RIVALS if not rival.missing()]
-    session = GpuSession(1, lambda event: None, 0)
-    call = suites.call(session, "mine", Work(64, 64, 64, "f32", "f32"), able, 0.05)
-    made = suites.compilations(session, "mine", Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64"))
+    session = Session(Cuda(0), 1, lambda event: None)
+    work, labels = Work(64, 64, 64, "f32", "f32"), ("simt_naive", "mma_f64")
+    call = launches.call(session, Task("mine", work, (), 0, able(session), 0.05))
+    made = launches.compilations(session, Task("mine", work, labels, 0, (), 0.05))
     assert all(m.seconds > 0 for m in call)
-    assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in suites.COMPILED]
+    assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in launches.COMPILED]
     assert made[-1].kernel == "mma_f64"
     assert made[-1].refused

@@ -86,7 +86,7 @@ def test_without_the_extras_errors_name_the_command_that_installs_them():
         HIDDEN + "lab, cuda = (f\"run pip install '.[{extra}]' in a checkout\" for extra in ('lab', 'cuda'))\n"
         "assert lab in message(lambda: gemmery.inspect('simt_smem'))\n"
         "assert lab in message(lambda: __import__('gemmery.lab').lab.ladder())\n"
-        "assert lab in message(lambda: __import__('gemmery.lab.level'))\n"
+        "assert lab in message(lambda: __import__('gemmery.lab.on_cpu'))\n"
         "code = '__global__ void f(float *x) { x[0] = 1; }'\n"
         "assert cuda in message(lambda: gemmery.emulate(code, 'f', 1, 1, [numpy.zeros(1, 'f4')]))\n"
         "x = numpy.eye(3)\n"

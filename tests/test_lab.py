@@ -15,7 +15,7 @@ from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import first_call, level, results, session, suites
+from gemmery.lab import contest, first_call, on_cpu, results, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -27,8 +27,8 @@ def quick(monkeypatch):
     """Measured limits cost a second each, and comparisons two: neither is what is tested here."""
     monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
     monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
-    monkeypatch.setattr(level, "SHARE", 0.02)
-    monkeypatch.setattr(level, "THREADED_SHARE", 0.02)
+    monkeypatch.setattr(on_cpu, "SHARE", 0.02)
+    monkeypatch.setattr(on_cpu, "THREADED_SHARE", 0.02)
 
 
 def made_up(name, multiply, **changes):
@@ -141,7 +141,7 @@ def test_a_slow_rung_is_refused_at_its_first_size_too(ladder_of):
     ladder_of(made_up("slow", slow))
     [m] = (m for m in lab.ladder(sizes=[1024], seconds=1.0).measurements if m.kernel == "slow")
     assert m.refused
-    assert set(calls) == {level.PILOT}
+    assert set(calls) == {on_cpu.Cpu.pilot}
 
 
 def test_refusals_carry_the_rungs_own_reason(ladder_of):
@@ -178,7 +178,7 @@ def test_progress_says_what_runs_and_counts_to_the_end(ladder_of):
 
 
 def test_threaded_rungs_get_the_threads_and_the_others_one(ladder_of, monkeypatch):
-    monkeypatch.setattr(level.timing, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(session.timing, "IDLE_SECONDS", 0.0)
     seen = {}
 
     def build(name):
@@ -270,7 +270,7 @@ def mine(tmp_path):
 
 def test_bench_checks_and_times_each_product_beside_the_rivals(mine):
     run = lab.bench([mine], rivals=["numpy"], seconds=0.02)
-    ours = [m for m in run.measurements if m.kernel == suites.OURS]
+    ours = [m for m in run.measurements if m.kernel == contest.PRODUCT]
     assert [(m.suite, m.m, m.n, m.k, m.dtype, m.out, m.batch) for m in ours] == [
         ("mine", 5, 6, 7, "f32", "f32", 1),
         ("mine", 5, 6, 7, "bf16", "bf16", 1),
@@ -293,14 +293,14 @@ def test_a_rival_that_is_left_out_is_recorded_with_the_reason(mine, monkeypatch)
 
 
 def test_numpy_is_not_timed_twice_when_it_runs_the_same_kernels(mine, monkeypatch):
-    monkeypatch.setattr(session, "RivalProcess", SameKernels)
+    monkeypatch.setattr(on_cpu, "RivalProcess", SameKernels)
     run = lab.bench([mine], rivals=["numpy", "numpy_avx512"], seconds=0.02)
     [refused] = (m for m in run.measurements if m.kernel == "numpy_avx512")
     assert refused.refused.endswith("by default")
     assert all("numpy_avx512" not in m.versus for m in run.measurements)
 
 
-class SameKernels(session.RivalProcess):
+class SameKernels(on_cpu.RivalProcess):
     """NumPy in place of each rival, for this CPU may not run the other's kernels; it says the same of itself."""
 
     def __init__(self, rival, threads):
@@ -322,15 +322,15 @@ def test_bench_stores_each_product_as_it_is_measured(mine, tmp_path):
 
 
 def test_a_product_that_is_refused_is_recorded_and_the_rest_goes_on(mine, monkeypatch):
-    real = suites._checked
+    real = on_cpu.CpuStage.product
 
-    def checked(work, given, threads):
-        if work.dtype == "bf16":
+    def product(self, config, threads):
+        if self.work.dtype == "bf16":
             raise GemmeryError("no bfloat16 today")
-        return real(work, given, threads)
+        return real(self, config, threads)
 
-    monkeypatch.setattr(suites, "_checked", checked)
-    ours = [m for m in lab.bench([mine], rivals=["numpy"], seconds=0.02).measurements if m.kernel == suites.OURS]
+    monkeypatch.setattr(on_cpu.CpuStage, "product", product)
+    ours = [m for m in lab.bench([mine], rivals=["numpy"], seconds=0.02).measurements if m.kernel == contest.PRODUCT]
     assert [m.refused for m in ours] == ["", "no bfloat16 today", "", ""]
 
 
@@ -341,12 +341,12 @@ def test_a_suite_for_more_cores_than_there_are_is_not_run():
 
 
 def test_more_threads_are_also_compared_with_one(mine, monkeypatch):
-    monkeypatch.setattr(suites.timing, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(session.timing, "IDLE_SECONDS", 0.0)
     before = threads.get()
     monkeypatch.setattr(suites.target, "cores", lambda: 2)
     run = lab.bench([mine], rivals=["numpy"], threads=2, seconds=0.02)
-    ours = [m for m in run.measurements if m.kernel == suites.OURS]
-    assert all(m.threads == 2 and m.versus[suites.ONE_THREAD] > 0 for m in ours)
+    ours = [m for m in run.measurements if m.kernel == contest.PRODUCT]
+    assert all(m.threads == 2 and m.versus[contest.ONE_THREAD] > 0 for m in ours)
     assert threads.get() == before
 
 
@@ -513,10 +513,10 @@ def test_load_is_measured_with_every_record(ladder_of, monkeypatch):
 
 
 def test_the_rivals_load_is_our_own():
-    with session.CpuSession(0, lambda _: None) as one:
-        assert one.children() == ()
-        process = one.rival("numpy", 1)
-        assert one.children() == (process.pid,)
+    with session.open_session(None, 0, lambda _: None) as one:
+        assert one.backend.children() == ()
+        process = one.backend.rival("numpy", 1)
+        assert one.backend.children() == (process.pid,)
 
 
 @pytest.mark.parametrize(("busy", "advice"), [(0.1, ""), (1.7, "machine is busy: timings will be noisy")])

@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,14 +10,17 @@ import records
 from gemmery import lab
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.resident import Operands
-from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.experiments import LADDER
+from gemmery.lab import check, contest, level, on_cuda, rungs
+from gemmery.lab import new_shapes as shapes
+from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
-from gemmery.lab.gpu import check, climb, level, suites
-from gemmery.lab.gpu.session import NO_RIVAL, GpuSession, Limits
-from gemmery.lab.results import WRONG
+from gemmery.lab.contest import Task
+from gemmery.lab.on_cuda import NO_RIVAL, Cuda, Vendor
+from gemmery.lab.results import WRONG, MachineLimits
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -50,14 +52,19 @@ class Monitor:
         return 1755
 
 
-class MadeUp(GpuSession):
-    """A session whose device is NumPy, and on which a product takes as long as its rung was told to."""
+class MadeUp(Cuda):
+    """A backend whose device is NumPy, and on which a product takes as long as its rung was told to."""
 
-    def __init__(self, total=1, on_event=lambda event: None, device=0, store=None, rivals=()):
-        Session.__init__(self, total, on_event, records.MACHINE, store)
-        self.monitor, self.device_number, self.rivals, self.samplers = Monitor(), device, rivals, 0
+    machine, ladder, rivals = records.MACHINE, CUDA, ()
 
-    device = "cuda:0"
+    def __init__(self, ordinal=0, rivals=(), ladder=CUDA):
+        self.device, self.monitor = f"cuda:{ordinal}", Monitor()
+        self.rivals, self.ladder, self.samplers = rivals, ladder, 0
+
+    def rival(self, name, threads=0):
+        for caller in self.rivals:
+            return Vendor(caller.name, caller.runs(), caller)
+        raise RefusedError(NO_RIVAL)
 
     def resident(self, work):
         return Resident(work)
@@ -67,17 +74,18 @@ class MadeUp(GpuSession):
         each = put.nanoseconds
         return lambda inner, warm: round(each * inner)
 
-    def rival(self, placed, resident):
+    def placed(self, placed, resident):
         return self.sampler(placed.put, len(resident.sets))
 
-    def installed(self, wanted=()):
-        return self.rivals
+    def unit(self, kernel, dtype):
+        return dtype, "CUDA cores"
 
-    def unit(self, kernel, work):
-        return work.dtype, "CUDA cores"
+    def limits(self, record, begin):
+        return MachineLimits(60000.0, 4400.0, 4000.0)
 
-    def kernel_limits(self, kernel, work):
-        return Limits(60000.0, Bandwidth(4400.0, 4000.0))
+
+def session(**options):
+    return Session(MadeUp(**options), 1, lambda event: None)
 
 
 @dataclass
@@ -104,15 +112,13 @@ SPEEDS = {}
 
 @pytest.fixture(autouse=True)
 def numpy_for_a_device(monkeypatch):
-    real = level.build
+    real = on_cuda.build
 
     def build(one, config, resident):
-        put = real(one, config, resident)
-        del put
+        real(one, config, resident)  # refuses what it does not take
         return Put(one.build(resident.problem, config), resident.sets, nanoseconds(one.name, resident.work))
 
-    monkeypatch.setattr(level, "build", build)
-    monkeypatch.setattr(suites, "build", build)
+    monkeypatch.setattr(on_cuda, "build", build)
 
 
 def nanoseconds(name, work):
@@ -135,8 +141,8 @@ WORK = Work(64, 64, 64, "f32", "f32")
 
 
 def measured(*rungs, work=WORK, rivals=None, seconds=5.0):
-    session = MadeUp(rivals=(rival(),) if rivals is None else rivals)
-    found = level.GpuLevel(session, "ladder", work, seconds, rungs)
+    on = session(rivals=(rival(),) if rivals is None else rivals, ladder=rungs)
+    found = level.Level(on, "ladder", work, 0, seconds)
     own = [found.measure(one, {}, None) for one in rungs]
     return own, found.rivals()
 
@@ -156,11 +162,11 @@ def test_a_rung_is_checked_and_timed_beside_its_parent_and_cublas():
 
 def test_the_rival_is_shown_as_it_ran_beside_the_quickest_rung():
     """Beside a slow one a device is cooler, and its clocks are higher."""
-    session, clocks = MadeUp(rivals=(rival(),)), iter([0, 1980, 0, 1500, 0, 1700])
-    session.monitor.clock = lambda: next(clocks)
-    rungs = rung("simt_a"), rung("simt_b", speed=4.0), rung("simt_c", speed=2.0)
-    found = level.GpuLevel(session, "ladder", WORK, 5.0, rungs)
-    assert [found.measure(one, {}, None).clock_mhz for one in rungs] == [1980, 1500, 1700]
+    three = rung("simt_a"), rung("simt_b", speed=4.0), rung("simt_c", speed=2.0)
+    on, clocks = session(rivals=(rival(),), ladder=three), iter([0, 1980, 0, 1500, 0, 1700])
+    on.backend.monitor.clock = lambda: next(clocks)
+    found = level.Level(on, "ladder", WORK, 0, 5.0)
+    assert [found.measure(one, {}, None).clock_mhz for one in three] == [1980, 1500, 1700]
     (cublas,) = found.rivals()
     assert cublas.clock_mhz == 1500
 
@@ -211,21 +217,20 @@ def test_a_type_that_the_library_lacks_is_said_and_the_rungs_run():
 
 
 def test_a_rung_is_not_run_when_its_time_at_a_smaller_size_says_that_it_is_too_slow():
-    session = MadeUp(rivals=(rival(),))
     slow = rung("simt_slow")
-    half = replace(WORK, m=512, n=512, k=512)
-    before = level.GpuLevel(session, "ladder", half, 1.0, (slow,)).measure(slow, {}, None)
+    on, half = session(rivals=(rival(),), ladder=(slow,)), replace(WORK, m=512, n=512, k=512)
+    before = level.Level(on, "ladder", half, 0, 1.0).measure(slow, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
-    m = level.GpuLevel(session, "ladder", work, 1.0, (slow,)).measure(slow, {}, replace(before, seconds=0.5))
+    m = level.Level(on, "ladder", work, 0, 1.0).measure(slow, {}, replace(before, seconds=0.5))
     assert m.refused == "predicted to take 4 s a call, above the limit of 1 s"
 
 
 def test_a_product_that_leaves_a_device_idle_predicts_nothing():
-    session = MadeUp(rivals=(rival(),))
     quick = rung("simt_quick", speed=8.0)
-    before = level.GpuLevel(session, "ladder", WORK, 1.0, (quick,)).measure(quick, {}, None)
+    on = session(rivals=(rival(),), ladder=(quick,))
+    before = level.Level(on, "ladder", WORK, 0, 1.0).measure(quick, {}, None)
     work = replace(WORK, m=1024, n=1024, k=1024)
-    m = level.GpuLevel(session, "ladder", work, 1.0, (quick,)).measure(quick, {}, replace(before, seconds=1.0))
+    m = level.Level(on, "ladder", work, 0, 1.0).measure(quick, {}, replace(before, seconds=1.0))
     assert not m.refused
 
 
@@ -239,7 +244,7 @@ def test_the_first_size_is_predicted_by_a_smaller_one():
 def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
     one = next(other for other in CUDA if other.name == name)
     like = Work(1, 1, 1, one.dtypes[0], one.dtypes[0], precision="tf32" if one.dtypes[0] == "f32" else "")
-    work = level.suited(one, 512, like, "cuda:0")
+    work = on_cuda.suited(one, 512, like, "cuda:0")
     if name.startswith("gemv_"):
         assert (work.m, work.n, work.k, work.b_layout) == (1, 512, 512, "col")
     else:
@@ -248,24 +253,26 @@ def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
 
 
 def test_a_ladder_climbs_each_size_and_ends_it_with_its_rival(monkeypatch):
-    monkeypatch.setattr(climb, "GpuSession", functools.partial(MadeUp, rivals=(rival(),)))
-    rungs = [(rung("simt_a"), {}), (rung("simt_b", "simt_a", 2.0), {})]
-    events = []
-    run = climb.climb("ladder", rungs, (32, 16), WORK, 0, 5.0, events.append)
+    both = rung("simt_a"), rung("simt_b", "simt_a", 2.0)
+    backend, events = MadeUp(rivals=(rival(),), ladder=both), []
+    monkeypatch.setattr(sessions, "open_session", lambda gpu, *options: Session(backend, *options))
+    how = rungs.Conditions("cuda", on_event=events.append)
+    run = rungs.climb(LADDER, [(one, {}) for one in both], (32, 16), "f32", how)
     assert [(m.kernel, m.n) for m in run.measurements] == [
         (kernel, n) for n in (16, 32) for kernel in ("simt_a", "simt_b", "cublas")
     ]
     assert max(event.done for event in events) == 4
 
 
-def test_rungs_of_a_suite_take_turns_with_each_other_and_the_rivals(monkeypatch):
-    rungs = (rung("simt_a"), rung("simt_b", "simt_a", 2.0), rung("mma_c", dtypes=("f16",)))
-    monkeypatch.setattr(suites, "CUDA", rungs)
-    found = suites.contest(MadeUp(), "mine", WORK, ("simt_a", "simt_b", "mma_c"), (rival(),), 0.1)
+def test_rungs_of_a_suite_take_turns_with_each_other_and_the_rivals():
+    three = (rung("simt_a"), rung("simt_b", "simt_a", 2.0), rung("mma_c", dtypes=("f16",)))
+    on = session(rivals=(rival(),), ladder=three)
+    labels = tuple(one.name for one in three)
+    found = contest.contest(on, Task("mine", WORK, labels, 0, (on.backend.rival("cublas"),), 0.1))
     by_kernel = {m.kernel: m for m in found}
     assert by_kernel["simt_b"].versus == pytest.approx({"simt_a": 2.0, "cublas": 0.25}, rel=1e-3)
     assert by_kernel["simt_a"].versus == pytest.approx({"simt_b": 0.5, "cublas": 0.125}, rel=1e-3)
-    assert by_kernel["cublas"].versus == {}
+    assert by_kernel["cublas"].versus == pytest.approx({"simt_a": 8.0, "simt_b": 4.0}, rel=1e-3)
     assert by_kernel["mma_c"].refused == "it is written for f16, not f32"
 
 
@@ -356,15 +363,14 @@ def test_new_shapes_on_a_gpu_are_those_of_pytorch(monkeypatch):
         asked.append(given)
         return [replace(plain, case="warm cache"), replace(plain, kernel="cublas", case="")]
 
-    monkeypatch.setattr(suites, "new_shapes", rows)
-    monkeypatch.setattr(suites.cublas, "find", lambda name: rival())
-    session = MadeUp()
-    session.stream = SimpleNamespace(ordinal=1)
-    found = suites.new(session, "gpu_new_shapes", WORK, [rival()], 0.1)
-    assert asked == [(WORK, 0, ("cublas",), 0.1, "cuda:1")]
+    monkeypatch.setattr(shapes, "totals", rows)
+    on = session(ordinal=1, rivals=(rival(),))
+    task = Task("gpu_new_shapes", WORK, (), 0, (on.backend.rival("cublas"),), 0.1)
+    found = shapes.new_shapes(on, task)
+    assert asked == [(WORK, ("cublas",), 0.1, "cuda:1")]
     assert [(m.suite, m.kernel, m.unit, m.note) for m in found] == [
         ("gpu_new_shapes", "gm.matmul", "CUDA cores", ""),
         ("gpu_new_shapes", "cublas", "CUDA cores", rival().runs()),
     ]
     with pytest.raises(RefusedError, match="install torch"):
-        suites.new(session, "gpu_new_shapes", WORK, [], 0.1)
+        shapes.new_shapes(on, replace(task, rivals=()))

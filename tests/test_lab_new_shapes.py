@@ -57,7 +57,7 @@ def test_a_process_reports_each_pass(capsys):
 
 
 def test_a_process_that_fails_says_why():
-    with pytest.raises(GemmeryError, match=r"failed in their process: .*'f99'"):
+    with pytest.raises(GemmeryError, match=r"failed in a new process: .*'f99'"):
         new_shapes.run(Work(8, 8, 8, "f99", "f99"), 1, "/nowhere")
 
 
@@ -75,7 +75,7 @@ def timed(*rounds: tuple[float, float]):
 def test_records_have_totals_and_their_parts(monkeypatch):
     monkeypatch.setattr(new_shapes, "run", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
     plain = results.blank("new_shapes", "gm.matmul", WORK, 1)
-    rows = {(m.kernel, m.case): m for m in new_shapes.new_shapes(plain, WORK, 1, ["numpy"], 0.1)}
+    rows = {(m.kernel, m.case): m for m in new_shapes.totals(plain, WORK, ["numpy"], 0.1)}
     ours = {case: m for (kernel, case), m in rows.items() if kernel == "gm.matmul"}
     parts = {f"{state}, {part}" for state in (EMPTY, WARM) for part in (FIRST, REST, WORST)}
     assert set(ours) == {EMPTY, WARM, MET} | parts
@@ -92,7 +92,7 @@ def test_records_have_totals_and_their_parts(monkeypatch):
 
 def test_without_a_rival_there_are_times_alone(monkeypatch):
     monkeypatch.setattr(new_shapes, "run", timed((1.0, 1.0), (1.0, 1.0), (1.0, 1.0)))
-    rows = new_shapes.new_shapes(results.blank("new_shapes", "gm.matmul", WORK, 1), WORK, 1, [], 0.1)
+    rows = new_shapes.totals(results.blank("new_shapes", "gm.matmul", WORK, 1), WORK, [], 0.1)
     assert {m.kernel for m in rows} == {"gm.matmul"}
     assert not any(m.versus for m in rows)
 
@@ -103,7 +103,7 @@ def stored(monkeypatch) -> Run:
         monkeypatch.setattr(new_shapes, "run", timed((7.5, 1.5), (8.5, 2.0), (9.5, 1.0)))
         work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
         plain = results.blank("new_shapes", "gm.matmul", work, 1)
-        rows += new_shapes.new_shapes(plain, work, 1, ["numpy"], 0.1)
+        rows += new_shapes.totals(plain, work, ["numpy"], 0.1)
     rows.append(results.blank("new_shapes", "torch", WORK, 1, refused="only NumPy is timed in the same process"))
     return Run(records.MACHINE, "2026-11-22T10:00:00.000000+00:00", tuple(rows))
 

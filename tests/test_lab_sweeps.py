@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.lab import sweeps
-from gemmery.lab.gpu.level import suited
+from gemmery.lab.on_cuda import suited
 from gemmery.ladder.cuda import CUDA
 from gemmery.report import words
 from gemmery.report.figures import figures
@@ -30,15 +31,16 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(experiment, chosen, sizes, dtype, device, seconds, on_event, shape, store):
-        like = sweeps.element(dtype)
-        works = [str((shape or suited)(rung, n, like, f"cuda:{device}")) for n in sizes for rung, _ in chosen[:1]]
+    def climb(experiment, rungs, sizes, dtype, how, shape):
+        like, ordinal = sweeps.element(dtype), sweeps.asked.ordinal(how.device)
+        product = shape or partial(suited, like=like, device=how.device)
+        works = [str(product(rung, n)) for n in sizes for rung, _ in rungs[:1]]
         calls.append(
-            (experiment.suite, [(rung.name, dict(config)) for rung, config in chosen], tuple(sizes), device, works)
+            (experiment.suite, [(rung.name, dict(config)) for rung, config in rungs], tuple(sizes), ordinal, works)
         )
         return Run(MACHINE, records.STARTED, ())
 
-    monkeypatch.setattr(sweeps, "climb_on_gpu", climb)
+    monkeypatch.setattr(sweeps, "climb", climb)
     return calls
 
 

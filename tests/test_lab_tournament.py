@@ -9,8 +9,9 @@ from gemmery import lab
 from gemmery.bench import roofline
 from gemmery.bench.roofline import Bandwidth
 from gemmery.errors import ArgumentError
-from gemmery.lab import tournament
-from gemmery.lab.tournament import entrant
+from gemmery.lab import contest
+from gemmery.lab.contest import entrant
+from gemmery.ladder.cpu import CPU
 from gemmery.report.suites import products
 
 SUITE = """
@@ -64,7 +65,7 @@ def test_a_rung_that_refuses_is_recorded_with_its_reason(bench):
 
 
 def test_a_wrong_rung_is_found_out(bench, monkeypatch):
-    real = tournament.find
+    real = contest.find
 
     def find(rungs, name):
         rung = real(rungs, name)
@@ -72,7 +73,7 @@ def test_a_wrong_rung_is_found_out(bench, monkeypatch):
             return rung
         return type(rung)(name, rung.idea, None, rung.dtypes, rung.refuses, build=lambda p, c: lambda *_, threads: None)
 
-    monkeypatch.setattr(tournament, "find", find)
+    monkeypatch.setattr(contest, "find", find)
     errors = {m.kernel: m.error for m in bench(SUITE) if m.case}
     assert errors["streamed"] > 1
     assert errors["simd_row"] <= 1
@@ -91,7 +92,7 @@ def test_a_wrong_rung_is_found_out(bench, monkeypatch):
 )
 def test_a_bad_name_is_an_error(label, named):
     with pytest.raises(ArgumentError, match=named):
-        entrant(label)
+        entrant(label, CPU)
 
 
 def test_a_bad_name_is_an_error_before_anything_is_measured(bench):

@@ -32,7 +32,7 @@ LADDER = named("ladder")
 
 def without_rival(run):
     """The same run without PyTorch and CuPy."""
-    from gemmery.lab.gpu.session import NO_RIVAL
+    from gemmery.lab.on_cuda import NO_RIVAL
 
     return replace(
         run,

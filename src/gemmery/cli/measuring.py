@@ -155,8 +155,7 @@ def ladder(
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
         return partial(counted, count, shown, reason, output, told)
     from gemmery import lab
-    from gemmery.lab.level import meant
-    from gemmery.lab.rungs import expected
+    from gemmery.lab.rungs import expected, meant
 
     measure = partial(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
@@ -327,7 +326,7 @@ def sweep(
     check_store(store)
     output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
-    told = expected(len(plan.variants), plan.sizes, "cpu" if plan.gpu is None else "cuda") + threads_in_words(threads)
+    told = expected(len(plan.variants), plan.sizes, plan.kind) + threads_in_words(threads)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
     return partial(measured, f"sweep-{experiment}", measure, output, every, store, told)
 

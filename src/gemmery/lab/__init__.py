@@ -9,10 +9,10 @@ from gemmery.errors import not_installed
 
 if TYPE_CHECKING:
     from gemmery.lab.asked import emulated_card, ordinal, registry
+    from gemmery.lab.chain import chain
     from gemmery.lab.emulated import OnRung, emulated_ladder
     from gemmery.lab.event import Event, OnEvent
     from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
-    from gemmery.lab.gpu.chain import chain
     from gemmery.lab.health import Finding, doctor, prune
     from gemmery.lab.rungs import ladder
     from gemmery.lab.suites import bench
@@ -24,7 +24,7 @@ _HOME = {
     **dict.fromkeys(("OnRung", "emulated_ladder"), "gemmery.lab.emulated"),
     **dict.fromkeys(("Event", "OnEvent"), "gemmery.lab.event"),
     **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
-    "chain": "gemmery.lab.gpu.chain",
+    "chain": "gemmery.lab.chain",
     **dict.fromkeys(("Finding", "doctor", "prune"), "gemmery.lab.health"),
     "ladder": "gemmery.lab.rungs",
     "bench": "gemmery.lab.suites",

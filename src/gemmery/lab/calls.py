@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import gemmery
 from gemmery.bench import calls as kinds
-from gemmery.bench import libraries, timing
+from gemmery.bench import libraries
 from gemmery.bench.record import Measurement
 from gemmery.bench.rival_process import RivalProcess
-from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
-from gemmery.errors import GemmeryError, RefusedError
+from gemmery.errors import RefusedError
 from gemmery.lab import results
-from gemmery.lab.session import CpuSession
-from gemmery.lab.threads import in_force, on
+from gemmery.lab.backend import Entry
+from gemmery.lab.contest import Task, contest
+from gemmery.lab.on_cpu import CpuStage, in_force, on
+from gemmery.lab.session import Session
+from gemmery.problem import Config
 
-OURS = "gm.matmul"
+
+class CallStage(CpuStage):
+    """The arrays of one kind of call."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def product(self, config: Config, threads: int) -> Entry:
+        """Take gemmery's expression of the call; the note has both."""
+        convert = _convert(self.work)
+
+        def error() -> float:
+            with in_force(threads):
+                return min(kinds.error(self.work, _result(self.work, convert)), results.WRONG)
+
+        sample = kinds.sample(self.work, "ours", {"gm": gemmery}, convert)
+        note = f"{kinds.text(self.work, 'ours')} against {kinds.text(self.work, self.work.arrays)}"
+        return Entry(lambda: on(threads, sample), error, note)
+
+    def rival(self, opponent: RivalProcess) -> Entry:
+        """Take the library's expression."""
+        opponent.prepare(self.work)
+        return Entry(lambda: opponent.sample, note=opponent.runs)
 
 
-def calls(
-    session: CpuSession, name: str, work: Work, threads: int, rivals: Sequence[RivalProcess], seconds: float
-) -> list[Measurement]:
-    """Check one kind of call, time it in turn with the library that its arrays are of, and return the records.
-
-    The note of a record has both expressions. Overhead is what counts here, so no limits are measured.
-    """
-    plain = results.blank(name, OURS, work, threads)
-    try:
-        convert = _convert(work)
-        with in_force(threads):
-            error = min(kinds.error(work, _result(work, convert)), results.WRONG)
-        contestants = [Contestant(OURS, on(threads, kinds.sample(work, "ours", {"gm": gemmery}, convert)))]
-    except GemmeryError as refused:
-        return [replace(plain, refused=str(refused))]
-    rows = []
-    for rival in rivals:
-        if rival.name == work.arrays:
-            try:
-                rival.prepare(work)
-                contestants.append(rival.contestant)
-                rows.append(replace(plain, kernel=rival.name, note=rival.runs))
-            except RefusedError as refused:
-                rows.append(replace(plain, kernel=rival.name, refused=str(refused)))
-    found = timing.compare(contestants, seconds, timing.IDLE_SECONDS if threads > 1 else 0.0)
-    note = f"{kinds.text(work, 'ours')} against {kinds.text(work, work.arrays)}"
-    ours = results.timed(replace(plain, note=note), found.timings[OURS], (0.0, 0.0), found.versus)
-    timed = [m if m.refused else results.timed(m, found.timings[m.kernel], (0.0, 0.0)) for m in rows]
-    return [replace(ours, error=error, checked=True), *timed]
+def calls(session: Session, task: Task) -> list[Measurement]:
+    """Check one kind of call, time it in turn with the library that its arrays are of, and return the records."""
+    library = [rival for rival in task.rivals if rival.name == task.work.arrays]
+    return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)
 
 
 def _convert(work: Work) -> kinds.Convert:
@@ -65,5 +63,5 @@ def _convert(work: Work) -> kinds.Convert:
 def _result(work: Work, convert: kinds.Convert) -> Any:
     """Return the result of one call as an array of NumPy."""
     arrays = {name: convert(array) for name, array in kinds.operands(work, "ours").items()}
-    made = kinds.result(work, "ours", {"gm": gemmery, **arrays})
-    return made if work.arrays == "numpy" else made.float().numpy()
+    result = kinds.result(work, "ours", {"gm": gemmery, **arrays})
+    return result if work.arrays == "numpy" else result.float().numpy()

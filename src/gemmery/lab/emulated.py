@@ -22,8 +22,8 @@ from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
 from gemmery.lab import asked, results
 from gemmery.lab.asked import emulated_card
+from gemmery.lab.check import TF32
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung, source_lines
-from gemmery.lab.gpu.check import TF32
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.problem import Problem

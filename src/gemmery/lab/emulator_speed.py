@@ -17,9 +17,10 @@ from gemmery.cuda.device import Device
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import results
 from gemmery.lab.asked import emulated_card
+from gemmery.lab.contest import Task, entrant
 from gemmery.lab.emulated import emulated_rung
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, prepared_anew, problem_of, run_rung
-from gemmery.lab.tournament import entrant
+from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
@@ -28,7 +29,12 @@ COUNTED, CHECKED, READY = "counted", "counted and checked", "parsed and lowered"
 ROUNDS, LEAST = 9, 3  # rounds, and the least number of them however long they take
 
 
-def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
+def emulator_speed(session: Session, task: Task) -> list[Measurement]:
+    """Time the rungs of a task on the emulator; the session is that of the CPU."""
+    return speeds(task.suite, task.work, task.labels, task.seconds)
+
+
+def speeds(suite: str, work: Work, labels: Sequence[str], seconds: float) -> list[Measurement]:
     """Time each rung on one product: with counters alone, with all checks too, and the preparation of its kernel.
 
     A run copies the operands, emulates every block of a prepared kernel and copies C back. Libraries have one thread.
@@ -39,12 +45,14 @@ def emulator_speed(suite: str, work: Work, labels: Sequence[str], seconds: float
     card, rows = emulated_card(""), []
     with threadpoolctl.threadpool_limits(1):
         for label in labels:
-            one = entrant(label, CUDA)
-            plain = replace(results.blank(suite, label, work, 1, config=one.config), case="", flops=0, bytes=0)
+            contender = entrant(label, CUDA)
+            plain = results.blank(suite, label, work, 1, config=contender.config)
+            plain = replace(plain, case="", flops=0, bytes=0)
             try:
-                if one.rung is None:
+                if contender.rung is None:
                     raise RefusedError("it is not one kernel: name a rung for the GPU")
-                rows += _timed(plain, one.rung, work, {**one.rung.default, **one.config}, card, seconds)
+                config = {**contender.rung.default, **contender.config}
+                rows += _timed(plain, contender.rung, work, config, card, seconds)
             except GemmeryError as refused:
                 rows.append(replace(plain, refused=str(refused)))
     return rows
@@ -64,9 +72,9 @@ def _timed(
         CHECKED: partial(run_rung, rung, problem, config, gemm),
         READY: _preparation(rung, problem, config, card),
     }
-    found = timing.tally(_rounds(ways, seconds))
+    timings = timing.tally(_rounds(ways, seconds)).timings
     plain = replace(plain, note=f"PTX of NVRTC {nvrtc.version()} for {card.arch}")
-    rows = [results.timed(replace(plain, case=way), found.timings[way], (0.0, 0.0)) for way in ways]
+    rows = [results.timed(replace(plain, case=way), timings[way]) for way in ways]
     error = max(checked.error, 2.0 if checked.findings else 0.0)
     return [replace(row, error=error, checked=True) if row.case != READY else row for row in rows]
 
@@ -75,13 +83,13 @@ def _preparation(rung: Rung, problem: Problem, config: Mapping[str, int], card: 
     """The function that prepares the PTX of a rung's last launch for the emulator."""
     assert rung.geometry is not None
     geometry = rung.geometry(problem, config)
-    made = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
-    return partial(prepared_anew, made.text, made.entry)
+    ptx = nvrtc.ptx(geometry.source, geometry.kernel, card.arch)
+    return partial(prepared_anew, ptx.text, ptx.entry)
 
 
 def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, dict[int, float]]:
     """Time the ways in turn: seconds by way and round."""
-    taken: dict[str, dict[int, float]] = {way: {} for way in ways}
+    times: dict[str, dict[int, float]] = {way: {} for way in ways}
     spent = 0.0
     for index in range(ROUNDS):
         if index >= LEAST and spent > seconds:
@@ -89,6 +97,6 @@ def _rounds(ways: Mapping[str, Callable[[], object]], seconds: float) -> dict[st
         for way, run in ways.items():
             start = time.perf_counter()
             run()
-            taken[way][index] = time.perf_counter() - start
-            spent += taken[way][index]
-    return taken
+            times[way][index] = time.perf_counter() - start
+            spent += times[way][index]
+    return times

@@ -25,7 +25,8 @@ from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked, results
 from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.gpu.session import GpuSession
+from gemmery.lab.on_cuda import Cuda
+from gemmery.lab.session import Session
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find
 
 OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
@@ -45,10 +46,9 @@ def exhibit(
 
     Raises ArgumentError for an unknown name or device and for `seconds` <= 0, DeviceError without a device.
     """
-    shown = find(name)
-    session = GpuSession(len(shown.configs()), on_event, exhibited_on(device, seconds), store)
-    stage = _Stage(session, shown)
-    for config in shown.configs():
+    exhibit, cuda = find(name), Cuda(exhibited_on(device, seconds))
+    session, stage = Session(cuda, len(exhibit.configs()), on_event, store), _Stage(cuda, exhibit)
+    for config in exhibit.configs():
         session.begin(f"{name}, {words(config)}")
         session.end(stage.measure(config, seconds))
     return session.run
@@ -63,9 +63,9 @@ def exhibited_on(device: str, seconds: float = SHARE) -> int:
     return gpu
 
 
-def predicted(shown: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
+def predicted(exhibit: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
     """Return the counts that the rules of the hardware predict for one launch of each config; no device is needed."""
-    return tuple((config, shown.show.counts(shown.show.n, config)) for config in shown.configs())
+    return tuple((config, exhibit.show.counts(exhibit.show.n, config)) for config in exhibit.configs())
 
 
 def emulated_exhibit(
@@ -81,36 +81,36 @@ def emulated_exhibit(
 
     Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
     """
-    shown, found = find(name), list[EmulatedExhibit]()
-    arch = asked.emulated_card(device).arch
-    for done, config in enumerate(shown.configs()):
+    exhibit, records = find(name), list[EmulatedExhibit]()
+    configs, arch = exhibit.configs(), asked.emulated_card(device).arch
+    for done, config in enumerate(configs):
         what = f"{name}, {words(config)}"
-        on_config(what, done, len(shown.configs()), None)
-        found.append(_emulated(shown, config, n, arch))
-        on_config(what, done + 1, len(shown.configs()), found[-1])
-    return tuple(found)
+        on_config(what, done, len(configs), None)
+        records.append(_emulated(exhibit, config, n, arch))
+        on_config(what, done + 1, len(configs), records[-1])
+    return tuple(records)
 
 
-def _emulated(shown: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
-    show, x = shown.show, exhibits.numbers(n)
+def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
+    show, x = exhibit.show, exhibits.numbers(n)
     geometry, y = show.launch(n, config), np.full(show.results(n, config), np.nan, np.float32)
-    made = nvrtc.ptx(geometry.source, geometry.kernel, arch)
-    program = prepared(made.text, made.entry)
-    given = bound(program.kernel, (x, y, np.int32(n)))
+    ptx = nvrtc.ptx(geometry.source, geometry.kernel, arch)
+    program = prepared(ptx.text, ptx.entry)
+    arguments = bound(program.kernel, (x, y, np.int32(n)))
     counters, findings = Counters(program.kernel, program.merges), Findings()
-    launch = Launch(geometry.grid, geometry.block, given.parameters)
-    run_kernel(program, launch, given.memory, (counters, findings))
-    given.write_back()
+    launch = Launch(geometry.grid, geometry.block, arguments.parameters)
+    run_kernel(program, launch, arguments.memory, (counters, findings))
+    arguments.write_back()
     predicted, counted = show.counts(n, config), _counted(program.kernel, counters)
     return EmulatedExhibit(
-        shown.name,
+        exhibit.name,
         dict(config),
         n,
         arch,
         predicted,
-        {one: counted[one] for one in predicted},
+        {name: counted[name] for name in predicted},
         _error(y, show.expected(x, config)),
-        tuple(str(one) for one in findings.sorted()),
+        tuple(map(str, findings.sorted())),
     )
 
 
@@ -122,8 +122,8 @@ def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
     such short ways, so that the profiler's divergent branches are no measure of a tree: on an H200 1 a block, or 0.
     """
     counts = counters.counts()
-    adding = {one.inner for one in kernel.instructions if str(one.opcode) == "add.f32"}
-    levels = [index for index, one in enumerate(kernel.instructions) if one.inner in adding]
+    adding = {added.inner for added in kernel.instructions if str(added.opcode) == "add.f32"}
+    levels = [index for index, instruction in enumerate(kernel.instructions) if instruction.inner in adding]
     return {
         "divergent_branches": counts.divergent_branches,
         "working_warps": counts.instructions["fadd"],
@@ -150,44 +150,44 @@ def words(config: Config) -> str:
 class _Stage:
     """An exhibit's arrays on the device."""
 
-    def __init__(self, session: GpuSession, shown: Exhibit) -> None:
-        self._session, self._shown = session, shown
-        ordinal = session.stream.ordinal
-        self._host = exhibits.numbers(shown.show.n)
+    def __init__(self, cuda: Cuda, exhibit: Exhibit) -> None:
+        self._cuda, self._exhibit = cuda, exhibit
+        ordinal = cuda.stream.ordinal
+        self._host = exhibits.numbers(exhibit.show.n)
         self._x, self._y = Memory(self._host.nbytes, ordinal), Memory(self._host.nbytes, ordinal)
         self._x.write(self._host)
 
     def measure(self, config: Config, seconds: float) -> Measurement:
         """One config, checked and timed, or refused with the reason."""
-        show, session = self._shown.show, self._session
+        show, cuda = self._exhibit.show, self._cuda
         plain = self._plain(config)
         try:
-            own = self._contestant(self._shown, config)
+            own = self._contestant(self._exhibit, config)
         except RefusedError as refused:
             return replace(plain, refused=str(refused))
         error = self._error(config)
-        parent = [self._contestant(find(self._shown.parent), config)] if self._shown.parent else []
-        session.monitor.clock()
-        found = timing.compare([own, *parent], seconds)
+        parent = [self._contestant(find(self._exhibit.parent), config)] if self._exhibit.parent else []
+        cuda.clock()
+        comparison = timing.compare([own, *parent], seconds)
         note = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in show.counts(show.n, config).items())
-        done = results.timed(plain, found.timings[own.name], (0.0, 0.0), found.versus)
-        return replace(done, error=error, checked=True, note=note, clock_mhz=session.monitor.clock())
+        done = results.timed(plain, comparison.timings[own.name], comparison.versus)
+        return replace(done, error=error, checked=True, note=note, clock_mhz=cuda.clock())
 
     def _plain(self, config: Config) -> Measurement:
-        show = self._shown.show
+        show = self._exhibit.show
         work = Work(1, show.n, 1, "f32", "f32")
         moved = 4 * (show.n + show.results(show.n, config))
-        blank = results.blank("exhibit", self._shown.name, work, 0, config=dict(config))
+        blank = results.blank("exhibit", self._exhibit.name, work, 0, config=dict(config))
         return replace(blank, flops=show.operations(show.n, config), bytes=moved)
 
-    def _contestant(self, shown: Exhibit, config: Config) -> Contestant:
-        stream = self._session.stream
-        launch = exhibits.put(shown.show, config, self._x.pointer, self._y.pointer, stream.ordinal)
-        return Contestant(shown.name, self._session.sampler(lambda _: launch(stream.handle), 1))
+    def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:
+        stream = self._cuda.stream
+        launch = exhibits.put(exhibit.show, config, self._x.pointer, self._y.pointer, stream.ordinal)
+        return Contestant(exhibit.name, self._cuda.sampler(lambda _: launch(stream.handle), 1))
 
     def _error(self, config: Config) -> float:
         """The error of a launch into poisoned memory, as `_error` has it."""
-        show, stream = self._shown.show, self._session.stream
+        show, stream = self._exhibit.show, self._cuda.stream
         self._y.fill(0xFF)
         driver.synchronize(stream.ordinal)
         exhibits.put(show, config, self._x.pointer, self._y.pointer, stream.ordinal)(stream.handle)

@@ -21,9 +21,8 @@ from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
-from gemmery.lab import results
-from gemmery.lab.gpu import check
-from gemmery.lab.gpu.level import build
+from gemmery.lab import check, results
+from gemmery.lab.on_cuda import build
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem

@@ -1,195 +1,129 @@
-"""The rungs at one size: built, checked and timed on the same operands."""
+"""The rungs on one product: built, checked and timed on the same operands as their rival."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
-import numpy as np
-
-from gemmery import arrays, dtypes
-from gemmery.arrays import View
-from gemmery.bench import timing
 from gemmery.bench.record import Measurement
-from gemmery.bench.timing import Comparison, Contestant, Ratio, Timing
-from gemmery.bench.work import Work, operands
+from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample
+from gemmery.bench.work import Work
+from gemmery.errors import RefusedError
 from gemmery.lab import results
-from gemmery.lab.session import CpuSession
-from gemmery.ladder.rung import Kernel, Rung
-
-PILOT = 128  # the side at which a rung's time at its first size is predicted
-BATCHED = 16  # side of the products of a batch
-MEANT = {
-    "direct": (64, 64, 64),
-    "streamed": (8, 2048, 2048),
-}  # where rungs that lose on large squares are meant to be used
-SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
-THREADED_SHARE = 4.0  # the same if each turn begins with a quarter of a second of rest
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A rung built for a problem, with its operands."""
-
-    kernel: Kernel
-    a: View
-    b: View
-    c: View
-    threads: int
-
-    def run(self) -> None:
-        """Run one product."""
-        self.kernel(self.a, self.b, self.c, threads=self.threads)
+from gemmery.lab.backend import square
+from gemmery.lab.session import Session
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
 
 
 class Level:
-    """The rungs at one size, which share operands, NumPy's processes and the measurements so far."""
+    """The rungs on one product, which share operands, rivals and the measurements so far.
 
-    def __init__(
-        self, session: CpuSession, suite: str, work: Work, threads: int, seconds: float, ladder: Sequence[Rung]
-    ) -> None:
-        self.session, self.suite, self.work = session, suite, work
-        self.threads, self.seconds = threads, seconds
-        self._ladder = {rung.name: rung for rung in ladder}
-        self._operands = operands(work)
-        self._ready: dict[str, Ready] = {}
+    A rung whose call is predicted to take more than `seconds` does not run.
+    """
+
+    def __init__(self, session: Session, suite: str, work: Work, threads: int, seconds: float) -> None:
+        self._session, self._backend = session, session.backend
+        self._suite, self._work, self._threads, self._seconds = suite, work, threads, seconds
+        self._stage = self._backend.stage(work)
+        self._samples: dict[str, Sample] = {}  # of rungs
         self._times: dict[str, float] = {}
-        self._numpy: dict[int, Timing] = {}  # by threads
-        self._runs: dict[int, str] = {}
+        self._contestants: dict[int, Contestant | None] = {}  # the rival, by threads
+        self._rivals: dict[tuple[str, int], Measurement] = {}
 
-    def measure(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> Measurement:
-        """Check a rung and time it in turn with NumPy and its parent, or record why it does not run.
+    def measure(self, rung: Rung, config: Config, before: Measurement | None) -> Measurement:
+        """Check a rung and time it in turn with a rival and its parent, or record why it does not run.
 
         `before` is its record for a smaller product.
         """
-        threads = self.threads if is_threaded(rung) else 1
+        threads = threads_of(rung, self._threads)
         full = {**rung.default, **config}
-        plain = results.blank(self.suite, rung.name, self.work, threads, config=full)
-        reason = refusal(rung, self.work) or self._too_slow(rung, full, before)
+        plain = self._backend.blank(self._suite, rung.name, self._work, threads, config=full)
+        try:
+            entry = self._stage.rung(rung, full, threads)
+            reason = self._too_slow(rung, full, before)
+        except RefusedError as refused:
+            reason = str(refused)
         if reason:
             return replace(plain, refused=reason)
-        ready = prepare(rung, full, self._operands, threads)
-        error = self._error(rung, ready)
-        found = self._compare(rung, ready)
-        self._ready[rung.name] = ready
-        self._times[rung.name] = found.timings[rung.name].seconds
-        limits = self.session.limits(self.work.dtype, threads)
-        done = results.timed(plain, found.timings[rung.name], limits, self._with_parent(rung, found))
-        return replace(done, error=error, checked=True)
+        error = entry.error() if entry.error else 0.0
+        self._samples[rung.name] = entry.sampler()
+        contestants = [Contestant(rung.name, self._samples[rung.name]), *self._others(rung, threads)]
+        comparison, clock = self._session.compare(contestants, self._backend.share(threads), threads)
+        self._times[rung.name] = comparison.timings[rung.name].seconds
+        self._keep_rival(rung.name, comparison, threads, clock)
+        versus = self._with_parent(rung, comparison.versus)
+        done = self._session.timed(plain, comparison.timings[rung.name], versus)
+        return replace(done, error=error, checked=True, clock_mhz=clock)
 
     def rivals(self) -> list[Measurement]:
-        """NumPy's records at this size, one for each number of threads."""
-        made = []
-        for threads, found in self._numpy.items():
-            plain = results.blank(self.suite, "numpy", self.work, threads, note=self._runs[threads])
-            made.append(results.timed(plain, found, self.session.limits(self.work.dtype, threads)))
-        return made
+        """The records of the rivals on this product, or the reasons why there are none."""
+        return list(self._rivals.values())
 
-    def _too_slow(self, rung: Rung, config: Mapping[str, int], before: Measurement | None) -> str:
-        """The reason not to run if one call would exceed the limit, predicted from the rate at a smaller size."""
-        flops = self.work.problem.flops
-        if before is not None:
+    def _too_slow(self, rung: Rung, config: Config, before: Measurement | None) -> str:
+        """The reason not to run if one call would exceed the limit, predicted from the rate on a smaller product."""
+        flops, small = self._work.problem.flops, self._backend.suited(rung, self._backend.pilot, self._work)
+        if flops <= small.problem.flops:
+            return ""
+        if before is not None and before.flops >= small.problem.flops:
             predicted = before.seconds * flops / before.flops
         else:
-            small = suited(rung, PILOT, self.work.dtype)
-            if flops <= small.problem.flops:
-                return ""
-            predicted = once(prepare(rung, config, operands(small), 1)) * flops / small.problem.flops
-        return results.too_slow(predicted, self.seconds)
+            sample = self._backend.stage(small).rung(rung, config, min(self._threads, 1)).sampler()
+            predicted = sample(1, 1) / 1e9 * flops / small.problem.flops
+        return results.too_slow(predicted, self._seconds)
 
-    def _error(self, rung: Rung, ready: Ready) -> float:
-        """Error over bound of one product, written over NaN (ones for integers) so that unwritten elements show."""
-        a, b, c = self._operands
-        c.fill(np.nan if dtypes.get(self.work.out).kind in "fc" else 1)
-        ready.run()
-        return results.error(c, a, b, rung.bound, rung.normwise)
+    def _others(self, rung: Rung, threads: int) -> list[Contestant]:
+        """Return the rival, and the parent unless it is too slow to take turns."""
+        if threads not in self._contestants:
+            self._contestants[threads] = self._rival(threads)
+        rival, parent = self._contestants[threads], rung.parent or ""
+        self._build_parent(parent)
+        quick = parent in self._samples and self._times[parent] < self._backend.slow_parent
+        return [*([rival] if rival else []), *([Contestant(parent, self._samples[parent])] if quick else [])]
 
-    def _compare(self, rung: Rung, ready: Ready) -> Comparison:
-        """Time the rung, NumPy, and the rung's parent if it is fast enough to take turns."""
-        threads = ready.threads
-        numpy = self.session.rival("numpy", threads)
-        numpy.prepare(self.work)
-        contestants = [Contestant(rung.name, timing.calls(ready.run)), numpy.contestant]
-        parent = self._parent(rung)
-        if parent is not None:
-            contestants.append(Contestant(rung.parent or "", timing.calls(parent.run)))
-        share, rest = (THREADED_SHARE, timing.IDLE_SECONDS) if threads > 1 else (SHARE, 0.0)
-        found = timing.compare(contestants, share, rest)
-        known = self._numpy.get(threads)
-        if known is None or found.timings["numpy"].samples > known.samples:
-            self._numpy[threads], self._runs[threads] = found.timings["numpy"], numpy.runs
-        return found
+    def _rival(self, threads: int) -> Contestant | None:
+        """Return the first rival that takes the operands; the reasons of the others are recorded."""
+        for name in self._backend.ladder_rivals():
+            plain = self._backend.blank(self._suite, name, self._work, threads)
+            try:
+                entry = self._stage.rival(self._backend.rival(name, threads))
+            except RefusedError as refused:
+                self._rivals[name, threads] = replace(plain, refused=str(refused))
+                continue
+            self._rivals[name, threads] = replace(plain, note=entry.note)
+            return Contestant(name, entry.sampler())
+        return None
 
-    def _parent(self, rung: Rung) -> Ready | None:
-        """The rung's parent, ready to take turns; None if it is too slow for that or does not run this product.
+    def _keep_rival(self, rung: str, comparison: Comparison, threads: int, clock: int) -> None:
+        """Keep the rival's times of its turns with this rung where the backend prefers them to those it has."""
+        rival = self._contestants[threads]
+        if rival is None:
+            return
+        times, known = comparison.timings[rival.name], self._rivals[rival.name, threads]
+        fastest = self._times[rung] == min(self._times.values())
+        if not known.seconds or self._backend.replaces(times.samples, known.samples, fastest):
+            self._rivals[rival.name, threads] = replace(self._session.timed(known, times), clock_mhz=clock)
 
-        For a product that is not a square of the ladder, the parent is built here.
-        """
-        row = self._ladder.get(rung.parent or "")
-        if row is None or refusal(row, self.work):
-            return None
-        if row.name not in self._ready:
-            if self.work == square(self.work.n, self.work.dtype):
-                return None
-            self._ready[row.name] = prepare(row, row.default, self._operands, 1)
-            self._times[row.name] = once(self._ready[row.name])
-        return self._ready[row.name] if self._times[row.name] < SHARE / 10 else None
+    def _build_parent(self, parent: str) -> None:
+        """Build the parent for a product that is not a square of the ladder, if it was measured on those only."""
+        rung = next((rung for rung in self._backend.ladder if rung.name == parent), None)
+        if rung is None or parent in self._samples or self._work == square(self._work, self._work.n):
+            return
+        try:
+            sample = self._stage.rung(rung, rung.default, min(self._threads, 1)).sampler()
+        except RefusedError:
+            return
+        self._samples[parent], self._times[parent] = sample, sample(1, 1) / 1e9
 
-    def _with_parent(self, rung: Rung, found: Comparison) -> dict[str, Ratio]:
+    def _with_parent(self, rung: Rung, versus: Mapping[str, Ratio]) -> Mapping[str, Ratio]:
         """The ratios of a comparison; the ratio to a slow parent comes from the medians, and counts as one pair."""
         parent = rung.parent or ""
-        if parent in found.versus or parent not in self._times:
-            return found.versus
-        ratio = self._times[parent] / found.timings[rung.name].seconds
-        return {**found.versus, parent: Ratio(ratio, ratio / 2, 1)}
+        if parent in versus or parent not in self._times:
+            return versus
+        ratio = self._times[parent] / self._times[rung.name]
+        return {**versus, parent: Ratio(ratio, ratio / 2, 1)}
 
 
-def refusal(rung: Rung, work: Work) -> str:
-    """Return the reason why the rung does not run this product, "" if it does."""
-    if work.dtype not in rung.dtypes:
-        return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
-    return rung.refuses(work.problem)
-
-
-def prepare(rung: Rung, config: Mapping[str, int], given: tuple[Any, Any, Any], threads: int) -> Ready:
-    """Build a rung for the operands (a, b, c)."""
-    a, b, c = (arrays.view(x if x.ndim == 3 else x[None]) for x in given)
-    problem = Work(c.shape[1], c.shape[2], a.shape[2], a.dtype, c.dtype, c.shape[0]).problem
-    return Ready(rung.build(problem, config), a, b, c, threads)
-
-
-def once(ready: Ready) -> float:
-    """Return the seconds of one product, after one that compiles."""
-    ready.run()
-    start = time.perf_counter()
-    ready.run()
-    return time.perf_counter() - start
-
-
-def square(n: int, dtype: str) -> Work:
-    """Return the product of two squares of side n."""
-    return Work(n, n, n, dtype, dtype)
-
-
-def suited(rung: Rung, n: int, dtype: str) -> Work:
-    """Return the product that shows a rung at size n: two squares; a row and a square for a rung that takes vectors; as
-    many small products as fill squares of side n for a rung that takes batches.
-    """
-    many = Work(BATCHED, BATCHED, BATCHED, dtype, dtype, batch=max(1, n // BATCHED) ** 2)
-    for work in (square(n, dtype), Work(1, n, n, dtype, dtype), many):
-        if not refusal(rung, work):
-            return work
-    return square(n, dtype)
-
-
-def meant(rung: Rung, dtype: str) -> Work | None:
-    """Return the product that a rung is meant for unless that is a large square; None for other rungs."""
-    shape = MEANT.get(rung.name)
-    return Work(*shape, dtype, dtype, name="meant for it") if shape else None
-
-
-def is_threaded(rung: Rung) -> bool:
-    """Return True for a rung that runs on more than one core."""
-    return rung.name.endswith("_threaded")
+def threads_of(rung: Rung, threads: int) -> int:
+    """Return the number of threads that a rung runs on, of those allowed; 0 on a GPU."""
+    return threads if rung.name.endswith("_threaded") else min(threads, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemmery import verify
 from gemmery.bench.record import Measurement
@@ -12,6 +12,14 @@ from gemmery.bench.timing import Ratio, Timing
 from gemmery.bench.work import Work
 
 WRONG = 1e9  # error over bound of a result with unexpected NaN or infinity: JSON has no infinity
+
+
+class MachineLimits(NamedTuple):
+    """The measured limits of a kernel: the peak of its unit in GFLOP/s, memory in GB/s; 0 if not measured."""
+
+    peak: float = 0.0
+    read: float = 0.0
+    copy: float = 0.0
 
 
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
@@ -40,9 +48,12 @@ def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Me
 
 
 def timed(
-    plain: Measurement, timing: Timing, limits: tuple[float, float], versus: Mapping[str, Ratio] | None = None
+    plain: Measurement,
+    timing: Timing,
+    versus: Mapping[str, Ratio] | None = None,
+    limits: MachineLimits = MachineLimits(),  # noqa: B008 (a constant)
 ) -> Measurement:
-    """Return the record with its times, the limits (peak, bandwidth) of the same run, and its ratios to others."""
+    """Return the record with its times, its ratios to others, and the limits measured in the same run."""
     ratios = versus or {}
     return replace(
         plain,
@@ -50,8 +61,9 @@ def timed(
         best=timing.best,
         p95=timing.p95,
         samples=timing.samples,
-        peak_gflops=limits[0],
-        bandwidth_gbs=limits[1],
+        peak_gflops=limits.peak,
+        bandwidth_gbs=limits.read,
+        copy_gbs=limits.copy,
         versus={name: ratio.median for name, ratio in ratios.items()},
         spread={name: ratio.spread for name, ratio in ratios.items()},
     )
@@ -76,5 +88,5 @@ def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool 
     """
     if b.ndim == 1:
         b, c = b[:, None], c[:, None]
-    found = verify.check(c, a, b, bound, normwise=normwise, most_flops=2e8)
-    return min(found.error_over_bound, WRONG)
+    checked = verify.check(c, a, b, bound, normwise=normwise, most_flops=2e8)
+    return min(checked.error_over_bound, WRONG)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gemmery.bench.record import Measurement, Run
@@ -12,9 +14,31 @@ from gemmery.experiments import LADDER, Experiment
 from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
 
-Shape = Callable[[Rung, int, Work, str], Work]
-RungConfig = tuple[Rung, Mapping[str, int]]  # a rung and the keys that differ from its default config
+RungConfig = tuple[Rung, Config]  # a rung and the keys that differ from its default config
+Shape = Callable[[Rung, int], Work]  # the product of a rung at a size
+MEANT = {
+    "direct": (64, 64, 64),
+    "streamed": (8, 2048, 2048),
+}  # where rungs that lose on large squares are meant to be used
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Where rungs are measured, within which limits, and what becomes of the records.
+
+    `threads` 0 is one for each core; `seconds` is the limit of a call.
+    """
+
+    device: str = "cpu"
+    threads: int = 0
+    seconds: float = 5.0
+    on_event: OnEvent = ignore
+    store: Path | None = None
+
+
+PLAIN = Conditions()
 
 
 def ladder(
@@ -42,44 +66,25 @@ def ladder(
     Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
     device.
     """
-    gpu = asked.ordinal(device)
-    kind = "cpu" if gpu is None else "cuda"
-    chosen, like = asked.rungs(rungs, kind), asked.element_type(dtype, kind)
-    every: list[RungConfig] = [(rung, {}) for rung in chosen]
-    sizes = sizes or LADDER.points[kind].sizes
-    if gpu is None:
-        return climb(LADDER, every, sizes, like, threads, seconds, on_event, store)
-    asked.no_threads(threads, device)
-    served = [(rung, config) for rung, config in every if rungs or element(like).dtype in rung.dtypes]
-    return climb_on_gpu(LADDER, served, sizes, like, gpu, seconds, on_event, store=store)
+    kind = "cpu" if asked.ordinal(device) is None else "cuda"
+    every, dtype = asked.rungs(rungs, kind), asked.element_type(dtype, kind)
+    if kind == "cuda":
+        asked.no_threads(threads, device)
+        every = tuple(rung for rung in every if rungs or element(dtype).dtype in rung.dtypes)
+    how = Conditions(device, threads, seconds, on_event, store)
+    return climb(LADDER, [(rung, {}) for rung in every], sizes or LADDER.points[kind].sizes, dtype, how)
+
+
+def meant(rung: Rung, dtype: str) -> Work | None:
+    """Return the product that a rung is meant for unless that is a large square; None for other rungs."""
+    shape = MEANT.get(rung.name)
+    return Work(*shape, dtype, dtype, name="meant for it") if shape else None
 
 
 def element(dtype: str) -> Work:
     """Return a 1 x 1 x 1 product of an element type; "tf32" is f32 of which products keep 10 bits of fraction."""
     name = "f32" if dtype == asked.TF32 else dtype
     return Work(1, 1, 1, name, name, precision=asked.TF32 if dtype == asked.TF32 else "")
-
-
-def climb_on_gpu(
-    experiment: Experiment,
-    chosen: Sequence[RungConfig],
-    sizes: Sequence[int],
-    dtype: str,
-    device: int,
-    seconds: float,
-    on_event: OnEvent,
-    shape: Shape | None = None,
-    store: Path | None = None,
-) -> Run:
-    """Measure each (rung, config) at each size on a GPU; `shape` makes the products, two squares by default."""
-    from gemmery.lab.gpu.climb import climb as gpu_climb  # loads NVIDIA's bindings
-    from gemmery.lab.gpu.level import suited as gpu_suited
-
-    lengths = asked.sides(sizes)
-    asked.limit(seconds)
-    return gpu_climb(
-        experiment.suite, chosen, lengths, element(dtype), device, seconds, on_event, shape or gpu_suited, store
-    )
 
 
 def expected(rungs: int, sizes: Sequence[int], kind: str, special: int = 0) -> str:
@@ -107,50 +112,44 @@ def estimate(measurements: int, each: float) -> str:
 
 def climb(
     experiment: Experiment,
-    chosen: Sequence[RungConfig],
+    rungs: Sequence[RungConfig],
     sizes: Sequence[int],
-    dtype: str,
-    threads: int,
-    seconds: float,
-    on_event: OnEvent,
-    store: Path | None = None,
+    dtype: str = "f32",
+    how: Conditions = PLAIN,
+    shape: Shape | None = None,
 ) -> Run:
-    """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next."""
-    from gemmery.lab.level import (  # here, so that wrong arguments are reported before it is loaded
-        Level,
-        is_threaded,
-        meant,
-        suited,
-    )
-    from gemmery.lab.session import CpuSession
+    """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
 
-    lengths = asked.sides(sizes)
-    asked.limit(seconds)
-    threads = threads or cpu_threads.get()
-    ladder = asked.registry("cpu")
-    special = [(rung, config, work) for rung, config in chosen if experiment is LADDER and (work := meant(rung, dtype))]
-    with CpuSession(len(chosen) * len(lengths) + len(special), on_event, store) as session:
-        for used in {threads if is_threaded(rung) else 1 for rung, _ in chosen}:
-            session.limits(dtype, used)
-        before: dict[int, Measurement] = {}
-        for n in lengths:
+    `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.
+    """
+    lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
+    asked.limit(how.seconds)
+    from gemmery.lab.level import Level, threads_of  # here, so that wrong arguments are reported before it is loaded
+    from gemmery.lab.session import open_session
+
+    like, threads = element(dtype), 0 if gpu is not None else how.threads or cpu_threads.get()
+    special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
+    groups = [[(rung, config, work)] for rung, config, work in special if work]
+    with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
+        suited = shape or partial(session.backend.suited, like=like)
+        groups = [[(rung, config, suited(rung, n)) for rung, config in rungs] for n in lengths] + groups
+        for rung, _, work in groups[0]:
+            plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
+            session.backend.limits(plain, session.begin)
+        before: dict[object, Measurement] = {}
+        for group in groups:
             levels: dict[Work, Level] = {}
             try:
-                for index, (rung, config) in enumerate(chosen):
-                    work = suited(rung, n, dtype)
+                for rung, config, work in group:
                     if work not in levels:
-                        levels[work] = Level(session, experiment.suite, work, threads, seconds, ladder)
+                        levels[work] = Level(session, experiment.suite, work, threads, how.seconds)
                     session.begin(f"{rung.name}, {work}")
-                    m = levels[work].measure(rung, config, before.get(index))
+                    same = rung.name, tuple(config.items()), work.name
+                    m = levels[work].measure(rung, config, before.get(same))
                     if not m.refused:
-                        before[index] = m
+                        before[same] = m
                     session.end(m)
             finally:  # also after Ctrl-C: the rungs so far were timed in turn with them
                 for level in levels.values():
                     session.add(*level.rivals())
-        for rung, config, work in special:
-            level = Level(session, experiment.suite, work, threads, seconds, ladder)
-            session.begin(f"{rung.name}, {work}")
-            session.end(level.measure(rung, config, None))
-            session.add(*level.rivals())
         return session.run

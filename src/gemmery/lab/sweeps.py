@@ -16,7 +16,7 @@ from gemmery.errors import ArgumentError
 from gemmery.experiments import SWEEPS, Axis, Experiment, Points
 from gemmery.lab import asked
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.rungs import RungConfig, climb, climb_on_gpu, element
+from gemmery.lab.rungs import Conditions, RungConfig, climb, element
 from gemmery.ladder.rung import Rung
 
 if TYPE_CHECKING:
@@ -51,14 +51,12 @@ def sweep(
     Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
     """
     plan = planned(experiment, rungs, sizes, dtype, threads, seconds, device)
-    varied = experiments.sweep(experiment)
-    if plan.gpu is None:
-        return climb(varied, plan.variants, plan.sizes, plan.dtype, threads, seconds, on_event, store)
-    variants = plan.variants
-    if not rungs:  # those that take the type
+    varied, variants = experiments.sweep(experiment), plan.variants
+    if plan.kind == "cuda" and not rungs:  # those that take the type
         variants = [(rung, config) for rung, config in variants if _serves(rung, element(plan.dtype), plan.device)]
-    shape = partial(_vector, varied.axis) if varied.axis.fixed else None
-    return climb_on_gpu(varied, variants, plan.sizes, plan.dtype, plan.gpu, seconds, on_event, shape, store)
+    how = Conditions(plan.device, threads, seconds, on_event, store)
+    shape = partial(_vector, varied.axis, element(plan.dtype)) if varied.axis.fixed else None
+    return climb(varied, variants, plan.sizes, plan.dtype, how, shape)
 
 
 def emulated_sweep(
@@ -110,14 +108,14 @@ def countable(name: str) -> Experiment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A sweep with checked arguments."""
 
     variants: list[RungConfig]
     sizes: tuple[int, ...]
     dtype: str
     device: str
-    gpu: int | None  # number of the GPU, None on the CPU
+    kind: str  # of the device: "cpu" or "cuda"
 
 
 def planned(
@@ -128,12 +126,11 @@ def planned(
     threads: int,
     seconds: float,
     device: str,
-) -> Plan:
+) -> SweepPlan:
     """Check the arguments of `sweep`. Raises its ArgumentErrors."""
     varied = experiments.sweep(experiment)
     where = device or varied.devices[0]
-    gpu = asked.ordinal(where)
-    kind = "cpu" if gpu is None else "cuda"
+    kind = "cpu" if asked.ordinal(where) is None else "cuda"
     if kind not in varied.devices:
         raise ArgumentError(f"device {where!r}: `sweep {experiment}` runs on {' or '.join(varied.devices)}")
     points = varied.points[kind]
@@ -143,9 +140,9 @@ def planned(
     variants = _variants(varied, points, rungs, kind, lengths[0])
     like = asked.element_type(dtype, kind)
     asked.limit(seconds)
-    if gpu is not None:
+    if kind == "cuda":
         asked.no_threads(threads, where)
-    return Plan(variants, lengths, like, where, gpu)
+    return SweepPlan(variants, lengths, like, where, kind)
 
 
 def _variants(experiment: Experiment, points: Points, names: Sequence[str], kind: str, n: int) -> list[RungConfig]:
@@ -178,7 +175,7 @@ def sides(rung: Rung, n: int) -> tuple[int, ...]:
 
 
 def _serves(rung: Rung, like: Work, device: str) -> bool:
-    from gemmery.lab.gpu.level import suited  # loads NVIDIA's bindings
+    from gemmery.lab.on_cuda import suited  # loads NVIDIA's bindings
 
     if like.dtype not in rung.dtypes:
         return False
@@ -186,7 +183,7 @@ def _serves(rung: Rung, like: Work, device: str) -> bool:
     return not rung.refuses(work.problem._replace(device=device))
 
 
-def _vector(axis: Axis, rung: Rung, side: int, like: Work, device: str) -> Work:
+def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:
     """Return x W' with a row-major W of n x k, of which the axis varies one side; the columns of B are contiguous."""
     n, k = (side, axis.fixed) if axis.side == "n" else (axis.fixed, side)
     return replace(like, m=1, n=n, k=k, batch=1, a_layout="row", b_layout="col")

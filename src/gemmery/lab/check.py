@@ -41,14 +41,14 @@ def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precis
     if (bits == np.iinfo(bits.dtype).max).any():
         return WRONG
     batch, rows, columns = sample(c.shape, a.shape[-1], SAMPLED.get(a.dtype.name, SAMPLED_WIDE))
-    found = verify.check(
+    checked = verify.check(
         c[np.ix_(batch, rows, columns)],
         a[batch][:, rows],
         b[batch][:, :, columns],
         (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
         most_flops=math.inf,
     )
-    return min(found.error_over_bound, WRONG)
+    return min(checked.error_over_bound, WRONG)
 
 
 def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[Array, ...]:
@@ -65,10 +65,10 @@ def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[
     columns = min(n, max(1, each // rows))
     draw = np.random.default_rng(seed)
 
-    def some(count: int, wanted: int) -> Array:
-        if wanted >= count:
+    def some(count: int, most: int) -> Array:
+        if most >= count:
             return np.arange(count)
-        inner = draw.choice(count, wanted, replace=False)
+        inner = draw.choice(count, most, replace=False)
         inner[:2] = [0, count - 1][: len(inner)]
         return np.unique(inner)
 

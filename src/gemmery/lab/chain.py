@@ -21,14 +21,15 @@ from gemmery.cuda import addition, driver
 from gemmery.cuda.driver import Event, Graph, Memory, Stream
 from gemmery.errors import ArgumentError
 from gemmery.experiments import CHAIN
-from gemmery.lab import asked
+from gemmery.lab import asked, check
+from gemmery.lab.contest import PRODUCT
 from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.gpu import check
-from gemmery.lab.gpu.session import NO_RIVAL, GpuSession
+from gemmery.lab.on_cuda import NO_RIVAL, Cuda
 from gemmery.lab.results import WRONG
+from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
 
-OURS, RIVAL = "gm.matmul", "cublas"
+RIVAL = "cublas"
 SHARE = 1 / 128  # A's share of the sum's variance: a step changes the size of R by no more than that
 
 
@@ -59,36 +60,36 @@ def chain(
     dtype = asked.spelled(dtype)
     if dtype not in ("f64", "f32", "f16", "bf16"):
         raise ArgumentError(f"workload chain: dtype {dtype!r}: it runs in f64, f32, f16 and bf16")
-    session = GpuSession(len(sizes), on_event, gpu, store)
+    cuda = Cuda(gpu)
+    session = Session(cuda, len(sizes), on_event, store)
     for n in sizes:
         work = Work(n, n, n, dtype, dtype, name=f"chain of {repeats}")
         session.begin(f"{CHAIN.name}: {work}")
-        session.end(*_measured(session, work, repeats, seconds))
+        session.end(*_measured(session, cuda, work, repeats, seconds))
     return session.run
 
 
-def _measured(session: GpuSession, work: Work, repeats: int, seconds: float) -> list[Measurement]:
-    operands = Operands(work, session.stream)
-    put, rung = own(operands, session.device, work)
+def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: float) -> list[Measurement]:
+    operands = ChainOperands(work, cuda.stream)
+    put, rung = own(operands, cuda.device, work)
     error = operands.error(put, rung.bound)
     cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
-    rows = {OURS: replace(session.blank(CHAIN.suite, OURS, work, note=rung.name), error=error, checked=True, **cost)}
-    contestants = [Contestant(OURS, replayed(operands, put, repeats))]
+    plain = cuda.blank(CHAIN.suite, PRODUCT, work)
+    rows = {PRODUCT: replace(plain, note=rung.name, error=error, checked=True, **cost)}
+    contestants = [Contestant(PRODUCT, replayed(operands, put, repeats))]
     rival = cublas.find(RIVAL)
     if rival.missing():
-        rows[RIVAL] = session.blank(CHAIN.suite, RIVAL, work, refused=NO_RIVAL)
+        rows[RIVAL] = replace(plain, kernel=RIVAL, refused=NO_RIVAL)
     else:
         contestants.append(Contestant(RIVAL, replayed(operands, cublas.torch_chain(operands.views), repeats)))
-        rows[RIVAL] = replace(
-            session.blank(CHAIN.suite, RIVAL, work, note=f"{rival.runs()}, torch.add and torch.mm"), **cost
-        )
-    found = timing.compare(contestants, seconds)
-    for name, taken in found.timings.items():
-        rows[name] = session.timed(rows[name], taken, work, found.versus if name == OURS else None)
+        rows[RIVAL] = replace(plain, kernel=RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
+    comparison = timing.compare(contestants, seconds)
+    for name, times in comparison.timings.items():
+        rows[name] = session.timed(rows[name], times, comparison.versus if name == PRODUCT else None)
     return list(rows.values())
 
 
-class Operands:
+class ChainOperands:
     """A, B, A + B and R on a device, and the initial A of a chain.
 
     With standard normal numbers R would grow quadratically in each step; with a small A and a variance of B just below
@@ -142,7 +143,7 @@ class Operands:
         return check.compared(r, self.a, total, bound)
 
 
-def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
+def own(operands: ChainOperands, device: str, work: Work) -> tuple[Put, Rung]:
     """Return gemmery's sum and product as steps of the chain, and the rung that multiplies."""
     aligned = alignment(operands.views[0])  # all four have the same layout
     plan = dispatch.plan(work.problem._replace(device=device, alignments=(aligned, aligned, aligned)))
@@ -157,7 +158,7 @@ def own(operands: Operands, device: str, work: Work) -> tuple[Put, Rung]:
     return put, plan.rung
 
 
-def replayed(operands: Operands, put: Put, repeats: int) -> Sample:
+def replayed(operands: ChainOperands, put: Put, repeats: int) -> Sample:
     """Return a sampler of chains of `repeats` steps, each from the same A; a call is one step."""
     stream, graph = operands.stream, Graph(operands.stream)
     start, end = Event(stream.ordinal), Event(stream.ordinal)

@@ -1,0 +1,107 @@
+"""What the lab asks of a device: operands in its memory, what can be run on them, rivals and measured limits.
+
+`on_cpu` and `on_cuda` are the two implementations. The ladder, the sweeps and the suites know nothing else of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.rival import Rival
+from gemmery.bench.timing import Sample
+from gemmery.bench.work import Work
+from gemmery.lab.results import MachineLimits
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
+
+Begin = Callable[[str], None]  # tells what begins to be measured
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that multiplies the operands of a work, ready to be checked and timed."""
+
+    sampler: Callable[[], Sample]
+    error: Callable[[], float] | None = None  # runs one product: its error over its bound; None if it is not checked
+    note: str = ""
+
+
+class Opponent(Protocol):
+    """A rival that can run here; `runs` is the library, its version and its kernels."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def runs(self) -> str: ...
+
+
+class Stage(Protocol):
+    """The operands of one work on a device. Each method raises RefusedError for what does not take them."""
+
+    def rung(self, rung: Rung, config: Config, threads: int) -> Entry:
+        """Build a rung for the operands; `config` is complete."""
+
+    def product(self, config: Config, threads: int) -> Entry:
+        """Take `gemmery.matmul` as a user would call it, with the options of `config`."""
+
+    def rival(self, opponent: Any) -> Entry:
+        """Let a rival of the same backend prepare them."""
+
+
+class Backend(Protocol):
+    """A device to measure on."""
+
+    device: str  # as in a Problem: "cpu", "cuda:0"
+    pilot: int  # the side at which a rung's time at its first size is predicted
+    slow_parent: float  # seconds of a call from which a parent takes no turns
+
+    @property
+    def machine(self) -> Machine: ...
+    @property
+    def ladder(self) -> tuple[Rung, ...]: ...
+    @property
+    def rivals(self) -> Sequence[Rival]:
+        """All libraries that may run beside it, installed or not."""
+
+    def rival(self, name: str, threads: int) -> Opponent:
+        """Return a rival that can run here. Raises RefusedError with the reason if it cannot."""
+
+    def ladder_rivals(self) -> Sequence[str]:
+        """The names of rivals, of which the ladder takes the first that multiplies the operands."""
+
+    def stage(self, work: Work) -> Stage:
+        """Make the operands of a work. Raises RefusedError if there is not enough memory."""
+
+    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product that shows a rung at size n, in the types of `like`."""
+
+    def share(self, threads: int) -> float:
+        """Seconds for one comparison of a rung with its parent and a rival."""
+
+    def replaces(self, samples: int, known: int, fastest: bool) -> bool:
+        """True if a rival's new timing is the one to record. It has `samples` and the old one `known`; in `fastest` its
+        turns were with the fastest rung so far.
+        """
+
+    def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
+        """Return a record without times, as for a refusal."""
+
+    def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
+        """Return the limits of a record's kernel; the first call measures them."""
+
+    def clock(self) -> int:
+        """The median clock in MHz since the last call; 0 if it is unknown."""
+
+    def children(self) -> tuple[int, ...]:
+        """Return the IDs of the processes that it started, which do not count as load."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+def square(like: Work, n: int) -> Work:
+    """Return the product of two squares of side n, in the types of `like`."""
+    return Work(n, n, n, like.dtype, like.out, precision=like.precision)

@@ -1,1 +1,0 @@
-"""The commands' measurements on a GPU, compared with the vendor's library."""

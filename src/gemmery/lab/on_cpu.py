@@ -1,0 +1,217 @@
+"""The CPU of this machine as a backend: operands are NumPy's, and each rival runs in its own process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import gemmery
+from gemmery import arrays, dispatch, dtypes
+from gemmery.bench import libraries, machine, roofline, timing
+from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.rival_process import RivalProcess
+from gemmery.bench.timing import Sample
+from gemmery.bench.work import Work, operands
+from gemmery.cpu import threads as cpu_threads
+from gemmery.errors import RefusedError
+from gemmery.lab import asked, results
+from gemmery.lab.backend import Begin, Entry, square
+from gemmery.lab.results import MachineLimits
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
+
+BATCHED = 16  # side of the products of a batch
+SHARE = 2.0  # seconds for one comparison: 60 rounds of two contestants up to 10 ms each
+THREADED_SHARE = 4.0  # the same if each turn begins with a quarter of a second of rest
+
+
+class CpuStage:
+    """The operands of a work as NumPy arrays; C is None where the call allocates it."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.arrays = operands(work)
+
+    def rung(self, rung: Rung, config: Config, threads: int) -> Entry:
+        """Build a rung for the operands."""
+        reason = refusal(rung, self.work)
+        if reason:
+            raise RefusedError(reason)
+        kernel = rung.build(self.work.problem, config)
+        a, b, c = (arrays.view(x if x.ndim == 3 else x[None]) for x in self.arrays)
+        run = functools.partial(kernel, a, b, c, threads=threads)
+        return Entry(lambda: timing.calls(run), functools.partial(self._error, run, rung))
+
+    def product(self, config: Config, threads: int) -> Entry:
+        """Take `gemmery.matmul`, with `dtype=` only if the result is wider."""
+        a, b, c = self.arrays
+        rung = (dispatch.specialised(self.work.problem) or dispatch.plan(self.work.problem)).rung
+        options: dict[str, Any] = dict(config)
+        if self.work.out != self.work.dtype:
+            options["dtype"] = dtypes.get(self.work.out).numpy
+        function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul
+
+        def run() -> Any:
+            with in_force(threads):
+                return function(a, b) if c is None else function(a, b, out=c)
+
+        sample = timing.products(function, a, b, c)
+        return Entry(lambda: on(threads, sample), functools.partial(self._error, run, rung), rung.name)
+
+    def rival(self, opponent: RivalProcess) -> Entry:
+        """Let a rival's process make the same operands."""
+        note = opponent.prepare(self.work)
+        return Entry(lambda: opponent.sample, note="; ".join(filter(None, (note, opponent.runs))))
+
+    def _error(self, run: Callable[[], Any], rung: Rung) -> float:
+        """Error over bound of one product, written over NaN (ones for integers) so that unwritten elements show."""
+        a, b, c = self.arrays
+        if c is not None:
+            c.fill(np.nan if dtypes.get(self.work.out).kind in "fc" else 1)
+        result = run()
+        return results.error(result if c is None else c, a, b, rung.bound, rung.normwise)
+
+
+class Cpu:
+    """The backend of this machine's CPU. Its rivals' processes end with `close`."""
+
+    device = "cpu"
+    pilot = 128
+    slow_parent = SHARE / 10
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[str, int], RivalProcess] = {}
+        self._refusals: dict[tuple[str, int], str] = {}
+        self._peaks: dict[tuple[str, int], float] = {}
+        self._bandwidths: dict[int, float] = {}
+
+    @property
+    def machine(self) -> Machine:
+        """The fingerprint of this machine."""
+        return machine.fingerprint()
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """The rungs of the CPU."""
+        return asked.registry("cpu")
+
+    @property
+    def rivals(self) -> Sequence[libraries.Library]:
+        """All libraries that may run beside it."""
+        return libraries.RIVALS
+
+    def rival(self, name: str, threads: int) -> RivalProcess:
+        """Return the rival's process with that many threads; the first call starts it.
+
+        Raises RefusedError if it cannot run here, or would run the same kernels as NumPy by default.
+        """
+        key = name, threads
+        if key in self._refusals:
+            raise RefusedError(self._refusals[key])
+        if key not in self._processes:
+            try:
+                self._processes[key] = self._start(name, threads)
+            except RefusedError as error:
+                self._refusals[key] = str(error)
+                raise
+        return self._processes[key]
+
+    def _start(self, name: str, threads: int) -> RivalProcess:
+        process = RivalProcess(libraries.find(name), threads)
+        if name == "numpy_avx512" and process.runs == self.rival("numpy", threads).runs:
+            process.close()
+            raise RefusedError("rival numpy_avx512: NumPy runs these kernels by default")
+        return process
+
+    def ladder_rivals(self) -> Sequence[str]:
+        """NumPy, which every machine has."""
+        return ("numpy",)
+
+    def stage(self, work: Work) -> CpuStage:
+        """Make the operands of a work."""
+        return CpuStage(work)
+
+    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product that shows a rung at size n."""
+        return suited(rung, n, like)
+
+    def share(self, threads: int) -> float:
+        """Seconds for one comparison of a rung with its parent and NumPy."""
+        return THREADED_SHARE if threads > 1 else SHARE
+
+    def replaces(self, samples: int, known: int, fastest: bool) -> bool:
+        """True for the timing of more samples."""
+        return samples > known
+
+    def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
+        """Return a record without times."""
+        return results.blank(suite, kernel, work, threads, **known)
+
+    def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
+        """Return the peak of the record's type and the read bandwidth on its threads; the first call measures them."""
+        unit, threads = roofline.unit(record.dtype), record.threads
+        on_threads = f"{threads} thread{'s' * (threads != 1)}"
+        if (unit, threads) not in self._peaks:
+            begin(f"peak of {unit}, {on_threads}")
+            self._peaks[unit, threads] = roofline.peak(unit, threads)
+        if threads not in self._bandwidths:
+            begin(f"memory bandwidth, {on_threads}")
+            self._bandwidths[threads] = roofline.bandwidth(threads).read
+        return MachineLimits(self._peaks[unit, threads], self._bandwidths[threads])
+
+    def clock(self) -> int:
+        """Return 0: the clock of a CPU is not recorded."""
+        return 0
+
+    def children(self) -> tuple[int, ...]:
+        """Return the IDs of the rivals' processes."""
+        return tuple(process.pid for process in self._processes.values())
+
+    def close(self) -> None:
+        """End the rivals' processes."""
+        for process in self._processes.values():
+            process.close()
+
+
+def refusal(rung: Rung, work: Work) -> str:
+    """Return the reason why the rung does not run this product, "" if it does."""
+    if work.dtype not in rung.dtypes:
+        return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
+    return rung.refuses(work.problem)
+
+
+def suited(rung: Rung, n: int, like: Work) -> Work:
+    """Return the product that shows a rung at size n: two squares; a row and a square for a rung that takes vectors; as
+    many small products as fill squares of side n for a rung that takes batches.
+    """
+    squares = square(like, n)
+    many = Work(BATCHED, BATCHED, BATCHED, like.dtype, like.out, batch=max(1, n // BATCHED) ** 2)
+    for work in (squares, Work(1, n, n, like.dtype, like.out), many):
+        if not refusal(rung, work):
+            return work
+    return squares
+
+
+def on(threads: int, sample: Sample) -> Sample:
+    """Return the same sampler with that many threads."""
+
+    def sampled(inner: int, warm: int) -> int:
+        with in_force(threads):
+            return sample(inner, warm)
+
+    return sampled
+
+
+@contextmanager
+def in_force(threads: int) -> Iterator[None]:
+    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block."""
+    before = cpu_threads.get()
+    cpu_threads.set_(threads)
+    try:
+        yield
+    finally:
+        cpu_threads.set_(before)

@@ -1,0 +1,207 @@
+"""A GPU as a backend: operands lie in its memory in many copies, and rivals run on the same stream."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gemmery
+from gemmery import dispatch
+from gemmery.bench import cublas, device_roofline, machine
+from gemmery.bench.cublas import Caller, Placed
+from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.replays import Put, replays
+from gemmery.bench.resident import Resident
+from gemmery.bench.roofline import Bandwidth
+from gemmery.bench.timing import Sample
+from gemmery.bench.work import Work
+from gemmery.cuda import driver
+from gemmery.cuda.driver import Stream
+from gemmery.cuda.nvml import Monitor
+from gemmery.errors import DeviceError, RefusedError
+from gemmery.lab import asked, check, results
+from gemmery.lab.backend import Begin, Entry, square
+from gemmery.lab.results import MachineLimits
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
+
+ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
+NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
+SMALL = 16  # a side that every rung for matrices takes
+SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A library that is installed and calls cuBLAS."""
+
+    name: str
+    runs: str
+    caller: Caller
+
+
+class CudaStage:
+    """The operands of a work in so many sets that no call finds its own in the L2 cache."""
+
+    def __init__(self, backend: Cuda, work: Work) -> None:
+        self._backend = backend
+        self.resident = backend.resident(work)
+
+    def rung(self, rung: Rung, config: Config, threads: int = 0) -> Entry:
+        """Build a rung for the operands."""
+        return self._entry(build(rung, config, self.resident), rung)
+
+    def product(self, config: Config, threads: int = 0) -> Entry:
+        """Take `gemmery.matmul` on arrays of PyTorch if there is one."""
+        rung = dispatch.choice(self.resident.problem).rung
+        return self._entry(cublas.own(self.resident, product(self.resident.work)), rung, rung.name)
+
+    def rival(self, opponent: Vendor) -> Entry:
+        """Let a library put its product on the stream."""
+        placed = opponent.caller.place(self.resident)
+        sampler = functools.partial(self._backend.placed, placed, self.resident)
+        return Entry(sampler, note=f"{opponent.runs}, {placed.note}")
+
+    def _entry(self, put: Put, rung: Rung, note: str = "") -> Entry:
+        sampler = functools.partial(self._backend.sampler, put, len(self.resident.sets))
+        return Entry(sampler, lambda: check.error(self.resident, lambda: put(0), rung.bound), note)
+
+
+class Cuda:
+    """The backend of one GPU.
+
+    Raises DeviceError if there is none; the message tells what is missing.
+    """
+
+    pilot = 512  # it fills a device
+    slow_parent = 0.05
+
+    def __init__(self, ordinal: int) -> None:
+        reason = driver.missing()
+        if reason:
+            raise DeviceError(f"device cuda:{ordinal}: {reason}")
+        self.machine: Machine = machine.gpu_fingerprint(ordinal)
+        self.device = f"cuda:{ordinal}"
+        self.stream = Stream(ordinal)
+        self.monitor = Monitor(ordinal)
+        self._unit_peaks: dict[tuple[str, str], float] = {}
+        self._bandwidth: Bandwidth | None = None
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """The rungs of a GPU."""
+        return asked.registry("cuda")
+
+    @property
+    def rivals(self) -> Sequence[Caller]:
+        """All libraries that call cuBLAS."""
+        return cublas.RIVALS
+
+    def rival(self, name: str, threads: int = 0) -> Vendor:
+        """Return an installed rival. Raises RefusedError if it is not installed."""
+        caller = cublas.find(name)
+        reason = caller.missing()
+        if reason:
+            raise RefusedError(reason if self._installed() else NO_RIVAL)
+        return Vendor(caller.name, caller.runs(), caller)
+
+    def ladder_rivals(self) -> Sequence[str]:
+        """The libraries that are installed; one that cannot run if none is."""
+        return self._installed() or ["cublas"]
+
+    def _installed(self) -> list[str]:
+        return [rival.name for rival in self.rivals if not rival.missing()]
+
+    def stage(self, work: Work) -> CudaStage:
+        """Copy the operands of a work to the device."""
+        return CudaStage(self, work)
+
+    def resident(self, work: Work) -> Resident:
+        """Copy the operands of a work to the device."""
+        return Resident(work, self.stream)
+
+    def sampler(self, put: Put, sets: int) -> Sample:
+        """Return a sampler of `put` that records clocks."""
+        return replays(put, self.stream, sets, self.monitor.look)
+
+    def placed(self, placed: Placed, resident: Resident) -> Sample:
+        """Return a sampler of a rival's product that records clocks."""
+        return placed.sample(resident, self.monitor.look)
+
+    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+        """Return the product that shows a rung at size n."""
+        return suited(rung, n, like, self.device)
+
+    def share(self, threads: int) -> float:
+        """Seconds for one comparison of a rung, cuBLAS and the rung's parent."""
+        return SHARE
+
+    def replaces(self, samples: int, known: int, fastest: bool) -> bool:
+        """True for the turns with the fastest rung: both run at similar power and clocks."""
+        return fastest
+
+    def unit(self, kernel: str, dtype: str) -> tuple[str, str]:
+        """Return the element type and the unit whose peak bounds a kernel."""
+        tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
+        return device_roofline.unit(dtype, tensor, capability)
+
+    def blank(self, suite: str, kernel: str, work: Work, threads: int = 0, **known: Any) -> Measurement:
+        """Return a record without times; it names the unit of the device that bounds the kernel."""
+        return results.blank(suite, kernel, work, 0, unit=self.unit(kernel, work.precision or work.dtype)[1], **known)
+
+    def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
+        """Return the peak of the record's unit and the bandwidth of memory; the first call measures them."""
+        dtype, unit = self.unit(record.kernel, record.precision or record.dtype)
+        if (dtype, unit) not in self._unit_peaks:
+            begin(f"peak of {dtype} on {unit}")
+            self._unit_peaks[dtype, unit] = device_roofline.peak(dtype, unit, self.stream)
+        if self._bandwidth is None:
+            begin("bandwidth of the device's memory")
+            self._bandwidth = device_roofline.bandwidth(self.stream)
+        return MachineLimits(self._unit_peaks[dtype, unit], self._bandwidth.read, self._bandwidth.copy)
+
+    def clock(self) -> int:
+        """The median clock of the multiprocessors since the last call, in MHz."""
+        return self.monitor.clock()
+
+    def children(self) -> tuple[int, ...]:
+        """Return nothing: it starts no process."""
+        return ()
+
+    def close(self) -> None:
+        """End nothing: memory and stream are freed with the objects."""
+
+
+def product(work: Work) -> Any:
+    """Return `gemmery.matmul` with the precision of a work."""
+    return functools.partial(gemmery.matmul, precision=work.precision or None)
+
+
+def build(rung: Rung, config: Config, resident: Resident) -> Put:
+    """Return what launches the rung on the operands of `resident`.
+
+    Raises RefusedError with the reason if it does not take them or the device cannot run it.
+    """
+    problem = resident.problem
+    if problem.dtype not in rung.dtypes:
+        raise RefusedError(f"it is written for {', '.join(rung.dtypes)}, not {problem.dtype}")
+    reason = rung.refuses(problem)
+    if reason:
+        raise RefusedError(reason)
+    kernel, sets = rung.build(problem, config), resident.sets
+
+    def put(index: int) -> None:
+        operands = sets[index]
+        kernel(operands.a, operands.b, operands.c)
+
+    return put
+
+
+def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
+    """Return the product that shows a rung at size n: two squares, or x W' for a rung that refuses small squares."""
+    squares, small = square(like, n), square(like, SMALL)
+    vector = replace(squares, m=1, b_layout="col")
+    refuses_squares = rung.refuses(small.problem._replace(device=device))
+    return vector if refuses_squares and not rung.refuses(vector.problem._replace(device=device)) else squares

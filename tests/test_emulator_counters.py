@@ -11,7 +11,7 @@ import pytest
 import gemmery as gm
 from gemmery.emulator import ops
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counters.counts import Banked, Counts, Memory, Shared, Traffic
+from gemmery.emulator.counters.counts import Banked, Counts, MemoryTraffic, SharedTraffic, Traffic
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.machine import Access
 from gemmery.emulator.ptx import Line
@@ -80,7 +80,7 @@ def test_global_traffic():
     assert accessed(moved(32 * threads)).counts().global_.loads == Traffic(4, 128, 512)
     assert accessed(moved(np.int64(4096))).counts().global_.loads == Traffic(4, 4, 16)
     some = accessed(moved(4 * threads, threads < 40, kind="st", index=STORE)).counts().global_
-    assert some == Memory(stores=Traffic(2, 5, 160))
+    assert some == MemoryTraffic(stores=Traffic(2, 5, 160))
     assert (some.bytes, some.stores.sectors_a_request, some.stores.used_a_sector) == (160, 2.5, 32.0)
     assert accessed(moved(4 * threads, threads < 0)).counts().global_.loads == Traffic()
 
@@ -110,7 +110,7 @@ def test_shared_wavefronts():
     assert accessed(shared(np.int64(16), width=16)).counts().shared.loads == Banked(4, 8, 8, 0)
     half = np.tile(block < 16, 2)
     found = accessed(shared(alike, half, kind="st", index=COPY)).counts().shared
-    assert found == Shared(stores=Banked(2, 2, 2, 0))
+    assert found == SharedTraffic(stores=Banked(2, 2, 2, 0))
     both = accessed(shared(alike, half), shared(alike)).counts().shared.loads
     assert both == Banked(6, 10, 6, 4)
     again = accessed(shared(alike), shared(alike // 2), shared(alike), shared(alike, half)).counts().shared.loads
@@ -130,10 +130,10 @@ def test_where_each_kind_counts():
         moved(np.zeros(128, int), np.arange(128) == 0, 4096, "bulk"),
         Access(STORE, "local", "st", np.full(128, 8), None, 8),
     ).counts()
-    assert counts.shared == Shared(Banked(4, 16, 16, 0), Banked(4, 4, 4, 0), Banked(4, 4, 4, 0))
+    assert counts.shared == SharedTraffic(Banked(4, 16, 16, 0), Banked(4, 4, 4, 0), Banked(4, 4, 4, 0))
     assert counts.global_.loads == counts.global_.atomics == Traffic(4, 16, 512)
     assert counts.global_.bulk == Traffic(1, 128, 4096)
-    assert counts.local == Memory(stores=Traffic(4, 32, 1024))
+    assert counts.local == MemoryTraffic(stores=Traffic(4, 32, 1024))
     assert counts.global_.bytes == 2 * 512 + 4096
 
 

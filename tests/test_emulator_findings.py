@@ -11,7 +11,7 @@ import pytest
 
 from gemmery.cuda import include, nvrtc
 from gemmery.emulator.arguments import bound
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.run import emulated
 from gemmery.lab.emulated_product import prepared
 from gemmery.lab.kernel import SOURCE, emulate
@@ -210,7 +210,7 @@ def test_a_function_that_is_one_instruction_stands_for_the_line_that_calls_it():
     made = nvrtc.ptx_alone(INLINED, SOURCE, "f", "sm_90")
     program = prepared(made.text, made.entry)
     given = bound(program.kernel, [floats(32)])
-    (one,) = emulated(program, Launch((1, 1, 1), (32, 1, 1), given.parameters), given.memory).findings
+    (one,) = emulated(program, LaunchConfig((1, 1, 1), (32, 1, 1), given.parameters), given.memory).findings
     assert (str(one.line), str(one.inner)) == (f"{SOURCE}:22", "tile.cuh:7")
     assert str(one).startswith(f"{SOURCE}:22 (tile.cuh:7): out of bounds: thread 31 ")
 

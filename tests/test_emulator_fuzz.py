@@ -12,7 +12,7 @@ import pytest
 import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.printing import WIDEST
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
@@ -63,7 +63,7 @@ def launched(text):
         ]
         given = bound(kernel, args)
         if kernel.shared < 1 << 16 and kernel.local < 1 << 16:
-            launch = Launch((1, 1, 1), (32, 1, 1), given.parameters, 1024)
+            launch = LaunchConfig((1, 1, 1), (32, 1, 1), given.parameters, 1024)
             run(program, launch, given.memory, max_steps=STEPS)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import Launch, Observer
+from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import emulated
 
@@ -106,7 +106,7 @@ def test_a_race_is_found_where_there_is_one(steps, seed):
     memory = memory_of({"x": np.zeros(BLOCKS * THREADS, np.uint32), "flag": np.zeros(1, np.uint32)})
     parameters = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "flag"))
     oracle = Oracle()
-    launch = Launch((BLOCKS, 1, 1), (THREADS, 1, 1), parameters)
+    launch = LaunchConfig((BLOCKS, 1, 1), (THREADS, 1, 1), parameters)
     found = emulated(lowered(kernel), launch, memory, observers=(oracle,), seed=seed).findings
     pairs = {(kernel.instructions[one].ptx_line, kernel.instructions[other].ptx_line) for one, other in oracle.pairs}
     told = {(one.line.number, one.other.number) for one in found if one.kind == "race"}

@@ -7,7 +7,7 @@ import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 
@@ -133,7 +133,7 @@ def test_chunks_of_blocks_make_no_difference():
     for chunk in (32, 64, 160, 1 << 14):
         x = np.full(7 * 32, 99, np.uint32)
         given = bound(kernel, [x])
-        run(lowered(kernel), Launch((7, 1, 1), (32, 1, 1), given.parameters), given.memory, chunk=chunk)
+        run(lowered(kernel), LaunchConfig((7, 1, 1), (32, 1, 1), given.parameters), given.memory, chunk=chunk)
         given.write_back()
         assert x.tolist() == [99 if b == 3 else b * b for b in range(7) for _ in range(32)]
 
@@ -147,7 +147,7 @@ def test_every_block_comes_once_and_clusters_together(grid, sides, seed):
     expected = ids.reshape(gz // z, z, gy // y, y, gx // x, x).transpose(0, 2, 4, 1, 3, 5).reshape(-1, x * y * z)
     drawn = None if seed is None else np.random.default_rng(seed)
     step = 2 * x * y * z
-    chunks = list(in_order(Launch(grid, (32, 1, 1), cluster=sides), step, drawn))
+    chunks = list(in_order(LaunchConfig(grid, (32, 1, 1), cluster=sides), step, drawn))
     assert all(len(chunk) == step for chunk in chunks[:-1])
     came = np.concatenate(chunks).reshape(expected.shape)
     if seed is not None:
@@ -159,7 +159,7 @@ def test_every_block_comes_once_and_clusters_together(grid, sides, seed):
 
 def test_the_largest_grid_is_not_laid_out_at_once():
     """Its blocks run chunk by chunk; a shuffled order of so many is refused."""
-    launch = Launch((2**31 - 1, 2, 1), (32, 1, 1))
+    launch = LaunchConfig((2**31 - 1, 2, 1), (32, 1, 1))
     chunks = in_order(launch, 512)
     assert next(chunks).tolist() == list(range(512))
     with pytest.raises(gm.EmulationError, match=r"16,777,216.*leave out the seed"):

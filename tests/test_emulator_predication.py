@@ -5,7 +5,7 @@ import pytest
 
 from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import emulated
@@ -42,7 +42,7 @@ def loads(body):
     """Loads that warps executed in the merged view and as PTX says: of four warps two have threads below 40."""
     memory = Global({"x": 512})
     parameters = np.array([memory.address("x")], np.uint64).tobytes()
-    run = emulated(lowered(kernel(body)), Launch((1, 1, 1), (128, 1, 1), parameters, 0), memory, check=False)
+    run = emulated(lowered(kernel(body)), LaunchConfig((1, 1, 1), (128, 1, 1), parameters, 0), memory, check=False)
     assert run.merged.global_ == run.as_ptx.global_
     assert run.merged.global_.loads.requests == 2
     return run.merged.instructions["ld"], run.as_ptx.instructions["ld"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
@@ -60,7 +60,7 @@ def traced_by(text, chunk=THREADS):
     trace, memory = Trace(), Global({"x": 4 * THREADS * 3, "y": 4 * THREADS * 3})
     parameters = b"".join(memory.address(name).to_bytes(8, "little") for name in ("x", "y"))
     kernel = parse(text).kernels["k"]
-    run(lowered(kernel), Launch((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=chunk)
+    run(lowered(kernel), LaunchConfig((3, 1, 1), (THREADS, 1, 1), parameters), memory, [trace], chunk=chunk)
     return trace, memory, kernel
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator import specials
 from gemmery.emulator.lower import Block, Program
-from gemmery.emulator.machine import WARP, Launch, Machine, Observer, State, report_misuse
+from gemmery.emulator.machine import WARP, LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Mask, Values
 from gemmery.emulator.places import Places
@@ -28,7 +28,7 @@ class LockStep:
     def __init__(
         self,
         program: Program,
-        launch: Launch,
+        launch: LaunchConfig,
         memory: Global,
         block_ids: NDArray[np.int64],
         observers: Sequence[Observer] = (),
@@ -74,11 +74,11 @@ class LockStep:
         turns = generator.permutation(self.blocks * -(-warps // together)).reshape(self.blocks, -1)
         return np.repeat(np.repeat(turns, together, axis=1)[:, :warps], WARP)
 
-    def unit(self, kind: Callable[[Machine], State]) -> State:
+    def unit(self, kind: Callable[[Machine], UnitState]) -> UnitState:
         """The state of a unit, made when it is first asked for."""
         if kind not in self._units:
             self._units[kind] = kind(self)
-        state: State = self._units[kind]
+        state: UnitState = self._units[kind]
         return state
 
     def spread(self, value: Values) -> NDArray[Any]:

@@ -16,11 +16,11 @@ from gemmery.emulator.ptx import Kernel
 
 WARP = 32
 Dims = tuple[int, int, int]
-State = TypeVar("State")
+UnitState = TypeVar("UnitState")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchConfig:
     """The configuration of a launch."""
 
     grid: Dims
@@ -44,7 +44,7 @@ class Machine(Protocol):
     """A chunk of blocks that runs in lock step. Threads are numbered through its blocks, each padded to whole warps."""
 
     kernel: Kernel
-    launch: Launch
+    launch: LaunchConfig
     block_ids: NDArray[np.int64]  # of the chunk's blocks in the grid
     blocks: int
     block_threads: int  # in whole warps
@@ -64,7 +64,7 @@ class Machine(Protocol):
     def spread(self, value: Values) -> NDArray[Any]:
         """A value as an array with one element per thread."""
 
-    def unit(self, kind: Callable[[Machine], State]) -> State:
+    def unit(self, kind: Callable[[Machine], UnitState]) -> UnitState:
         """The state of a unit, such as the copies under way: `kind(machine)`, made when it is first asked for."""
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from gemmery import display
 from gemmery.emulator import spinning
 from gemmery.emulator.counters import Counters
-from gemmery.emulator.counters.counts import Counts, Frames, Lines, Memory, Shared
+from gemmery.emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lockstep import LockStep
 from gemmery.emulator.lower import Program
-from gemmery.emulator.machine import Launch, Observer
+from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line
 
@@ -38,7 +38,7 @@ class Run:
     """
 
     kernel: str
-    launch: Launch
+    launch: LaunchConfig
     merged: Counts
     as_ptx: Counts
     findings: tuple[Finding, ...] = ()
@@ -50,17 +50,17 @@ class Run:
         return self.merged if self.merging else self.as_ptx
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedTraffic:
         """Wavefronts and bank conflicts of shared memory."""
         return self.counts.shared
 
     @property
-    def global_(self) -> Memory:
+    def global_(self) -> MemoryTraffic:
         """Requests and sectors of global memory."""
         return self.counts.global_
 
     @property
-    def local(self) -> Memory:
+    def local(self) -> MemoryTraffic:
         """Requests and sectors of local memory, which each thread has for itself."""
         return self.counts.local
 
@@ -161,7 +161,7 @@ def _merged(one: Mapping[Place, Counts], other: Mapping[Place, Counts]) -> Mappi
 
 def emulated(
     program: Program,
-    launch: Launch,
+    launch: LaunchConfig,
     memory: Global,
     *,
     check: bool = True,
@@ -187,7 +187,7 @@ def emulated(
 
 def run(
     program: Program,
-    launch: Launch,
+    launch: LaunchConfig,
     memory: Global,
     observers: Sequence[Observer] = (),
     *,

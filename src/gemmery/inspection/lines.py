@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gemmery.cuda import exhibits, nvrtc
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters.counts import Counts, Frames
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx import calling
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
@@ -63,7 +63,7 @@ def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str
     code = nvrtc.ptx(geometry.source, geometry.kernel, arch)
     program = prepared(code.text, code.entry)
     arguments = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
-    launch = Launch(geometry.grid, geometry.block, arguments.parameters)
+    launch = LaunchConfig(geometry.grid, geometry.block, arguments.parameters)
     run = emulated(program, launch, arguments.memory, check=False, observers=(trace,))
     return _described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))
 

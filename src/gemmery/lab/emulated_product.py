@@ -22,7 +22,7 @@ from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
 from gemmery.emulator.lower import Program, lowered
-from gemmery.emulator.machine import Launch, Observer
+from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.ptx import Line, Module, calling
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import Run, emulated
@@ -107,7 +107,7 @@ def run_rung(
     argument = _argument(problem, gemm, addresses, memory.address("workspace"))
     runs = []
     for program, launch in zip(programs, geometry.launches, strict=True):
-        dims = Launch(launch.grid, launch.block, argument, launch.shared)
+        dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared)
         run = emulated(program, dims, memory, check=options.check, seed=options.seed, observers=options.observers)
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():

@@ -18,7 +18,7 @@ from gemmery.cuda.exhibits import Config
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.findings import Findings
-from gemmery.emulator.machine import Launch
+from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
@@ -98,7 +98,7 @@ def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedEx
     program = prepared(ptx.text, ptx.entry)
     arguments = bound(program.kernel, (x, y, np.int32(n)))
     counters, findings = Counters(program.kernel, program.merges), Findings()
-    launch = Launch(geometry.grid, geometry.block, arguments.parameters)
+    launch = LaunchConfig(geometry.grid, geometry.block, arguments.parameters)
     run_kernel(program, launch, arguments.memory, (counters, findings))
     arguments.write_back()
     predicted, counted = show.counts(n, config), _counted(program.kernel, counters)

@@ -15,7 +15,7 @@ from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import Program
-from gemmery.emulator.machine import Dims, Launch
+from gemmery.emulator.machine import Dims, LaunchConfig
 from gemmery.emulator.ptx import Kernel
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.spinning import LIMIT
@@ -79,7 +79,7 @@ def emulate(
         raise ArgumentError(reason)
     program = _program(source, kernel, arch, tuple(options), capability)
     clustered = _dims("cluster", cluster) if cluster is not None else _own_cluster(program.kernel)
-    launch = Launch(*dims, b"", shared, clustered)
+    launch = LaunchConfig(*dims, b"", shared, clustered)
     reason = _refusal(program.kernel, launch, capability)
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
@@ -201,7 +201,7 @@ def _own_cluster(kernel: Kernel) -> Dims:
     return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
 
 
-def _refusal(kernel: Kernel, launch: Launch, capability: int) -> str:
+def _refusal(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
     """Return why a driver would refuse a launch; "" if it would not."""
     return (
         _refused_threads(kernel, launch)
@@ -210,7 +210,7 @@ def _refusal(kernel: Kernel, launch: Launch, capability: int) -> str:
     )
 
 
-def _refused_threads(kernel: Kernel, launch: Launch) -> str:
+def _refused_threads(kernel: Kernel, launch: LaunchConfig) -> str:
     for name, sides, most in (("grid", launch.grid, GRID), ("block", launch.block, BLOCK)):
         if any(side > limit for side, limit in zip(sides, most, strict=True)):
             return f"{name}={sides}: it exceeds {most}; use a grid-stride loop or another shape"
@@ -227,7 +227,7 @@ def _refused_threads(kernel: Kernel, launch: Launch) -> str:
     return "" if needed == launch.block else f"block={launch.block}: the kernel was compiled for blocks of {needed}"
 
 
-def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
+def _refused_memory(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
     limits = LIMITS[max(row for row in LIMITS if row <= capability)]
     if kernel.shared > STATIC_SHARED:
         return (
@@ -242,7 +242,7 @@ def _refused_memory(kernel: Kernel, launch: Launch, capability: int) -> str:
     return ""
 
 
-def _refused_cluster(kernel: Kernel, launch: Launch, capability: int) -> str:
+def _refused_cluster(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
     sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
     if needed and _sides(needed) != sides:
         return f"cluster={sides}: the kernel was compiled for clusters of {_sides(needed)}"

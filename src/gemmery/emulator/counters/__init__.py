@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gemmery import banks
 from gemmery.emulator import fragments, ops
-from gemmery.emulator.counters.counts import FIELDS, Banked, Counts, Frames, Key, Traffic, of
+from gemmery.emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
@@ -25,7 +25,7 @@ from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ptx import Instruction, Kernel, Opcode
 
-# The field of Memory and of Shared for each kind of access. ncu counts the reads of cp.async as loads.
+# The field of MemoryTraffic and of SharedTraffic for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
 SHARED = {
     **dict.fromkeys(("ld", "ldmatrix"), "loads"),
@@ -190,7 +190,7 @@ class Counters(Observer):
     def counts(self, merged: bool = True) -> Counts:
         """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX."""
         warps, threads = self._executed(merged)
-        frames: dict[Frames, defaultdict[Key, int]] = {}
+        frames: dict[Frames, defaultdict[CountKey, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
             if warps[index]:
                 place = frames.setdefault(instruction.frames or (instruction.line,), defaultdict(int))
@@ -202,7 +202,7 @@ class Counters(Observer):
         """Return the counts of one instruction, which are empty if ptxas merges it into another."""
         warps, threads = self._executed(merged)
         instruction = self._kernel.instructions[index]
-        sums: defaultdict[Key, int] = defaultdict(int)
+        sums: defaultdict[CountKey, int] = defaultdict(int)
         for key, value in self._of(index, instruction, warps[index], threads[index], merged):
             sums[key] += value
         return of({(instruction.line,): sums})
@@ -217,7 +217,7 @@ class Counters(Observer):
 
     def _of(
         self, index: int, instruction: Instruction, warps: int, threads: int, merged: bool
-    ) -> Iterator[tuple[Key, int]]:
+    ) -> Iterator[tuple[CountKey, int]]:
         merge = self._merges.get(index) if merged else None
         if merge is not None and merge.first != index:
             return

@@ -43,7 +43,7 @@ class Traffic(_Sum):
 
 
 @dataclass(frozen=True)
-class Memory(_Sum):
+class MemoryTraffic(_Sum):
     """Loads, stores and atomics of global (or local) memory; cp.async counts as a load."""
 
     loads: Traffic = Traffic()
@@ -84,7 +84,7 @@ class Banked(_Sum):
 
 
 @dataclass(frozen=True)
-class Shared(_Sum):
+class SharedTraffic(_Sum):
     """Loads (with ldmatrix), stores (with stmatrix and the writes of cp.async) and atomics of shared memory."""
 
     loads: Banked = Banked()
@@ -133,9 +133,9 @@ class Lines(dict[Line, "Counts"]):
 class Counts(_Sum):
     """The counts of a launch, or of one of its lines."""
 
-    shared: Shared = Shared()
-    global_: Memory = Memory()
-    local: Memory = Memory()  # spilled registers and arrays of each thread
+    shared: SharedTraffic = SharedTraffic()
+    global_: MemoryTraffic = MemoryTraffic()
+    local: MemoryTraffic = MemoryTraffic()  # spilled registers and arrays of each thread
     flops: int = 0  # a multiply-add counts as two
     instructions: Counter[str] = field(default_factory=Counter)  # kind -> warps that executed one: smsp__inst_executed
     thread_instructions: int = 0  # the same, by active threads
@@ -153,13 +153,13 @@ class Counts(_Sum):
 
 
 Frames = tuple[Line, ...]  # a line of the kernel's file, then the lines inlined into it
-Key = tuple[str, ...]  # ("flops",), ("instructions", kind), ("shared", "loads", "wavefronts")
+CountKey = tuple[str, ...]  # ("flops",), ("instructions", kind), ("shared", "loads", "wavefronts")
 
 
-def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
+def of(frames: Mapping[Frames, Mapping[CountKey, int]]) -> Counts:
     """Convert sums by frames and name to counts: in total, by line and by frames."""
-    lines: dict[Line, defaultdict[Key, int]] = {}
-    everything: defaultdict[Key, int] = defaultdict(int)
+    lines: dict[Line, defaultdict[CountKey, int]] = {}
+    everything: defaultdict[CountKey, int] = defaultdict(int)
     for place, sums in frames.items():
         line = lines.setdefault(place[0], defaultdict(int))
         for key, value in sums.items():
@@ -172,16 +172,16 @@ def of(frames: Mapping[Frames, Mapping[Key, int]]) -> Counts:
     )
 
 
-def _of(sums: Mapping[Key, int]) -> Counts:
+def _of(sums: Mapping[CountKey, int]) -> Counts:
     def part(kind: type[Banked | Traffic], *place: str) -> Any:
         return kind(**{name: sums.get((*place, name), 0) for name in FIELDS[kind]})
 
-    ways = FIELDS[Memory]
+    ways = FIELDS[MemoryTraffic]
     single: Mapping[str, Any] = {name: sums.get((name,), 0) for name in SINGLE}
     return Counts(
-        shared=Shared(**{way: part(Banked, "shared", way) for way in FIELDS[Shared]}),
-        global_=Memory(**{way: part(Traffic, "global", way) for way in ways}),
-        local=Memory(**{way: part(Traffic, "local", way) for way in ways}),
+        shared=SharedTraffic(**{way: part(Banked, "shared", way) for way in FIELDS[SharedTraffic]}),
+        global_=MemoryTraffic(**{way: part(Traffic, "global", way) for way in ways}),
+        local=MemoryTraffic(**{way: part(Traffic, "local", way) for way in ways}),
         instructions=Counter({key[1]: value for key, value in sums.items() if key[0] == "instructions"}),
         **single,
     )
@@ -196,6 +196,6 @@ def _places(frames: Frames) -> list[tuple[str, int]]:
 
 
 FIELDS: Mapping[type, tuple[str, ...]] = {
-    kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, Shared, Memory)
+    kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, SharedTraffic, MemoryTraffic)
 }
 SINGLE = ("flops", "thread_instructions", "branches", "divergent_branches")

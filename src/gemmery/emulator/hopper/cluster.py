@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.machine import Launch, Machine
+from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Indices, Mask, Values
@@ -30,11 +30,11 @@ _BARRIERS: Mapping[str, Kinds] = {
 BARRIER = -1  # the cluster's barrier in events: not an address in shared memory
 
 
-def in_order(launch: Launch, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
+def in_order(launch: LaunchConfig, step: int, shuffled: np.random.Generator | None = None) -> Iterator[Indices]:
     """Yield all blocks of a grid, `step` at a time, each cluster together and by rank; `shuffled` orders the clusters.
 
-    >>> from gemmery.emulator.machine import Launch
-    >>> [ids.tolist() for ids in in_order(Launch((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
+    >>> from gemmery.emulator.machine import LaunchConfig
+    >>> [ids.tolist() for ids in in_order(LaunchConfig((4, 2, 1), (32, 1, 1), cluster=(2, 2, 1)), 4)]
     [[0, 1, 4, 5], [2, 3, 6, 7]]
 
     Raises EmulationError for more clusters than can be put in random order.

@@ -18,7 +18,7 @@ from gemmery.emulator.ptx.variables import SIZES
 
 WARP = 32
 MOST = 64  # largest number of stretches kept after a branch
-Lanes = tuple[bool, ...]
+ActiveLanes = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Stretch:
     first: Line
     last: Line  # of the same file
     instructions: int
-    lanes: Lanes  # the active lanes
+    lanes: ActiveLanes  # the active lanes
     busiest: Line | None = None  # the line with most of the instructions
 
 
@@ -75,8 +75,8 @@ class Divergence:
     """A branch at which the lanes of a warp diverge, and what the warp executes around it."""
 
     line: Line  # of the branch
-    jumping: Lanes  # the lanes that take the branch
-    active: Lanes  # the lanes that execute the branch
+    jumping: ActiveLanes  # the lanes that take the branch
+    active: ActiveLanes  # the lanes that execute the branch
     stretches: tuple[Stretch, ...]
     warp: int = 0  # of its block
     frames: tuple[Line, ...] = ()  # of the branch, as in WarpAccess
@@ -169,7 +169,7 @@ class Trace(Observer):
             if together or len(walk.stretches) == MOST:
                 self._close(walk)
 
-    def _active(self, machine: Machine, warp: int) -> Lanes:
+    def _active(self, machine: Machine, warp: int) -> ActiveLanes:
         """The lanes of a warp that are at the block which runs now."""
         if machine.places.each is None:
             return (True,) * WARP
@@ -226,7 +226,7 @@ class _Walk:
     stretches: list[Stretch] = field(default_factory=list)
     lines: list[Counter[Line]] = field(default_factory=list)  # of each stretch
 
-    def add(self, machine: Machine, start: int, stop: int, lanes: Lanes) -> None:
+    def add(self, machine: Machine, start: int, stop: int, lanes: ActiveLanes) -> None:
         """Append a stretch, or extend the last one if the same lanes continue in the same file."""
         stretch = _stretch(machine, start, stop, lanes)
         lines = Counter(instruction.line for instruction in machine.kernel.instructions[start:stop])
@@ -245,11 +245,11 @@ def _number(line: Line) -> int:
     return line.number
 
 
-def _lanes(flags: NDArray[np.bool_]) -> Lanes:
+def _lanes(flags: NDArray[np.bool_]) -> ActiveLanes:
     return tuple(flags.tolist())
 
 
-def _stretch(machine: Machine, first: int, last: int, lanes: Lanes) -> Stretch:
+def _stretch(machine: Machine, first: int, last: int, lanes: ActiveLanes) -> Stretch:
     lines = [instruction.line for instruction in machine.kernel.instructions[first:last]]
     lines = [line for line in lines if line.file == lines[0].file]
     return Stretch(min(lines, key=_number), max(lines, key=_number), last - first, lanes)

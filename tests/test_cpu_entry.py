@@ -16,6 +16,7 @@ from fences import survives
 from gemmery import tiers
 from gemmery.api import products
 from gemmery.cpu import entry, entry_layout
+from gemmery.cpu.entry_keys import ArrayKey, Class, Kind
 
 FUNCTIONS = (products._matmul, products._gemm, products._gemv)
 DOCS = [f"{name}(a, b)\n--\n\n" for name in ("matmul", "gemm", "gemv")]
@@ -54,6 +55,63 @@ def handed(met, monkeypatch):
 
 def near(result, exact):
     return np.max(np.abs(result - exact)) <= 1e-5
+
+
+def kinds_of_one_place(count):
+    """Kinds of products, with results of which the table has one set of places, and their keys."""
+    element, sets = np.dtype(np.float32), {}
+    for n in range(1, 10**5):
+        array = ArrayKey(element, (n, 7), (28, 4))
+        kind = Kind(array, array, array)
+        key = kind.key()
+        same = sets.setdefault(entry_layout.place(key.hash), [])
+        same.append((kind, key, array))
+        if len(same) == count:
+            return same
+    return []
+
+
+def test_two_threads_that_store_entries_in_one_place_at_once_lose_neither_for_good(met, monkeypatch):
+    first, second = kinds_of_one_place(2)
+    write, others = entry._write_bytes, [second]
+
+    def interrupted(at, data):
+        write(at, data)
+        while others:
+            entry.remember(*others.pop(), None)
+
+    monkeypatch.setattr(entry, "_write_bytes", interrupted)
+    entry.remember(*first, None)
+    monkeypatch.undo()
+    for _ in range(2):
+        for product in (first, second):
+            if entry.status(product[1]) == entry.NEW:
+                entry.remember(*product, None)
+    size = entry_layout.ENTRY_BYTES
+    for _, key, _ in (first, second):
+        at = entry._table() + entry_layout.ENTRIES_AT + entry_layout.place(key.hash) * size
+        entries = ctypes.string_at(at, entry_layout.WAYS * size)
+        assert np.array([len(key.words), *key.words]).tobytes() in entries
+    entry.forget()
+
+
+def test_a_class_that_is_learned_while_all_are_forgotten_is_forgotten_next(met, monkeypatch):
+    kinds = [Class(np.dtype(kind), True) for kind in (np.int8, np.uint8)]
+    write, others = entry._write_bytes, [kinds[1]]
+    classes, size = entry._table() + entry_layout.CLASSES_AT, entry_layout.COUNTERS_AT - entry_layout.CLASSES_AT
+
+    def interrupted(at, data):
+        while others and classes <= at < classes + size:
+            entry.learn(others.pop(), "i32", 2, [])
+        write(at, data)
+
+    entry.learn(kinds[0], "i32", 2, [])
+    monkeypatch.setattr(entry, "_write_bytes", interrupted)
+    entry.forget()
+    monkeypatch.undo()
+    assert others == []
+    assert [np.array(kind.words()).tobytes() in ctypes.string_at(classes, size) for kind in kinds] == [False] * 2
+    entry.forget()
 
 
 def test_a_product_met_before_does_not_reach_python(met, handed):

@@ -367,7 +367,7 @@ def test_an_interrupt_does_not_reach_llvm(tmp_path):
 
 
 def test_a_module_that_an_interrupted_thread_left_is_compiled_by_another(monkeypatch):
-    monkeypatch.setattr(jit, "_PATIENCE", 0.01)
+    monkeypatch.setattr(jit, "_WAIT_LIMIT", 0.01)
     calls = []
     name, generate = counted("test_left", calls)
     monkeypatch.setattr(jit, "_making", {(host(), name)})

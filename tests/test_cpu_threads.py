@@ -227,7 +227,7 @@ assert workers == pool.started() == 3, workers
 
 def test_the_number_of_threads_is_what_was_set_then_the_variable_then_the_cores(monkeypatch):
     monkeypatch.setattr(counts, "cores", lambda: 11)
-    monkeypatch.setattr(counts, "_chosen", None)
+    monkeypatch.setattr(counts, "_override", None)
     counts._allowed.cache_clear()
     try:
         monkeypatch.delenv("GEMMERY_NUM_THREADS", raising=False)

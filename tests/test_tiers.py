@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -253,6 +254,32 @@ def test_a_forked_process_has_a_queue_of_its_own(monkeypatch):
     assert os.waitpid(child, 0)[1] == 0
     assert tiers.state()[:2] == (True, 1)
     gate.opened.set()
+
+
+@forks
+def test_a_fork_waits_until_a_key_has_its_job():
+    """Another thread is between the two: the child would take the key for finished, and never make it."""
+    tiers.aside("first", list)  # from the first job on, forks wait
+    tiers.wait()
+    work, entered = tiers._work, threading.Event()
+
+    def ask():
+        with work.lock:
+            work.keys["half"] = None
+            entered.set()
+            time.sleep(0.05)
+            work.queue.append(("half", list))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    entered.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit("half" in tiers._work.keys)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    with work.lock:
+        tiers._forget(work)
 
 
 @forks

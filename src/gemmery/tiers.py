@@ -43,12 +43,17 @@ class State(NamedTuple):
 
 
 class _Work:
-    """The queue of one process, and what became of the jobs."""
+    """The queue of one process, and what became of the jobs.
+
+    `lock` guards the queue, the keys and the thread, for a few instructions at a time. `job` is held during a job and
+    during a fork. Who takes both takes `job` first: a job may call `aside`, and nobody runs one while it holds `lock`.
+    The thread alone writes `current`, `finished` and `failures`; others read them, one load each.
+    """
 
     def __init__(self) -> None:
-        # Reentrant, because `aside` may be interrupted by a signal handler or a `__del__` that multiplies.
+        # Reentrant, because `aside` may be interrupted by a signal handler or a `__del__` that multiplies or forks.
         self.lock = RLock()
-        self.job = RLock()  # held during a job, and during a fork
+        self.job = RLock()
         self.queue: deque[tuple[Hashable, Make]] = deque()
         self.keys: dict[Hashable, None] = {}  # queued, in progress or finished, oldest first
         self.current: Hashable = None  # the key of the job in progress
@@ -186,13 +191,15 @@ def _register() -> None:
 
 
 def _before_fork() -> None:
-    # A thread that forks in the middle of a compilation (a signal handler) holds what the job may wait for.
-    _work.job.acquire(timeout=_FORK_TIMEOUT)
+    # Not for long: a thread that forks in the middle of a compilation (a signal handler) holds what the job waits for.
+    for lock in (_work.job, _work.lock):  # no key is in the child's copy without its job
+        lock.acquire(timeout=_FORK_TIMEOUT)
 
 
 def _in_parent() -> None:
-    with contextlib.suppress(RuntimeError):  # not acquired in time
-        _work.job.release()
+    for lock in (_work.lock, _work.job):
+        with contextlib.suppress(RuntimeError):  # not acquired in time
+            lock.release()
 
 
 def _in_child() -> None:

@@ -1,7 +1,9 @@
 """Atomic operations, and calls of the C library, as lines of IR.
 
 Loads and read-modify-writes are sequentially consistent, stores release: each can hand over the memory that was written
-before it. The C library is called by the addresses in the pool, since code in an image refers to nothing outside.
+before it. Where a weaker order would do, the comment beside the access says so: on x86-64 a weaker one is the same
+instruction, and a product has few of them. The names are LLVM's: `exchange` is xchg, `compare_exchange` cmpxchg. The C
+library is called by the addresses in the pool, since code in an image refers to nothing outside.
 """
 
 from __future__ import annotations

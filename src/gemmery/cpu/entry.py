@@ -4,11 +4,21 @@ The first product of a kind (element types, shapes, strides, options) goes throu
 stores a prepared job in a table in plain memory. From then on the builtins read the fields of the NumPy arrays, find
 the job with the same key, allocate the result and run the job. Every other call goes to the Python functions.
 
+The GIL guards the table; where there is none there are no builtins (`objects.known`). Compiled code holds it from the
+look-up of an entry until it has copied the entry to its stack: it allocates arrays before that, which runs no Python
+code, but tensors, which may, and long jobs after it. It also counts under the GIL: the numbers are plain. Python writes
+a record by one call that keeps the GIL (`_write_bytes`), but an entry and its hash by two, between which another thread
+may look up, or store an entry in the same place. So who reads an entry by its hash compares the whole key.
+
+A number of threads that changes meanwhile: `forget` empties the table, and who stores a job afterwards that it made for
+the old number sees that `threads.generation` has changed, and calls `forget` again.
+
 Source: CPython's `PyMethodDef` (METH_FASTCALL | METH_KEYWORDS).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -193,7 +203,7 @@ def _run(work: Work, count: int, counted: bool) -> list[int]:
 
 NEW, STORED, OFTEN = range(3)
 _Set = ctypes.c_uint64 * layout.WAYS
-_COUNTDOWN_AT = layout.ENTRIES_AT + layout.at(layout.ENTRY, "countdown")
+_COUNTDOWN_AT = layout.at(layout.ENTRY, "countdown")
 
 
 def status(key: Key) -> int:
@@ -203,7 +213,10 @@ def status(key: Key) -> int:
         return NEW
     for index, stored in enumerate(_Set.from_address(table + layout.HASHES_AT + 8 * first), first):
         if stored == key.hash:
-            countdown = ctypes.c_int64.from_address(table + _COUNTDOWN_AT + index * layout.ENTRY_BYTES).value
+            place, count = table + layout.ENTRIES_AT + index * layout.ENTRY_BYTES, len(key.words)
+            if (ctypes.c_int64 * (1 + count)).from_address(place)[:] != [count, *key.words]:
+                continue  # two threads stored an entry here at once
+            countdown = ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value
             return OFTEN if countdown == 1 else STORED
     counted, count = (ctypes.c_uint64 * 2).from_address(
         table + layout.COUNTERS_AT + 16 * layout.counter_place(key.hash)
@@ -301,9 +314,10 @@ def forget() -> None:
     if table:
         _write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
         _write_bytes(table + layout.COUNTERS_AT, bytes(16 * layout.COUNTERS))
-        for place in list(_learned.values()):
-            _write_bytes(place, bytes(layout.size(layout.CLASS)))
-        _learned.clear()
+        while _learned:  # another thread may learn a class meanwhile
+            with contextlib.suppress(KeyError):  # or forget the last one
+                _, place = _learned.popitem()
+                _write_bytes(place, bytes(layout.size(layout.CLASS)))
 
 
 def active() -> bool:

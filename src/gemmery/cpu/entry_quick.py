@@ -153,6 +153,8 @@ def _finish(
             f.call_address(head.incref, "void", arrays[2])
             answer.value = arrays[2]
     with f.else_():
+        # The job is copied after this. Nobody replaces the entry meanwhile: new_array keeps the GIL, and the garbage
+        # collector, which runs any code, does not count arrays.
         f.call_address(head.incref, "void", entry.c_descr)  # new_array takes over a reference
         null, zero, two = Value(f, "ptr", "null"), f.const("i32", 0), f.const("i32", 2)
         shape = place + at(ENTRY, "c_shape_0")

@@ -33,7 +33,7 @@ _active: dict[int, int] = {}  # compilations in progress, by thread: more than o
 _making: set[tuple[Target, str]] = set()
 _forks = 0  # forks that wait or are in progress; no compilation starts meanwhile
 _at_work: list[object] = []  # LLVM's calls for the main thread, in threads of their own
-_PATIENCE = 10.0  # s that a thread waits for another: one that was interrupted may not have said that it has stopped
+_WAIT_LIMIT = 10.0  # s that a thread waits for another: one that was interrupted may not have said that it has stopped
 _PAUSE = 500e-6  # s between two looks at what another thread compiles, which takes tens of ms
 _CLOCK = 20_000_000  # ns by which the change time of a file may lag behind the clock
 _loaded: dict[tuple[Target, str], dict[str, int]] = {}
@@ -44,7 +44,7 @@ def _before_fork() -> None:
     global _forks
     with _lock:
         _forks += 1
-    late = time.monotonic() + _PATIENCE
+    late = time.monotonic() + _WAIT_LIMIT
     while (_at_work or any(thread != get_ident() for thread in tuple(_active))) and time.monotonic() < late:
         time.sleep(_PAUSE)
 
@@ -80,7 +80,7 @@ def load(target: Target, name: str, generate: Callable[[], Module], hole: int = 
     entries = _loaded.get(key)
     if entries is not None:
         return entries
-    outer, first, late = _active.get(thread, 0), False, time.monotonic() + _PATIENCE
+    outer, first, late = _active.get(thread, 0), False, time.monotonic() + _WAIT_LIMIT
     try:
         while key not in _loaded:
             with _lock:

@@ -9,10 +9,41 @@ Workers spin for a moment after a job, then sleep on a futex. A second caller ru
 workers are busy: the cores are taken, so waiting for them would only add to its time. After a fork the child has no
 workers and starts its own.
 
-Memory order. `STATE` publishes a job: the caller writes the job's words, then STATE; a worker changes STATE to join,
-and reads the words after that. A worker that leaves changes STATE again, which publishes its part of C; the caller
-reads STATE until no worker is left. `BUSY` hands the workers from caller to caller in the same way, and a slot's first
-word hands over its workspace.
+The protocol. STATE holds three numbers: that of the newest job, the places left in it, the workers in it.
+
+| step | by | STATE | from |
+| --- | --- | --- | --- |
+| open | the caller that holds BUSY | n + 1, helpers, 0 | n, 0, 0 |
+| join | a worker | n, places - 1, workers + 1 | n, places > 0, workers |
+| leave | a worker that joined | n, places, workers - 1 | n, places, workers > 0 |
+| close | the caller that opened | n, 0, workers | n, places, workers |
+
+A job is over when places and workers are 0, and only its caller opens the next, so n changes while nobody is in a job.
+
+| words | written by | read by |
+| --- | --- | --- |
+| OPEN_JOB, MODE, NEXT = 0, CPUS = 0 | the caller, before it opens | workers between join and leave |
+| NEXT, CPUS | caller and workers, by additions and "or"s | the same |
+| STARTED, LAST | the caller that holds BUSY | that caller |
+| WANTED | the caller; whoever wakes takes some off | workers between join and leave |
+| SLEEPING | workers, around their sleep | the caller, after it opened |
+| address and size in a slot | who took the slot; the worker to which it belongs | the same |
+
+Memory order. Every change of STATE is an exchange, an addition or an "and", so all of them are one release sequence:
+who reads STATE sees what each thread wrote before its change. A worker that joins thus sees the words of the job, and
+the caller that reads "no workers" sees every worker's part of C. After its leave a worker touches nothing of the job,
+whose memory is the caller's stack. BUSY and the first word of a slot are locks: taken by compare-and-exchange
+(acquire), freed by a store (release). The words they guard are plain.
+
+No lost wake-up. To sleep, a worker increments SLEEPING and then the futex compares the number in STATE, after a barrier
+of its own; to wake, a caller exchanges STATE and then reads SLEEPING. All four are sequentially consistent, so one of
+the two sees the other: the worker does not sleep, or the caller wakes it. Results do not depend on it: a caller runs
+every part that no worker takes, and waits for none that has not joined.
+
+Forks: the words from STATE on are zero in a child, so there BUSY and slots are free and no worker is started. The job
+that another thread ran is not the child's. Nothing here is a cancellation point, and no one has a worker's handle, so
+no thread ends between taking BUSY and freeing it. Workers never end; at the end of the process the system stops them.
+They use the pool, the job and the C library alone, never Python.
 """
 
 from __future__ import annotations
@@ -82,7 +113,7 @@ def _run_parts(module: Module) -> None:
     with module.function("run_parts", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
         parts = Args(f, f["job"], JOB).parts
         with f.while_() as again:
-            # Each index goes to one thread. The job's words were published by STATE before, so this orders nothing.
+            # Each index goes to one thread. The job's words were published by STATE before, so relaxed would be enough.
             index = atomics.fetch_add(f, f["pool"] + layout.NEXT, f.index(1))
             again.until(index >= parts)
             f.call("part", f["job"], index, f["workspace"])
@@ -121,7 +152,7 @@ def _take_slot(module: Module) -> None:
     with module.function("take_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
         slot = f.var(f["pool"] + layout.SLOTS)
         with f.while_() as again:
-            # Pairs with the store that frees the slot, in `run`: its workspace's address and size are visible.
+            # Acquire. Pairs with the store that frees the slot, in `run`: its workspace's address and size are visible.
             again.until(atomics.compare_exchange(f, slot.value, f.index(0), f.index(1)))
             slot.value = slot.value + layout.SLOT
             end = f["pool"] + layout.WORKER_SLOTS
@@ -139,14 +170,13 @@ def _run_parallel(module: Module) -> None:
     ) as f:  # fmt: skip
         pool = f["pool"]
         job = Args(f, f["job"], JOB)
-        # Pairs with the store to BUSY at the end: what the previous caller wrote into STARTED and LAST is visible.
+        # Acquire. Pairs with the store to BUSY at the end: what the caller before wrote to STARTED and LAST is visible.
         free = atomics.compare_exchange(f, pool + layout.BUSY, f.index(0), f.index(1))
         with f.if_(free):
             most_helpers = f.min(f.min(job.threads, job.parts) - 1, layout.WORKERS)
             f.call("start", pool, most_helpers)
             helpers = f.min(most_helpers, f.load("i64", pool + layout.STARTED))
-            # Plain stores: the last job is closed and its workers have left, so nobody reads these words before STATE
-            # has a new number.
+            # Plain stores: the last job is over, so nobody reads these words before STATE has a new number.
             f.store(f.index(0), pool + layout.NEXT)
             f.store(f["job"], pool + layout.OPEN_JOB)
             f.store(atomics.floating_mode(f), pool + layout.MODE)
@@ -154,24 +184,24 @@ def _run_parallel(module: Module) -> None:
             for word in range(layout.MASK // 8):
                 f.store(f.index(0), pool + (layout.CPUS + 8 * word))
             mark_core(f, pool)
-            # Opens the job and publishes the words above. An exchange and not a store, because `notify` reads SLEEPING
-            # next, and a store may wait in the core's buffer until after that read. A worker does the opposite: it
-            # increments SLEEPING, then the futex compares STATE. So at least one of them sees the other: the caller
-            # sees a sleeper to wake, or the worker sees the new number and does not sleep.
+            # Opens the job: release, for the words above. Sequentially consistent too, because `notify` reads SLEEPING
+            # next: a release store may wait in the core's buffer until after that read, and the wake-up would be lost.
             atomics.exchange(f, pool + layout.STATE, number << 32 | helpers << 16)
             f.call("notify", pool, job.wakes, helpers)
             f.call("run_parts", pool, f["job"], f["workspace"])
-            # Closes the job: no places are left. A worker that loaded STATE before fails in its compare_exchange.
+            # Closes the job. A worker that loaded STATE before this fails in its compare_exchange.
             atomics.fetch_and(f, pool + layout.STATE, ~0xFFFF0000)
             spins = f.buffer(8)
             f.store(f.index(0), spins)
-            # Pairs with the decrement by each worker that leaves: its part of C is visible.
+            # Acquire. Pairs with the decrement by each worker that leaves: its part of C is visible.
             with f.while_() as again:
                 again.until((atomics.load(f, pool + layout.STATE) & 0xFFFF).equals(0))
                 atomics.pause(f, pool, spins)
+            # Any order: the next change of STATE publishes it. Until then nobody has joined, so nobody reads it.
             atomics.store(f, f.index(0), pool + layout.WANTED)
             f.store(atomics.now(f, pool), pool + layout.LAST)
-            # A release store is enough: this call reads nothing of the pool after it.
+            # Release, for STARTED and LAST. No more is needed: this call reads nothing of the pool after it, and a
+            # caller to whom it looks taken a moment longer runs its parts alone.
             atomics.store(f, f.index(0), pool + layout.BUSY)
         f.ret(f.convert("zext", free, "i64"))
 
@@ -190,5 +220,5 @@ def _run(module: Module) -> None:
                 shared.value = atomics.call(f, "i64", "run_parallel", pool, f["job"], buffer)
             with f.loop(0, f.select(shared.value.equals(0), job.parts, f.index(0))) as index:
                 f.call("part", f["job"], index, buffer)
-        atomics.store(f, f.index(0), slot)
+        atomics.store(f, f.index(0), slot)  # release, for the address and size of the workspace
         f.ret(error)

@@ -1,4 +1,4 @@
-"""The workers of the pool: how they start, sleep, wake and join a job. `pool` describes the memory order."""
+"""The workers of the pool: how they start, sleep, wake and join a job. `pool_code` describes the protocol."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.layout import JOB
 
-_SPINS = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
+_SPIN_LIMIT = 2000  # pauses before a worker sleeps: 25 to 80 us, by the CPU
 _FAN = 4  # sleepers that one thread wakes; they wake the others
 _BURST = 100_000  # ns after a job within which the next one counts as part of a series
 
@@ -53,15 +53,18 @@ def _wait_for_job(module: Module) -> None:
         pool, last = f["pool"], f["last"]
         number = f.var(last)
         with f.while_() as again:
+            # A hint: `join` reads STATE again. The number alone says when to sleep.
             number.value = atomics.load(f, pool + layout.STATE) >> 32
             again.until(number.value.differs(last))
-            with f.if_(f.load("i64", f["spins"]) < _SPINS):
+            with f.if_(f.load("i64", f["spins"]) < _SPIN_LIMIT):
                 atomics.pause(f, pool, f["spins"])
             with f.else_():
-                # Increment, then compare STATE (in the futex); the caller exchanges STATE, then reads SLEEPING. So
-                # either a job that opens now is seen here, or its caller sees this sleeper.
+                # Sequentially consistent, before the futex compares STATE: a caller that opens a job meanwhile sees
+                # this sleeper, or the futex sees the new number and returns. It may also return for no reason, and the
+                # number says so.
                 atomics.fetch_add(f, pool + layout.SLEEPING, f.index(1))
                 atomics.futex(f, pool, atomics.WAIT, last)
+                # Any order: a caller that still counts this thread as asleep wakes nobody in its place.
                 atomics.fetch_add(f, pool + layout.SLEEPING, f.index(-1))
         f.ret(number.value)
 
@@ -76,8 +79,9 @@ def _join(module: Module) -> None:
             with f.if_(places.equals(0)):
                 state.value = 0
             again.until(places.equals(0))
-            # One place fewer and one worker more. The word contains the job's number, so an old value never matches a
-            # later job. Success makes visible what the caller wrote before it opened this job.
+            # One place fewer and one worker more. The word contains the job's number, so an old value does not match a
+            # later job, and if 2**32 jobs came between, joining that one is right too. Acquire: pairs with the exchange
+            # by which the caller opened the job. What it wrote before is visible.
             joined = state.value - 0xFFFF
             again.until(atomics.compare_exchange(f, f["pool"] + layout.STATE, state.value, joined))
         f.ret(state.value)
@@ -103,7 +107,7 @@ def _worker(module: Module) -> None:
                 error = atomics.call(f, "i64", "reserve", pool, slot, Args(f, job, JOB).workspace_bytes)
                 with f.if_(error.equals(0)):
                     f.call("run_parts", pool, job, f.load("ptr", slot + 8))
-                # Publishes this worker's part of C. The caller may free the job from here on.
+                # Release, for this worker's part of C. The caller may free the job from here on.
                 atomics.fetch_add(f, pool + layout.STATE, f.index(-1))
                 f.store(f.index(0), spins)
 
@@ -116,6 +120,7 @@ def _notify(module: Module) -> None:
     """
     with module.function("notify", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
         pool = f["pool"]
+        # Sequentially consistent, after the exchange of STATE: see `wait_for_job`.
         sleeping = atomics.load(f, pool + layout.SLEEPING)
         lacking = f["helpers"] - (f.load("i64", pool + layout.STARTED) - sleeping)
         with f.if_((sleeping > 0) & (lacking > 0)):
@@ -123,7 +128,7 @@ def _notify(module: Module) -> None:
             with f.if_(worth.value ^ True):
                 worth.value = atomics.now(f, pool) - f.load("i64", pool + layout.LAST) < _BURST
             with f.if_(worth.value):
-                # A worker that has joined already reads 0 here and wakes nobody, or reads `lacking` and helps to wake.
+                # Any order: a worker that joined before this reads 0 and wakes nobody, one that reads `lacking` helps.
                 atomics.store(f, lacking, pool + layout.WANTED)
                 f.call("wake", pool)
 
@@ -134,6 +139,7 @@ def _wake(module: Module) -> None:
         module.function("wake", ("ptr", "pool"), local=True) as f,
         f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0),
     ):
+        # Any order: the addition gives each sleeper to one thread, and the futex needs no other word.
         sleepers = atomics.fetch_add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
         with f.if_(sleepers > 0):
             atomics.futex(f, f["pool"], atomics.WAKE, f.min(sleepers, _FAN))

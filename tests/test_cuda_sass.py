@@ -51,7 +51,7 @@ def code():
 
 def test_each_instruction_is_read(code):
     assert [one.address for one in code] == list(range(0, 0x120, 16))
-    assert code[3] == sass.Instruction(0x30, "LDG.E.128.CONSTANT", "R4, [R20.64]")
+    assert code[3] == sass.SassInstruction(0x30, "LDG.E.128.CONSTANT", "R4, [R20.64]")
     assert [one.target for one in code if one.opcode == "BRA"] == [0xE0, 0x60, 0x30, 0x100]
 
 

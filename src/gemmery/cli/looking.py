@@ -101,9 +101,7 @@ def inspect(
     from gemmery.lab import asked
 
     names = [rung, *([other] if other else [])]
-    for name in names:
-        asked.inspectable(name)
-    asked.together(names)
+    asked.inspectable(*names)
     keys = settings(config)
     device, dtype = asked.looked_at(device, card), asked.spelled(dtype)
     asked.taken(names, dtype, keys)

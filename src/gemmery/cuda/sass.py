@@ -32,7 +32,7 @@ ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SassInstruction:
     """One instruction: its address, opcode and operands."""
 
     address: int
@@ -67,7 +67,7 @@ def section(text: str, entry: str) -> str:
     raise DeviceError(f"nvdisasm shows no kernel {entry}: {', '.join(name for _, name in starts[:-1])}")
 
 
-def instructions(text: str) -> tuple[Instruction, ...]:
+def instructions(text: str) -> tuple[SassInstruction, ...]:
     """The instructions of one kernel's SASS, in order."""
     labels = {label[1]: _next_address(text, label.end()) for label in _LABEL.finditer(text)}
     code = []
@@ -78,11 +78,11 @@ def instructions(text: str) -> tuple[Instruction, ...]:
         operands = words[1].strip() if len(words) > 1 else ""
         label = re.search(r"`\((\.\w+)\)", operands)
         target = labels.get(label[1], -1) if label and words[0].startswith("BRA") else -1
-        code.append(Instruction(int(line[1], 16), words[0], operands, target))
+        code.append(SassInstruction(int(line[1], 16), words[0], operands, target))
     return tuple(code)
 
 
-def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def main_loop(code: Sequence[SassInstruction]) -> tuple[SassInstruction, ...]:
     """The innermost loop that multiplies and adds; of several the one that does most, () when there is none.
 
     A loop is the code between a backward branch and its target.
@@ -97,7 +97,7 @@ def main_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
     return max((loops[span] for span in inner), key=lambda body: (arithmetic(counts(body)), len(body)), default=())
 
 
-def loading_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
+def loading_loop(code: Sequence[SassInstruction]) -> tuple[SassInstruction, ...]:
     """The smallest loop around the main loop that loads from global memory; () where the main loop does so itself."""
     main = main_loop(code)
     if not main or _loads_globally(main):
@@ -107,7 +107,7 @@ def loading_loop(code: Sequence[Instruction]) -> tuple[Instruction, ...]:
     return min((body for body in around if _loads_globally(body)), key=len, default=())
 
 
-def step(code: Sequence[Instruction], multiplies: float) -> tuple[dict[str, int], int]:
+def step(code: Sequence[SassInstruction], multiplies: float) -> tuple[dict[str, int], int]:
     """Counts of one pass of the loop that loads, and how often the main loop runs within it.
 
     `multiplies` is how many multiply-adds a warp needs for such a pass, 0 where that is not known. A main loop that
@@ -135,7 +135,7 @@ def multiply_adds(kinds: Mapping[str, int]) -> int:
     return sum(number * _multiply_adds(name) for name, number in kinds.items())
 
 
-def counts(code: Iterable[Instruction]) -> dict[str, int]:
+def counts(code: Iterable[SassInstruction]) -> dict[str, int]:
     """How many instructions of each kind there are, the kinds that matter first."""
     return ordered(Counter(kind(line.opcode) for line in code if line.opcode != "NOP"))
 
@@ -194,13 +194,13 @@ def ptx_counts(text: str) -> dict[str, int]:
     return dict(sorted(opcodes.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _loops(code: Sequence[Instruction]) -> dict[tuple[int, int], tuple[Instruction, ...]]:
+def _loops(code: Sequence[SassInstruction]) -> dict[tuple[int, int], tuple[SassInstruction, ...]]:
     """The code of each loop by the addresses where it begins and ends."""
     spans = {(branch.target, branch.address) for branch in code if 0 <= branch.target <= branch.address}
     return {span: tuple(line for line in code if span[0] <= line.address <= span[1]) for span in sorted(spans)}
 
 
-def _loads_globally(code: Iterable[Instruction]) -> bool:
+def _loads_globally(code: Iterable[SassInstruction]) -> bool:
     return any(line.opcode.startswith(("LDG", "UBLKCP", "UTMALDG")) for line in code)
 
 

@@ -13,7 +13,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.roofline import loaded, roofline, unit
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
-from gemmery.inspection.launches import compiled_launches
+from gemmery.inspection.compiled import compiled_launches
 from gemmery.inspection.lines import count_exhibit, count_rung, small
 from gemmery.inspection.records import EmulatorCounts, Inspection
 from gemmery.lab import asked

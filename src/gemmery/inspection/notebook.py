@@ -64,9 +64,7 @@ def inspect(
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
     names = [rung, *([other] if other else [])]
-    for name in names:
-        asked.inspectable(name)
-    asked.together(names)
+    asked.inspectable(*names)
     dtype = dtype or shared_dtype(names, m, n, k, device)
     first, *second = (inspect_rung(name, m, n, k, dtype, config, device, line, counters) for name in names)
     if second:

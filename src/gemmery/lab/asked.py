@@ -153,12 +153,25 @@ def spelled(dtype: str) -> str:
         raise ArgumentError(str(error)) from None
 
 
-def inspectable(name: str) -> None:
-    """Raise ArgumentError for a name that is neither a GPU rung nor an exhibit; the message suggests a close one."""
+def inspectable(*names: str) -> None:
+    """Raise ArgumentError for a name that is neither a GPU rung nor an exhibit; the message suggests a close one.
+
+    Also raises it for a rung next to an exhibit: they do different work, so their counters do not compare.
+    """
     from gemmery.ladder.exhibits import EXHIBITS
 
-    on_gpu = [rung.name for rung in registry("cuda")]
-    known = [*on_gpu, *(one.name for one in EXHIBITS)]
+    on_gpu, exhibits = [rung.name for rung in registry("cuda")], [exhibit.name for exhibit in EXHIBITS]
+    for name in names:
+        _inspectable(name, on_gpu, exhibits)
+    kinds = {name in exhibits: name for name in names}
+    if len(kinds) > 1:
+        raise ArgumentError(
+            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
+        )
+
+
+def _inspectable(name: str, on_gpu: Sequence[str], exhibits: Sequence[str]) -> None:
+    known = [*on_gpu, *exhibits]
     if name in known:
         return
     if name in {rung.name for rung in registry("cpu")}:
@@ -194,18 +207,6 @@ def taken(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
     for exhibit in EXHIBITS:
         if exhibit.name in names:
             keys(exhibit, config)
-
-
-def together(names: Sequence[str]) -> None:
-    """Raise ArgumentError for a rung next to an exhibit: they do different work, so their counters do not compare."""
-    from gemmery.ladder.exhibits import EXHIBITS
-
-    exhibits = {one.name for one in EXHIBITS}
-    kinds = {name in exhibits: name for name in names}
-    if len(kinds) > 1:
-        raise ArgumentError(
-            f"{kinds[True]} is an exhibit and {kinds[False]} a rung: compare two rungs, or two exhibits"
-        )
 
 
 def looked_at(device: str, card: str = "") -> str:

@@ -61,11 +61,11 @@ def test_as_ptxas_merges_and_as_the_ptx_says_are_one(name):
 
 def emulated(name, config):
     """A launch with all its counters."""
-    show = find(name).show
-    x = exhibits.exhibits.numbers(exhibits.EMULATED)
-    geometry = show.launch(x.size, config)
+    exhibit = find(name)
+    x = exhibits.numbers(exhibits.EMULATED)
+    geometry = exhibit.launch(x.size, config)
     made = nvrtc.ptx(geometry.source, geometry.kernel, "sm_90")
-    arguments = [x, np.empty(show.results(x.size, config), np.float32), np.int32(x.size)]
+    arguments = [x, np.empty(exhibit.show.results(x.size, config), np.float32), np.int32(x.size)]
     return gemmery.emulate(made.text, made.entry, geometry.grid, geometry.block, arguments)
 
 

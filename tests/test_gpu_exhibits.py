@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gemmery import lab
-from gemmery.cuda import driver, exhibits
+from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory
-from gemmery.ladder.exhibits import EXHIBITS
+from gemmery.ladder.exhibits import EXHIBITS, numbers, put
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]
 
@@ -15,7 +15,7 @@ GUARD = 4096  # bytes behind y that must stay as they were
 
 @pytest.mark.parametrize("shown", [pytest.param(one, id=one.name) for one in EXHIBITS])
 def test_every_result_is_exact_and_nothing_else_is_written(shown):
-    show, x = shown.show, exhibits.numbers(shown.show.n)
+    show, x = shown.show, numbers(shown.show.n)
     held = Memory(x.nbytes)
     held.write(x)
     for config in shown.configs():
@@ -23,7 +23,7 @@ def test_every_result_is_exact_and_nothing_else_is_written(shown):
         to = Memory(4 * results + GUARD)
         to.fill(0xFF)
         driver.synchronize()
-        exhibits.put(show, config, held.pointer, to.pointer, 0)(0)
+        put(shown, config, held.pointer, to.pointer, 0)(0)
         driver.synchronize()
         y = np.empty(results + GUARD // 4, np.float32)
         to.read(y)

@@ -64,11 +64,11 @@ def _bundled() -> tuple[str, ...]:
 
 def _installed() -> tuple[str, ...]:
     """Find the headers of a toolkit, or of the wheels nvidia-cuda-runtime and nvidia-cuda-cccl."""
-    found = [TOOLKIT, TOOLKIT / "cccl"]
+    candidates = [TOOLKIT, TOOLKIT / "cccl"]
     try:
         from cuda.pathfinder import find_nvidia_header_directory as find
     except ImportError:
         pass
     else:
-        found = [Path(one) for name in ("cudart", "cccl") if (one := find(name))] + found
-    return tuple(dict.fromkeys(str(one) for one in found if one.is_dir()))
+        candidates = [Path(folder) for name in ("cudart", "cccl") if (folder := find(name))] + candidates
+    return tuple(dict.fromkeys(str(folder) for folder in candidates if folder.is_dir()))

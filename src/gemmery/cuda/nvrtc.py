@@ -9,7 +9,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -21,9 +21,7 @@ from gemmery.errors import CompileError, DeviceError, missing
 # With a driver, NVRTC uses its own cache, which returns no log: the report would be all zeros.
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
 WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions each wrap one instruction
-_PLAIN = re.compile(
-    r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*"
-)  # a function's name or a symbol, but not an instance of a template
+_PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
@@ -57,13 +55,13 @@ def code(source: str, kernel: str, arch: str) -> Code:
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     key = _name(source, kernel, arch)
-    kept = cache.read(config.cache_dir(), key)
-    if kept is not None:
-        return _unpack(kept)
+    stored = cache.read(config.cache_dir(), key)
+    if stored is not None:
+        return _unpack(stored)
     program = compiled(source, kernel, arch, OPTIONS)
-    made = Code(program.entry, arch, program.cubin, report(program.log, program.entry))
-    cache.write(config.cache_dir(), key, _pack(made))
-    return made
+    machine_code = Code(program.entry, arch, program.cubin, report(program.log, program.entry))
+    cache.write(config.cache_dir(), key, _pack(machine_code))
+    return machine_code
 
 
 def stored(source: str, kernel: str, arch: str) -> int:
@@ -96,20 +94,20 @@ def compiled(
     `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf"); "" compiles all functions.
     """
     nvrtc = bindings()
-    given = {**({} if alone else headers()), **(texts or {})}
-    whole = given.pop(source, None) or text(source)
+    sources = {**({} if alone else headers()), **(texts or {})}
+    whole = sources.pop(source, None) or text(source)
     program = _checked(
         nvrtc.nvrtcCreateProgram(
             whole.encode(),
             source.encode(),
-            len(given),
-            [one.encode() for one in given.values()],
-            [name.encode() for name in given],
+            len(sources),
+            [content.encode() for content in sources.values()],
+            [name.encode() for name in sources],
         )
     )
-    named = bool(kernel) and not kernel.startswith("_Z")
+    is_expression = bool(kernel) and not kernel.startswith("_Z")
     try:
-        if named:
+        if is_expression:
             _checked(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
         flags = [f"-arch={arch}", *options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
@@ -117,7 +115,7 @@ def compiled(
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             what = f"kernel {kernel} of {source}" if kernel else source
             raise CompileError(f"{what} did not compile for {arch}: {log.strip()}")
-        entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if named else kernel
+        entry = _checked(nvrtc.nvrtcGetLoweredName(program, kernel.encode())).decode() if is_expression else kernel
         ptx = _bytes(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode()
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
     finally:
@@ -139,9 +137,9 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
     `texts` replaces files in kernels/ or adds to them, by file name: `source` may be among them.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    given = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
-    parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(given.items()) for part in item))
-    return _kept(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
+    sources = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
+    parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item))
+    return _cached(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
 
 
 def ptx_alone(
@@ -161,17 +159,17 @@ def ptx_alone(
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     flags = (*PTX_OPTIONS, "-w", *options, *(f"-I{folder}" for folder in toolkit))
-    given = {**(beside or {}), name: text}
+    sources = {**(beside or {}), name: text}
     parts = (text, name, arch, *flags, *(part for item in sorted((beside or {}).items()) for part in item))
     keeps = _stays(text, options)
 
     virtual = arch.replace("sm_", "compute_")
     if _PLAIN.fullmatch(kernel):
-        whole = _kept(parts, lambda: compiled(name, "", virtual, flags, given, alone=True), keeps).text
+        whole = _cached(parts, lambda: compiled(name, "", virtual, flags, sources, alone=True), keeps).text
         symbol = symbol_of(kernel, whole)
         if symbol:
             return Ptx(symbol, whole)
-    return _kept((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, given, alone=True), keeps)
+    return _cached((*parts, kernel), lambda: compiled(name, kernel, virtual, flags, sources, alone=True), keeps)
 
 
 def symbol_of(kernel: str, ptx: str) -> str:
@@ -182,29 +180,29 @@ def symbol_of(kernel: str, ptx: str) -> str:
     """
     *outer, name = (f"{len(part)}{part}" for part in kernel.split("::"))
     mangled = f"N{''.join(outer)}{name}E" if outer else f"{name}(?!I)"
-    found: list[str] = re.findall(rf"\.entry ({re.escape(kernel)}|_Z{mangled}\w*)\(", ptx)
-    return found[0] if len(found) == 1 else ""
+    symbols: list[str] = re.findall(rf"\.entry ({re.escape(kernel)}|_Z{mangled}\w*)\(", ptx)
+    return symbols[0] if len(symbols) == 1 else ""
 
 
 def _stays(text: str, options: tuple[str, ...]) -> bool:
     """Whether a source includes only the compiler's own headers, which change only with its version."""
-    folders = [one.partition("=")[2] or one[2:] for one in options if one.startswith(("-I", "--include-path="))]
-    if any(one in ("-I", "--include-path") or one.startswith(("-include", "--pre-include")) for one in options):
+    folders = [flag.partition("=")[2] or flag[2:] for flag in options if flag.startswith(("-I", "--include-path="))]
+    if any(flag in ("-I", "--include-path") or flag.startswith(("-include", "--pre-include")) for flag in options):
         return False
     for line in re.findall(r"^[ \t]*(?:#|%:)[ \t]*include\b(.*)", text, re.MULTILINE):
-        found = re.match(r"[ \t]*<([^<>]+)>", line)
-        if not found or any(os.path.exists(os.path.join(folder, found[1])) for folder in folders):
+        header = re.match(r"[ \t]*<([^<>]+)>", line)
+        if not header or any(os.path.exists(os.path.join(folder, header[1])) for folder in folders):
             return False
     return True
 
 
-def _kept(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
+def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
     """Return PTX from the cache, or make it; `parts` is all that it depends on, except the compiler's version."""
-    key = cache.key("ptx", version(), *(f"{len(part)}:{part}".encode() for part in (version(), *parts)))
+    key = cache.key("ptx", version(), *_sized(version(), *parts))
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
-        made = make()
-        stored = f"{made.entry}\n{made.ptx}".encode()
+        program = make()
+        stored = f"{program.entry}\n{program.ptx}".encode()
         if keeps:
             cache.write(config.cache_dir(), key, stored)
     entry, _, whole = stored.decode().partition("\n")
@@ -216,8 +214,8 @@ def report(log: str, entry: str) -> Report:
     part = log.partition(f"'{entry}'")[2].partition("Compiling entry")[0]
 
     def figure(pattern: str) -> int:
-        found = re.search(pattern, part)
-        return int(found[1]) if found else 0
+        match = re.search(pattern, part)
+        return int(match[1]) if match else 0
 
     return Report(
         figure(r"Used (\d+) registers"),
@@ -269,13 +267,17 @@ def _name(source: str, kernel: str, arch: str) -> str:
 
 
 def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:
-    parts = (version(), source, text(source), kernel, arch, *OPTIONS)
-    return (_shared(), *(f"{len(part)}:{part}".encode() for part in parts))
+    return (_shared(), *_sized(version(), source, text(source), kernel, arch, *OPTIONS))
 
 
-def _pack(made: Code) -> bytes:
-    head = json.dumps({"entry": made.entry, "arch": made.arch, **asdict(made.report)}).encode()
-    return struct.pack("<I", len(head)) + head + made.cubin
+def _sized(*parts: str) -> Iterator[bytes]:
+    """Yield each part after its length, so that no other parts join to the same bytes."""
+    yield from (f"{len(part)}:{part}".encode() for part in parts)
+
+
+def _pack(code: Code) -> bytes:
+    head = json.dumps({"entry": code.entry, "arch": code.arch, **asdict(code.report)}).encode()
+    return struct.pack("<I", len(head)) + head + code.cubin
 
 
 def _unpack(stored: bytes) -> Code:
@@ -307,8 +309,8 @@ def _checked(result: tuple[Any, ...]) -> Any:
 def _checked_all(result: tuple[Any, ...]) -> tuple[Any, ...]:
     status, *values = result
     if status.value:
-        said = bindings().nvrtcGetErrorString(status)[1].decode()
-        raise CompileError(f"NVRTC failed: {said}")
+        message = bindings().nvrtcGetErrorString(status)[1].decode()
+        raise CompileError(f"NVRTC failed: {message}")
     return tuple(values)
 
 

@@ -101,7 +101,7 @@ def where(pointer: int) -> int:
 def _bits(number: float) -> int:
     """A float32's; an infinity where it has nothing as large."""
     try:
-        found: int = struct.unpack("<I", struct.pack("<f", number))[0]
+        bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
     except OverflowError:
-        found = 0x7F800000 if number > 0 else 0xFF800000
-    return found
+        bits = 0x7F800000 if number > 0 else 0xFF800000
+    return bits

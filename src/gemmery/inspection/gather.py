@@ -99,7 +99,7 @@ def _exhibit(
     if not _is_whole(n) or n < 0:
         raise ArgumentError(f"n={n!r}: a number of elements must be a whole number >= 1")
     settings, elements = {**exhibit.default, **asked.keys(exhibit, config)}, n or show.n
-    geometry = _geometry(show.launch, elements, settings, config)
+    geometry = _geometry(exhibit.launch, elements, settings, config)
     reason = refusal(geometry, device)
     if reason:
         raise RefusedError(f"exhibit {exhibit.name}: {reason}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.cuda import exhibits, nvrtc
+from gemmery.cuda import nvrtc
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters.counts import Counts, Frames
 from gemmery.emulator.machine import LaunchConfig
@@ -27,7 +27,7 @@ from gemmery.lab.emulated_product import (
     source_line,
     source_lines,
 )
-from gemmery.ladder.exhibits import Exhibit
+from gemmery.ladder.exhibits import Exhibit, numbers
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 
@@ -59,10 +59,10 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
 def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
     """Run an exhibit's kernel on `n` elements, and return its counters. Raises as `count_rung` does."""
     show, trace = exhibit.show, Trace()
-    geometry, y = show.launch(n, config), np.zeros(show.results(n, config), np.float32)
+    geometry, y = exhibit.launch(n, config), np.zeros(show.results(n, config), np.float32)
     code = nvrtc.ptx(geometry.source, geometry.kernel, arch)
     program = prepared(code.text, code.entry)
-    arguments = bound(program.kernel, (exhibits.numbers(n), y, np.int32(n)))
+    arguments = bound(program.kernel, (numbers(n), y, np.int32(n)))
     launch = LaunchConfig(geometry.grid, geometry.block, arguments.parameters)
     run = emulated(program, launch, arguments.memory, check=False, observers=(trace,))
     return _described(Problem(1, n, 1, "f32", "f32"), run.counts, select(trace, {}, line))

@@ -12,9 +12,8 @@ from gemmery.bench import timing
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
-from gemmery.cuda import driver, exhibits, nvrtc
+from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.driver import Memory
-from gemmery.cuda.exhibits import Config
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.findings import Findings
@@ -27,7 +26,8 @@ from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.on_cuda import Cuda
 from gemmery.lab.session import Session
-from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, find
+from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, Floats, find, numbers, put
+from gemmery.problem import Config
 
 OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
 SHARE = 0.3  # seconds for one config and its parent
@@ -92,8 +92,8 @@ def emulated_exhibit(
 
 
 def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
-    show, x = exhibit.show, exhibits.numbers(n)
-    geometry, y = show.launch(n, config), np.full(show.results(n, config), np.nan, np.float32)
+    show, x = exhibit.show, numbers(n)
+    geometry, y = exhibit.launch(n, config), np.full(show.results(n, config), np.nan, np.float32)
     ptx = nvrtc.ptx(geometry.source, geometry.kernel, arch)
     program = prepared(ptx.text, ptx.entry)
     arguments = bound(program.kernel, (x, y, np.int32(n)))
@@ -136,7 +136,7 @@ def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
     }
 
 
-def _error(y: exhibits.Floats, expected: exhibits.Floats) -> float:
+def _error(y: Floats, expected: Floats) -> float:
     """0 when every element is right, else 1 plus the number of wrong elements."""
     wrong = int(np.count_nonzero(~(y == expected)))
     return 1.0 + wrong if wrong else 0.0
@@ -153,7 +153,7 @@ class _Stage:
     def __init__(self, cuda: Cuda, exhibit: Exhibit) -> None:
         self._cuda, self._exhibit = cuda, exhibit
         ordinal = cuda.stream.ordinal
-        self._host = exhibits.numbers(exhibit.show.n)
+        self._host = numbers(exhibit.show.n)
         self._x, self._y = Memory(self._host.nbytes, ordinal), Memory(self._host.nbytes, ordinal)
         self._x.write(self._host)
 
@@ -182,7 +182,7 @@ class _Stage:
 
     def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:
         stream = self._cuda.stream
-        launch = exhibits.put(exhibit.show, config, self._x.pointer, self._y.pointer, stream.ordinal)
+        launch = put(exhibit, config, self._x.pointer, self._y.pointer, stream.ordinal)
         return Contestant(exhibit.name, self._cuda.sampler(lambda _: launch(stream.handle), 1))
 
     def _error(self, config: Config) -> float:
@@ -190,7 +190,7 @@ class _Stage:
         show, stream = self._exhibit.show, self._cuda.stream
         self._y.fill(0xFF)
         driver.synchronize(stream.ordinal)
-        exhibits.put(show, config, self._x.pointer, self._y.pointer, stream.ordinal)(stream.handle)
+        put(self._exhibit, config, self._x.pointer, self._y.pointer, stream.ordinal)(stream.handle)
         driver.synchronize(stream.ordinal)
         y = np.empty(show.results(show.n, config), np.float32)
         self._y.read(y)

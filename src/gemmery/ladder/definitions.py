@@ -29,11 +29,11 @@ class Definition:
 def in_headers(kernel: str) -> tuple[Definition, ...]:
     """Definitions in headers that a .cu file uses, directly or through others, those of the nearest headers first.
 
-    >>> [one.name for one in in_headers("cuda/kernels/simt_smem.cu") if one.file.endswith("edges.cuh")]
+    >>> [each.name for each in in_headers("cuda/kernels/simt_smem.cu") if each.file.endswith("edges.cuh")]
     ['a_or_zero', 'b_or_zero']
     """
     text, folder = contents(kernel), kernel.rpartition("/")[0]
-    known = [one for header in _included(folder, text) for one in of_header(f"{folder}/{header}")]
+    known = [definition for header in _included(folder, text) for definition in of_header(f"{folder}/{header}")]
     return _reached(_words(text), known)
 
 
@@ -49,23 +49,23 @@ def in_python(source: str, entry: str) -> tuple[Definition, ...]:
 def _reached(words: Iterable[str], known: Sequence[Definition]) -> tuple[Definition, ...]:
     """The definitions that `words` name, and those that these name in turn."""
     uses: dict[str, set[str]] = {}
-    for one in known:
-        uses.setdefault(one.name, set()).update(_words(one.text))
+    for definition in known:
+        uses.setdefault(definition.name, set()).update(_words(definition.text))
     reached, waiting = set[str](), list(words)
     while waiting:
         name = waiting.pop()
         if name in uses and name not in reached:
             reached.add(name)
             waiting += uses[name]
-    return tuple(one for one in known if one.name in reached)
+    return tuple(definition for definition in known if definition.name in reached)
 
 
 def _included(folder: str, text: str) -> list[str]:
     """The headers that a text includes, breadth first."""
-    found = list(dict.fromkeys(_INCLUDE.findall(text)))
-    for header in found:  # grows while it is walked
-        found += [name for name in _INCLUDE.findall(contents(f"{folder}/{header}")) if name not in found]
-    return found
+    headers = list(dict.fromkeys(_INCLUDE.findall(text)))
+    for header in headers:  # grows while it is walked
+        headers += [name for name in _INCLUDE.findall(contents(f"{folder}/{header}")) if name not in headers]
+    return headers
 
 
 @lru_cache
@@ -102,8 +102,8 @@ def _name(text: str) -> str:
         before, _, after = code.partition("alignas")
         code = before + after[_closing(after, "(", ")") :]
     head = code.partition("{")[0]
-    found = _TYPE.search(head) or _VALUE.search(head.partition("(")[0]) or _FUNCTION.search(head)
-    return found[1] if found else ""
+    match = _TYPE.search(head) or _VALUE.search(head.partition("(")[0]) or _FUNCTION.search(head)
+    return match[1] if match else ""
 
 
 def _closing(code: str, opens: str, closes: str) -> int:
@@ -118,7 +118,7 @@ def _closing(code: str, opens: str, closes: str) -> int:
 
 def _start(node: ast.FunctionDef | ast.ClassDef) -> int:
     """The line, counted from 0, where a definition and its decorators begin."""
-    return min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
 
 
 def _words(text: str) -> set[str]:

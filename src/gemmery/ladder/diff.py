@@ -61,18 +61,18 @@ def source(rung: Rung) -> str:
     """The text that a rung is compared by: its kernel's file, or the functions of a Python file that make it."""
     if rung.geometry is not None:
         return contents(rung.source)
-    return "\n\n\n".join(one.text for one in in_python(rung.source, rung.name)) + "\n"
+    return "\n\n\n".join(definition.text for definition in in_python(rung.source, rung.name)) + "\n"
 
 
 def _lines(old: Rung, new: Rung) -> Iterator[str]:
     both = old.geometry is not None and new.geometry is not None
     if both or old.source == new.source:
-        (first, before), (second, after) = ((f"{one.name}, {one.source}", source(one)) for one in (old, new))
+        (first, before), (second, after) = ((f"{rung.name}, {rung.source}", source(rung)) for rung in (old, new))
         yield from difflib.unified_diff(before.splitlines(), after.splitlines(), first, second, n=CONTEXT, lineterm="")
     if both or old.source != new.source:
-        gone, come = (_used(one, kernel=not both) for one in (old, new))
-        yield from _listed("-", old.name, [one for one in gone if one not in come])
-        yield from _listed("+", new.name, [one for one in come if one not in gone])
+        olds, news = (_used(rung, kernel=not both) for rung in (old, new))
+        yield from _listed("-", old.name, [definition for definition in olds if definition not in news])
+        yield from _listed("+", new.name, [definition for definition in news if definition not in olds])
 
 
 def _used(rung: Rung, kernel: bool) -> list[Definition]:
@@ -81,16 +81,16 @@ def _used(rung: Rung, kernel: bool) -> list[Definition]:
         own = [Definition(rung.source, rung.name, contents(rung.source).rstrip())] if kernel else []
         return [*own, *in_headers(rung.source)]
     # A rung that is built by its parent's function runs its parent's kernel.
-    made = [one for one in CPU if one is rung or (one.name == rung.parent and one.build is rung.build)]
-    return [found for one in made for found in in_python(one.source, one.name)]
+    rungs = [row for row in CPU if row is rung or (row.name == rung.parent and row.build is rung.build)]
+    return [definition for row in rungs for definition in in_python(row.source, row.name)]
 
 
 def _listed(sign: str, name: str, definitions: Iterable[Definition]) -> Iterator[str]:
-    for file, group in groupby(definitions, key=lambda one: one.file):
+    for file, group in groupby(definitions, key=lambda definition: definition.file):
         yield f"{sign * 3} only {name} uses, {file}"
-        for one in group:
-            yield f"@@ {one.name} @@"
-            yield from (f"{sign}{line}" for line in one.text.splitlines())
+        for definition in group:
+            yield f"@@ {definition.name} @@"
+            yield from (f"{sign}{line}" for line in definition.text.splitlines())
 
 
 def _facts(rung: Rung) -> dict[str, str]:
@@ -113,16 +113,16 @@ def _launches(rung: Rung) -> Iterator[tuple[str, str]]:
         if rung.refuses(problem):
             continue
         try:
-            found = rung.geometry(problem, rung.default)
+            launch = rung.geometry(problem, rung.default)
         except GemmeryError:
             continue
         at = f" at {m} x {SIDE} x {SIDE} {problem.dtype}"
-        yield f"grid{at}", _sides(found.grid)
-        yield "threads per block", _sides(found.block)
-        yield "dynamic shared memory", f"{found.shared} bytes"
-        yield "scratch memory", f"{found.workspace} bytes"
-        yield "launches", str(1 + len(found.before))
-        yield "compute capability", f"sm_{found.needs}{f' ({found.instructions})' if found.instructions else ''}"
+        yield f"grid{at}", _sides(launch.grid)
+        yield "threads per block", _sides(launch.block)
+        yield "dynamic shared memory", f"{launch.shared} bytes"
+        yield "scratch memory", f"{launch.workspace} bytes"
+        yield "launches", str(len(launch.launches))
+        yield "compute capability", f"sm_{launch.needs}{f' ({launch.instructions})' if launch.instructions else ''}"
         return
 
 

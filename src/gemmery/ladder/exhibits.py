@@ -1,14 +1,39 @@
-"""The exhibits: small kernels, each of which shows one effect of the hardware."""
+"""The exhibits: small kernels, each of which shows one effect of the hardware.
+
+An exhibit reads an array x of small whole numbers in float32 and writes y; all its results are exact. The rules of
+shared and global memory, which predict its counters, are those that Nsight Compute's counters follow on an H200.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Any
 
-from gemmery.cuda import exhibits
-from gemmery.cuda.exhibits import Config, Show
-from gemmery.errors import ArgumentError
+import numpy as np
+
+from gemmery import banks
+from gemmery.banks import BANK, BANKS, LANES
+from gemmery.cuda import driver
+from gemmery.cuda.geometry import Geometry
+from gemmery.errors import ArgumentError, RefusedError
+from gemmery.problem import Config
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass(frozen=True)
+class Show:
+    """An exhibit's kernel: `n` elements of x, of which a launch makes `results` elements of y."""
+
+    n: int
+    launch: Callable[[str, int, Config], Geometry]  # of the kernel of this name
+    results: Callable[[int, Config], int]
+    expected: Callable[[Floats, Config], Floats]
+    counts: Callable[[int, Config], dict[str, int]]  # of one launch, by the rules
+    operations: Callable[[int, Config], int]  # additions and multiplications
 
 
 @dataclass(frozen=True)
@@ -18,12 +43,20 @@ class Exhibit:
     name: str
     idea: str  # the effect, in one line
     lesson: str
-    source: str  # the kernel's file in the package
     show: Show
     parent: str | None = None
     space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     default: Config = field(default_factory=dict)
     expect: Mapping[str, int] = field(default_factory=dict)  # counters at the default, by the rules
+
+    @property
+    def source(self) -> str:
+        """The kernel's file in the package."""
+        return f"cuda/kernels/{self.name}.cu"
+
+    def launch(self, n: int, config: Config) -> Geometry:
+        """Return the launch for n elements of x. Raises RefusedError for a config that cannot run."""
+        return self.show.launch(self.name, n, config)
 
     def configs(self) -> tuple[Config, ...]:
         """The default, and every value of the space in turn, one key varied at a time."""
@@ -53,7 +86,7 @@ class EmulatedExhibit:
             for name, value in self.predicted.items()
             if self.counted[name] != value
         )
-        return (*inexact, *(f"has a finding at {one}" for one in self.findings), *unmet)
+        return (*inexact, *(f"has a finding at {finding}" for finding in self.findings), *unmet)
 
 
 def find(name: str) -> Exhibit:
@@ -61,10 +94,215 @@ def find(name: str) -> Exhibit:
     for exhibit in EXHIBITS:
         if exhibit.name == name:
             return exhibit
-    known = [one.name for one in EXHIBITS]
+    known = [exhibit.name for exhibit in EXHIBITS]
     close = get_close_matches(name, known, 1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     raise ArgumentError(f"exhibit {name!r} is not known; {meant}known: {', '.join(known)}")
+
+
+def numbers(n: int) -> Floats:
+    """Return the x of every exhibit: whole numbers from -8 to 7, whose sums are exact."""
+    return np.random.default_rng(5).integers(-8, 8, n).astype(np.float32)
+
+
+def put(exhibit: Exhibit, config: Config, x: int, y: int, ordinal: int) -> Callable[[int], None]:
+    """Return a function that puts one launch on a stream; x and y are addresses on the device.
+
+    Raises RefusedError, DeviceError.
+    """
+    geometry = exhibit.launch(exhibit.show.n, config)
+    function = driver.function(geometry.source, geometry.kernel, ordinal)
+    arguments = (ctypes.c_void_p(x), ctypes.c_void_p(y), ctypes.c_int(exhibit.show.n))
+
+    def launch(stream: int) -> None:
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        with driver.on(ordinal):
+            launched = driver.api().cuLaunchKernel(
+                function, *geometry.grid, *geometry.block, 0, stream, ctypes.addressof(pointers), 0
+            )
+            driver.check(launched)
+
+    return launch
+
+
+def wavefronts(addresses: Sequence[int | None], width: int, is_load: bool = True) -> int:
+    """Return the wavefronts of shared memory for one access of a warp: `width` bytes per lane, None for an idle lane.
+
+    >>> wavefronts([8 * lane for lane in range(32)], 4)  # every second bank, each asked for two words
+    2
+    """
+    return banks.served(*_warp(addresses), width, "ld" if is_load else "st").wavefronts
+
+
+def sectors(addresses: Sequence[int | None], width: int) -> int:
+    """Return the sectors of global memory touched by one access of a warp: `width` aligned bytes per lane.
+
+    >>> sectors([4 * lane for lane in range(32)], 4)
+    4
+    """
+    return banks.moved(*_warp(addresses), width).sectors
+
+
+def divergent(lanes: Sequence[bool]) -> int:
+    """Return how many warps have lanes that disagree.
+
+    >>> divergent([lane > 15 for lane in range(64)])
+    1
+    """
+    warps = [lanes[first : first + LANES] for first in range(0, len(lanes), LANES)]
+    return sum(any(warp) and not all(warp) for warp in warps)
+
+
+def _warp(addresses: Sequence[int | None]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return one warp's addresses and active lanes in the form of the rules."""
+    lanes = [(address or 0, address is not None) for address in addresses]
+    return np.array([[address for address, _ in lanes]]), np.array([[active for _, active in lanes]])
+
+
+# ---- one warp and two branches ----
+
+
+def _branches(block: int, border: int) -> Show:
+    """Threads of a block take one path up to the border, and another above it."""
+
+    def launch(name: str, n: int, config: Config) -> Geometry:
+        return Geometry(f"{name}.cu", f"{name}<{config['steps']}>", (-(-n // block), 1, 1), (block, 1, 1))
+
+    def expected(x: Floats, config: Config) -> Floats:
+        away = np.where(np.arange(x.size) % block > border, np.float32(-0.5), np.float32(0.5))
+        moved: Floats = (x + away * config["steps"]).astype(np.float32)
+        return moved
+
+    def counts(n: int, config: Config) -> dict[str, int]:
+        return {"divergent_branches": -(-n // block) * divergent([thread > border for thread in range(block)])}
+
+    return Show(1 << 22, launch, lambda n, _: n, expected, counts, lambda n, config: 2 * n * config["steps"])
+
+
+# ---- a sum by a tree ----
+
+_RESIDENT = 132 * 2048  # threads of a large device: starting more blocks would take longer than the trees
+
+
+def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
+    """`levels` returns which threads of a block add at each level."""
+
+    def launch(name: str, n: int, config: Config) -> Geometry:
+        block = config["threads"]
+        if block < LANES or block & (block - 1):
+            raise RefusedError(
+                f"{block} threads per block: the tree halves them down to a warp; use a power of two >= 32"
+            )
+        blocks = min(-(-n // block), _RESIDENT // block)
+        return Geometry(f"{name}.cu", f"{name}<{block}>", (blocks, 1, 1), (block, 1, 1))
+
+    def expected(x: Floats, config: Config) -> Floats:
+        block = config["threads"]
+        sums: Floats = np.pad(x, (0, -x.size % block)).reshape(-1, block).sum(axis=1)
+        return sums
+
+    def counts(n: int, config: Config) -> dict[str, int]:
+        block = config["threads"]
+        blocks, each = -(-n // block), levels(block)
+        working = sum(any(lanes[first : first + LANES]) for lanes in each for first in range(0, block, LANES))
+        return {
+            "working_warps": blocks * working,
+            "divergent_warps": blocks * sum(divergent(lanes) for lanes in each),
+        }
+
+    return Show(
+        1 << 23, launch, lambda n, c: -(-n // c["threads"]), expected, counts, lambda n, c: n - n // c["threads"]
+    )
+
+
+def _apart(block: int) -> list[int]:
+    """Return 1, 2, 4, ... up to half a block."""
+    return [1 << level for level in range(block.bit_length() - 1)]
+
+
+def _adjacent(block: int) -> list[list[bool]]:
+    return [[thread % (2 * apart) == 0 for thread in range(block)] for apart in _apart(block)]
+
+
+def _strided(block: int) -> list[list[bool]]:
+    return [[thread < apart for thread in range(block)] for apart in reversed(_apart(block))]
+
+
+def _shuffled(block: int) -> list[list[bool]]:
+    """Every lane adds at each of five levels, and then those of the first warp once more."""
+    return 5 * [[True] * block] + 5 * [[thread < LANES for thread in range(block)]]
+
+
+# ---- banks of shared memory ----
+
+_BANK_BLOCK = 256
+
+
+def _bank_launch(name: str, n: int, config: Config) -> Geometry:
+    _check_width(config)
+    if config["steps"] % 16:
+        raise RefusedError(f"steps {config['steps']}: they run 16 at a time; use a multiple of 16")
+    kernel = f"{name}<{_BANK_BLOCK}, {config['width'] // 4}, {config['stride']}, {config['steps']}>"
+    return Geometry(f"{name}.cu", kernel, (-(-n // _BANK_BLOCK), 1, 1), (_BANK_BLOCK, 1, 1))
+
+
+def _bank_expected(x: Floats, config: Config) -> Floats:
+    lanes, steps = np.arange(LANES)[:, None], np.arange(config["steps"])[None]
+    elements = x[: x.size // 4 * 4].reshape(-1, config["width"] // 4)
+    sums = elements[lanes * config["stride"] + 2 * (steps % 16) + steps // 16 % 2].sum(axis=(1, 2))
+    return np.resize(sums, x.size)
+
+
+def _bank_counts(n: int, config: Config) -> dict[str, int]:
+    width, stride = config["width"], config["stride"]
+    loads = -(-n // _BANK_BLOCK) * (_BANK_BLOCK // LANES) * config["steps"]
+    each = wavefronts([width * stride * lane for lane in range(LANES)], width)
+    ideal = width * LANES // (BANKS * BANK)
+    return {"shared_loads": loads, "wavefronts": loads * each, "bank_conflicts": loads * (each - ideal)}
+
+
+_BANKS_AT = Show(
+    1 << 19,
+    _bank_launch,
+    lambda n, _: n,
+    _bank_expected,
+    _bank_counts,
+    lambda n, config: n * config["steps"] * config["width"] // 4,
+)
+
+
+# ---- sectors of global memory ----
+
+_COPY_BLOCK = 256
+
+
+def _copy_launch(name: str, n: int, config: Config) -> Geometry:
+    _check_width(config)
+    elements = n * 4 // config["width"]
+    if elements % config["stride"]:
+        raise RefusedError(
+            f"stride {config['stride']}: it must divide the {elements} elements; use a power of two, or 3"
+        )
+    kernel = f"{name}<{config['width'] // 4}, {config['stride']}>"
+    return Geometry(f"{name}.cu", kernel, (-(-elements // _COPY_BLOCK), 1, 1), (_COPY_BLOCK, 1, 1))
+
+
+def _copy_counts(n: int, config: Config) -> dict[str, int]:
+    """Return requests and sectors read; as many are written."""
+    width, stride = config["width"], config["stride"]
+    apart = n * 4 // width // stride  # threads that take elements `stride` apart, before the next element
+    each = [sectors([width * (stride * lane + turn) for lane in range(LANES)], width) for turn in range(stride)]
+    return {"requests": apart // LANES * stride, "sectors": apart // LANES * sum(each)}
+
+
+_COPIED = Show(3 << 23, _copy_launch, lambda n, _: n, lambda x, _: x, _copy_counts, lambda *_: 0)
+
+
+def _check_width(config: Config) -> None:
+    if config["width"] not in (4, 8, 16) or config["stride"] < 1:
+        raise RefusedError(
+            f"width {config['width']}, stride {config['stride']}: lanes move 4, 8 or 16 bytes, 1 element or more apart"
+        )
 
 
 EXHIBITS = (
@@ -75,8 +313,7 @@ EXHIBITS = (
             "A warp executes one instruction at a time. When its lanes disagree at a branch, it runs both paths one "
             "after the other, with half of its lanes idle on each. The same work takes twice as long."
         ),
-        source="cuda/kernels/divergence_split.cu",
-        show=exhibits.SPLIT,
+        show=_branches(LANES, 15),
         default={"steps": 1024},
         expect={"divergent_branches": 1 << 17},
     ),
@@ -87,8 +324,7 @@ EXHIBITS = (
             "The same two paths, but whole warps take them: no warp has lanes that disagree, so none runs both. Where "
             "threads must branch, let them branch by warps."
         ),
-        source="cuda/kernels/divergence_warp.cu",
-        show=exhibits.WHOLE,
+        show=_branches(2 * LANES, LANES - 1),
         parent="divergence_split",
         default={"steps": 1024},
         expect={"divergent_branches": 0},
@@ -100,8 +336,7 @@ EXHIBITS = (
             "At the first five levels every warp of the block works, with fewer of its lanes at each: a warp with one "
             "active lane costs as much as one with 32."
         ),
-        source="cuda/kernels/reduce_adjacent.cu",
-        show=exhibits.ADJACENT,
+        show=_tree(_adjacent),
         space={"threads": (64, 128, 256, 512, 1024)},
         default={"threads": 256},
     ),
@@ -113,8 +348,7 @@ EXHIBITS = (
             "the last five levels leave a warp partly idle. The gain depends on the other costs of a level: compare "
             "the two times, and that of the sum by shuffles, which has no barrier at each level."
         ),
-        source="cuda/kernels/reduce_strided.cu",
-        show=exhibits.STRIDED,
+        show=_tree(_strided),
         parent="reduce_adjacent",
         space={"threads": (64, 128, 256, 512, 1024)},
         default={"threads": 256},
@@ -126,8 +360,7 @@ EXHIBITS = (
             "A shuffle moves a register to another lane of the warp: five levels take five instructions, no shared "
             "memory and no barrier. One barrier remains, before one warp adds the sums of the others."
         ),
-        source="cuda/kernels/reduce_shuffle.cu",
-        show=exhibits.SHUFFLED,
+        show=_tree(_shuffled),
         parent="reduce_strided",
         space={"threads": (64, 128, 256, 512, 1024)},
         default={"threads": 256},
@@ -141,8 +374,7 @@ EXHIBITS = (
             "busiest bank: 1 for an odd stride of floats, 32 for stride 32. Wider elements are read 16 or 8 lanes at a "
             "time."
         ),
-        source="cuda/kernels/bank_stride.cu",
-        show=exhibits.BANKS_AT,
+        show=_BANKS_AT,
         space={"stride": (1, 2, 3, 4, 8, 16, 17, 32, 33), "width": (4, 8, 16)},
         default={"stride": 1, "width": 4, "steps": 512},
         expect={"bank_conflicts": 0},
@@ -155,8 +387,7 @@ EXHIBITS = (
             "request; 8 floats apart, every lane needs its own sector and uses an eighth of it. Wider elements waste "
             "less."
         ),
-        source="cuda/kernels/copy_coalesced.cu",
-        show=exhibits.COPIED,
+        show=_COPIED,
         space={"stride": (1, 2, 3, 4, 8, 16, 32), "width": (4, 8, 16)},
         default={"stride": 1, "width": 4},
         expect={"sectors": 3 << 20},

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gemmery.bench.record import Run
-from gemmery.cuda.exhibits import Config
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
+from gemmery.problem import Config
 from gemmery.report import words
 from gemmery.report.doubts import banner, weighed
 from gemmery.report.sheet import Sheet

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from gemmery import cli, cuda, lab
-from gemmery.cuda import exhibits, nvrtc
+from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
-from gemmery.cuda.exhibits import divergent, sectors, wavefronts
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.ladder.exhibits import EXHIBITS, find
+from gemmery.ladder.exhibits import EXHIBITS, divergent, find, numbers, sectors, wavefronts
 
 LANES = range(32)
 HALF = [lane * 4 if lane < 16 else None for lane in LANES]
@@ -95,7 +94,7 @@ def test_the_rules_set_a_pair_of_exhibits_apart():
 
 @pytest.mark.parametrize("shown", EACH)
 def test_results_are_exact_numbers_of_the_right_length(shown):
-    x = exhibits.numbers(1 << 12)
+    x = numbers(1 << 12)
     for config in shown.configs():
         expected = shown.show.expected(x, config)
         assert expected.dtype == np.float32
@@ -104,13 +103,13 @@ def test_results_are_exact_numbers_of_the_right_length(shown):
 
 
 def test_an_expected_sum_is_the_sum():
-    x = exhibits.numbers(1000)
+    x = numbers(1000)
     found = find("reduce_strided").show.expected(x, {"threads": 256})
     assert found.tolist() == [x[first : first + 256].sum() for first in (0, 256, 512, 768)]
 
 
 def test_an_expected_bank_sum_walks_as_the_kernel_does():
-    x = exhibits.numbers(4096)
+    x = numbers(4096)
     config = {"stride": 3, "width": 8, "steps": 48}
     found = find("bank_stride").show.expected(x, config)
     for lane in (0, 7, 31):
@@ -130,9 +129,9 @@ def test_an_expected_bank_sum_walks_as_the_kernel_does():
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(name, config, words):
-    show = find(name).show
+    exhibit = find(name)
     with pytest.raises(RefusedError, match=words):
-        show.launch(show.n, config)
+        exhibit.launch(exhibit.show.n, config)
 
 
 def test_an_unknown_exhibit_is_an_error_that_names_the_known():
@@ -143,7 +142,7 @@ def test_an_unknown_exhibit_is_an_error_that_names_the_known():
 @pytest.mark.parametrize("shown", EACH)
 def test_an_exhibit_compiles_for_every_architecture(shown):
     pytest.importorskip("cuda.bindings")
-    geometry = shown.show.launch(shown.show.n, shown.default)
+    geometry = shown.launch(shown.show.n, shown.default)
     for arch in ARCHS:
         report = nvrtc.code(geometry.source, geometry.kernel, arch).report
         assert report.registers > 0

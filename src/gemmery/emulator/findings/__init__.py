@@ -11,7 +11,7 @@ from gemmery.emulator.convergence import WAY_OUT, ranges
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
-from gemmery.emulator.findings.orders import is_fence, orders
+from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.machine import WARP, Access, Machine, Observer
 from gemmery.emulator.op import Mask
@@ -63,7 +63,7 @@ class Findings(Observer):
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         warps = self._shared.followed.warps(mask)
-        if is_fence(machine.kernel.instructions[index].opcode):
+        if self._orders.fence[index]:
             self._global.fenced(index, warps)
             self._shared.clocks.orders(warps)
         else:

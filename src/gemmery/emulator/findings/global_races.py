@@ -12,7 +12,7 @@ from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Flags, Words
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
-from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders, is_count, is_own
+from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.machine import Access, Machine
 
@@ -27,7 +27,7 @@ class GlobalRaces:
         self.reach: Reach = reach(machine.kernel, machine.memory, machine.launch.parameters)
         self._orders, self._add = orders, add
         # Pairs of atomics pass unchecked only if the kernel has neither volatile accesses nor atomics of block scope.
-        simple = not (orders.volatile.any() or orders.own.any())
+        simple = not (orders.volatile.any() or (orders.own & orders.atomic).any())
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
         fields = StampFields.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
@@ -66,7 +66,7 @@ class GlobalRaces:
         """Warps (blocks, warps) execute a fence; one block may stand for all."""
         if not self._orders.hands_over:
             return
-        own = is_own(self._machine.kernel.instructions[index].opcode)
+        own = bool(self._orders.own[index])
         for fences in (self._own_fence,) if own else (self._own_fence, self._fence):
             np.copyto(fences, self._clocks.vouched(), where=warps[:, :, None])
         blocks = np.flatnonzero(np.broadcast_to(warps.any(axis=1), self._machine.blocks))
@@ -75,14 +75,11 @@ class GlobalRaces:
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics synchronize threads in turn: by release and acquire, or with fences if relaxed or volatile."""
         orders, index = self._orders, event.index
-        opcode = self._machine.kernel.instructions[index].opcode
-        order = opcode.modifiers
-        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order) or is_count(opcode)
-        fences = orders.fences and bool(orders.atomic[index] or orders.volatile[index])
-        if not (releases or acquires or fences):
+        releases, acquires = orders.releases[index], orders.acquires[index] | orders.tickets[index]
+        if not (releases or acquires or orders.with_fences[index]):
             return
         every = np.broadcast_to(self._clocks.vouched(), self._fence.shape)
-        inside, across = self._own_fence, self._fence
+        inside, across, own_scope = self._own_fence, self._fence, orders.own[index]
         if not (releases or self._handover.any or inside.any()):
             return
         covered: dict[tuple[int, int, int], Words] = {}
@@ -91,7 +88,7 @@ class GlobalRaces:
             number, warp = self._grid.first + block, place >> 5
             thread = number, place
             for key, fenced in ((address, -1), across), ((address, number), inside):
-                if key[1] < 0 and orders.own[index]:
+                if key[1] < 0 and own_scope:
                     continue
                 if event.kind != "st" and event.kind != "red":
                     self._handover.acquire(key, block, thread, by_fence=not acquires)

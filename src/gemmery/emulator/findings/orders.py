@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,7 @@ def is_atomic(opcode: Opcode) -> bool:
     return opcode.name in UPDATES or ordered
 
 
-def is_count(opcode: Opcode) -> bool:
+def is_ticket(opcode: Opcode) -> bool:
     """Whether it takes a ticket: an atomic that counts and returns the old value.
 
     PTX asks for a fence after it as well, before what others stored is read. Last blocks that sum up after a ticket and
@@ -34,12 +35,7 @@ def is_count(opcode: Opcode) -> bool:
 
 def is_fence(opcode: Opcode) -> bool:
     """Whether it is a fence between threads, and not only for asynchronous units."""
-    return opcode.name == "membar" or (opcode.name == "fence" and not ELSEWHERE & set(opcode.modifiers))
-
-
-def is_own(opcode: Opcode) -> bool:
-    """Whether its scope is one block."""
-    return "cta" in opcode.modifiers
+    return opcode.name == "membar" or (opcode.name == "fence" and ELSEWHERE.isdisjoint(opcode.modifiers))
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,13 @@ class Orders:
 
     atomic: Flags
     volatile: Flags
-    own: Flags  # atomic with the scope of one block
+    own: Flags  # atomics and fences with the scope of one block
     stores: Flags  # stores whose values are known
-    fences: bool  # whether the kernel has a fence
+    fence: Flags  # between threads
+    releases: Flags
+    acquires: Flags
+    tickets: Flags
+    with_fences: Flags  # atomic or volatile accesses of a kernel that has fences
     hands_over: bool  # whether threads may synchronize by global memory
 
     def pairs(self, index: int, others: np.ndarray, one_warp: Flags, one_block: Flags) -> Flags:
@@ -67,19 +67,30 @@ class Orders:
 
 def orders(kernel: Kernel) -> Orders:
     """The orders of a kernel."""
-    opcodes = [opcode.opcode for opcode in kernel.instructions]
+    opcodes = [instruction.opcode for instruction in kernel.instructions]
     retried = pointers.retried(kernel)
-    atomic = np.array([is_atomic(opcode) or index in retried for index, opcode in enumerate(opcodes)], np.bool_)
-    volatile = np.array(["volatile" in opcode.modifiers for opcode in opcodes], np.bool_)
-    own = np.array([is_atomic(opcode) and is_own(opcode) for opcode in opcodes], np.bool_)
-    stores = np.array([opcode.name == "st" for opcode in opcodes], np.bool_)
-    fences = any(map(is_fence, opcodes))
-    ordered = [
-        opcode
-        for opcode, instruction in zip(opcodes, kernel.instructions, strict=True)
-        if (is_atomic(opcode) or "volatile" in opcode.modifiers) and pointers.reached(instruction) is not None
-    ]
-    hands_over = bool(ordered) and (
-        fences or any(not (RELEASES | ACQUIRES).isdisjoint(opcode.modifiers) for opcode in ordered)
+    updates = _flags(map(is_atomic, opcodes))
+    atomic = updates | _flags(index in retried for index in range(len(opcodes)))
+    volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
+    releases, acquires = (
+        _flags(not order.isdisjoint(opcode.modifiers) for opcode in opcodes) for order in (RELEASES, ACQUIRES)
     )
-    return Orders(atomic, volatile, own, stores, fences, hands_over)
+    fence = _flags(map(is_fence, opcodes))
+    reaches = _flags(pointers.reached(instruction) is not None for instruction in kernel.instructions)
+    ordered = (updates | volatile) & reaches
+    return Orders(
+        atomic,
+        volatile,
+        _flags("cta" in opcode.modifiers for opcode in opcodes) & (updates | fence),
+        _flags(opcode.name == "st" for opcode in opcodes),
+        fence,
+        releases,
+        acquires,
+        _flags(map(is_ticket, opcodes)),
+        (atomic | volatile) & fence.any(),
+        bool((ordered & (fence.any() | releases | acquires)).any()),
+    )
+
+
+def _flags(values: Iterable[bool]) -> Flags:
+    return np.array(list(values), np.bool_)

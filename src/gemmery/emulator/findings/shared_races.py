@@ -13,7 +13,7 @@ from gemmery.emulator.findings.clocks import Clocks, Flags, Words
 from gemmery.emulator.findings.finding import Collection
 from gemmery.emulator.findings.followed import Followed
 from gemmery.emulator.findings.grid import stored
-from gemmery.emulator.findings.orders import ACQUIRES, RELEASES, UPDATES, Orders
+from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
 from gemmery.emulator.hopper.products import Products
 from gemmery.emulator.machine import WARP, Access, Machine
@@ -54,9 +54,8 @@ class SharedRaces:
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
-        index, order = event.index, self._opcodes[event.index].modifiers
-        releases, acquires = not RELEASES.isdisjoint(order), not ACQUIRES.isdisjoint(order)
-        fences = self._orders.fences and bool(self._orders.atomic[index] or self._orders.volatile[index])
+        orders, index = self._orders, event.index
+        releases, acquires, fences = orders.releases[index], orders.acquires[index], orders.with_fences[index]
         if not (releases or acquires or fences):
             return
         for address in np.unique(addresses).tolist():

@@ -15,8 +15,8 @@ import gemmery as gm
 from gemmery import cli, report
 from gemmery.cli.pictures import FOLDER, drawn
 from gemmery.errors import ArgumentError
-from gemmery.inspection import counters, side_by_side
-from gemmery.inspection.console import show_inspection, show_side_by_side
+from gemmery.inspection import side_by_side
+from gemmery.inspection.console import SHORT, fitted, show_inspection, show_side_by_side
 from gemmery.inspection.gather import inspect_rung, shared_dtype
 from gemmery.inspection.pages import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
@@ -110,9 +110,10 @@ def test_a_line_that_calls_all_is_followed_by_what_it_calls(vectorized):
 def test_a_figure_is_whole_or_rounded_or_left_out(width, vectorized):
     """No figure is cut off: it is in the table as it is, or rounded to three digits."""
     (section,) = [section for section in sections(vectorized) if section.title.startswith("Counters")]
-    head, rows, note = counters.fitted(section.head, section.rows, width)
+    table = fitted(section, width)
+    head, rows, note = table.head, table.rows, table.notes[len(section.notes) :]
     assert sum(2 + max(map(len, column)) for column in zip(head, *rows, strict=True)) <= width
-    names = [counters.SHORT.get(name, name) if note else name for name in section.head]
+    names = [SHORT.get(name, name) if note else name for name in section.head]
     assert {"line", "conflicts", "wavefronts"} <= {section.head[names.index(name)] for name in head}
     for row, whole in zip(rows, section.rows, strict=True):
         for name, cell in zip(head, row, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich import box
@@ -12,7 +13,18 @@ from rich.text import Text
 from gemmery.inspection import counters, side_by_side
 from gemmery.inspection.records import Inspection, SideBySide
 from gemmery.inspection.sections import SOURCE, Section, codes, sections, subject
+from gemmery.report import words
 
+SHORT = {
+    "instructions": "instr",
+    "wavefronts": "waves",
+    "conflicts": "confl",
+    "requests": "req",
+    "divergent": "div",
+}
+# Left out in this order on narrow terminals.
+DISPENSABLE = ("divergent", "used", "requests", "ideal", "sectors", "flops")
+LEAST_SOURCE = 20  # characters of source that are worth showing
 STYLES = {"": "dim", side_by_side.FEWER: "green", side_by_side.MORE: "yellow", side_by_side.DIFFERS: "bold"}
 
 
@@ -21,8 +33,8 @@ def show_inspection(inspection: Inspection, console: Console, ptx: bool = False,
     console.print(Text.assemble((inspection.rung, "bold"), (f": {inspection.idea}", "dim")))
     console.print(Text(subject(inspection), style="dim"))
     for section in sections(inspection):
-        fitted = _fitted(section, console.width)
-        _show(fitted, _table(fitted), console)
+        part = fitted(section, console.width - 2)  # the table's edges
+        _show(part, _table(part), console)
     for title, text in codes(inspection, ptx, sass):
         console.print()
         console.print(Text(title, style="bold"))
@@ -49,12 +61,64 @@ def _show(section: Section, table: Table, console: Console) -> None:
         console.print(Text(note, style="dim"))
 
 
-def _fitted(section: Section, width: int) -> Section:
-    """Counters cut to the columns of a terminal; any other section as it is."""
+def fitted(section: Section, room: int) -> Section:
+    """Counters in `room` columns of a terminal, with a note on what is left out; any other section as it is.
+
+    The source is cropped first; then figures are rounded, the source is left out, and columns are.
+    """
     if SOURCE not in section.head:
         return section
-    head, rows, note = counters.fitted(section.head, section.rows, width - 2)  # the table's edges
-    return replace(section, head=head, rows=rows, notes=(*section.notes, *filter(None, [note])))
+    rounded = tuple((row[0], *map(_rounded, row[1:-1]), row[-1]) for row in section.rows)
+    short = replace(section, head=tuple(SHORT.get(name, name) for name in section.head), rows=rounded)
+    columns = list(range(len(section.head) - 1))  # all but the source
+    for table in (section, _noted(short)):
+        spare = room - _width(_columns(table, columns)) - 2
+        if spare >= LEAST_SOURCE:
+            return replace(table, rows=tuple((*row[:-1], _cropped(row[-1], spare)) for row in table.rows))
+    if room >= _width(without_source := _columns(section, columns)):
+        return without_source
+    dropped = []
+    for name in DISPENSABLE:
+        if _width(_columns(short, columns)) <= room:
+            break
+        if name in section.head:
+            dropped.append(name)
+            columns.remove(section.head.index(name))
+    return _noted(_columns(short, columns), dropped)
+
+
+def _columns(section: Section, columns: Sequence[int]) -> Section:
+    """These columns of a table."""
+    head, *rows = (tuple(row[index] for index in columns) for row in (section.head, *section.rows))
+    return replace(section, head=head, rows=tuple(rows))
+
+
+def _width(section: Section) -> int:
+    """Columns of a terminal that a table needs, with two between neighbours."""
+    return sum(2 + max(map(len, column)) for column in zip(section.head, *section.rows, strict=True))
+
+
+def _noted(section: Section, dropped: Sequence[str] = ()) -> Section:
+    without = f", {', '.join(dropped)} left out" if dropped else ""
+    note = f"Figures are rounded{without}: a wider terminal, --html and --json have all of them."
+    return replace(section, notes=(*section.notes, note))
+
+
+def _cropped(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _rounded(cell: str) -> str:
+    """A number in five characters.
+
+    >>> _rounded("4,194,304"), _rounded("9,216"), _rounded("32.0"), _rounded("")
+    ('4.19M', '9216', '32.0', '')
+    """
+    digits = cell.replace(",", "")
+    if len(digits) < 5 or not digits.isdigit():
+        return digits
+    exponent = (len(digits) - 1) // 3
+    return f"{words.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
 
 
 def _table(section: Section) -> Table:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gemmery.cuda.roofline import roofs
 from gemmery.inspection.records import EmulatorCounts, Inspection, LineCounts
 from gemmery.report import words
@@ -21,16 +19,6 @@ HEAD = (
     "flops",
     "source",
 )
-SHORT = {
-    "instructions": "instr",
-    "wavefronts": "waves",
-    "conflicts": "confl",
-    "requests": "req",
-    "divergent": "div",
-}
-# Left out in this order on narrow terminals.
-DISPENSABLE = ("divergent", "used", "requests", "ideal", "sectors", "flops")
-LEAST_SOURCE = 20  # characters of source that are worth showing
 INDENT = "\N{NO-BREAK SPACE}" * 2  # of a line that another one calls
 COMPILER_CODE = "added by the compiler"
 ROOFS = (
@@ -57,62 +45,6 @@ def of_file(counts: EmulatorCounts) -> str:
     """` of simt_smem.cu` where all lines are of one file; their numbers alone name them then."""
     files = {line.line.partition(":")[0] for line in counts.lines if not line.depth}
     return f" of {files.pop()}" if len(files) == 1 else ""
-
-
-def fitted(
-    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], room: int
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], str]:
-    """The table in `room` columns of a terminal, and a note on what is left out.
-
-    The source is cropped first; then figures are rounded, the source is left out, and columns are.
-    """
-    rounded = [(row[0], *map(_rounded, row[1:-1]), row[-1]) for row in rows]
-    names = tuple(SHORT.get(name, name) for name in head)
-    for titles, cells, note in ((head, rows, ""), (names, rounded, _note([]))):
-        spare = room - _width(titles[:-1], [row[:-1] for row in cells]) - 2
-        if spare >= LEAST_SOURCE:
-            return titles, tuple((*row[:-1], _cropped(row[-1], spare)) for row in cells), note
-    if room >= _width(head[:-1], [row[:-1] for row in rows]):
-        return head[:-1], tuple(row[:-1] for row in rows), ""
-    dropped: list[str] = []
-    columns = list(range(len(head) - 1))
-    for name in DISPENSABLE:
-        if _width([names[index] for index in columns], [[row[index] for index in columns] for row in rounded]) <= room:
-            break
-        dropped += [name] if name in head else []
-        columns = [index for index in columns if head[index] != name]
-    return (
-        tuple(names[index] for index in columns),
-        tuple(tuple(row[index] for index in columns) for row in rounded),
-        _note(dropped),
-    )
-
-
-def _note(dropped: Sequence[str]) -> str:
-    without = f", {', '.join(dropped)} left out" if dropped else ""
-    return f"Figures are rounded{without}: a wider terminal, --html and --json have all of them."
-
-
-def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Columns of a terminal that cells need, with two between neighbours."""
-    return sum(2 + max(len(row[index]) for row in (head, *rows)) for index in range(len(head)))
-
-
-def _cropped(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-def _rounded(cell: str) -> str:
-    """A number in five characters.
-
-    >>> _rounded("4,194,304"), _rounded("9,216"), _rounded("32.0"), _rounded("")
-    ('4.19M', '9216', '32.0', '')
-    """
-    digits = cell.replace(",", "")
-    if len(digits) < 5 or not digits.isdigit():
-        return digits
-    exponent = (len(digits) - 1) // 3
-    return f"{words.digits(int(digits) / 1000**exponent)}{'kMGT'[exponent - 1]}"
 
 
 def size(inspection: Inspection | EmulatorCounts, exhibit: bool) -> str:

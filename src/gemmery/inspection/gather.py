@@ -40,15 +40,9 @@ def inspect_rung(
     line: str = "",
     counters: bool = True,
 ) -> Inspection:
-    """Return registers, shared memory, occupancy, roofline, code and memory counters by line of a GPU rung.
+    """Return the resources, occupancy, rooflines, code and counters by line of a GPU rung or an exhibit.
 
-    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
-    and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as on the ladder.
-    `dtype` defaults to the rung's first; "tf32" is f32 on tensor cores. `device` is "cuda", a card ("a100") or an
-    architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No GPU is needed.
-
-    The emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
-    "simt_smem.cu:18", chooses the line whose accesses are drawn; the default is the costliest.
+    The arguments are those of `gm.inspect`; `dtype` defaults to the rung's first.
 
     >>> inspection = inspect_rung("simt_naive", n=1024, device="sm_80")
     >>> inspection.kernels[-1].spilled, inspection.loads.intensity

@@ -52,10 +52,14 @@ def inspect(
 ) -> NotebookInspection | NotebookSideBySide:
     """Show the resources, occupancy, roofline and memory counters by line of a GPU rung, or of two side by side.
 
-    It also takes an exhibit, with `n` elements. No GPU is needed. `n` defaults to 4096, `m` and `k` to `n`. `device` is
-    "cuda", a card ("a100") or an architecture ("sm_80"). `dtype` defaults to the first that the rungs take. The
-    emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
-    "simt_smem.cu:18", chooses the line whose accesses are drawn.
+    The product is C[m, n] = A[m, k] B[k, n]; an exhibit takes an array of n elements instead. `n` defaults to 4096, `m`
+    and `k` to `n`. A rung that takes only vectors gets m = 1 and a B whose columns are contiguous, as on the ladder.
+    `dtype` defaults to the first that the rungs take; "tf32" is f32 on tensor cores. `device` is "cuda", a card
+    ("a100") or an architecture ("sm_80"); it defaults to the device of this machine, or "h200" without one. No GPU is
+    needed.
+
+    The emulator takes the counters, with sides of at most 256; `counters=False` leaves them out. `line`, such as
+    "simt_smem.cu:18", chooses the line whose accesses are drawn; the default is the costliest.
 
     >>> inspection = inspect("simt_smem", n=1024, device="h200")
     >>> inspection.kernels[-1].spilled, inspection.emulated.total.bank_conflicts

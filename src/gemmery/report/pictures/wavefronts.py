@@ -46,11 +46,7 @@ class Box:
 
 
 def wavefronts_picture(access: WarpAccess, name: str = "banks") -> Plot:
-    """The banks of one access, for each group of lanes that is served together.
-
-    A box is a word, or neighbouring words, with the lanes that request it. Boxes on one bank are stacked; the highest
-    stack of a group is its number of wavefronts.
-    """
+    """The banks of one access, for each group of lanes that is served together, as READING says."""
     turns = groups(access)
     stacks = [boxes(access, group) for group in turns]
     heights = [1 + max(box.level for box in stack) for stack in stacks]

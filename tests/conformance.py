@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
+from gemmery.emulator.instructions import COMPUTED as TABLE
 from gemmery.emulator.op import NUMPY, Op
-from gemmery.emulator.ops import TABLE
 
 
 def width(kind):

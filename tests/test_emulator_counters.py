@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator import ops
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Banked, Counts, MemoryTraffic, SharedTraffic, Traffic
 from gemmery.emulator.counters.merging import Merge
+from gemmery.emulator.instructions import COMPUTED
 from gemmery.emulator.machine import Access
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.ptx.module import parse
@@ -144,7 +144,7 @@ def test_instructions_and_flops():
     counters.executed(on, 5, 6, 1, 20)
     counters.executed(on, 6, 8, 4, 128)
     counts = counters.counts()
-    op = ops.TABLE["fma.rn.f32"]
+    op = COMPUTED["fma.rn.f32"]
     assert counts.flops == 128 * op.flops == 256
     assert counts.instructions == Counter({"ld": 12, op.kind: 4, "bra": 4, "st": 1, "cp.async": 4, "ret": 4})
     assert counts.thread_instructions == 7 * 128 + 20

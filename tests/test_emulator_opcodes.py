@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.emulator import barriers, ops
+from gemmery.emulator.control import BARRIERS
+from gemmery.emulator.instructions import COMPUTED
 from gemmery.emulator.ptx.opcodes import canonical
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"
 TYPE = re.compile(r"([busf]\d+|bf16|tf32|e\dm\d|pred)(x\d)?")
 FIRST = re.compile(
-    r"(mul|mad|mul24|mad24|madc|dp2a)\.(lo|hi|wide)|shf\.[lr]|div\.full|cvt\.pack|wmma\.mma|\w+(\.cta|\.warp)?"
+    r"(mul|mad|mul24|mad24|madc|dp2a)\.(lo|hi|wide)|shf\.[lr]|div\.full|cvt\.pack|wmma\.mma"
+    r"|barrier(\.cta)?\.arrive|\w+(\.cta|\.warp)?"
 )
-SPELLED = [*ops.TABLE, *barriers.SYNC, *barriers.ARRIVE, *barriers.REDUCTIONS]
+SPELLED = [*COMPUTED, *BARRIERS]
 
 
 def shuffled(opcode, random):

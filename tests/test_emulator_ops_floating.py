@@ -13,9 +13,9 @@ import pytest
 
 from gemmery.emulator import exact
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.convert import CONVERT
-from gemmery.emulator.ops.floating import FLOATING
-from gemmery.emulator.ops.half import HALF
+from gemmery.emulator.ops.convert import TABLE as CONVERT
+from gemmery.emulator.ops.floating import TABLE as FLOATING
+from gemmery.emulator.ops.half import TABLE as HALF
 from rounding import FORMATS, decoded, encoded, negative, rounded
 
 OURS = FLOATING | HALF | CONVERT

@@ -10,7 +10,7 @@ import pytest
 
 from gemmery.emulator import fragments
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.mma import MMA
+from gemmery.emulator.ops.mma import TABLE as MMA
 from gemmery.emulator.ptx.opcodes import opcode as read
 from gemmery.errors import EmulationError
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.warp import UNDEFINED, WARP
+from gemmery.emulator.ops.warp import TABLE as WARP
+from gemmery.emulator.ops.warp import UNDEFINED
 
 FULL = 0xFFFFFFFF
 WARPS = 6

@@ -5,9 +5,9 @@ import pytest
 
 from gemmery.cuda import driver
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.convert import CONVERT
-from gemmery.emulator.ops.floating import FLOATING
-from gemmery.emulator.ops.half import HALF
+from gemmery.emulator.ops.convert import TABLE as CONVERT
+from gemmery.emulator.ops.floating import TABLE as FLOATING
+from gemmery.emulator.ops.half import TABLE as HALF
 from gpu_operands import functions, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(driver.missing()), reason=driver.missing())]

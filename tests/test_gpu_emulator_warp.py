@@ -5,8 +5,8 @@ import pytest
 
 from gemmery.cuda import driver
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ops.mma import MMA
-from gemmery.emulator.ops.warp import WARP
+from gemmery.emulator.ops.mma import TABLE as MMA
+from gemmery.emulator.ops.warp import TABLE as WARP
 from gpu_operands import functions, launch
 from test_emulator_ops_mma import ORACLES as PRODUCTS
 from test_emulator_ops_mma import SIZE, extents, real, small

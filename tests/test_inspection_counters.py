@@ -229,9 +229,9 @@ def test_a_notebook_displays_the_page():
 
 
 def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
-    from gemmery.emulator import ops
+    from gemmery.emulator import instructions
 
-    monkeypatch.delitem(ops.TABLE, "fma.rn.f32")
+    monkeypatch.delitem(instructions.TABLE, "fma.rn.f32")
     found = inspect_rung("simt_linear", n=96, device="sm_86")
     assert found.emulated is None
     assert "fma.rn.f32" in found.not_emulated

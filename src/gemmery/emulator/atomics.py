@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import modifiers, ops, reach
+from gemmery.emulator import modifiers, reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
 from gemmery.emulator.modifiers import HALVES
 from gemmery.emulator.op import NUMPY, Mask
+from gemmery.emulator.ops import half
 from gemmery.emulator.ptx import Memory
-from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.emulator.steps import Action, Lowering, Step, refused
 
 Array = NDArray[Any]
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
@@ -28,7 +29,7 @@ _BITS = ("b32", "b64")
 
 
 def _half(name: str) -> Change:
-    meaning = ops.TABLE[name].meaning
+    meaning = half.TABLE[name].meaning
     return lambda old, given: meaning(old, given[0])
 
 
@@ -72,7 +73,7 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def lower(lowering: Lowering, index: int) -> Step:
+def _step(lowering: Lowering, index: int) -> Step:
     """The step of an atom or red."""
     instruction = lowering.kernel.instructions[index]
     said = modifiers.atomic(instruction.opcode)
@@ -145,3 +146,6 @@ def _changed(
         found[now] = old
         view[index[now]] = change(old, [part[now] for part in given])
     return found
+
+
+TABLE = {"atom": Action(step=_step), "red": Action(step=_step)}

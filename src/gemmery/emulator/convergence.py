@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.discarded import used
+from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask
 from gemmery.emulator.ops.warp import LANES, sources
@@ -21,8 +22,6 @@ from gemmery.emulator.ptx import Immediate, Instruction
 from gemmery.emulator.steps import Lowering, Read, Step
 
 FULL = 0xFFFFFFFF
-_MASKED = frozenset(("shfl", "vote", "match", "redux", "elect"))
-_WHOLE = frozenset(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"))
 _NAMES = {
     "shfl sync idx": "__shfl_sync()",
     "shfl sync up": "__shfl_up_sync()",
@@ -67,13 +66,13 @@ class UndefinedValues(dict[int, Undefined]):
 
 def names_lanes(instruction: Instruction) -> bool:
     """Whether an instruction has its member mask in a register; it then starts a basic block."""
-    return instruction.opcode.name in _MASKED and not isinstance(instruction.operands[-1], Immediate)
+    return find(instruction.opcode).lanes == "mask" and not isinstance(instruction.operands[-1], Immediate)
 
 
 def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     """The lanes that instructions first ... last - 1 wait for; None for no waiting."""
     inside = lowering.kernel.instructions[first:last]
-    if any(instruction.opcode.family == "wgmma" for instruction in inside):
+    if any(find(instruction.opcode).lanes == "warpgroup" for instruction in inside):
         return Gathering(128, None)
     if any(_whole(instruction) for instruction in inside):
         return Gathering(32, None)
@@ -84,11 +83,12 @@ def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
 
 def _whole(instruction: Instruction) -> bool:
     """Whether an instruction requires all lanes of a warp."""
-    if instruction.opcode.family in _WHOLE:
+    lanes = find(instruction.opcode).lanes
+    if lanes == "warp":
         return True
     mask = instruction.operands[-1] if instruction.operands else None
     all_lanes = isinstance(mask, Immediate) and mask.bits & FULL == FULL
-    return all_lanes and instruction.guard is None and instruction.opcode.name in _MASKED
+    return lanes == "mask" and all_lanes and instruction.guard is None
 
 
 def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -109,12 +109,12 @@ def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> N
 def checked(lowering: Lowering, index: int, step: Step) -> Step:
     """The step of a warp instruction, with a report of masks that do not fit."""
     instruction = lowering.kernel.instructions[index]
-    name = instruction.opcode.name
-    if instruction.opcode.family in _WHOLE:
+    name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
+    if lanes == "warp":
         return _complete(index, step)
     if name == "selp":
         return _selecting(lowering, index, step)
-    if name not in _MASKED:
+    if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
     members = lowering.read(operands[-1], "b32", instruction)

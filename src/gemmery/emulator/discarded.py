@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gemmery.emulator.instructions import find, written
 from gemmery.emulator.ptx import Instruction, Kernel, Label, Memory, Not, Operand, Register, Vector
-
-NO_RESULT = ("st", "red", "bra", "brx", "bar", "barrier", "ret", "exit", "trap", "fence", "membar", "cp", "prefetch")
-EFFECTS = (*NO_RESULT, "ld", "atom", "shfl", "vote", "match", "redux", "call", "mma", "wmma", "stmatrix", "ldmatrix")
 
 
 def used(kernel: Kernel, index: int) -> tuple[bool, dict[int, bool]]:
@@ -35,7 +33,7 @@ def _reaches(
     """Whether all ways from an instruction use one of these registers."""
     while values and at < len(kernel.instructions):
         instruction = kernel.instructions[at]
-        name = instruction.opcode.family
+        name = instruction.opcode.name
         if name == "bra":
             if instruction.guard is not None and instruction.guard.name in values:
                 return True
@@ -62,15 +60,15 @@ def _reaches(
 
 def _after(instruction: Instruction, name: str, values: frozenset[str]) -> frozenset[str] | None:
     """The registers that hold the value after an instruction; None if the instruction uses it."""
-    results = [] if name in NO_RESULT else _names(instruction.operands[:1])
-    sources = instruction.operands if name in NO_RESULT else instruction.operands[1:]
+    results = {register.name for register in written(instruction)}
+    sources = instruction.operands[1:] if results else instruction.operands
     if instruction.guard is not None:
         return None if instruction.guard.name in values else values
     may_drop = name == "selp" or (name in ("and", "or") and instruction.opcode.type == "pred")
     reads = not values.isdisjoint(_names(sources[-1:] if name == "selp" else () if may_drop else sources))
-    if reads and (name == "selp" or name in EFFECTS):
+    if reads and (name == "selp" or find(instruction.opcode).effect):
         return None
-    return values | set(results) if reads else values - set(results)
+    return values | results if reads else values - results
 
 
 def _names(operands: Iterable[Operand]) -> list[str]:

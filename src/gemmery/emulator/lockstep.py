@@ -136,19 +136,18 @@ class LockStep:
             mask = self._waiting.sleep(mask)
             if mask is not None and not mask.any():
                 return
-        end = block.end
-        if end is None:
+        if block.end is None:
             self.places.go(mask, at + 1)
-        elif end.opcode.name == "bra":
+        elif block.way == "branch":
             self._branch(block, mask, at, block.targets[0])
-        elif end.opcode.name == "brx":
+        elif block.way == "switch":
             self._switch(block, mask)
-        elif end.opcode.name in ("ret", "exit", "trap"):
-            if end.opcode.name == "trap":
+        elif block.way == "barrier":
+            self._waiting.at_barriers.arrive(block, mask, at)
+        else:
+            if block.way == "trap":
                 self._trap(block, mask)
             self._branch(block, mask, at, self._program.stop)
-        else:
-            self._waiting.at_barriers.arrive(block, mask, at)
 
     def _branch(self, block: Block, mask: Mask, at: int, target: int) -> None:
         if block.guard is None:

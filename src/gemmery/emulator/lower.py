@@ -9,21 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import barriers, convergence, ops
-from gemmery.emulator.access import HANDLERS
+from gemmery.emulator import convergence
+from gemmery.emulator.control import Barrier, End
 from gemmery.emulator.counters.merging import Merge, merged
+from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import STORED, Mask
+from gemmery.emulator.op import STORED, Mask, Op
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Label, Not, Register
-from gemmery.emulator.steps import Faster, Lowering, Read, Step, Write, refused
-
-ENDS = frozenset(("bra", "brx", "ret", "exit", "trap", *barriers.NAMES))
-WAITS = frozenset(
-    (
-        *(f"mbarrier.{way}{phase}" for way in ("try_wait", "test_wait") for phase in ("", ".parity")),
-        "barrier.cluster.wait",
-    )
-)
+from gemmery.emulator.steps import Action, Faster, Lowering, Read, Step, Write, refused
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,7 @@ class Block:
     last: int
     steps: tuple[Step, ...]
     end: Instruction | None  # the branch, barrier or return at its end
+    way: str  # how it ends, as End.way says
     guard: Read | None  # whether a thread takes the branch; for a switch the index of the target
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
     waits: bool  # a single instruction, repeated until it succeeds
@@ -68,7 +62,7 @@ class Program:
     @cached_property
     def reductions(self) -> Mapping[int, Reduction]:
         """The reductions of barriers, by instruction."""
-        return {one.last - 1: one.reduction for one in self.blocks if one.reduction is not None}
+        return {block.last - 1: block.reduction for block in self.blocks if block.reduction is not None}
 
     @cached_property
     def merges(self) -> Mapping[int, Merge]:
@@ -96,10 +90,10 @@ def _starts(kernel: Kernel) -> list[int]:
     count = len(kernel.instructions)
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(kernel.instructions):
-        name = instruction.opcode.name
-        if name in ENDS:
+        entry = find(instruction.opcode)
+        if isinstance(entry, End):
             starts.add(index + 1)
-        if name in WAITS:
+        if entry.waits:
             starts.update((index, index + 1))
         if convergence.names_lanes(instruction):
             starts.add(index)
@@ -109,45 +103,47 @@ def _starts(kernel: Kernel) -> list[int]:
 def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) -> Block:
     kernel = lowering.kernel
     inside = kernel.instructions[first:last]
-    end = inside[-1] if inside[-1].opcode.name in ENDS else None
+    last_entry = find(inside[-1].opcode)
+    entry = last_entry if isinstance(last_entry, End) else None
+    end = None if entry is None else inside[-1]
     steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
     guard = None
     targets: tuple[int, ...] = ()
-    if end is not None:
-        name = end.opcode.name
-        if name in ("bra", "brx"):
-            targets = tuple(
-                number[kernel.labels[one.name]] for one in lowering.flat(end.operands) if isinstance(one, Label)
-            )
+    reduction = None
+    if end is not None and entry is not None:
+        if entry.way in ("branch", "switch"):
+            labels = [operand for operand in lowering.flat(end.operands) if isinstance(operand, Label)]
+            targets = tuple(number[kernel.labels[label.name]] for label in labels)
             if not targets:
                 raise refused(end)
-        elif name in ("ret", "exit", "trap"):
+        elif entry.way in ("exit", "trap"):
             targets = (number[len(kernel.instructions)],)
         if end.guard is not None:
-            if name == "brx" or name in barriers.NAMES:
+            if entry.way in ("switch", "barrier"):
                 raise refused(end, "a barrier or a switch under a guard:")
             guard = lowering.read(Not(end.guard) if end.negated else end.guard, "pred", end)
-        elif name == "brx":
+        elif entry.way == "switch":
             guard = lowering.read(end.operands[0], "u32", end)
-    waits = inside[0].opcode.name in WAITS
+        if isinstance(entry, Barrier):
+            reduction = _reduction(lowering, end, entry)
+    waits = find(inside[0].opcode).waits
     gathering = convergence.gathering(lowering, first, last)
-    return Block(first, last, steps, end, guard, targets, waits, _reduction(lowering, end), gathering)
+    way = "" if entry is None else entry.way
+    return Block(first, last, steps, end, way, guard, targets, waits, reduction, gathering)
 
 
-def _reduction(lowering: Lowering, end: Instruction | None) -> Reduction | None:
-    if end is None or end.opcode.name not in barriers.NAMES:
-        return None
-    if len(end.operands) not in barriers.operands(end.opcode.spelling):
+def _reduction(lowering: Lowering, end: Instruction, barrier: Barrier) -> Reduction | None:
+    """Check the operands of a barrier; return what it reduces."""
+    if len(end.operands) not in barrier.operands:
         raise refused(end)
-    found = barriers.REDUCTIONS.get(end.opcode.spelling)
-    for operand in end.operands[1:-1] if found else end.operands:  # the barrier's number, and a count of threads
+    way, kind = barrier.reduction
+    for operand in end.operands[1:-1] if way else end.operands:  # the barrier's number, and a count of threads
         if isinstance(operand, Register) and STORED.get(operand.type) == "u4":
             lowering.slot(operand.name, "u4")
         elif not isinstance(operand, Immediate):
             raise refused(end)
-    if found is None:
+    if not way:
         return None
-    way, kind = found
     write = lowering.write(end.operands[0], kind, end)
     if write is None:
         raise refused(end)
@@ -158,20 +154,20 @@ def _step(lowering: Lowering, index: int) -> Step:
     """Return the step of an instruction; refuse it if its operands are wrong in number or kind."""
     instruction = lowering.kernel.instructions[index]
     try:
-        return _made(lowering, index, instruction)
+        return _lower(lowering, index, instruction)
     except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise refused(instruction, "with these operands the instruction") from error
 
 
-def _made(lowering: Lowering, index: int, instruction: Instruction) -> Step:
-    op = ops.TABLE.get(instruction.opcode.spelling)
-    if op is not None:
-        step = lowering.computed(instruction, op)
-    else:
-        handler = HANDLERS.get(instruction.opcode.family)
-        if handler is None:
+def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
+    opcode = instruction.opcode
+    match find(opcode):
+        case Op() as op:
+            step = lowering.computed(instruction, op)
+        case Action() as action if action.spelled is None or action.spelled.fullmatch(opcode.spelling):
+            step = action.step(lowering, index)
+        case _:
             raise refused(instruction)
-        step = handler(lowering, index)
     step = convergence.checked(lowering, index, step)
     if instruction.guard is None:
         return step
@@ -180,16 +176,16 @@ def _made(lowering: Lowering, index: int, instruction: Instruction) -> Step:
 
 def _guarded(step: Step, read: Read, negated: bool) -> Step:
     def run(machine: Machine, mask: Mask) -> None:
-        taken = read(machine.registers)
+        active = read(machine.registers)
         if negated:
-            taken = np.logical_not(taken)
-        if taken.ndim == 0:
-            if taken:
+            active = np.logical_not(active)
+        if active.ndim == 0:
+            if active:
                 step(machine, mask)
             return
         if mask is not None:
-            taken = taken & mask
-        if taken.any():
-            step(machine, None if mask is None and taken.all() else taken)
+            active = active & mask
+        if active.any():
+            step(machine, None if mask is None and active.all() else active)
 
     return run

@@ -14,14 +14,14 @@ from gemmery.emulator import fragments, reach
 from gemmery.emulator.fragments import Fragment, Piece
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, Mask
-from gemmery.emulator.ptx import Instruction, Memory, Vector
-from gemmery.emulator.steps import Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Instruction, Memory, Opcode, Vector
+from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 Lanes = NDArray[np.bool_]
 
 
-def load_matrix(lowering: Lowering, index: int) -> Step:
+def _load_matrix(lowering: Lowering, index: int) -> Step:
     """ldmatrix."""
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
@@ -41,7 +41,7 @@ def load_matrix(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def store_matrix(lowering: Lowering, index: int) -> Step:
+def _store_matrix(lowering: Lowering, index: int) -> Step:
     """stmatrix."""
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
@@ -63,11 +63,9 @@ def store_matrix(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def warp_matrix(lowering: Lowering, index: int) -> Step:
+def _warp_matrix(lowering: Lowering, index: int) -> Step:
     """wmma.load and wmma.store; wmma.mma only computes."""
     instruction = lowering.kernel.instructions[index]
-    if instruction.opcode.name not in ("wmma.load", "wmma.store"):
-        raise refused(instruction)
     fragment = fragments.wmma_fragment(instruction.opcode)
     place, registers = instruction.operands[:2]
     loads = isinstance(place, Vector)
@@ -148,3 +146,17 @@ def _some(machine: Machine, mask: Mask, lanes: Lanes) -> Mask:
         return mask
     every = np.tile(lanes, machine.warps)
     return every if mask is None else every & mask
+
+
+def _count(opcode: Opcode) -> tuple[str, int]:
+    """A wmma.load or wmma.store counts as the machine instructions that ptxas makes of it."""
+    pieces = fragments.wmma_fragment(opcode).pieces
+    return "ldmatrix" if pieces[0].matrices else "st" if opcode.name == "wmma.store" else "ld", len(pieces)
+
+
+TABLE = {
+    "ldmatrix": Action(step=_load_matrix, lanes="warp"),
+    "stmatrix": Action(step=_store_matrix, lanes="warp"),
+    "wmma.load": Action(step=_warp_matrix, lanes="warp", count=_count),
+    "wmma.store": Action(step=_warp_matrix, lanes="warp", count=_count),
+}

@@ -7,7 +7,6 @@ modifiers are checked, and change neither a value nor a count.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,47 +81,7 @@ ATOMICS: Mapping[str, Kinds] = {
         "order": ("relaxed", "acquire", "release", "acq_rel"),
     },
 }
-_OWN, _ANY = ("shared", "shared::cta"), ("shared", "shared::cta", "shared::cluster")
-_ARRIVALS: Kinds = {"space": _ANY, "order": ("release", "relaxed"), "scope": ("cta", "cluster"), "type": ("b64",)}
-_WAITS: Kinds = {**_ARRIVALS, "space": _OWN, "order": ("acquire", "relaxed")}
-_COUNTED: Kinds = {**_ARRIVALS, "order": ("relaxed",)}
-_PLACED: Kinds = {"space": _OWN, "type": ("b64",)}
-MBARRIERS: Mapping[str, Kinds] = {
-    "mbarrier.init": _PLACED,
-    "mbarrier.inval": _PLACED,
-    "mbarrier.arrive": _ARRIVALS,
-    "mbarrier.arrive.expect_tx": _ARRIVALS,
-    "mbarrier.arrive_drop": _ARRIVALS,
-    "mbarrier.arrive_drop.expect_tx": _ARRIVALS,
-    "mbarrier.test_wait": _WAITS,
-    "mbarrier.test_wait.parity": _WAITS,
-    "mbarrier.try_wait": _WAITS,
-    "mbarrier.try_wait.parity": _WAITS,
-    "mbarrier.expect_tx": _COUNTED,
-    "mbarrier.complete_tx": _COUNTED,
-    "mbarrier.pending_count": {"type": ("b64",)},
-    "cp.async.mbarrier.arrive": {**_PLACED, "noinc": ("noinc",)},
-}
 COPIES: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
-_EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
-_ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
-POLICIES = re.compile(
-    rf"createpolicy\.(?:fractional{_EVICTED}|range(?:\.global)?{_EVICTED})(?:\.L2::evict_(?:first|unchanged))?\.b64"
-    r"|createpolicy\.cvt\.L2\.b64"
-)
-WITHOUT_EFFECT = re.compile(
-    r"prefetch(?:\.global|\.local)?\.L[12]|prefetch\.global\.L2::evict_(?:last|normal)|prefetchu\.L1"
-    r"|prefetch(?:\.const|\.param)?\.tensormap|applypriority(?:\.global)?\.L2::evict_normal"
-    r"|griddepcontrol\.(?:launch_dependents|wait)|nanosleep\.u32|pmevent(?:\.mask)?"
-)
-FENCES = re.compile(
-    rf"membar\.(?:cta|gl|sys)|fence(?:\.(?:sc|acq_rel|acquire|release))?{_ORDERED_IN}"
-    r"|fence\.mbarrier_init\.release\.cluster"
-    r"|fence\.proxy\.alias|fence\.proxy\.async(?:\.global|\.shared::cta|\.shared::cluster)?"
-    rf"|fence\.proxy\.tensormap::generic\.(?:acquire|release){_ORDERED_IN}"
-    r"|fence(?:\.proxy\.async::generic)?"
-    r"\.(?:acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
-)
 
 
 @dataclass(frozen=True)
@@ -237,16 +196,3 @@ def atomic(opcode: Opcode) -> dict[str, str] | None:
     if length == 1:
         return None if halves and operation != "add" else words
     return words if outside and length <= most and (halves or operation == "add") else None
-
-
-def mbarrier(opcode: Opcode) -> dict[str, str] | None:
-    """Read the opcode of an mbarrier instruction, by kind; returns None if ptxas refuses it.
-
-    >>> from gemmery.emulator.ptx.opcodes import opcode
-    >>> mbarrier(opcode("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"))
-    {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta', 'type': 'b64'}
-    """
-    words = sorted_out((*opcode.modifiers, *opcode.types), MBARRIERS.get(opcode.name, {}))
-    if words is None or opcode.types != ("b64",) or ("order" in words) != ("scope" in words):
-        return None
-    return words

@@ -1,12 +1,9 @@
-"""The meaning of an instruction that only computes, from registers to registers.
-
-Memory accesses, control flow and barriers are elsewhere, because they need the machine.
-"""
+"""What the emulator knows of an instruction, and the meaning of one that only computes, from registers to registers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,9 +32,24 @@ NUMPY = {
 STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", "f32": "f4", "f64": "f8"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An instruction in the table of `instructions`: what other parts need to know of it."""
+
+    kind: str = ""  # its key in Run.instructions: "fma", "mma"; "" for the first word of its name
+    issues: int = 1  # machine instructions that ptxas makes of it
+    lanes: str = ""  # whom it waits for: "mask" the lanes that its last operand names, "warp", "warpgroup", or nobody
+    writes: bool = True  # whether its first operand, if that is a register, is a result
+    effect: bool = True  # whether it does more than compute its results
+    orders: bool = False  # whether ptxas moves no access across it
+    waits: bool = False  # whether it is repeated until it succeeds, as a basic block of its own
+
+
 @dataclass(frozen=True)
-class Op:
-    """`meaning` takes the operands in order, vectors flattened, each in the NumPy type of its PTX type. It returns the
+class Op(Entry):
+    """An instruction that only computes.
+
+    `meaning` takes the operands in order, vectors flattened, each in the NumPy type of its PTX type. It returns the
     result, or a tuple of several results.
 
     The operands of a "lane" op are scalars or arrays, which NumPy broadcasts: from scalars comes a scalar. A "warp" op
@@ -49,10 +61,10 @@ class Op:
     operands: tuple[str, ...]
     meaning: Callable[..., Any]
     scope: str = "lane"  # or "warp"
-    kind: str = "alu"  # its key in Run.instructions: "fma", "mma", "shfl", "cvt", ...
     flops: int = 0  # floating-point operations of one thread ("lane") or of one warp ("warp")
-    issues: int = 1  # machine instructions that ptxas makes of it
     chains: bool = False  # `meaning` has a parameter `chain`, which may be a faster exact.chain
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
     folds: bool = False  # for min and max: there may be a third operand, combined with the result of the first two
     complement: Callable[..., Any] | None = None  # for setp: the function that gives q, if "p|q" is written
+    kind: str = field(default="alu", kw_only=True)
+    effect: bool = field(default=False, kw_only=True)

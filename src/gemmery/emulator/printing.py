@@ -18,7 +18,7 @@ from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
-from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.emulator.steps import Action, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
@@ -28,7 +28,7 @@ WIDEST = 1 << 12  # largest width and precision, in characters
 LONGEST = 1 << 16  # bytes of an unterminated string that are printed
 
 
-def handler(lowering: Lowering, index: int) -> Step:
+def _printf(lowering: Lowering, index: int) -> Step:
     """Return the step of a call of vprintf(format, buffer), which returns the number of arguments."""
     instruction = lowering.kernel.instructions[index]
     if len(instruction.operands) != 3:
@@ -128,3 +128,23 @@ class _Arguments:
             return np.zeros(0, np.uint8)
         first = int(np.broadcast_to(place + space.base, (machine.threads,))[thread])
         return space.data[first : first + count].copy()
+
+
+def _call(lowering: Lowering, index: int) -> Step:
+    """A call of a function outside the text: printf, or an error when a thread reaches it."""
+    instruction = lowering.kernel.instructions[index]
+    (name,) = instruction.opcode.modifiers
+    if name == "vprintf":
+        return _printf(lowering, index)
+    error = EmulationError(
+        f"a call of {name} ({instruction.line}) is not modelled: remove it for the emulator, for "
+        "example with #ifndef EMULATED and options=('-DEMULATED',)"
+    )
+
+    def step(machine: Machine, mask: Mask) -> None:
+        raise error
+
+    return step
+
+
+TABLE = {"call": Action(step=_call, orders=True, count=lambda opcode: (opcode.spelling, 1))}

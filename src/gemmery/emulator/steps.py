@@ -5,7 +5,9 @@ Everything known before a launch is looked up once, so that a step costs little 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -14,13 +16,14 @@ import numpy as np
 
 from gemmery.emulator import exact, specials
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import NUMPY, STORED, Mask, Op
+from gemmery.emulator.op import NUMPY, STORED, Entry, Mask, Op
 from gemmery.emulator.ptx import (
     Immediate,
     Instruction,
     Kernel,
     Memory,
     Not,
+    Opcode,
     Operand,
     Register,
     Special,
@@ -175,6 +178,18 @@ class Lowering:
         if op.chains and exact.chain in self.faster:
             return partial(op.meaning, chain=self.faster[exact.chain])
         return self.faster.get(op.meaning, op.meaning)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action(Entry):
+    """An instruction that needs the machine, or reads its operands in its own way.
+
+    `step` lowers the instruction with an index.
+    """
+
+    step: Callable[[Lowering, int], Step]
+    spelled: re.Pattern[str] | None = None  # its opcodes; None if `step` refuses those that are not modelled
+    count: Callable[[Opcode], tuple[str, int]] | None = None  # `kind` and `issues`, if they depend on the modifiers
 
 
 def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None], several: bool) -> Step:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator import convergence
-from gemmery.emulator.barriers import ARRIVE, REDUCTIONS, WARP_SYNC, WHOLE_WARP
+from gemmery.emulator.control import BARRIERS, WARP_SYNC, WHOLE_WARP
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import Block, Program, Reduction
 from gemmery.emulator.machine import WARP, Machine
@@ -128,7 +128,7 @@ class Waiting:
             for place in np.unique(places[self._sleeping]).tolist():
                 stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
         for index, mask in stuck:
-            warp_sync = machine.kernel.instructions[index].opcode.name == WARP_SYNC
+            warp_sync = machine.kernel.instructions[index].opcode.spelling == WARP_SYNC
             members = self.at_barriers.members(mask) if warp_sync else None
             for observer in machine.observers:
                 observer.deadlock(machine, index, mask, members)
@@ -149,12 +149,12 @@ class AtBarriers:
         """Threads reach the barrier that ends a basic block."""
         machine, end = self._machine, block.end
         assert end is not None
-        if end.opcode.spelling in ARRIVE:
+        if BARRIERS[end.opcode.spelling].arrives:
             self._count(end, mask, block.last - 1)
             machine.places.go(mask, at + 1)
             return
         number: Any = np.int32(WHOLE_WARP)
-        if end.opcode.name != WARP_SYNC:
+        if end.opcode.spelling != WARP_SYNC:
             number = self._numbers(end, _number_at(end), mask)
         elif machine.observers:
             convergence.check_barrier(machine, block.last - 1, mask, self._values(end, 0))
@@ -189,7 +189,9 @@ class AtBarriers:
         if not self.parked.any():
             return []
         barriers = np.unique(self._at[self.parked]).tolist()
-        of_warps = [index for index in barriers if self._machine.kernel.instructions[index].opcode.name == WARP_SYNC]
+        of_warps = [
+            index for index in barriers if self._machine.kernel.instructions[index].opcode.spelling == WARP_SYNC
+        ]
         # Threads at the block's barrier wait for those at a warp's.
         return [(index, self.parked & (self._at == index)) for index in of_warps or barriers]
 
@@ -293,10 +295,10 @@ class AtBarriers:
 
 def _number_at(instruction: Instruction) -> int:
     """The position of the barrier's number among the operands."""
-    return 1 if instruction.opcode.spelling in REDUCTIONS else 0
+    return 1 if BARRIERS[instruction.opcode.spelling].writes else 0
 
 
 def _has_count(instruction: Instruction) -> bool:
     """Whether a barrier has an explicit thread count."""
-    reduces = instruction.opcode.spelling in REDUCTIONS
-    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode.name != WARP_SYNC
+    reduces = BARRIERS[instruction.opcode.spelling].writes
+    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode.spelling != WARP_SYNC

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from textwrap import fill
 
-from gemmery.emulator import access, atomics, barriers, lower, specials
-from gemmery.emulator.ops import TABLE
+from gemmery.emulator import atomics, control, specials
+from gemmery.emulator.instructions import COMPUTED, OTHERS
+from gemmery.emulator.ptx.opcodes import opcode
 
 WIDTH = 120  # of the document's lines
 TYPE = re.compile(r"pred|([busf]|bf|tf)(\d+)(x2)?|e\dm\d(x2)?")
@@ -20,9 +21,9 @@ def instructions() -> str:
     | `popc` | b32, b64 |  | 2 |
     """
     families: dict[str, list[list[str]]] = {}
-    for opcode in TABLE:
-        name, *words = opcode.split(".")
-        families.setdefault(name, []).append(words)
+    for spelling in COMPUTED:
+        read = opcode(spelling)
+        families.setdefault(read.name, []).append([*read.modifiers, *read.types])
     lines = ["| instruction | types | modifiers | forms |", "| :--- | :--- | :--- | ---: |"]
     for name in sorted(families):
         words = [word for form in families[name] for word in form]
@@ -38,12 +39,13 @@ def machine() -> str:
     for name, kind in atomics.CHANGES:
         kinds.setdefault(name, []).append(kind)
     changes = "; ".join(f"`{name}` of {', '.join(types)}" for name, types in kinds.items())
-    control = _spans(sorted(name for name in lower.ENDS if not name.startswith("bar")))
+    ends = _spans(sorted(control.TABLE.keys() - control.BARRIERS.keys()))
+    others = _spans(sorted(OTHERS.keys() - control.TABLE.keys() - {"call"}))
     return "\n".join(
         _wrapped(line)
         for line in (
-            f"- Data, matrices and order: {_spans(name for name in access.HANDLERS if name != 'call')}.",
-            f"- Control: {control}; `call` of functions that the text defines, put in its place, and of `printf`.",
+            f"- Data, matrices and order: {others}.",
+            f"- Control: {ends}; `call` of functions that the text defines, put in its place, and of `printf`.",
             f"- `atom` and `red`: {changes}.",
             f"- Barriers of a block and of a warp: {_spans(sorted(_barriers()))}.",
             f"- Special registers: {_spans(specials.names())}.",
@@ -56,8 +58,8 @@ def _wrapped(item: str) -> str:
 
 
 def _barriers() -> set[str]:
-    every = {*barriers.SYNC, *barriers.ARRIVE, *barriers.REDUCTIONS}
-    return {opcode.replace(".cta", "").replace(".aligned", "") for opcode in every}
+    spellings = map(opcode, control.BARRIERS)
+    return {read.spelling for read in spellings if not {"cta", "aligned"} & {*read.modifiers}}
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import banks
-from gemmery.emulator import fragments, ops
 from gemmery.emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
 from gemmery.emulator.counters.merging import Merge
 from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
+from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Entry, Mask, Op
 from gemmery.emulator.ptx import Instruction, Kernel, Opcode
+from gemmery.emulator.steps import Action
 
 # The field of MemoryTraffic and of SharedTraffic for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
@@ -31,16 +32,6 @@ SHARED = {
     **dict.fromkeys(("ld", "ldmatrix"), "loads"),
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
-}
-# The kinds in Run.instructions of instructions that are told from others of their family, or count with another one.
-KINDS = {
-    **{name: name for name in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all")},
-    **{name: name for name in ("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group")},
-    **dict.fromkeys(("cp.async", "cp.async.mbarrier.arrive"), "cp.async"),
-    "bar.warp.sync": "bar.warp",
-    **dict.fromkeys(("barrier.cluster.arrive", "barrier.cluster.wait"), "barrier.cluster"),
-    **dict.fromkeys(("barrier.sync", "barrier.arrive", "barrier.red"), "bar"),
-    "exit": "ret",
 }
 PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
@@ -221,11 +212,11 @@ class Counters(Observer):
         merge = self._merges.get(index) if merged else None
         if merge is not None and merge.first != index:
             return
-        op = ops.TABLE.get(str(instruction.opcode))
-        kind, issues = _kind(instruction.opcode) if op is None else (op.kind, op.issues)
-        if op is not None:
-            yield ("flops",), op.flops * (warps if op.scope == "warp" else threads)
-        elif product := products.shape(instruction.opcode):
+        entry = find(instruction.opcode)
+        kind, issues = _kind(instruction.opcode, entry)
+        if isinstance(entry, Op):
+            yield ("flops",), entry.flops * (warps if entry.scope == "warp" else threads)
+        elif product := products.shape_of(instruction.opcode):
             yield ("flops",), product.flops * warps
         yield ("instructions", kind), warps * issues
         yield ("thread_instructions",), threads * issues
@@ -241,28 +232,21 @@ class Counters(Observer):
                 yield (space, way, name), value
 
 
-def _kind(opcode: Opcode) -> tuple[str, int]:
-    """Return the kind in Run.instructions of an instruction outside the table of ops, and the number of them.
-
-    Parameters and constants do not count as loads: the hardware reads them from their own cache, mostly as operands.
+def _kind(opcode: Opcode, entry: Entry) -> tuple[str, int]:
+    """Return the kind of an instruction in Run.instructions, and how many machine instructions it stands for.
 
     >>> from gemmery.emulator.ptx.opcodes import opcode
-    >>> [_kind(opcode(text))[0] for text in ("ld.global.v4.f32", "ld.param.u64", "cp.async.cg.shared.global")]
+    >>> [
+    ...     _kind(read, find(read))[0]
+    ...     for read in map(opcode, ("ld.global.f32", "ld.param.u64", "cp.async.cg.shared.global"))
+    ... ]
     ['ld', 'ld.param', 'cp.async']
-    >>> _kind(opcode("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32"))
+    >>> _kind(read := opcode("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32"), find(read))
     ('ld', 4)
     """
-    name = opcode.name
-    if opcode.family == "wmma":
-        pieces = fragments.wmma_fragment(opcode).pieces
-        return "ldmatrix" if pieces[0].matrices else "st" if name == "wmma.store" else "ld", len(pieces)
-    if name == "ld" and opcode.space in ("param", "const"):
-        return f"ld.{opcode.space}", 1
-    if name == "call":
-        return str(opcode), 1
-    if opcode.is_bulk:
-        return "cp.reduce" if name.startswith("cp.reduce") else "cp.async.bulk", 1
-    return KINDS.get(name, opcode.family), 1
+    if isinstance(entry, Action) and entry.count is not None:
+        return entry.count(opcode)
+    return entry.kind or opcode.family, entry.issues
 
 
 def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64], Mask]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Variable, Vector
+from gemmery.emulator.instructions import written
+from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Variable
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
-NO_RESULT = ("st", "red", "bra", "brx", "ret", "exit", "trap", "bar", "barrier", "cp")
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,6 @@ def low_bits(kernel: Kernel) -> dict[str, Low]:
 def _of_variable(variable: Variable) -> Low:
     placed = variable.space == "shared" and variable.size
     return Low(MOST, variable.offset) if placed else Low(variable.align.bit_length() - 1, 0)
-
-
-def written(instruction: Instruction) -> tuple[Register, ...]:
-    """Return the registers that an instruction writes."""
-    if not instruction.operands or instruction.opcode.family in NO_RESULT:
-        return ()
-    first = instruction.operands[0]
-    parts = first.elements if isinstance(first, Vector) else (first,)
-    return tuple(operand for operand in parts if isinstance(operand, Register))
 
 
 def _carries(instruction: Instruction) -> bool:

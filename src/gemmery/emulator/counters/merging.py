@@ -11,15 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gemmery.emulator.counters.alignment import Low, low_bits, written
+from gemmery.emulator.control import End
+from gemmery.emulator.counters.alignment import Low, low_bits
+from gemmery.emulator.instructions import find, written
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
 
 LEAST = {("ld", 16): 12}  # bytes needed of a wide access: three words are loaded as four
 KEPT = frozenset(("volatile", "mmio"))  # ptxas never merges these; it merges relaxed, acquire and release
 SMALLEST = {"ld": 4, "st": 2}  # sizes in bytes of accesses that may be merged
-ENDS = ("bra", "brx", "ret", "exit", "trap", "bar", "barrier", "call")
-ORDERS = ("membar", "fence", "cp", "mbarrier")  # ptxas moves no access across these
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[AccessStream, 
         return {key: streams.pop(key) for key in list(streams) if key[0] in kinds and space in ("", key[1])}
 
     for index, instruction in enumerate(kernel.instructions):
-        kind = instruction.opcode.family
-        if index in starts or kind in ENDS or kind in ORDERS:
+        kind = instruction.opcode.name
+        if index in starts or find(instruction.opcode).orders:
             yield close(("ld", "st"), "")
         if kind in ("atom", "red"):
             yield close(("ld", "st"), _space(instruction))
@@ -147,12 +147,12 @@ class _Bases:
         passing: set[str] = set()  # registers that may differ in the next basic block
         ended = False
         for index, instruction in enumerate(kernel.instructions):
-            name = instruction.opcode.family
+            name = instruction.opcode.name
             if ended or index in starts:
                 for register_name in passing:
                     del known[register_name]
                 passing.clear()
-            ended = name in ENDS
+            ended = isinstance(find(instruction.opcode), End)
             if name in ("ld", "st"):
                 memory = instruction.operands[name == "ld"]
                 if isinstance(memory, Memory):
@@ -168,7 +168,7 @@ class _Bases:
 
     def _moved(self, instruction: Instruction, known: Mapping[str, tuple[Base, int]]) -> tuple[Base, int] | None:
         """Return the base and offset of an instruction's result if its operands determine them."""
-        name = instruction.opcode.family
+        name = instruction.opcode.name
         if instruction.guard is not None or name not in ("mov", "add", "sub", "or"):
             return None
         source, *rest = instruction.operands[1:]

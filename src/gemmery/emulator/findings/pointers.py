@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
 from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Opcode, Operand, Register, Symbol, Vector
@@ -191,11 +192,7 @@ def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[st
 
 
 def _makes_wide(instruction: Instruction) -> bool:
-    if not instruction.operands or instruction.opcode.name in ("st", "stmatrix", "red"):
-        return False
-    first = instruction.operands[0]
-    elements = first.elements if isinstance(first, Vector) else (first,)
-    return any(isinstance(each, Register) and STORED.get(each.type) == "u8" for each in elements)
+    return any(STORED.get(register.type) == "u8" for register in written(instruction))
 
 
 def _names(target: Operand) -> Iterable[str]:
@@ -240,9 +237,8 @@ def _makers(kernel: Kernel) -> Makers:
     """The instructions that write each register."""
     makers: Makers = {}
     for instruction in kernel.instructions:
-        if instruction.operands and instruction.opcode.name not in ("st", "stmatrix", "red", "bra"):
-            for name in _names(instruction.operands[0]):
-                makers.setdefault(name, []).append(instruction)
+        for register in written(instruction):
+            makers.setdefault(register.name, []).append(instruction)
     return makers
 
 

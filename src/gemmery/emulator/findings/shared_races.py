@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.barriers import ARRIVE
+from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Flags, Words
 from gemmery.emulator.findings.finding import Collection
@@ -94,7 +94,7 @@ class SharedRaces:
         warps = self.followed.warps(mask)
         if barrier < 0:
             self.clocks.meets_itself(warps)
-        elif self._opcodes[index].name in ARRIVE:
+        elif BARRIERS[self._opcodes[index].spelling].arrives:
             self.clocks.release(warps, barrier)
         else:
             self.clocks.acquire(warps, barrier)  # from threads that arrived and did not wait

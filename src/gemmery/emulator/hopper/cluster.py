@@ -16,7 +16,7 @@ from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Indices, Mask, Values
-from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.emulator.steps import Action, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
 SPACE = "shared::cluster"
@@ -127,7 +127,7 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
     return blocks
 
 
-def map_address(lowering: Lowering, index: int) -> Step:
+def _map_address(lowering: Lowering, index: int) -> Step:
     """mapa: map an address to the shared memory of the block with a rank."""
     instruction = lowering.kernel.instructions[index]
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
@@ -148,7 +148,7 @@ def map_address(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def rank_of(lowering: Lowering, index: int) -> Step:
+def _rank_of(lowering: Lowering, index: int) -> Step:
     """getctarank: the rank of the block that an address belongs to."""
     instruction = lowering.kernel.instructions[index]
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
@@ -200,13 +200,20 @@ class Barrier:
         report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 
 
-def barrier(lowering: Lowering, index: int) -> Step:
+def _barrier(lowering: Lowering, index: int) -> Step:
     """barrier.cluster.arrive and barrier.cluster.wait."""
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
-    kinds = _BARRIERS.get(opcode.name)
-    if kinds is None or sorted_out((*opcode.modifiers, *opcode.types), kinds) is None:
+    if opcode.types or sorted_out(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)
     if opcode.name == "barrier.cluster.arrive":
         return lambda machine, mask: machine.unit(Barrier).arrive(index, mask)
     return lambda machine, mask: machine.unit(Barrier).wait(index, mask)
+
+
+TABLE = {
+    "mapa": Action(step=_map_address, effect=False),
+    "getctarank": Action(step=_rank_of, effect=False),
+    "barrier.cluster.arrive": Action(step=_barrier, kind="barrier.cluster", orders=True),
+    "barrier.cluster.wait": Action(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
+}

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator import modifiers
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
+from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Indices, Mask
-from gemmery.emulator.ptx import Instruction, Memory
-from gemmery.emulator.steps import Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Instruction, Memory, Opcode
+from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -148,13 +148,32 @@ def _distinct(places: Indices, count: int) -> Indices:
 # ---- instructions ----
 
 
-def handler(lowering: Lowering, index: int) -> Step:
-    """mbarrier.*"""
-    instruction = lowering.kernel.instructions[index]
-    name, by_kind = instruction.opcode.name, modifiers.mbarrier(instruction.opcode)
-    if by_kind is None or len(instruction.operands) not in _OPERANDS[name]:
-        raise refused(instruction)
-    return _HANDLERS[name](lowering, instruction, index, by_kind)
+def _read(opcode: Opcode, kinds: Kinds) -> ByKind | None:
+    """Return the modifiers of an instruction by kind; None if ptxas refuses it.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> _read(opcode("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"), _WAITS)
+    {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta'}
+    """
+    by_kind = sorted_out(opcode.modifiers, kinds)
+    return (
+        None if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind) else by_kind
+    )
+
+
+def _entry(
+    lower: Callable[..., Step], kinds: Kinds, *operands: int, kind: str = "mbarrier", waits: bool = False
+) -> Action:
+    """An instruction with these modifiers and numbers of operands."""
+
+    def step(lowering: Lowering, index: int) -> Step:
+        instruction = lowering.kernel.instructions[index]
+        by_kind = _read(instruction.opcode, kinds)
+        if by_kind is None or len(instruction.operands) not in operands:
+            raise refused(instruction)
+        return lower(lowering, instruction, index, by_kind)
+
+    return Action(step=step, kind=kind, waits=waits, orders=True)
 
 
 def address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
@@ -297,12 +316,8 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_
     return step
 
 
-def copies_arrive(lowering: Lowering, index: int) -> Step:
+def _copies_arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
-    instruction = lowering.kernel.instructions[index]
-    by_kind = modifiers.mbarrier(instruction.opcode)
-    if by_kind is None:
-        raise refused(instruction)
     where = address(lowering, instruction.operands[0], instruction, by_kind)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -319,34 +334,24 @@ def copies_arrive(lowering: Lowering, index: int) -> Step:
     return step
 
 
-# The numbers of operands that an instruction may have.
-_OPERANDS = {
-    "mbarrier.init": (2,),
-    "mbarrier.inval": (1,),
-    "mbarrier.arrive": (1, 2, 3),
-    "mbarrier.arrive.expect_tx": (2, 3),
-    "mbarrier.arrive_drop": (1, 2, 3),
-    "mbarrier.arrive_drop.expect_tx": (2, 3),
-    "mbarrier.test_wait": (3,),
-    "mbarrier.test_wait.parity": (3,),
-    "mbarrier.try_wait": (3, 4),  # the last operand is a time limit
-    "mbarrier.try_wait.parity": (3, 4),
-    "mbarrier.expect_tx": (2,),
-    "mbarrier.complete_tx": (2,),
-    "mbarrier.pending_count": (2,),
-}
-_HANDLERS = {
-    "mbarrier.init": _init,
-    "mbarrier.inval": _inval,
-    "mbarrier.arrive": _arrive,
-    "mbarrier.arrive.expect_tx": _arrive,
-    "mbarrier.arrive_drop": _arrive,
-    "mbarrier.arrive_drop.expect_tx": _arrive,
-    "mbarrier.expect_tx": _transaction,
-    "mbarrier.complete_tx": _transaction,
-    "mbarrier.test_wait": _wait,
-    "mbarrier.test_wait.parity": _wait,
-    "mbarrier.try_wait": _wait,
-    "mbarrier.try_wait.parity": _wait,
-    "mbarrier.pending_count": _pending_count,
+_OWN, _ANY = ("shared", "shared::cta"), ("shared", "shared::cta", "shared::cluster")
+_ARRIVALS: Kinds = {"space": _ANY, "order": ("release", "relaxed"), "scope": ("cta", "cluster")}
+_WAITS: Kinds = {**_ARRIVALS, "space": _OWN, "order": ("acquire", "relaxed")}
+_COUNTED: Kinds = {**_ARRIVALS, "order": ("relaxed",)}
+_PLACED: Kinds = {"space": _OWN}
+TABLE = {
+    "mbarrier.init": _entry(_init, _PLACED, 2),
+    "mbarrier.inval": _entry(_inval, _PLACED, 1),
+    "mbarrier.arrive": _entry(_arrive, _ARRIVALS, 1, 2, 3),
+    "mbarrier.arrive.expect_tx": _entry(_arrive, _ARRIVALS, 2, 3),
+    "mbarrier.arrive_drop": _entry(_arrive, _ARRIVALS, 1, 2, 3),
+    "mbarrier.arrive_drop.expect_tx": _entry(_arrive, _ARRIVALS, 2, 3),
+    "mbarrier.expect_tx": _entry(_transaction, _COUNTED, 2),
+    "mbarrier.complete_tx": _entry(_transaction, _COUNTED, 2),
+    "mbarrier.test_wait": _entry(_wait, _WAITS, 3, waits=True),
+    "mbarrier.test_wait.parity": _entry(_wait, _WAITS, 3, waits=True),
+    "mbarrier.try_wait": _entry(_wait, _WAITS, 3, 4, waits=True),  # the last operand is a time limit
+    "mbarrier.try_wait.parity": _entry(_wait, _WAITS, 3, 4, waits=True),
+    "mbarrier.pending_count": _entry(_pending_count, {}, 2),
+    "cp.async.mbarrier.arrive": _entry(_copies_arrive, {**_PLACED, "noinc": ("noinc",)}, 1, kind="cp.async"),
 }

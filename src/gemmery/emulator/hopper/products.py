@@ -57,11 +57,11 @@ class WgmmaShape:
         return 2 * 16 * self.n * DEPTH // _SIZES[self.a]
 
 
-def shape(opcode: Opcode) -> WgmmaShape | None:
+def shape_of(opcode: Opcode) -> WgmmaShape | None:
     """Return the shape and the types of a wgmma.mma_async; None if there is no such instruction.
 
     >>> from gemmery.emulator.ptx.opcodes import opcode
-    >>> shape(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
+    >>> shape_of(opcode("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")).registers
     64
     """
     match = _SPELLED.fullmatch(str(opcode))

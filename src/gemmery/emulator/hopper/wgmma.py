@@ -5,36 +5,40 @@ PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellane
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 
 from gemmery.emulator.hopper.descriptors import ROWS, WgmmaOperand
-from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape
+from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Lowering, Step, refused
+from gemmery.emulator.steps import Action, Lowering, Step, refused
 
 
-def handler(lowering: Lowering, index: int) -> Step:
-    """wgmma.*"""
+def _fence(lowering: Lowering, index: int) -> Step:
+    return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
+
+
+def _commit(lowering: Lowering, index: int) -> Step:
+    return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
+
+
+def _wait(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
-    spelling = str(instruction.opcode)
-    if spelling == "wgmma.fence.sync.aligned":
-        return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
-    if spelling == "wgmma.commit_group.sync.aligned":
-        return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
-    if spelling == "wgmma.wait_group.sync.aligned":
-        pending = instruction.operands[0]
-        if not isinstance(pending, Immediate):
-            raise refused(instruction)
-        return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
-    shape_ = shape(instruction.opcode)
-    if shape_ is None:
+    pending = instruction.operands[0]
+    if not isinstance(pending, Immediate):
         raise refused(instruction)
-    return _multiply(lowering, instruction, index, shape_)
+    return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
 
 
-def _multiply(lowering: Lowering, instruction: Instruction, index: int, shape: WgmmaShape) -> Step:
+def _multiply(lowering: Lowering, index: int) -> Step:
+    instruction = lowering.kernel.instructions[index]
+    shape = shape_of(instruction.opcode)
+    if shape is None:
+        raise refused(instruction)
     sums, a, b, *rest = instruction.operands
     if not isinstance(sums, Vector) or len(sums.elements) != shape.registers:
         raise refused(instruction, f"{shape.registers} registers of sums are needed:")
@@ -126,11 +130,25 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
     return starts[complete]
 
 
-def registers_of(lowering: Lowering, index: int) -> Step:
+def _registers(lowering: Lowering, index: int) -> Step:
     """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
     instruction = lowering.kernel.instructions[index]
     count = instruction.operands[0]
-    known = str(instruction.opcode) in ("setmaxnreg.inc.sync.aligned.u32", "setmaxnreg.dec.sync.aligned.u32")
-    if not known or not isinstance(count, Immediate) or count.bits % 8 or not 24 <= count.bits <= 256:
+    if not isinstance(count, Immediate) or count.bits % 8 or not 24 <= count.bits <= 256:
         raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
     return lambda machine, mask: None
+
+
+def _of_groups(step: Callable[[Lowering, int], Step], name: str) -> Action:
+    """An instruction for which a whole warpgroup waits."""
+    spelled = re.compile(rf"wgmma\.{name}\.sync\.aligned")
+    return Action(step=step, spelled=spelled, kind=f"wgmma.{name}", lanes="warpgroup")
+
+
+TABLE = {
+    "wgmma.fence": _of_groups(_fence, "fence"),
+    "wgmma.commit_group": _of_groups(_commit, "commit_group"),
+    "wgmma.wait_group": _of_groups(_wait, "wait_group"),
+    "wgmma.mma_async": Action(step=_multiply, lanes="warpgroup"),
+    "setmaxnreg": Action(step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")),
+}

@@ -131,7 +131,7 @@ def op(result: str, operands: tuple[str, ...], meaning: Meaning) -> Op:
     return Op((result,), operands, meaning, kind="bits")
 
 
-BITFIELD: dict[str, Op] = {
+TABLE: dict[str, Op] = {
     **{f"popc.{t}": op("u32", (t,), popc) for t in ("b32", "b64")},
     **{f"clz.{t}": op("u32", (t,), clz) for t in ("b32", "b64")},
     **{f"bfind.{t}": op("u32", (t,), bfind) for t in WORDS},

@@ -216,7 +216,7 @@ def slct_flushed(a: Values, b: Values, c: Values) -> Values:
 
 SELECTED = (*INTEGERS, "f32", "f64")
 
-COMPARE: dict[str, Op] = {
+TABLE: dict[str, Op] = {
     **setp(),
     **setp_packed(),
     **set_(),

@@ -332,7 +332,7 @@ def _8_bits() -> dict[str, Op]:
     return table
 
 
-CONVERT: dict[str, Op] = {
+TABLE: dict[str, Op] = {
     **_between_integers(),
     **_pack(),
     **_from_integers(),

@@ -263,4 +263,4 @@ def _bitwise() -> dict[str, Op]:
     return table
 
 
-FLOATING: dict[str, Op] = _arithmetic() | _rounded_functions() | _approximations() | _bitwise()
+TABLE: dict[str, Op] = _arithmetic() | _rounded_functions() | _approximations() | _bitwise()

@@ -191,4 +191,4 @@ def _exp2_of_bf16(bits: Values) -> Values:
     return to_bf16(flushed(from_bf16(to_bf16(np.exp2(np.float64(1) * flushed(from_bf16(bits)))))))
 
 
-HALF: dict[str, Op] = _arithmetic() | _functions()
+TABLE: dict[str, Op] = _arithmetic() | _functions()

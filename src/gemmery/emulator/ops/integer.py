@@ -257,4 +257,4 @@ def products() -> dict[str, Op]:
     return table
 
 
-INTEGER: dict[str, Op] = {**arithmetic(), **products(), **dots(), **with_carry()}
+TABLE: dict[str, Op] = {**arithmetic(), **products(), **dots(), **with_carry()}

@@ -89,7 +89,7 @@ def prmt_mode(mode: str) -> Meaning:
     return lambda a, b, c: prmt(a, b, selectors[c & 3])
 
 
-LOGIC: dict[str, Op] = {
+TABLE: dict[str, Op] = {
     **{
         f"{name}.{t}": Op((t,), (t, t), meaning, kind="logic")
         for name, meaning in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))

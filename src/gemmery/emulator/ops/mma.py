@@ -132,6 +132,8 @@ def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = Fa
         chains=a.type == "f64",
         scope="warp",
         kind="mma",
+        lanes="warp",
+        effect=True,
         flops=2 * patterns * 64 * a.depth,
         issues=issues,
     )
@@ -180,4 +182,4 @@ def _wmma() -> dict[str, Op]:
     return table
 
 
-MMA = {**_mma(), **_wmma()}
+TABLE: dict[str, Op] = {**_mma(), **_wmma()}

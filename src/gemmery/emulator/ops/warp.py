@@ -147,7 +147,7 @@ def _reductions() -> dict[str, Op]:
 
     def add(name: str, kind: str, fold: np.ufunc, identity: float, magnitude: bool = False) -> None:
         meaning = partial(_redux, fold, np.dtype(NUMPY[kind]).type(identity), magnitude)
-        table[f"redux.sync.{name}.{kind}"] = Op((kind,), (kind, "b32"), meaning, "warp", "redux")
+        table[f"redux.sync.{name}.{kind}"] = _op((kind,), (kind, "b32"), meaning, "redux")
 
     for kind in ("u32", "s32"):
         limits = np.iinfo(NUMPY[kind])
@@ -171,23 +171,27 @@ def _movmatrix(_active: Array, a: Array) -> Array:
     return transposed(a)
 
 
-WARP = {
+def _op(results: tuple[str, ...], operands: tuple[str, ...], meaning: Callable[..., Any], kind: str) -> Op:
+    """An instruction whose lanes wait for those that the last operand names."""
+    return Op(results, operands, meaning, "warp", kind=kind, lanes="mask", effect=True)
+
+
+TABLE: dict[str, Op] = {
     **{
-        f"shfl.sync.{name}.b32": Op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "warp", "shfl")
+        f"shfl.sync.{name}.b32": _op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl")
         for name, mode in _SHUFFLES.items()
     },
     **{
-        f"vote.sync.{name}.pred": Op(("pred",), ("pred", "b32"), meaning, "warp", "vote")
+        f"vote.sync.{name}.pred": _op(("pred",), ("pred", "b32"), meaning, "vote")
         for name, meaning in {"all": _all, "any": _any, "uni": _uni}.items()
     },
-    "vote.sync.ballot.b32": Op(("b32",), ("pred", "b32"), _ballot, "warp", "vote"),
-    "activemask.b32": Op(("b32",), (), _activemask, "warp", "vote"),
-    "elect.sync": Op(("b32", "pred"), ("b32",), _elect, "warp", "elect"),
-    **{f"match.any.sync.{kind}": Op(("b32",), (kind, "b32"), _match_any, "warp", "match") for kind in ("b32", "b64")},
-    **{
-        f"match.all.sync.{kind}": Op(("b32", "pred"), (kind, "b32"), _match_all, "warp", "match")
-        for kind in ("b32", "b64")
-    },
+    "vote.sync.ballot.b32": _op(("b32",), ("pred", "b32"), _ballot, "vote"),
+    "activemask.b32": Op(("b32",), (), _activemask, "warp", kind="vote"),
+    "elect.sync": _op(("b32", "pred"), ("b32",), _elect, "elect"),
+    **{f"match.any.sync.{kind}": _op(("b32",), (kind, "b32"), _match_any, "match") for kind in ("b32", "b64")},
+    **{f"match.all.sync.{kind}": _op(("b32", "pred"), (kind, "b32"), _match_all, "match") for kind in ("b32", "b64")},
     **_reductions(),
-    "movmatrix.sync.aligned.m8n8.trans.b16": Op(("b32",), ("b32",), _movmatrix, "warp", "movmatrix"),
+    "movmatrix.sync.aligned.m8n8.trans.b16": Op(
+        *(("b32",), ("b32",), _movmatrix, "warp"), kind="movmatrix", lanes="warp", effect=True
+    ),
 }

@@ -10,23 +10,11 @@ import re
 from functools import cache, lru_cache
 from itertools import takewhile
 
-from gemmery.emulator import barriers, modifiers, ops
+from gemmery.emulator.control import BARRIERS
+from gemmery.emulator.instructions import COMPUTED, OTHERS
+from gemmery.emulator.modifiers import SPACES
 from gemmery.emulator.ptx import Opcode
 
-# Words that with the first one name an instruction: cp.async.bulk. `cta` may stand among them: bar.cta.sync.
-_NAMES = {
-    **dict.fromkeys(("bar", "barrier"), ("warp", "cluster", "sync", "arrive", "wait", "red")),
-    "cp": (
-        *("reduce", "async", "bulk", "prefetch", "tensor", "mbarrier", "arrive"),
-        *("commit_group", "wait_group", "wait_all"),
-    ),
-    "mbarrier": (
-        *("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "parity"),
-        "pending_count",
-    ),
-    "wgmma": ("fence", "commit_group", "wait_group", "mma_async"),
-    "wmma": ("load", "store", "mma"),
-}
 # Words that must come before all others: mul.lo, shf.l, cp.async.bulk.
 _LEADS = {
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "madc", "dp2a"), ("lo", "hi", "wide")),
@@ -74,13 +62,11 @@ def opcode(text: str) -> Opcode:
     if not set(words).isdisjoint(_LEADS.get(family, ())):  # cvta.u64.to.global: no instruction has this name
         return Opcode(spelling, (), (), spelling, spelling, "")
     words = [*lead, *words]
-    naming = _NAMES.get(family, ())
-    length = len(list(takewhile(lambda word: word in naming or (naming and word == "cta"), words)))
-    name = ".".join((family, *(word for word in words[:length] if word != "cta")))
-    others = [*(word for word in words[:length] if word == "cta"), *words[length:]]
+    length = len(list(takewhile(lambda word: word in _naming().get(family, ()), words)))
+    name, others = ".".join((family, *words[:length])), words[length:]
     types = tuple(word for word in others if _IN_TURN[0].fullmatch(word))
     rest = tuple(word for word in others if word not in types)
-    space = next((word for word in rest if word in modifiers.SPACES), "")
+    space = next((word for word in rest if word in SPACES), "")
     return Opcode(name, rest, types, spelling, family, space.removesuffix("::cta").removesuffix("::entry"))
 
 
@@ -91,7 +77,7 @@ def canonical(text: str) -> str:
     >>> canonical("ldmatrix.sync.aligned.x4.m8n8.shared.b16"), canonical("add.f32.ftz.rn")
     ('ldmatrix.sync.aligned.m8n8.x4.shared.b16', 'add.rn.ftz.f32')
     """
-    if text in ops.TABLE or "." not in text:
+    if text in COMPUTED or "." not in text:
         return text
     name, lead, words = _parted(text)
     if name in _spelled():
@@ -127,10 +113,20 @@ def _key(name: str, lead: list[str], words: list[str]) -> SpellingKey:
 
 
 @cache
+def _naming() -> dict[str, set[str]]:
+    """The words that with the first one name an instruction, as in cp.async.bulk."""
+    families: dict[str, set[str]] = {}
+    for name in OTHERS.keys() - BARRIERS.keys():
+        family, *words = name.split(".")
+        families.setdefault(family, set()).update(words)
+    return families
+
+
+@cache
 def _spelled() -> dict[str, list[str]]:
     """All opcodes that compute and those of barriers, by their first word."""
     families: dict[str, list[str]] = {}
-    for spelling in (*ops.TABLE, *barriers.SYNC, *barriers.ARRIVE, *barriers.REDUCTIONS):
+    for spelling in (*COMPUTED, *BARRIERS):
         families.setdefault(spelling.partition(".")[0], []).append(spelling)
     return families
 

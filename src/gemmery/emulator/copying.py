@@ -1,0 +1,86 @@
+"""cp.async, and the groups in which threads wait for their copies.
+
+PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gemmery.emulator import modifiers, reach
+from gemmery.emulator.copies import Copies
+from gemmery.emulator.machine import Machine
+from gemmery.emulator.op import STORED, Mask
+from gemmery.emulator.ptx import Immediate, Instruction, Memory, Not, Register
+from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
+
+
+def _instruction(lowering: Lowering, index: int, count: int) -> Instruction:
+    """Return an instruction without modifiers, which must have so many operands."""
+    instruction = lowering.kernel.instructions[index]
+    if instruction.opcode.modifiers or instruction.opcode.types or len(instruction.operands) != count:
+        raise refused(instruction)
+    return instruction
+
+
+def _commit(lowering: Lowering, index: int) -> Step:
+    _instruction(lowering, index, 0)
+    return lambda machine, mask: machine.unit(Copies).commit(mask)
+
+
+def _wait_all(lowering: Lowering, index: int) -> Step:
+    _instruction(lowering, index, 0)
+    return lambda machine, mask: machine.unit(Copies).wait_all(mask)
+
+
+def _wait(lowering: Lowering, index: int) -> Step:
+    instruction = _instruction(lowering, index, 1)
+    pending = instruction.operands[0]
+    if not isinstance(pending, Immediate):
+        raise refused(instruction)
+    return lambda machine, mask: machine.unit(Copies).wait(mask, pending.bits)
+
+
+def _copy(lowering: Lowering, index: int) -> Step:
+    """cp.async of 4, 8 or 16 bytes."""
+    instruction = lowering.kernel.instructions[index]
+    words = modifiers.copy(instruction.opcode)
+    if words is None:
+        raise refused(instruction)
+    match instruction.operands[: len(instruction.operands) - ("policy" in words)]:
+        case Memory() as target, Memory() as source, Immediate(width), *more if len(more) < 2:
+            pass
+        case _:
+            raise refused(instruction)
+    if width not in ((16,) if words["cache"] == "cg" else (4, 8, 16)):
+        raise refused(instruction, f"{width} bytes:")
+    to, out_of = lowering.address(target, instruction), lowering.address(source, instruction)
+    # The fourth operand is the number of bytes to read (the rest is zeros), or a predicate: true reads nothing.
+    extra: Read | None = None
+    ignored = False
+    match more:
+        case [Not() | Register(type="pred") as predicate]:
+            extra, ignored = lowering.read(predicate, "pred", instruction), True
+        case [Immediate(count)] if count > width:
+            raise refused(instruction, f"{count} of {width} bytes:")
+        case [Immediate() | Register() as size] if not (isinstance(size, Register) and STORED[size.type] != "u4"):
+            extra = lowering.read(size, "u32", instruction)
+        case [_]:
+            raise refused(instruction)
+
+    def step(machine: Machine, mask: Mask) -> None:
+        registers = machine.registers
+        size = None
+        if extra is not None:
+            size = np.where(extra(registers), 0, width) if ignored else extra(registers).astype(np.int64)
+        reach.copy(machine, index, to(registers), out_of(registers), mask, width, size)
+
+    return step
+
+
+TABLE = {
+    "cp.async": Action(step=_copy, kind="cp.async", orders=True),
+    "cp.async.commit_group": Action(step=_commit, kind="cp.async.commit_group", orders=True),
+    "cp.async.wait_group": Action(step=_wait, kind="cp.async.wait_group", orders=True),
+    "cp.async.wait_all": Action(step=_wait_all, kind="cp.async.wait_all", orders=True),
+}

@@ -10,7 +10,8 @@ from pathlib import Path
 from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Matrix, Module, vector
+from gemmery.cpu.ir import Matrix, Module
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import host
 from gemmery.experiments import LADDER

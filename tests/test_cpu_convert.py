@@ -11,7 +11,8 @@ import pytest
 from gemmery import dtypes
 from gemmery.cpu import abi, jit
 from gemmery.cpu.convert import load_as, store_as
-from gemmery.cpu.ir import SIZES, Module
+from gemmery.cpu.ir import Module
+from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.target import host
 from operands import numpy_dtype
 

@@ -18,7 +18,8 @@ import pytest
 import gemmery
 from gemmery import cache
 from gemmery.cpu import jit, pool_code, workspace
-from gemmery.cpu.ir import Module, vector
+from gemmery.cpu.ir import Module
+from gemmery.cpu.ir_types import vector
 from gemmery.cpu.target import Target, host
 from gemmery.errors import CompileError
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.cpu import jit
-from gemmery.cpu.ir import Function, Module, Value, lanes_of, size_of, vector
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import lanes_of, size_of, vector
 from gemmery.cpu.target import Target, host
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem

@@ -17,7 +17,8 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
-from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
+from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.pack import transpose
 from gemmery.cpu.pack_complex import times_i

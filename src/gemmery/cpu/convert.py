@@ -7,7 +7,8 @@ there are none.
 
 from __future__ import annotations
 
-from gemmery.cpu.ir import Function, Value, vector, with_element
+from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.ir_types import vector, with_element
 from gemmery.dtypes import DType
 
 

@@ -17,7 +17,8 @@ from functools import partial
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
+from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.target import Target, direct_tile
 from gemmery.tuples import NamedTuple
 

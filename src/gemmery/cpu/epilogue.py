@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from gemmery.cpu.convert import narrow
-from gemmery.cpu.ir import Function, Value, element_of, with_element
+from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.ir_types import element_of, with_element
 from gemmery.dtypes import DType
 from gemmery.tuples import NamedTuple
 

@@ -10,7 +10,8 @@ from typing import cast
 import numpy as np
 
 from gemmery.cpu import jit, target, workspace
-from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.target import Target
 from gemmery.dtypes import Array
 

@@ -21,7 +21,8 @@ from gemmery.cpu import gemv_forms
 from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import load_as, store_as
 from gemmery.cpu.epilogue import activate
-from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import SHORT, Product, vector_room
 

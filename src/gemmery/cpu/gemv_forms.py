@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as, widen
-from gemmery.cpu.ir import SIZES, Function, Value, element_of, lanes_of, vector
+from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
 from gemmery.cpu.ukernel import Product
 
 PARAMS = (

@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 
 from gemmery.cpu import atomics, pack, pack_complex
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Function, Module, Value
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.panels import STACK, buffers, operands, panel_bytes, steps_of
 from gemmery.cpu.target import SHALLOW, Target, Tile, tile
 from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop

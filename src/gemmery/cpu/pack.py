@@ -12,7 +12,8 @@ from contextlib import ExitStack
 
 from gemmery import dtypes
 from gemmery.cpu.convert import load_as
-from gemmery.cpu.ir import SIZES, Function, Module, Value, element_of, lanes_of, vector
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
 from gemmery.cpu.panels import Panels, panel_bytes, steps_of
 from gemmery.cpu.ukernel import multiply_add
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gemmery.cpu.ir import SIZES, Function, Value, lanes_of
+from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.ir_types import SIZES, lanes_of
 from gemmery.cpu.pack import Routine, copy_transposed, load, panel, row_at, transpose, under_masks
 from gemmery.cpu.panels import Panels
 

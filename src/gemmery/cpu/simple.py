@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Function, Matrix, Module, Value, vector
+from gemmery.cpu.ir import Function, Matrix, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.target import Target
 
 

@@ -20,7 +20,8 @@ from gemmery import dtypes
 from gemmery.cpu import jit, pack
 from gemmery.cpu.abi import Args
 from gemmery.cpu.build import even
-from gemmery.cpu.ir import SIZES, Function, Module, Value, Var, vector
+from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import Panels, operands, panel_bytes
 from gemmery.cpu.target import Target, host, tile

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
-from gemmery.cpu.ir import SIZES, Function, Module, Value, vector
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.target import Target
 from gemmery.tuples import NamedTuple
 

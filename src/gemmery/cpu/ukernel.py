@@ -123,7 +123,7 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     """Return total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
         return f.fma(a, b, total)
-    from gemmery.cpu.ir import vector
+    from gemmery.cpu.ir_types import vector
 
     bits = 8 * f.target.vector_bytes
     cells = vector(f.target.lanes(SIZES[product.packed]), product.packed)
@@ -166,7 +166,7 @@ def tile_loop(
     which no hardware prefetcher anticipates: each tile prefetches its share into L2, AHEAD bytes per step from `coming`
     on (Emerald Rapids, n = 2048: f32 from 209 to 222 GFLOP/s, f64 from 100 to 108).
     """
-    from gemmery.cpu.ir import vector  # only to compile
+    from gemmery.cpu.ir_types import vector  # only to compile
 
     cell, size = product.cell, SIZES[product.cell]
     wide = vector(tile.lanes, product.accumulator)

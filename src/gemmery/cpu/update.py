@@ -9,7 +9,8 @@ from __future__ import annotations
 from gemmery import dtypes
 from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.epilogue import activate
-from gemmery.cpu.ir import SIZES, Function, Value, Var, lanes_of, vector
+from gemmery.cpu.ir import Function, Value, Var
+from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.ukernel import Product, RegisterTile
 

@@ -20,7 +20,7 @@ CONTENTLESS = {
 # fails where there are more, and where there are fewer, so that these numbers only fall.
 BINDINGS: dict[str, int] = {
     "cli": 27,
-    "emulator": 166,
+    "emulator": 146,
     "errors.py": 1,
     "inspection": 2,
     "lab": 31,
@@ -47,7 +47,9 @@ FILE_NAMES: set[str] = {
     "sweeps.py",
 }
 CLASSES: set[str] = {
+    "Action",
     "Array",
+    "Barrier",
     "Bound",
     "DType",
     "Device",
@@ -71,6 +73,7 @@ CLASSES: set[str] = {
     "Side",
     "Sides",
     "Store",
+    "Value",
     "Values",
     "Where",
     "Work",

@@ -7,8 +7,9 @@
 Values know their LLVM type: `+ - *` become `add` or `fadd` accordingly, and a Python number becomes a constant of that
 type. Pointers move by bytes. Variables are stack slots that LLVM turns into registers (SROA).
 
-llvmlite's own builder takes 2.0 ms for the loop of a 6 x 4 tile of AVX-512 vectors, this one 0.22 ms; its import takes 3.7
-ms, this one's 1.3 ms. It has no bfloat16 and no intrinsics of vectors.
+llvmlite's own builder takes 2.0 ms for the loop of a 6 x 4 tile of AVX-512 vectors, this one 0.22 ms; its import takes
+3.7 ms, this one's 1.3 ms. It has no bfloat16 and no intrinsics of vectors.
+
 Reference: the LLVM Language Reference Manual.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gemmery import dtypes
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, instance, target, tiles, whole_pieces
-from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, quickest
+from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
 from gemmery.problem import Config, Problem
@@ -25,10 +25,9 @@ def _alike(problem: Problem) -> str:
 
 def _mma(name: str, problem: Problem, config: Config) -> Geometry:
     """Tensor cores, from a ring of tiles of 64 of k."""
-    whole, smallest = whole_pieces(problem), MMA_GENERAL[0]
-    tile = _tile(problem, config["tile"], MMA_GENERAL, MMA_GENERAL if whole else MMA_GENERAL[:1])
+    tile, smallest = _known(MMA_GENERAL, _resolve_mma(problem, config)["tile"]), MMA_GENERAL[0]
     side, small = tile.bm, tile is smallest
-    if not small and not whole:
+    if not small and not whole_pieces(problem):
         raise RefusedError(
             f"tile={side} of alignments {problem.alignments[:2]}: its copies are 16 bytes wide; use tile={smallest.bm}"
         )
@@ -47,7 +46,7 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
 def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     """CUDA cores, from a ring of tiles copied element by element."""
     size = dtypes.get(problem.dtype).size
-    tile = _tile(problem, config["tile"], SIMT_GENERAL, SIMT_GENERAL if size == 4 else SIMT_GENERAL[:1])
+    tile = _known(SIMT_GENERAL, _resolve_simt(problem, config)["tile"])
     side, bk = tile.bm, tile.bk
     if size == 8 and tile is not SIMT_GENERAL[0]:
         raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
@@ -64,20 +63,32 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     )
 
 
-def _tile(problem: Problem, side: int, known: Sequence[Tiling], quick: Sequence[Tiling]) -> Tiling:
-    """Return the tile of this side; for 0 that of `quick` with which the product takes least time."""
-    if not side:
-        return quickest(quick, problem.m, problem.n, problem.batch, target(problem).sms)
-    for tile in known:
+def _resolve_mma(problem: Problem, config: Config) -> Config:
+    """Return the config with a tile of 0 replaced by that which should take least time."""
+    return _resolve(MMA_GENERAL if whole_pieces(problem) else MMA_GENERAL[:1], problem, config)
+
+
+def _resolve_simt(problem: Problem, config: Config) -> Config:
+    """Return the config with a tile of 0 replaced by that which should take least time."""
+    return _resolve(SIMT_GENERAL if problem.dtype == "f32" else SIMT_GENERAL[:1], problem, config)
+
+
+def _resolve(tilings: Sequence[Tiling], problem: Problem, config: Config) -> Config:
+    tile = quickest(tilings, problem.m, problem.n, problem.batch, target(problem).sms)
+    return complete(config, {"tile": tile.bm})
+
+
+def _known(tilings: Sequence[Tiling], side: int) -> Tiling:
+    """Return the tiling with tiles of this side."""
+    for tile in tilings:
         if tile.bm == side:
             return tile
-    raise RefusedError(
-        f"tile={side}: its images have tiles of {', '.join(map(str, _sides(known)))}; use one of them, or 0"
-    )
+    known = ", ".join(map(str, _sides(tilings)))
+    raise RefusedError(f"tile={side}: its images have tiles of {known}; use one of them, or 0")
 
 
-def _sides(known: Sequence[Tiling]) -> tuple[int, ...]:
-    return tuple(tile.bm for tile in known)
+def _sides(tilings: Sequence[Tiling]) -> tuple[int, ...]:
+    return tuple(tile.bm for tile in tilings)
 
 
 def _of_activation(problem: Problem) -> Problem:
@@ -95,6 +106,7 @@ GENERAL = (
         refuses=off_tensor_cores,
         bound=cut_off,
         geometry=_mma,
+        resolve=_resolve_mma,
         space={"tile": (0, *_sides(MMA_GENERAL))},
         default={"tile": 0},  # chosen by the number of tiles
         expect={"divergent_branches": 0, "local_requests": 0},
@@ -112,6 +124,7 @@ GENERAL = (
         dtypes=("f32", "f64"),
         refuses=_alike,
         geometry=_simt,
+        resolve=_resolve_simt,
         space={"tile": (0, *_sides(SIMT_GENERAL))},
         default={"tile": 0},
         expect={"divergent_branches": 0, "local_requests": 0},

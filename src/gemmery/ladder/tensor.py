@@ -39,13 +39,17 @@ def _wmma_f64(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _wmma_f16(name: str, problem: Problem, config: Config) -> Geometry:
     """Fragments of 16 x 16 x 16, in tf32 of 16 x 16 x 8, two along k in a tile unless `bk` says more."""
-    return _fragments(name, problem, complete(config, {"bk": 64 // dtypes.get(problem.dtype).size}))
+    return _fragments(name, problem, _resolve_f16(problem, config))
+
+
+def _resolve_f16(problem: Problem, config: Config) -> Config:
+    """Return the config with a `bk` of 0 replaced by 64 bytes."""
+    return complete(config, {"bk": 64 // dtypes.get(problem.dtype).size})
 
 
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
-    device = target(problem)
-    config = complete(config, quickest(MMA_F64, problem.m, problem.n, problem.batch, device.sms)._asdict())
+    config = _resolve_f64(problem, config)
     bm, bn, bk, stages = (config[key] for key in ("bm", "bn", "bk", "stages"))
     threads = _threads(config, 16, 8, 16)
     if stages < 2:
@@ -55,7 +59,7 @@ def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
             f"blocks={config['blocks']} of {threads} threads: {registers} registers are left for each, and mma in f64 "
             f"takes {_LEAST_REGISTERS} at least; use fewer blocks or larger tiles of a warp"
         )
-    wide = device.capability >= 90
+    wide = target(problem).capability >= 90
     return Geometry(
         f"{name}.cu",
         instance(name, problem, *_operands(problem), *_tile(config), stages, config["blocks"], wide),
@@ -66,6 +70,11 @@ def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
         instructions="mma.sync in f64 and cp.async",
         tile=(bm, bn),
     )
+
+
+def _resolve_f64(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced: by the tile that should take least time."""
+    return complete(config, quickest(MMA_F64, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
@@ -145,6 +154,7 @@ TENSOR = (
         refuses=off_tensor_cores,
         bound=cut_off,
         geometry=_wmma_f16,
+        resolve=_resolve_f16,
         space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},  # bk 0: 64 bytes
         expect=_WIDE,
@@ -160,6 +170,7 @@ TENSOR = (
         parent="wmma_f64",
         dtypes=("f64",),
         geometry=_mma_f64,
+        resolve=_resolve_f64,
         space=_RING,
         default=dict.fromkeys(_RING, 0),  # chosen by the number of tiles
         expect={**_WIDE, "bank_conflicts": 0},

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmery.emulator.op import Entry
+from gemmery.emulator.op import STORED, Entry
+from gemmery.emulator.ptx import Immediate, Instruction, Register
+from gemmery.emulator.steps import Lowering, Read, Write, refused
 
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
@@ -43,6 +45,46 @@ def _barriers() -> dict[str, Barrier]:
             spelling = f"{form.format(f'red.{way}')}.{kind}"
             table[spelling] = Barrier(kind="bar", operands=(3, 4), reduction=(way, kind), writes=True)
     return table
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What bar.red combines of the threads of a block."""
+
+    way: str  # "popc", "and", "or"
+    predicate: Read
+    write: Write
+
+
+@dataclass(frozen=True)
+class LoweredBarrier:
+    """A barrier of a kernel, with its operands as functions of the registers."""
+
+    arrives: bool  # whether threads go on at once
+    number: Read | None  # None for that of a warp
+    count: Read | None  # of threads; None for all of the block
+    members: Read | None  # the lanes that __syncwarp() names; None for a barrier of a block
+    reduction: Reduction | None
+
+
+def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barrier) -> LoweredBarrier:
+    """Return a barrier for the machine; refuse it if its operands are wrong in number or kind."""
+    if len(instruction.operands) not in barrier.operands:
+        raise refused(instruction)
+    (way, kind), reduction, operands = barrier.reduction, None, list(instruction.operands)
+    if way:
+        result, *operands, predicate = operands
+        write = lowering.write(result, kind, instruction)
+        if write is None:
+            raise refused(instruction)
+        reduction = Reduction(way, lowering.read(predicate, "pred", instruction), write)
+    for operand in operands:  # the barrier's number or the members of a warp, and a count of threads
+        if not (isinstance(operand, Immediate) or (isinstance(operand, Register) and STORED[operand.type] == "u4")):
+            raise refused(instruction)
+    first, *count = (lowering.read(operand, "u32", instruction) for operand in operands)
+    if instruction.opcode.spelling == WARP_SYNC:
+        return LoweredBarrier(False, None, None, first, None)
+    return LoweredBarrier(barrier.arrives, first, count[0] if count else None, None, reduction)
 
 
 BARRIERS = _barriers()

@@ -136,14 +136,14 @@ class LockStep:
             mask = self._waiting.sleep(mask)
             if mask is not None and not mask.any():
                 return
-        if block.end is None:
+        if not block.way:
             self.places.go(mask, at + 1)
         elif block.way == "branch":
             self._branch(block, mask, at, block.targets[0])
         elif block.way == "switch":
             self._switch(block, mask)
         elif block.way == "barrier":
-            self._waiting.at_barriers.arrive(block, mask, at)
+            self._waiting.at_barriers.arrive(block.last - 1, mask, at)
         else:
             if block.way == "trap":
                 self._trap(block, mask)

@@ -10,22 +10,13 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator import convergence
-from gemmery.emulator.control import Barrier, End
+from gemmery.emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
 from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import STORED, Mask, Op
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Label, Not, Register
-from gemmery.emulator.steps import Action, Faster, Lowering, Read, Step, Write, refused
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The reduction of a bar.red."""
-
-    way: str  # "popc", "and", "or"
-    read: Read  # the predicate
-    write: Write
+from gemmery.emulator.op import Mask, Op
+from gemmery.emulator.ptx import Instruction, Kernel, Label, Not
+from gemmery.emulator.steps import Action, Faster, Lowering, Read, Step, refused
 
 
 @dataclass(frozen=True)
@@ -35,12 +26,11 @@ class Block:
     first: int
     last: int
     steps: tuple[Step, ...]
-    end: Instruction | None  # the branch, barrier or return at its end
-    way: str  # how it ends, as End.way says
+    way: str  # how it ends, as End.way says; "" if the next block follows
     guard: Read | None  # whether a thread takes the branch; for a switch the index of the target
     targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
     waits: bool  # a single instruction, repeated until it succeeds
-    reduction: Reduction | None = None
+    barrier: LoweredBarrier | None = None  # at its end
     gathering: convergence.Gathering | None = None  # whom its threads wait for before it
 
 
@@ -60,9 +50,9 @@ class Program:
         return len(self.blocks)
 
     @cached_property
-    def reductions(self) -> Mapping[int, Reduction]:
-        """The reductions of barriers, by instruction."""
-        return {block.last - 1: block.reduction for block in self.blocks if block.reduction is not None}
+    def barriers(self) -> Mapping[int, LoweredBarrier]:
+        """The barriers, by instruction."""
+        return {block.last - 1: block.barrier for block in self.blocks if block.barrier is not None}
 
     @cached_property
     def merges(self) -> Mapping[int, Merge]:
@@ -109,7 +99,7 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
     steps = tuple(_step(lowering, index) for index in range(first, last - (end is not None)))
     guard = None
     targets: tuple[int, ...] = ()
-    reduction = None
+    barrier = None
     if end is not None and entry is not None:
         if entry.way in ("branch", "switch"):
             labels = [operand for operand in lowering.flat(end.operands) if isinstance(operand, Label)]
@@ -125,29 +115,11 @@ def _block(lowering: Lowering, number: dict[int, int], first: int, last: int) ->
         elif entry.way == "switch":
             guard = lowering.read(end.operands[0], "u32", end)
         if isinstance(entry, Barrier):
-            reduction = _reduction(lowering, end, entry)
+            barrier = lowered_barrier(lowering, end, entry)
     waits = find(inside[0].opcode).waits
     gathering = convergence.gathering(lowering, first, last)
     way = "" if entry is None else entry.way
-    return Block(first, last, steps, end, way, guard, targets, waits, reduction, gathering)
-
-
-def _reduction(lowering: Lowering, end: Instruction, barrier: Barrier) -> Reduction | None:
-    """Check the operands of a barrier; return what it reduces."""
-    if len(end.operands) not in barrier.operands:
-        raise refused(end)
-    way, kind = barrier.reduction
-    for operand in end.operands[1:-1] if way else end.operands:  # the barrier's number, and a count of threads
-        if isinstance(operand, Register) and STORED.get(operand.type) == "u4":
-            lowering.slot(operand.name, "u4")
-        elif not isinstance(operand, Immediate):
-            raise refused(end)
-    if not way:
-        return None
-    write = lowering.write(end.operands[0], kind, end)
-    if write is None:
-        raise refused(end)
-    return Reduction(way, lowering.read(end.operands[-1], "pred", end), write)
+    return Block(first, last, steps, way, guard, targets, waits, barrier, gathering)
 
 
 def _step(lowering: Lowering, index: int) -> Step:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator import convergence
-from gemmery.emulator.control import BARRIERS, WARP_SYNC, WHOLE_WARP
+from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
 from gemmery.emulator.convergence import Gathering
-from gemmery.emulator.lower import Block, Program, Reduction
+from gemmery.emulator.lower import Program
 from gemmery.emulator.machine import WARP, Machine
 from gemmery.emulator.op import Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Register
 
 
 class Waiting:
@@ -128,8 +127,8 @@ class Waiting:
             for place in np.unique(places[self._sleeping]).tolist():
                 stuck.append((self._program.blocks[place].first, self._sleeping & (places == place)))
         for index, mask in stuck:
-            warp_sync = machine.kernel.instructions[index].opcode.spelling == WARP_SYNC
-            members = self.at_barriers.members(mask) if warp_sync else None
+            barrier = self._program.barriers.get(index)
+            members = None if barrier is None or barrier.members is None else self.at_barriers.members(mask)
             for observer in machine.observers:
                 observer.deadlock(machine, index, mask, members)
 
@@ -140,29 +139,26 @@ class AtBarriers:
     def __init__(self, machine: Machine, program: Program) -> None:
         self.parked = np.zeros(0, bool)
         self._machine = machine
-        self._program = program
+        self._barriers = program.barriers
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
         self._number = np.zeros(0, np.int32)
         self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads per block that arrived without waiting
 
-    def arrive(self, block: Block, mask: Mask, at: int) -> None:
-        """Threads reach the barrier that ends a basic block."""
-        machine, end = self._machine, block.end
-        assert end is not None
-        if BARRIERS[end.opcode.spelling].arrives:
-            self._count(end, mask, block.last - 1)
+    def arrive(self, index: int, mask: Mask, at: int) -> None:
+        """Threads reach the barrier that ends basic block `at`."""
+        machine, barrier = self._machine, self._barriers[index]
+        if barrier.arrives:
+            self._count(index, barrier, mask)
             machine.places.go(mask, at + 1)
             return
-        number: Any = np.int32(WHOLE_WARP)
-        if end.opcode.spelling != WARP_SYNC:
-            number = self._numbers(end, _number_at(end), mask)
-        elif machine.observers:
-            convergence.check_barrier(machine, block.last - 1, mask, self._values(end, 0))
-        if mask is None and not number.ndim and (number == WHOLE_WARP or not _has_count(end)):
-            if block.reduction is not None:
-                self._reduce(block.reduction, None)
+        if barrier.members is not None and machine.observers:
+            convergence.check_barrier(machine, index, mask, barrier.members(machine.registers))
+        number = self._numbers(barrier, mask)
+        if mask is None and not number.ndim and barrier.count is None:
+            if barrier.reduction is not None:
+                self._reduce(barrier.reduction, None)
             for observer in machine.observers:
-                observer.barrier(machine, block.last - 1, int(number), None)
+                observer.barrier(machine, index, int(number), None)
             machine.places.go(None, at + 1)
             return
         machine.places.part()
@@ -173,7 +169,7 @@ class AtBarriers:
             self._number = np.zeros(machine.threads, np.int32)
         threads: Any = slice(None) if mask is None else mask
         self.parked[threads] = True
-        self._at[threads] = block.last - 1
+        self._at[threads] = index
         self._number[threads] = number[threads] if number.ndim else number
 
     def release(self, alive: NDArray[np.bool_]) -> bool:
@@ -189,9 +185,7 @@ class AtBarriers:
         if not self.parked.any():
             return []
         barriers = np.unique(self._at[self.parked]).tolist()
-        of_warps = [
-            index for index in barriers if self._machine.kernel.instructions[index].opcode.spelling == WARP_SYNC
-        ]
+        of_warps = [index for index in barriers if self._barriers[index].members is not None]
         # Threads at the block's barrier wait for those at a warp's.
         return [(index, self.parked & (self._at == index)) for index in of_warps or barriers]
 
@@ -199,9 +193,11 @@ class AtBarriers:
         """The member masks of the threads that wait at bar.warp.sync."""
         machine = self._machine
         members = np.zeros(machine.threads, np.uint32)
-        for index in np.unique(self._at[waiting]):
+        for index in np.unique(self._at[waiting]).tolist():
+            read = self._barriers[index].members
+            assert read is not None
             threads = waiting & (self._at == index)
-            members[threads] = machine.spread(self._values(machine.kernel.instructions[index], 0))[threads]
+            members[threads] = machine.spread(read(machine.registers))[threads]
         return members
 
     def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
@@ -224,17 +220,16 @@ class AtBarriers:
         arrived = waiting.reshape(shape).sum(axis=1)
         needed = awaited.reshape(shape).sum(axis=1)
         index = int(self._at[waiting][0])
-        instruction = machine.kernel.instructions[index]
-        if number != WHOLE_WARP and _has_count(instruction):
-            needed = np.full(len(arrived), self._operand(instruction, _number_at(instruction) + 1, waiting))
+        barrier = self._barriers[index]
+        if barrier.count is not None:
+            needed = np.full(len(arrived), machine.spread(barrier.count(machine.registers))[waiting][0], np.int64)
             arrived = arrived + self._arrived.get(number, 0)
         done = (arrived >= needed) & (waiting.reshape(shape).any(axis=1))
         if not done.any():
             return False
         leave = waiting & np.repeat(done, group)
-        reduction = self._program.reductions.get(index)
-        if reduction is not None:
-            self._reduce(reduction, leave)
+        if barrier.reduction is not None:
+            self._reduce(barrier.reduction, leave)
         self._report(index, number, leave, group)
         if number in self._arrived:
             self._arrived[number][done] = 0
@@ -244,7 +239,7 @@ class AtBarriers:
     def _reduce(self, reduction: Reduction, leave: Mask) -> None:
         """Write the combined predicates of their block for the threads that leave bar.red."""
         machine = self._machine
-        predicate = machine.spread(reduction.read(machine.registers))
+        predicate = machine.spread(reduction.predicate(machine.registers))
         leaving = np.ones(machine.threads, bool) if leave is None else leave
         true = (predicate & leaving).reshape(machine.blocks, -1).sum(axis=1)
         all_ = leaving.reshape(machine.blocks, -1).sum(axis=1)
@@ -260,10 +255,10 @@ class AtBarriers:
                 observer.diverged(machine, int(self._at[apart][0]), apart)
             observer.barrier(machine, index, number, leave)
 
-    def _count(self, end: Instruction, mask: Mask, index: int) -> None:
+    def _count(self, index: int, barrier: LoweredBarrier, mask: Mask) -> None:
         """bar.arrive: count the threads, which do not wait."""
         machine = self._machine
-        numbers = self._numbers(end, 0, mask)
+        numbers = self._numbers(barrier, mask)
         active = np.ones(machine.threads, bool) if mask is None else mask
         for number in np.unique(numbers[active] if numbers.ndim else numbers).tolist():
             threads = active & (numbers == number)
@@ -272,33 +267,10 @@ class AtBarriers:
             for observer in machine.observers:
                 observer.barrier(machine, index, number, threads)
 
-    def _numbers(self, instruction: Instruction, place: int, mask: Mask) -> Any:
+    def _numbers(self, barrier: LoweredBarrier, mask: Mask) -> Any:
         """Barrier numbers: one for all threads of the mask, or one per thread."""
-        if place >= len(instruction.operands):
-            return np.int32(0)
-        values = self._values(instruction, place).astype(np.int32)
+        if barrier.number is None:
+            return np.int32(WHOLE_WARP)
+        values = barrier.number(self._machine.registers).astype(np.int32)
         active = values[mask] if values.ndim and mask is not None else values
         return active[0] if active.ndim and (active == active[0]).all() else values
-
-    def _operand(self, instruction: Instruction, place: int, waiting: NDArray[np.bool_]) -> int:
-        """A barrier's count of threads."""
-        values = self._values(instruction, place)
-        return int(values if values.ndim == 0 else values[waiting][0])
-
-    def _values(self, instruction: Instruction, place: int) -> Any:
-        operand = instruction.operands[place]
-        if isinstance(operand, Immediate):
-            return np.uint32(operand.bits & 0xFFFFFFFF)
-        assert isinstance(operand, Register)
-        return self._machine.registers[self._program.slots[operand.name]]
-
-
-def _number_at(instruction: Instruction) -> int:
-    """The position of the barrier's number among the operands."""
-    return 1 if BARRIERS[instruction.opcode.spelling].writes else 0
-
-
-def _has_count(instruction: Instruction) -> bool:
-    """Whether a barrier has an explicit thread count."""
-    reduces = BARRIERS[instruction.opcode.spelling].writes
-    return len(instruction.operands) > (3 if reduces else 1) and instruction.opcode.spelling != WARP_SYNC

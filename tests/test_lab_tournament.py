@@ -12,7 +12,7 @@ from gemmery.errors import ArgumentError
 from gemmery.lab import contest
 from gemmery.lab.contest import entrant
 from gemmery.ladder.cpu import CPU
-from gemmery.report.suites import products
+from gemmery.report.suite_tables import products
 
 SUITE = """
 rivals = ["numpy"]

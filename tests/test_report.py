@@ -15,7 +15,7 @@ from rich.console import Console
 import records
 from gemmery import report
 from gemmery.problem import Problem
-from gemmery.report import sheet, svg, terminal, words
+from gemmery.report import problems, sheet, svg, sweep_tables, terminal, words
 from gemmery.report.figures import figures
 from gemmery.report.page import page
 from gemmery.report.tables import sheets
@@ -165,10 +165,10 @@ def test_a_rung_outside_its_bound_is_marked():
 
 def test_without_pairwise_ratios_the_medians_are_compared():
     a, b = (records.measurement("ladder", name, 64, speed) for name, speed in (("simd_row", 10.0), ("numpy", 40.0)))
-    (group,) = sheet.groups([a, b], records.RUNGS)
-    assert sheet.speedup(a, "numpy", group) == (pytest.approx(0.25), 0.0)
-    assert sheet.speedup(a, "torch", group) is None
-    assert sheet.speedup(b, "numpy", group) is None
+    (group,) = problems.groups([a, b], records.RUNGS)
+    assert problems.speedup(a, "numpy", group) == (pytest.approx(0.25), 0.0)
+    assert problems.speedup(a, "torch", group) is None
+    assert problems.speedup(b, "numpy", group) is None
 
 
 def test_no_cache_is_named_while_the_caches_are_not_known():
@@ -192,7 +192,7 @@ def test_blocks_are_set_against_the_caches():
         ("NumPy", ""),
     ]
     assert [r[3].text for r in found.rows if r[3].tone == "best"] == ["1,297"]
-    assert sheet.side(3 * 100 * 100 * 4, "f32") == 100
+    assert sweep_tables.side(3 * 100 * 100 * 4, "f32") == 100
 
 
 def test_markdown_has_a_cell_for_every_column(run):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import records
 from gemmery import report
-from gemmery.report import doubts, sheet, tables
+from gemmery.report import doubts, problems, tables
 from gemmery.report.page import page
 from gemmery.report.summary import over_fastest, summary
 
@@ -72,7 +72,7 @@ def test_all_ratios_are_ties_and_there_is_no_headline(spoil):
     assert all(text.startswith("~") for text in ratios)
     assert "class=tiles" not in page(run, records.RUNGS).replace('"', "")
     assert "class=tiles" in page(records.ladder(), records.RUNGS).replace('"', "")
-    assert summary(run, records.RUNGS) == ""
+    assert summary(tables.results(run, records.RUNGS)) == ""
     suite = spoil(records.bench()) if spoil is busy else busy(records.bench())
     tones = {cell.tone for s in tables.sheets(suite, ()) for row in s.rows for cell in row if "×" in cell.text}
     assert "bad" not in tones
@@ -80,13 +80,13 @@ def test_all_ratios_are_ties_and_there_is_no_headline(spoil):
 
 
 def test_a_ladder_closes_with_one_line():
-    line = summary(records.ladder(), records.RUNGS)
+    line = summary(tables.results(records.ladder(), records.RUNGS))
     assert line == (
         "n = 2048, f32: packed_threaded reaches 209 GFLOP/s, 90.0% of the peak, 1.03× NumPy, 2 threads; "
         "largest step: packed, 8.61× simd_blocked"
     )
     assert re.sub(r"\s+", " ", printed(records.ladder())).strip().endswith(line)
-    assert summary(records.bench(), ()) == ""
+    assert summary(tables.results(records.bench())) == ""
 
 
 def test_the_headline_is_against_the_fastest_rival():
@@ -96,9 +96,11 @@ def test_the_headline_is_against_the_fastest_rival():
         for m in run.measurements
     )
     slower = replace(run, measurements=quick)
-    assert "0.496× NumPy, 1 thread;" in summary(slower, records.RUNGS)
+    assert "0.496× NumPy, 1 thread;" in summary(tables.results(slower, records.RUNGS))
     assert "<b>0.496×</b><span>the speed of NumPy, 1 thread</span>" in page(slower, records.RUNGS)
-    group = sheet.largest([g for g in sheet.groups(run.measurements, records.RUNGS) if sheet.is_square(g.one)])
+    group = problems.largest(
+        [g for g in problems.groups(run.measurements, records.RUNGS) if problems.is_square(g.first)]
+    )
     best = next(m for m in group.rungs if m.kernel == "packed_threaded")
     fastest, (ratio, spread) = over_fastest(best, group)
     assert (fastest.threads, ratio, spread) == (2, best.versus["numpy"], 0.02)

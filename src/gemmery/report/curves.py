@@ -1,21 +1,40 @@
-"""Figures on logarithmic axes: curves against size and block, and the roofline."""
+"""Figures on logarithmic axes: curves against a size or another swept quantity, and the roofline."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from gemmery.bench.record import Machine, Measurement
+from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
-from gemmery.report.sheet import is_square, side
-from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, axes, render, spread
+from gemmery.report.problems import is_square
+from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, annotate, axes, render, spread
+from gemmery.report.sweep_tables import along, marks, side
 
 LABEL = 15  # height of one line of labels
+REASON = 36  # characters per line of a reason
+NUMBER = FuncFormatter(lambda value, _: f"{value:g}")
+DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value)))
 Colours = Mapping[str, str]
+
+
+class Line(NamedTuple):
+    """A curve: its name, which stands at its right end, and its points; x is None for a level line."""
+
+    name: str
+    colour: str
+    dashes: str
+    points: Sequence[tuple[float | None, float]]
+
+
+End = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
 
 
 def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
@@ -24,13 +43,13 @@ def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     if len({m.n for m in ran}) < 2:
         return None
     with axes(460) as on:
-        _lines(on, ran, words.reached, colours(measurements))
+        _kernels(on, ran, words.reached, colours(measurements))
         peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in ran if m.peak_gflops}
         left, right = min(m.n for m in ran), max(m.n for m in ran)
         for index, (place, peak) in enumerate(sorted(peaks.items(), key=lambda item: item[1])):
             on.plot([left, right], [peak, peak], color=INK, linewidth=1.5)
             name = f"peak, {place}" if len(peaks) > 1 or ran[0].unit else "peak"
-            on.annotate(name, (left, peak), (130 * index, 5), textcoords="offset points", bbox=HALO, zorder=5)
+            annotate(on, name, (left, peak), (130 * index, 5), zorder=5)
         on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
         _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
@@ -48,8 +67,8 @@ def seconds(measurements: Sequence[Measurement]) -> Plot | None:
     if len({m.n for m in ran}) < 2:
         return None
     with axes(420) as on:
-        _lines(on, ran, lambda m: m.seconds, colours(measurements))
-        on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value))))
+        _kernels(on, ran, lambda m: m.seconds, colours(measurements))
+        on.yaxis.set_major_formatter(DURATION)
         on.set(xlabel="n", ylabel="time of one product")
         svg = render(on, "seconds", "time against n for every kernel")
     caption = (
@@ -65,7 +84,7 @@ def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
     if len({m.n for m in ran}) < 2 or len({(m.k, words.types(m)) for m in ran}) != 1:
         return None
     with axes(520) as on:
-        _lines(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
+        _kernels(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
         on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
         svg = render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
     caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
@@ -83,17 +102,16 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
         on.set_xscale("log", base=2)
         on.plot(sides, [m.seconds * 1e3 for m in swept], "-o", color=SERIES[0])
         least, at = best.seconds * 1e3, best.config["block"]
-        label = f"{at}: {words.digits(least)} ms"
-        on.annotate(label, (at, least), (0, 10), textcoords="offset points", ha="center", bbox=HALO)
+        annotate(on, f"{at}: {words.digits(least)} ms", (at, least), (0, 10), ha="center")
         for m in (m for m in measurements if m.seconds and "block" not in m.config):
-            taken = m.seconds * 1e3
-            on.axhline(taken, color=RIVAL, linestyle="--", linewidth=1.5)
-            label = f"{words.kernel(m.kernel)}: {words.digits(taken)} ms"
-            on.annotate(label, (sides[0], taken), (0, 5), textcoords="offset points", color=RIVAL)
+            level = m.seconds * 1e3
+            on.axhline(level, color=RIVAL, linestyle="--", linewidth=1.5)
+            label = f"{words.kernel(m.kernel)}: {words.digits(level)} ms"
+            annotate(on, label, (sides[0], level), (0, 5), color=RIVAL, bbox=None)
         on.set_xlim(sides[0] / 1.2, sides[-1] * 1.2)
         on.set_ylim(0, 1.2 * max(m.seconds * 1e3 for m in measurements))
         _caches(on, machine, best.dtype)
-        on.set_xticks(sides, [str(one) for one in sides])
+        on.set_xticks(sides, [str(side) for side in sides])
         on.xaxis.set_minor_locator(NullLocator())
         on.grid(False, axis="x")
         on.set(xlabel="side of a block", ylabel="ms")
@@ -103,6 +121,41 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
         "which the three just fit in a cache."
     )
     return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
+
+
+def sweep_plot(measurements: Sequence[Measurement], machine: Machine, experiment: Experiment) -> Plot | None:
+    """Time against the varied quantity: a line for each rung and config, and one for cuBLAS."""
+    axis, ran = experiment.axis, [m for m in measurements if m.seconds]
+    values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
+    if len(values) < 2 or not ran:
+        return None
+    variants = along(measurements, axis)
+    shades = dict(zip(variants, _shades(same[0].kernel for same in variants.values()), strict=True))
+    lines = [
+        Line(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
+        for name, same in variants.items()
+    ]
+    with axes(460) as on:
+        on.set_xscale("log", base=2)
+        on.set_yscale("log")
+        on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)
+        _ticks(on, values, 8)
+        on.yaxis.set_major_formatter(DURATION)
+        on.yaxis.set_minor_formatter(NullFormatter())
+        on.set(xlabel=axis.label, ylabel="time of one product")
+        on.set_ylim(min(m.seconds for m in ran) / 1.6, 2.6 * max(m.seconds for m in ran))
+        on.grid(False, axis="x")
+        on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
+        _name(on, _draw(on, lines), 11)
+        _mark(on, marks(measurements, axis, machine), 0, (-5, 6), ha="right", va="bottom", bbox=HALO)
+        _refusals(on, variants, axis, shades)
+        svg = render(on, experiment.suite, f"time against {axis.label}")
+    caption = (
+        "Both axes are logarithmic; lower is faster. The dashed line is the vendor's library in the same run, a dotted "
+        "line a limit of the device. A cross marks a refused config, with the reason."
+    )
+    shape = "" if axis.side else f"{words.shape(ran[0])}, "
+    return Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, svg)
 
 
 def roofline(measurements: Sequence[Measurement], suite: str, named: bool) -> Plot | None:
@@ -120,7 +173,7 @@ def roofline(measurements: Sequence[Measurement], suite: str, named: bool) -> Pl
         on.set_yscale("log")
         lowest, highest = min(words.reached(m) for m in ran), max(peak for peak, _ in roofs.values())
         on.set(xlim=(left, right), ylim=(lowest / 2.5, 3 * highest))
-        on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        on.xaxis.set_major_formatter(NUMBER)
         _plain(on)
         on.set(xlabel="operations per byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
@@ -146,83 +199,94 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     on.plot([left, ridge, right], [left * slope, peak, peak], color=INK, linewidth=1.5, zorder=3)
     suffix = f", {whose}" if whose else ""
     away, align = (-6, "top") if below else (5, "bottom")
-    on.annotate(f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), textcoords="offset points", va=align)
+    annotate(on, f"peak {words.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
     middle = left * (ridge / left) ** 0.25
-    on.annotate(
+    annotate(
+        on,
         f"memory {words.digits(bandwidth)} GB/s{suffix}",
         (middle, middle * slope),
         (-0.6 * away, 0.6 * away),
-        textcoords="offset points",
         ha="center",
         va=align,
         rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)),
         rotation_mode="anchor",
+        bbox=None,
     )
 
 
 def _last(ran: Iterable[Measurement]) -> list[Measurement]:
     """Each kernel at the largest problem it ran."""
-    found: dict[tuple[str, int], Measurement] = {}
-    for m in sorted(ran, key=lambda m: m.flops):
-        found[m.kernel, m.threads] = m
-    return list(found.values())
+    return list({(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}.values())
 
 
-def _points(on: Axes, ran: Sequence[Measurement], named: Sequence[Measurement], shades: Colours) -> None:
-    """A point for each measurement; those of `named` are labelled."""
+def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement], shades: Colours) -> None:
+    """A point for each measurement; those of `labelled` have names."""
     for m in ran:
-        on.plot(
-            m.flops / m.bytes,
-            words.reached(m),
-            "o",
-            color=shades[m.kernel],
-            alpha=1 if m in named or not named else 0.45,
-        )
-    names = _names(named)
-    for x in {m.flops / m.bytes for m in named}:
-        column = [m for m in named if m.flops / m.bytes == x]
-        _labels(on, [(names[m.kernel, m.threads], words.reached(m), shades[m.kernel]) for m in column], x)
+        alpha = 1 if m in labelled or not labelled else 0.45
+        on.plot(m.flops / m.bytes, words.reached(m), "o", color=shades[m.kernel], alpha=alpha)
+    names = _names(labelled)
+    for x in {m.flops / m.bytes for m in labelled}:
+        column = [m for m in labelled if m.flops / m.bytes == x]
+        _name(on, [(names[m.kernel, m.threads], (x, words.reached(m)), shades[m.kernel]) for m in column], 12)
 
 
-def _lines(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
-    """A line for each kernel on logarithmic axes, named at its right end."""
+def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
+    """A line for each kernel against n, on logarithmic axes."""
     on.set_xscale("log", base=2)
     on.set_yscale("log")
-    names = _names(ran)
-    ends: dict[int, list[tuple[str, float, str]]] = {}
-    for place, name in names.items():
-        own = sorted((m for m in ran if (m.kernel, m.threads) == place), key=lambda m: m.n)
-        colour = shades[place[0]]
-        on.plot([m.n for m in own], [value(m) for m in own], _dashes(place[0]), marker="o", color=colour, zorder=4)
-        ends.setdefault(own[-1].n, []).append((name, value(own[-1]), colour))
+    lines = []
+    for (kernel, threads), name in _names(ran).items():
+        own = sorted((m for m in ran if (m.kernel, m.threads) == (kernel, threads)), key=lambda m: m.n)
+        lines.append(Line(name, shades[kernel], _dashes(kernel), [(m.n, value(m)) for m in own]))
+    ends = _draw(on, lines)
     sizes = sorted({m.n for m in ran})
     on.set_xlim(sizes[0] / 1.08, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.3)
-    for n, at in ends.items():
-        _labels(on, at, n)
-    marked = sizes if len(sizes) <= 12 else [n for n in sizes if n & (n - 1) == 0]
-    on.set_xticks(marked, [str(n) for n in marked])
-    on.xaxis.set_minor_locator(NullLocator())
+    for n in dict.fromkeys(at[0] for _, at, _ in ends):
+        _name(on, [end for end in ends if end[1][0] == n], 12)
+    _ticks(on, sizes, 12)
     _plain(on)
     on.grid(False, axis="x")
 
 
-def _plain(on: Axes) -> None:
-    """Powers of ten on the y axis as plain numbers."""
-    on.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    on.yaxis.set_minor_formatter(NullFormatter())
+def _draw(on: Axes, lines: Sequence[Line]) -> list[End]:
+    """The lines; their ends, where their names belong."""
+    left, right = on.get_xlim()
+    ends = []
+    for line in lines:
+        if not line.points:
+            continue
+        (first, level), (last, end) = line.points[0], line.points[-1]
+        if first is None or last is None:
+            on.axhline(level, color=line.colour, linestyle="--", linewidth=1.5)
+            ends.append((line.name, (left * (right / left) ** 0.8, level), line.colour))
+        else:
+            x, y = zip(*line.points, strict=True)
+            on.plot(x, y, line.dashes, marker="o", color=line.colour, zorder=4)
+            ends.append((line.name, (last, end), line.colour))
+    return ends
 
 
-def _labels(on: Axes, ends: Sequence[tuple[str, float, str]], x: float) -> None:
+def _name(on: Axes, ends: Sequence[End], size: int) -> None:
     """Names next to points on a logarithmic y axis, moved apart where they would overlap."""
     on.figure.canvas.draw()
-    at = [float(on.transData.transform((x, y))[1]) for _, y, _ in ends]
+    places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
-    for (name, y, colour), old, new in zip(ends, at, spread(at, LABEL * scale), strict=True):
-        offset = (10, (new - old) / scale)
-        on.annotate(
-            name, (x, y), offset, textcoords="offset points", color=colour, va="center", size=12, bbox=HALO, zorder=6
-        )
+    for (name, at, colour), old, new in zip(ends, places, spread(places, LABEL * scale), strict=True):
+        annotate(on, name, at, (10, (new - old) / scale), color=colour, va="center", size=size, zorder=6)
+
+
+def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
+    """Ticks at the values, of many only at the powers of two."""
+    marked = values if len(values) <= most else [value for value in values if value & (value - 1) == 0]
+    on.set_xticks(marked, [str(value) for value in marked])
+    on.xaxis.set_minor_locator(NullLocator())
+
+
+def _plain(on: Axes) -> None:
+    """Powers of ten on the y axis as plain numbers."""
+    on.yaxis.set_major_formatter(NUMBER)
+    on.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:
@@ -239,27 +303,48 @@ def _dashes(kernel: str) -> str:
     return "--" if kernel in words.RIVALS else "-"
 
 
+def _shades(kernels: Iterable[str]) -> list[str]:
+    """A colour for each line; all rivals share one."""
+    colours, ranks = list[str](), 0
+    for kernel in kernels:
+        colours.append(RIVAL if kernel in words.RIVALS else SERIES[ranks % len(SERIES)])
+        ranks += kernel not in words.RIVALS
+    return colours
+
+
 def colours(measurements: Iterable[Measurement]) -> Colours:
-    """A colour for each kernel, the same in every figure of a suite; all rivals share one."""
+    """A colour for each kernel, the same in every figure of a suite."""
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
-    ranked = [kernel for kernel in kernels if kernel not in words.RIVALS]
-    return {kernel: SERIES[ranked.index(kernel) % len(SERIES)] if kernel in ranked else RIVAL for kernel in kernels}
+    return dict(zip(kernels, _shades(kernels), strict=True))
 
 
 def _caches(on: Axes, machine: Machine, dtype: str) -> None:
-    """Dotted lines at the sides of which three squares fill a cache, where they are in view."""
+    """Dotted lines at the sides of which three squares fill a cache."""
+    places = [(side(size, dtype), f"{name} {words.size(size)}") for name, size in words.caches(machine)]
+    _mark(on, places, 1, (4, -4), va="top", bbox=None)
+
+
+def _mark(
+    on: Axes, places: Sequence[tuple[float, str]], height: float, offset: tuple[float, float], **style: Any
+) -> None:
+    """Dotted vertical lines with their names at a height of the axes, where they are in view."""
     low, high = on.get_xlim()
-    for name, held in words.caches(machine):
-        place = side(held, dtype)
+    for place, name in places:
         if low < place < high:
             on.axvline(place, color=MUTED, linestyle=":", linewidth=1.5)
-            on.annotate(
-                f"{name} {words.size(held)}",
-                (place, 1),
-                (4, -4),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                color=MUTED,
-                va="top",
-                size=11,
-            )
+            within = {"xycoords": ("data", "axes fraction"), "color": MUTED, "size": 11}
+            annotate(on, name, (place, height), offset, **within, **style)
+
+
+def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colours) -> None:
+    """A cross at the top for each refusal; the first reason of a line to the right of its last cross."""
+    level, across = 0.95, on.get_xaxis_transform()
+    for name, same in variants.items():
+        refused = [m for m in same if m.refused and axis.of(m) is not None]
+        for m in refused:
+            style: Any = {"color": shades[name], "transform": across, "zorder": 6}
+            on.plot([axis.of(m) or 0], [level], "x", markersize=9, markeredgewidth=2, **style)
+        if refused:
+            reason, last = "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]), axis.of(refused[-1]) or 0
+            annotate(on, reason, (last, level), (10, 0), xycoords=across, color=INK, va="center", size=10, zorder=5)
+            level -= 0.11

@@ -36,7 +36,7 @@ from gemmery.report.figures import figures
 from gemmery.report.overview import overview, summary
 from gemmery.report.rungs import ladder
 from gemmery.report.stored import Query, Stored, missing, query
-from gemmery.report.suites import is_own
+from gemmery.report.suite_tables import is_own
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table

@@ -13,12 +13,11 @@ from gemmery.bench.record import Measurement, Run
 from gemmery.experiments import FigureKind
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.curves import blocks, curves, roofline, seconds, vectors
-from gemmery.report.sheet import Group, fullest, groups, rival, speedup
-from gemmery.report.suites import OWN, product, tournaments
+from gemmery.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
+from gemmery.report.problems import Group, fullest, rival, speedup
+from gemmery.report.suite_tables import OWN, product, tournaments
 from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
-from gemmery.report.swept import sweep_plot
-from gemmery.report.tables import Records, parts
+from gemmery.report.tables import Records, Results, results
 
 ROW = 52  # height of one rung in the bars
 
@@ -29,13 +28,13 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[Plot, ...]:
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
     ['ladder', 'curves', 'roofline']
     """
-    drawn = (
-        plot
-        for records in parts(run, rungs)
-        for kind in records.experiment.figures
-        for plot in DRAWINGS[kind](_tried(records))
-    )
-    return tuple(plot for plot in drawn if plot is not None)
+    return drawn(results(run, rungs))
+
+
+def drawn(run: Results) -> tuple[Plot, ...]:
+    """Return the figures of a run that has been grouped."""
+    plots = (plot for of in run.parts for kind in of.experiment.figures for plot in DRAWINGS[kind](_tried(of)))
+    return tuple(plot for plot in plots if plot is not None)
 
 
 def _tried(records: Records) -> Records:
@@ -55,7 +54,7 @@ def _tournaments(records: Records) -> list[Plot | None]:
 
 
 DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
-    FigureKind.BARS: lambda of: [bars(fullest(groups(of.measurements, of.rungs)), of.rungs)],
+    FigureKind.BARS: lambda of: [bars(fullest(of.problems), of.rungs)],
     FigureKind.RATES: lambda of: [curves(of.measurements, of.machine)],
     FigureKind.TIMES: lambda of: [seconds(of.measurements)],
     FigureKind.BLOCKS: lambda of: [blocks(of.measurements, of.machine)],
@@ -77,7 +76,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         return None
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
-    rate = words.rate(group.one)
+    rate = words.rate(group.first)
     with axes(ROW * len(shown) + 110) as on:
         _vertical(on, lines, len(shown), top)
         _headings(on, rate)
@@ -97,8 +96,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         on.grid(False, axis="y")
         on.spines[["left", "bottom"]].set_visible(False)
         on.set_xlabel(rate)
-        svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.one)}")
-    title = f"The ladder at {words.shape(group.one)}, {words.types(group.one)}"
+        svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
+    title = f"The ladder at {words.shape(group.first)}, {words.types(group.first)}"
     caption = (
         f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
         f"parent. The lines are the measured peak and {words.kernel(rival(group))} in the same run."
@@ -128,7 +127,7 @@ def _figures(on: Axes, place: int, m: Measurement, gain: str) -> None:
 def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     """Rate, words, colour and dashes of each line across the bars."""
     peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
-    named = len(peaks) > 1 or group.one.unit
+    named = len(peaks) > 1 or group.first.unit
     found = [(rate, f"peak, {place}" if named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1

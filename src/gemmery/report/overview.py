@@ -9,7 +9,7 @@ from gemmery.bench.new_shapes import COMPARED
 from gemmery.bench.record import Measurement, Run
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Sheet
-from gemmery.report.suites import OWN, product, standing, tournaments
+from gemmery.report.suite_tables import OWN, product, standing, tournaments
 
 HEAD = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 

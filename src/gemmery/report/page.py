@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from gemmery.bench.record import Gpu, Machine, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner, doubts, weighed
-from gemmery.report.figures import figures
+from gemmery.report.doubts import banner, doubts
+from gemmery.report.figures import drawn
+from gemmery.report.problems import Group, fullest, label, largest, speedup
 from gemmery.report.rendering import macros, render
-from gemmery.report.sheet import Group, fullest, largest, named, speedup
 from gemmery.report.summary import over_fastest
 from gemmery.report.svg import Plot
-from gemmery.report.tables import ladder_groups, sheets
+from gemmery.report.tables import results, tabulated
 from gemmery.report.tree import tree
 
 PROTOCOL = """
@@ -58,10 +58,8 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
 
     >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
     """
-    run = weighed(run)
-    gpu, problems = run.machine.gpu.name, ladder_groups(run, rungs)
-    ran = {m.kernel for group in problems for m in group.rungs}
-    shown = [rung for rung in rungs if rung.name in ran]
+    of = results(run, rungs)
+    problems, climbed, gpu = of.problems, of.climbed, run.machine.gpu.name
     fastest = largest(problems) if problems else None
     title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
     return render(
@@ -72,13 +70,13 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         warning=banner(run),
         lead=LEAD.format(library) if problems else "",
         tiles=_tiles(fastest) if fastest and not doubts(run) else (),
-        tiles_of=f"{words.shape(fastest.one)}, {words.types(fastest.one)}" if fastest else "",
-        plots=figures(run, rungs),
-        branches=tree(shown) if len(shown) > 1 else (),
-        gains=_gains(shown, problems),
-        gains_at=words.shape(fullest(problems).one) if problems else "",
-        sheets=sheets(run, rungs),
-        lessons=[(rung, _measured(rung, problems)) for rung in shown],
+        tiles_of=f"{words.shape(fastest.first)}, {words.types(fastest.first)}" if fastest else "",
+        plots=drawn(of),
+        branches=tree(climbed) if len(climbed) > 1 else (),
+        gains=_gains(climbed, problems),
+        gains_at=words.shape(fullest(problems).first) if problems else "",
+        sheets=tabulated(of),
+        lessons=[(rung, _measured(rung, problems)) for rung in climbed],
         protocol=(PROTOCOL_GPU if gpu else PROTOCOL).strip().split("\n\n"),
         facts=_facts(run.machine),
         footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",
@@ -96,7 +94,7 @@ def _tiles(group: Group) -> list[tuple[str, str]]:
         peak = words.digits(words.reached(best, best.peak_gflops))
         tiles.append((words.percent(part), f"of the measured peak, {peak}"))
     if over := over_fastest(best, group):
-        tiles.append((words.times(*over[1]), f"the speed of {named(over[0], group)}"))
+        tiles.append((words.times(*over[1]), f"the speed of {label(over[0], group)}"))
     if best is not ran[0]:
         tiles.append((words.times(ran[0].seconds / best.seconds), f"the speed of {ran[0].kernel}"))
     return tiles

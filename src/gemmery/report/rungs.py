@@ -13,8 +13,7 @@ from gemmery.bench.record import Run
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
-from gemmery.report.sheet import Group, speedup
-from gemmery.report.tables import ladder_groups
+from gemmery.report.problems import Group, groups, is_of_ladder, speedup
 from gemmery.report.tree import tree, walk
 
 OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
@@ -25,7 +24,7 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
 
     `root` is the checkout, which has docs/published.toml; links are relative to `folder`.
     """
-    measured = [(run, ladder_groups(run, rungs)) for run in runs]
+    measured = [(run, groups(filter(is_of_ladder, run.measurements), rungs)) for run in runs]
     link = os.path.relpath(root / "src" / "gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from gemmery.bench.record import Measurement, Run
-from gemmery.ladder.rung import Rung
+from gemmery.bench.record import Measurement
 from gemmery.report import words
 from gemmery.report.doubts import ANY, doubts
-from gemmery.report.sheet import Group, is_square, largest, named, speedup
-from gemmery.report.tables import ladder_groups
+from gemmery.report.problems import Group, is_square, label, largest, speedup
+from gemmery.report.tables import Results
 
 
 def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, tuple[float, float]] | None:
@@ -28,26 +25,25 @@ def over_fastest(measurement: Measurement, group: Group) -> tuple[Measurement, t
     return fastest, (fastest.seconds / measurement.seconds, spread)
 
 
-def summary(run: Run, rungs: Sequence[Rung]) -> str:
+def summary(results: Results) -> str:
     """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
 
-    >>> summary(run, CPU)  # doctest: +SKIP
+    >>> summary(results(run, CPU))  # doctest: +SKIP
     'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
     """
-    found = [g for g in ladder_groups(run, rungs) if is_square(g.one)]
-    ran = [m for m in largest(found).rungs if m.seconds] if found else []
-    if not ran or doubts(run):
+    squares = [group for group in results.problems if is_square(group.first)]
+    ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
+    if not ran or doubts(results.run):
         return ""
-    group, by_name = largest(found), {rung.name: rung for rung in rungs}
+    group, parents = largest(squares), {rung.name: rung.parent or "" for rung in results.rungs}
     best = max(ran, key=lambda m: m.gflops)
-    said = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
-    said += f"{words.digits(words.reached(best))} {words.rate(best)}"
+    line = f"{words.shape(best)}, {words.types(best)}: {best.kernel} reaches "
+    line += f"{words.digits(words.reached(best))} {words.rate(best)}"
     if part := words.share(best):
-        said += f", {words.percent(part)} of the peak"
-    if headline := over_fastest(best, group):
-        said += f", {words.times(*headline[1])} {named(headline[0], group)}"
-    steps = [(over[0], m) for m in ran if (over := speedup(m, by_name[m.kernel].parent or "", group))]
-    if steps:
-        gain, m = max(steps, key=lambda step: step[0])
-        said += f"; largest step: {m.kernel}, {words.times(gain)} {by_name[m.kernel].parent}"
-    return said
+        line += f", {words.percent(part)} of the peak"
+    if over := over_fastest(best, group):
+        line += f", {words.times(*over[1])} {label(over[0], group)}"
+    if steps := [(gain[0], m) for m in ran if (gain := speedup(m, parents[m.kernel], group))]:
+        step, m = max(steps, key=lambda pair: pair[0])
+        line += f"; largest step: {m.kernel}, {words.times(step)} {parents[m.kernel]}"
+    return line

@@ -94,6 +94,11 @@ def axes(height: int) -> Iterator[Axes]:
         yield figure.add_subplot()
 
 
+def annotate(on: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], **style: Any) -> None:
+    """Write a text at an offset in points from a place, legible where a line crosses it."""
+    on.annotate(text, at, offset, textcoords="offset points", **{"bbox": HALO, **style})
+
+
 def render(on: Axes, name: str, label: str) -> str:
     """The figure of `on` as an <svg> element whose colours are CSS variables and whose ids begin with `name`."""
     figure = on.figure

@@ -9,35 +9,55 @@ from gemmery import experiments
 from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
+from gemmery.report import ladder_tables, suite_tables, sweep_tables
 from gemmery.report.doubts import weighed
-from gemmery.report.first_call import has_pieces, of_first_calls
-from gemmery.report.new_shapes import is_total, of_new_shapes
-from gemmery.report.sheet import Group, Sheet, by_block, by_size, groups, is_square, ladder_sheet, other_shapes
-from gemmery.report.suites import by_case, products
-from gemmery.report.sweeps import by_config, by_key, by_side
+from gemmery.report.problems import Group, groups, is_square
+from gemmery.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one experiment in a run; `rungs` are those of the ladder."""
+    """The records of one experiment in a run; `problems` are those of a ladder, () of others."""
 
     experiment: Experiment
     measurements: tuple[Measurement, ...]
     machine: Machine
     rungs: Sequence[Rung]
+    problems: tuple[Group, ...]
 
 
-def parts(run: Run, rungs: Sequence[Rung]) -> tuple[Records, ...]:
+@dataclass(frozen=True)
+class Results:
+    """A run in the parts that reports show, grouped once; ratios are ties if its figures are unreliable."""
+
+    run: Run
+    rungs: Sequence[Rung]
+    parts: tuple[Records, ...]
+
+    @property
+    def problems(self) -> tuple[Group, ...]:
+        """The problems of the ladder."""
+        return tuple(group for records in self.parts for group in records.problems)
+
+    @property
+    def climbed(self) -> tuple[Rung, ...]:
+        """The rungs that took part in the ladder, in its order."""
+        ran = {m.kernel for group in self.problems for m in group.rungs}
+        return tuple(rung for rung in self.rungs if rung.name in ran)
+
+
+def results(run: Run, rungs: Sequence[Rung] = ()) -> Results:
     """Return the records of a run by experiment, in order of appearance."""
+    run = weighed(run)
     by_suite: dict[str, list[Measurement]] = {}
     for m in run.measurements:
         by_suite.setdefault(m.suite, []).append(m)
-    return tuple(Records(experiments.find(suite), tuple(same), run.machine, rungs) for suite, same in by_suite.items())
-
-
-def ladder_groups(run: Run, rungs: Sequence[Rung]) -> tuple[Group, ...]:
-    """Return the problems of the ladder in a run, () if it has none of its records."""
-    return groups((m for m in run.measurements if experiments.of(m) is LADDER), rungs)
+    parts = []
+    for suite, same in by_suite.items():
+        experiment = experiments.find(suite)
+        problems = groups(same, rungs) if experiment is LADDER else ()
+        parts.append(Records(experiment, tuple(same), run.machine, rungs, problems))
+    return Results(run, rungs, tuple(parts))
 
 
 def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
@@ -46,7 +66,12 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
-    return tuple(sheet for records in parts(weighed(run), rungs) for sheet in _sheets(records))
+    return tabulated(results(run, rungs))
+
+
+def tabulated(run: Results) -> tuple[Sheet, ...]:
+    """Return the sheets of a run that has been grouped."""
+    return tuple(sheet for records in run.parts for sheet in _sheets(records))
 
 
 def _sheets(records: Records) -> Sequence[Sheet]:
@@ -56,36 +81,30 @@ def _sheets(records: Records) -> Sequence[Sheet]:
 
 def _resembled(measurements: Sequence[Measurement]) -> TableKind:
     """Return the table of the suites whose records look like these, which are of a suite that has no file here."""
-    if has_pieces(measurements):
+    if suite_tables.has_pieces(measurements):
         return TableKind.FIRST_PRODUCTS
-    if any(is_total(m) for m in measurements):
+    if any(suite_tables.is_total(m) for m in measurements):
         return TableKind.NEW_SHAPES
     return TableKind.PRODUCTS if any(m.flops for m in measurements) else TableKind.BY_CASE
 
 
 def _ladder(records: Records) -> Sequence[Sheet]:
     """A sheet for each square, then one for all other problems."""
-    problems, rungs = groups(records.measurements, records.rungs), records.rungs
-    others = [group for group in problems if not is_square(group.one)]
-    squares = [ladder_sheet(group, rungs, records.machine) for group in problems if is_square(group.one)]
-    return [*squares, *([other_shapes(others, rungs)] if others else [])]
-
-
-def _first_products(records: Records) -> Sequence[Sheet]:
-    """First products with their pieces, which records of earlier versions do not have."""
-    show = of_first_calls if has_pieces(records.measurements) else products
-    return show(records.experiment.heading, records.measurements)
+    squares = [group for group in records.problems if is_square(group.first)]
+    others = [group for group in records.problems if group not in squares]
+    sheets = [ladder_tables.square(group, records.rungs, records.machine) for group in squares]
+    return [*sheets, *([ladder_tables.other_shapes(others, records.rungs)] if others else [])]
 
 
 SHEETS: dict[TableKind, Callable[[Records], Sequence[Sheet]]] = {
     TableKind.LADDER: _ladder,
-    TableKind.BY_SIZE: lambda records: [by_size(records.measurements)],
-    TableKind.BY_BLOCK: lambda records: [by_block(records.measurements, records.machine)],
-    TableKind.BY_KEY: lambda records: [by_key(records.measurements, records.experiment)],
-    TableKind.BY_CONFIG: lambda records: [by_config(records.measurements, records.experiment)],
-    TableKind.BY_SIDE: lambda records: [by_side(records.measurements, records.experiment)],
-    TableKind.PRODUCTS: lambda records: products(records.experiment.heading, records.measurements),
-    TableKind.FIRST_PRODUCTS: _first_products,
-    TableKind.NEW_SHAPES: lambda records: [of_new_shapes(records.experiment.heading, records.measurements)],
-    TableKind.BY_CASE: lambda records: [by_case(records.experiment.heading, records.measurements)],
+    TableKind.BY_SIZE: lambda of: [sweep_tables.by_size(of.measurements)],
+    TableKind.BY_BLOCK: lambda of: [sweep_tables.by_block(of.measurements, of.machine)],
+    TableKind.BY_KEY: lambda of: [sweep_tables.by_key(of.measurements, of.experiment)],
+    TableKind.BY_CONFIG: lambda of: [sweep_tables.by_config(of.measurements, of.experiment)],
+    TableKind.BY_SIDE: lambda of: [sweep_tables.by_side(of.measurements, of.experiment)],
+    TableKind.PRODUCTS: lambda of: suite_tables.products(of.experiment.heading, of.measurements),
+    TableKind.FIRST_PRODUCTS: lambda of: suite_tables.first_products(of.experiment.heading, of.measurements),
+    TableKind.NEW_SHAPES: lambda of: suite_tables.new_shapes(of.experiment.heading, of.measurements),
+    TableKind.BY_CASE: lambda of: suite_tables.by_case(of.experiment.heading, of.measurements),
 }

@@ -23,10 +23,12 @@ from gemmery.bench.record import Machine, Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
-from gemmery.report.doubts import banner, weighed
-from gemmery.report.sheet import IDEA, Cell, Sheet, fullest, speedup
+from gemmery.report.doubts import banner
+from gemmery.report.ladder_tables import IDEA
+from gemmery.report.problems import fullest, speedup
+from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.summary import summary
-from gemmery.report.tables import ladder_groups, sheets
+from gemmery.report.tables import Results, results, sheets, tabulated
 from gemmery.report.text import machine as described
 from gemmery.report.tree import tree, walk
 
@@ -144,20 +146,21 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
     A warning precedes and follows unreliable figures; otherwise the last line of a ladder is its summary.
     """
-    shown, warning = sheets(run, rungs), banner(run)
+    of, warning = results(run, rungs), banner(run)
+    tables = tabulated(of)
     if warning:
         console.print(Text(warning, style="bold red"))
         console.print()
-    for sheet in shown:
+    for sheet in tables:
         console.print(Group(*laid_out(sheet, console.width)))
-    if any(IDEA in sheet.head for sheet in shown):
-        _print_tree(run, rungs, console)
+    if any(IDEA in sheet.head for sheet in tables):
+        _print_tree(of, console)
     console.print(Text(f"{described(run.machine)}. {words.when(run)}.", style="dim"))
-    if any(cell.text.startswith("~") for sheet in shown for row in sheet.rows for cell in row):
+    if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
         console.print(Text("~ marks a tie: the difference is smaller than its spread.", style="dim"))
     if warning:
         console.print(Text(warning, style="bold red"))
-    elif closing := summary(run, rungs):
+    elif closing := summary(of):
         console.print(Text(closing, style="bold"))
 
 
@@ -175,24 +178,21 @@ def findings(rows: Sequence[tuple[str, str, bool, str]], console: Console) -> No
     console.print(table)
 
 
-def _print_tree(run: Run, rungs: Sequence[Rung], console: Console) -> None:
+def _print_tree(of: Results, console: Console) -> None:
     """Print each rung of a ladder below its parent: its gain, and its idea where the tables have no room for it."""
-    problems = ladder_groups(weighed(run), rungs)
-    ran = {m.kernel for group in problems for m in group.rungs}
-    named = [rung for rung in rungs if rung.name in ran]
-    if not named:
+    if not of.climbed:
         return
-    group = fullest(problems)
+    group = fullest(of.problems)
     own = {m.kernel: m for m in group.rungs}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
-    for depth, rung in walk(tree(named)):
+    for depth, rung in walk(tree(of.climbed)):
         gain = speedup(own[rung.name], rung.parent, group) if rung.parent and rung.name in own else None
         idea = Text(rung.idea if console.width < WIDE else "", style="dim")
         table.add_row(Text("  " * depth + rung.name), Text(words.times(*gain) if gain else ""), idea)
-    at = f", × the speed of its parent at {words.shape(group.one)}" if len(named) > 1 else ""
+    at = f", × the speed of its parent at {words.shape(group.first)}" if len(of.climbed) > 1 else ""
     console.print(Text(f"Each rung below its parent{at}", style="bold"))
     console.print(table)
 

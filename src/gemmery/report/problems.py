@@ -1,0 +1,91 @@
+"""Measurements by problem: the rungs of the ladder and their rivals on the same product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gemmery import experiments
+from gemmery.bench.record import Measurement
+from gemmery.experiments import LADDER
+from gemmery.ladder.rung import Rung
+from gemmery.report import words
+from gemmery.report.doubts import ANY
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements of one problem: the rungs in the order of the ladder, then the rivals."""
+
+    rungs: tuple[Measurement, ...]
+    rivals: tuple[Measurement, ...]
+
+    @property
+    def all(self) -> tuple[Measurement, ...]:
+        """Rungs and rivals that ran."""
+        return tuple(m for m in (*self.rungs, *self.rivals) if m.seconds)
+
+    @property
+    def first(self) -> Measurement:
+        """Any of them, for what they have in common."""
+        return (*self.rungs, *self.rivals)[0]
+
+
+def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[Group, ...]:
+    """Group measurements by problem: squares first, the smallest first."""
+    order = {rung.name: index for index, rung in enumerate(rungs)}
+    problems: dict[tuple[object, ...], list[Measurement]] = {}
+    for m in measurements:
+        problems.setdefault((not is_square(m), m.flops, m.m, m.n, m.k, m.dtype, m.out, m.precision), []).append(m)
+    return tuple(
+        Group(
+            tuple(sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])),
+            tuple(m for m in same if m.kernel not in order),
+        )
+        for _, same in sorted(problems.items())
+    )
+
+
+def largest(problems: Sequence[Group]) -> Group:
+    """Return the group with the most operations, of squares if there are any: the one a summary is about."""
+    squares = [group for group in problems if is_square(group.first)]
+    return max(squares or problems, key=lambda group: group.first.flops)
+
+
+def fullest(problems: Sequence[Group]) -> Group:
+    """Return the group in which most rungs ran, and the largest of these: it shows the whole ladder."""
+    return max(problems, key=lambda group: (sum(m.seconds > 0 for m in group.rungs), group.first.flops))
+
+
+def is_of_ladder(measurement: Measurement) -> bool:
+    """Return True for a record of the ladder."""
+    return experiments.of(measurement) is LADDER
+
+
+def is_square(measurement: Measurement) -> bool:
+    """Return True for one product of squares, unless it shows the use that one rung is meant for."""
+    return measurement.m == measurement.n == measurement.k and measurement.batch == 1 and not measurement.case
+
+
+def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
+    """Return (speed-up over `rival`, spread), from pairs of measurements if there are any, else from the medians."""
+    if not measurement.seconds or measurement.kernel == rival:
+        return None
+    if rival in measurement.versus:
+        return measurement.versus[rival], measurement.spread.get(rival, 0.0)
+    for other in group.all:
+        if other.kernel == rival:
+            return other.seconds / measurement.seconds, measurement.spread.get(ANY, 0.0)
+    return None
+
+
+def rival(group: Group) -> str:
+    """Return the rival to compare with: the first that ran, else one that could not."""
+    names = [m.kernel for m in group.rivals if m.seconds] + [m.kernel for m in group.rivals]
+    return names[0] if names else "cublas" if group.first.unit else "numpy"
+
+
+def label(measurement: Measurement, group: Group) -> str:
+    """Return the name of a rung or a rival; with the threads if the rival ran with several numbers of them."""
+    same = {m.threads for m in group.rivals if m.kernel == measurement.kernel}
+    return words.kernel(measurement.kernel) + (f", {words.cores(measurement.threads)}" if len(same) > 1 else "")

@@ -1,0 +1,229 @@
+"""The records of a suite as sheets: products next to the rivals', tournaments of rungs, first products, new shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from gemmery.bench.first_call import PIECES
+from gemmery.bench.new_shapes import CASES, FIRST, REST, WORST
+from gemmery.bench.record import Measurement
+from gemmery.report import words
+from gemmery.report.sheet import Cell, Columns, Sheet, limits, measured, not_run, rate, ratio, share, tabulate
+
+OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
+
+
+def products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a sheet for each tournament of rungs, then one for each number of threads."""
+    cases = tournaments(measurements)
+    rest = [m for m in measurements if m.case not in cases]
+    return [
+        *(_tournament(case, [m for m in measurements if m.case == case]) for case in cases),
+        *(_compared(heading, [m for m in rest if m.threads == count]) for count in sorted({m.threads for m in rest})),
+    ]
+
+
+def tournaments(measurements: Iterable[Measurement]) -> tuple[str, ...]:
+    """Return the cases of a suite in which rungs took turns, in order of appearance."""
+    cases = (m.case for m in measurements if m.case and not is_own(m) and m.kernel not in words.RIVALS)
+    return tuple(dict.fromkeys(cases))
+
+
+def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
+    """Rungs against each other: a row for each product, a column for each rung; times if calls are short."""
+    took_part = {m.kernel for m in measurements if m.seconds}
+    absent = [m for m in measurements if m.kernel in words.RIVALS and m.kernel not in took_part]
+    measurements = [m for m in measurements if m not in absent]
+    problems: dict[str, dict[str, Measurement]] = {}
+    for m in measurements:
+        problems.setdefault(f"{words.shape(m)}, {words.types(m)}", {})[m.kernel] = m
+    vectors = all(1 in (m.m, m.n) for m in measurements)
+    short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
+
+    def cell(by_kernel: dict[str, Measurement], kernel: str) -> Cell:
+        m = by_kernel.get(kernel)
+        if m is None or m.refused:
+            return Cell("not run" if m else "", tone="faint")
+        best = min(other.seconds for other in by_kernel.values() if other.seconds)
+        return Cell(words.duration(m.seconds) if short else rate(m), tone="best" if m.seconds == best else "")
+
+    def peak(by_kernel: dict[str, Measurement]) -> str:
+        ran = [m for m in by_kernel.values() if m.seconds]
+        return words.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
+
+    columns = [
+        ("product", lambda row: row[0]),
+        *(
+            (words.kernel(kernel), lambda row, kernel=kernel: cell(row[1], kernel))
+            for kernel in dict.fromkeys(m.kernel for m in measurements)
+        ),
+        *([] if short else [("peak", lambda row: peak(row[1]))]),
+    ]
+    notes = [
+        f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}"
+        for problem, by_kernel in problems.items()
+        for m in by_kernel.values()
+        if m.refused
+    ]
+    unit = "time of a call" if short else words.rate(measurements[0])
+    title = f"{case}: {unit}{_on_threads(measurements)}"
+    return tabulate(title, columns, problems.items(), [*notes, *not_run(absent)])
+
+
+def is_own(measurement: Measurement) -> bool:
+    """Return True for gemmery's product, False for a rival's."""
+    return measurement.kernel.startswith(OWN)
+
+
+def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
+    """A suite on one number of threads: gemmery's products with their speed-up over each rival, and who did not run."""
+    own = [m for m in measurements if is_own(m)]
+    called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
+    timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
+    rates: Columns[Measurement] = [
+        (_rate_of(own), rate),
+        ("% of peak", share),
+        ("GB/s", lambda m: words.digits(m.bytes / m.seconds / 1e9)),
+    ]
+
+    def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
+        def cell(m: Measurement) -> Cell:
+            pair = m.versus.get(rival), m.spread.get(rival, 0.0)
+            return Cell(words.times(*pair), tone=standing(*pair), margin=_margin(*pair))
+
+        return f"× {words.kernel(rival)}", cell
+
+    columns: Columns[Measurement] = [
+        ("product", product),
+        ("call" if called else "rung", lambda m: Cell("" if m.refused else m.note, tone="" if m.refused else "faint")),
+        *measured(
+            [
+                ("time", lambda m: words.duration(m.seconds)),
+                *([] if timed_only else rates),
+                *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
+            ]
+        ),
+    ]
+    notes = [
+        f"{product(m) if is_own(m) else words.kernel(m.kernel)} did not run: {m.refused}"
+        for m in measurements
+        if m.refused
+    ]
+    sheet = tabulate(f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *notes])
+    return replace(sheet, aside=True)
+
+
+def _on_threads(measurements: Sequence[Measurement]) -> str:
+    """The number of threads; "" on a GPU."""
+    return "" if any(m.unit for m in measurements) else f", {words.cores(measurements[0].threads)}"
+
+
+def _margin(ratio: float | None, spread: float) -> str:
+    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and 0 < spread < math.inf else ""
+
+
+def _rate_of(measurements: Sequence[Measurement]) -> str:
+    """GFLOP/s, or Gop/s if there are integers."""
+    rates = {words.rate(m) for m in measurements}
+    return rates.pop() if len(rates) == 1 else "Gop/s"
+
+
+def product(measurement: Measurement) -> str:
+    """Return the product of a suite as text: "8 × 1024 × 1024, f32, allocating"."""
+    how = measurement.kernel.removeprefix(OWN).removeprefix(", ")
+    return ", ".join(filter(None, [words.shape(measurement), words.types(measurement), measurement.case, how]))
+
+
+def standing(ratio: float | None, spread: float) -> str:
+    """Return the tone of a ratio: "bad" for a loss beyond the spread, "best" for a gain, "" for a tie."""
+    if ratio is None:
+        return ""
+    return "bad" if ratio < 1 - spread else "best" if ratio > 1 + spread else ""
+
+
+def by_case(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a row for each kernel, and product if there are several; a column for each way to prepare or run it."""
+    by_product: dict[tuple[object, ...], dict[str, Measurement]] = {}
+    for m in measurements:
+        if m.seconds:
+            by_product.setdefault((m.kernel, m.m, m.n, m.k, m.dtype), {})[m.case] = m
+    rows = [(next(iter(cases.values())), cases) for cases in by_product.values()]
+    of_one = len({(m.kernel, m.dtype) for m, _ in rows}) == len(rows)  # product
+    ways = dict.fromkeys(m.case for m in measurements if m.seconds)
+    columns: Columns[tuple[Measurement, dict[str, Measurement]]] = [
+        ("kernel", lambda row: ", ".join([row[0].kernel, *([] if of_one else [words.shape(row[0])]), row[0].dtype])),
+        *((way, lambda row, way=way: _duration(row[1].get(way))) for way in ways),
+    ]
+    notes = [f"{m.kernel} was not run for {m.dtype}: {m.refused}" for m in measurements if m.refused]
+    return [tabulate(heading, columns, rows, notes)]
+
+
+def _duration(measurement: Measurement | None) -> str:
+    return words.duration(measurement.seconds) if measurement and measurement.seconds else ""
+
+
+def has_pieces(measurements: Sequence[Measurement]) -> bool:
+    """Return True for records that have the pieces of a first product."""
+    return any(m.case in PIECES for m in measurements)
+
+
+def first_products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a row for each first product and state of the cache, with its time, its pieces and its ratios.
+
+    Records of versions that did not time the pieces are shown as products.
+    """
+    if not has_pieces(measurements):
+        return products(heading, measurements)
+    by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
+
+    def piece(m: Measurement, name: str) -> str:
+        return _duration(by_key.get((m.kernel, m.m, m.n, m.k, m.dtype, m.threads, name)))
+
+    columns = [
+        ("product", lambda m: f"{words.shape(m)}, {words.types(m)}, {words.kernel(m.kernel)}"),
+        ("first product", _duration),
+        *((name, lambda m, name=name: piece(m, name)) for name in PIECES),
+        *_ratios(rival for m in measurements for rival in m.versus),
+    ]
+    rows = [m for m in measurements if not m.case and m.seconds]
+    title = f"{heading}, {words.cores(measurements[0].threads)}"
+    return [tabulate(title, columns, rows, not_run(measurements))]
+
+
+def _ratios(rivals: Iterable[str]) -> list[tuple[str, Callable[[Measurement], str]]]:
+    return [(f"× {words.kernel(rival)}", partial(ratio, rival=rival)) for rival in dict.fromkeys(rivals)]
+
+
+def is_total(measurement: Measurement) -> bool:
+    """Return True for the record of all products of new shapes in one state of the cache."""
+    return measurement.case in CASES
+
+
+def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
+    """Return a row for each element type, number of threads and state of the cache, with the rival's total."""
+    by_key = {(m.kernel, m.dtype, m.threads, m.case): m for m in measurements}
+    rivals = dict.fromkeys(m.kernel for m in measurements if m.kernel in words.RIVALS and m.seconds)
+
+    def part(m: Measurement, name: str) -> Measurement | None:
+        return by_key.get((m.kernel, m.dtype, m.threads, f"{m.case}, {name}"))
+
+    def total(m: Measurement, rival: str) -> Measurement | None:
+        return by_key.get((rival, m.dtype, m.threads, ""))
+
+    def which(m: Measurement) -> str:
+        return f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"
+
+    columns: Columns[Measurement] = [
+        ("products", which),
+        ("all", lambda m: words.duration(m.seconds)),
+        (f"of it the {FIRST}", lambda m: _duration(part(m, FIRST))),
+        (WORST, lambda m: _duration(part(m, WORST))),
+        *((words.kernel(rival), lambda m, rival=rival: _duration(total(m, rival))) for rival in rivals),
+        *_ratios(rivals),
+        *((f"{head}, {REST}", lambda m, of=of: of(part(m, REST) or m)) for head, of in _ratios(rivals)),
+    ]
+    title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
+    return [tabulate(title, columns, filter(is_total, measurements), not_run(measurements))]

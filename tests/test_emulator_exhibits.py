@@ -13,7 +13,7 @@ from gemmery import cli, lab
 from gemmery.cuda import driver, nvrtc
 from gemmery.errors import ArgumentError
 from gemmery.lab import exhibits
-from gemmery.ladder.exhibits import EXHIBITS, find
+from gemmery.ladder.exhibits import EMULATED, EXHIBITS, find, numbers
 
 EACH = [pytest.param(one, id=one.name) for one in EXHIBITS]
 
@@ -62,7 +62,7 @@ def test_as_ptxas_merges_and_as_the_ptx_says_are_one(name):
 def emulated(name, config):
     """A launch with all its counters."""
     exhibit = find(name)
-    x = exhibits.numbers(exhibits.EMULATED)
+    x = numbers(EMULATED)
     geometry = exhibit.launch(x.size, config)
     made = nvrtc.ptx(geometry.source, geometry.kernel, "sm_90")
     arguments = [x, np.empty(exhibit.show.results(x.size, config), np.float32), np.int32(x.size)]

@@ -84,7 +84,9 @@ def message(call):
 def test_without_the_extras_errors_name_the_command_that_installs_them():
     modules_after(
         HIDDEN + "lab, cuda = (f\"run pip install '.[{extra}]' in a checkout\" for extra in ('lab', 'cuda'))\n"
-        "assert lab in message(lambda: gemmery.inspect('simt_smem'))\n"
+        "assert cuda in message(lambda: gemmery.inspect('simt_smem', device='h200'))\n"
+        "from gemmery.inspection.notebook import NotebookInspection\n"
+        "assert lab in message(lambda: object.__new__(NotebookInspection)._repr_html_())\n"
         "assert lab in message(lambda: __import__('gemmery.lab').lab.ladder())\n"
         "assert lab in message(lambda: __import__('gemmery.lab.on_cpu'))\n"
         "code = '__global__ void f(float *x) { x[0] = 1; }'\n"

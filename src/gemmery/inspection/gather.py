@@ -17,9 +17,8 @@ from gemmery.inspection.compiled import compiled_launches
 from gemmery.inspection.lines import count_exhibit, count_rung, small
 from gemmery.inspection.records import EmulatorCounts, Inspection
 from gemmery.lab import asked
-from gemmery.lab.exhibits import EMULATED
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.exhibits import EXHIBITS, Exhibit
+from gemmery.ladder.exhibits import EMULATED, EXHIBITS, Exhibit
 from gemmery.ladder.exhibits import find as find_exhibit
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung import find as find_rung

@@ -5,6 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
+from gemmery.errors import not_installed
 from gemmery.inspection import records
 from gemmery.inspection.gather import inspect_rung, shared_dtype
 from gemmery.inspection.sections import subject
@@ -19,9 +20,7 @@ class NotebookInspection(records.Inspection):
         return f"<Inspection of {self.rung}: {subject(self)}>"
 
     def _repr_html_(self) -> str:
-        from gemmery.inspection.pages import framed, inspection_page
-
-        return framed(inspection_page(self), f"gemmery inspect {self.rung}")
+        return _framed(self)
 
 
 class NotebookSideBySide(records.SideBySide):
@@ -32,9 +31,7 @@ class NotebookSideBySide(records.SideBySide):
         return f"<Comparison of {self.old.rung} and {self.new.rung}: {subject(self.new, config=False)}>"
 
     def _repr_html_(self) -> str:
-        from gemmery.inspection.pages import framed, side_by_side_page
-
-        return framed(side_by_side_page(self), f"gemmery inspect {self.old.rung} {self.new.rung}")
+        return _framed(self)
 
 
 def inspect(
@@ -74,3 +71,14 @@ def inspect(
     if second:
         return NotebookSideBySide(first, *second)
     return NotebookInspection(**{field.name: getattr(first, field.name) for field in fields(first)})
+
+
+def _framed(record: records.Inspection | records.SideBySide) -> str:
+    """The page of one rung or of two, in a frame."""
+    try:
+        from gemmery.inspection.pages import framed, inspection_page, side_by_side_page
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "the page of gemmery.inspect") from error
+    if isinstance(record, records.SideBySide):
+        return framed(side_by_side_page(record), f"gemmery inspect {record.old.rung} {record.new.rung}")
+    return framed(inspection_page(record), f"gemmery inspect {record.rung}")

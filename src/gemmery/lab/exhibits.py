@@ -26,12 +26,11 @@ from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.on_cuda import Cuda
 from gemmery.lab.session import Session
-from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit, Floats, find, numbers, put
+from gemmery.ladder.exhibits import EMULATED, EmulatedExhibit, Exhibit, Floats, find, numbers, put
 from gemmery.problem import Config
 
 OnConfig = Callable[[str, int, int, EmulatedExhibit | None], None]  # as OnRung of the ladder
 SHARE = 0.3  # seconds for one config and its parent
-EMULATED = 3 << 12  # elements: whole warps at every config, and a second for all configs of an exhibit
 
 
 def exhibit(

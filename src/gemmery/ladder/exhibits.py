@@ -22,6 +22,7 @@ from gemmery.errors import ArgumentError, RefusedError
 from gemmery.problem import Config
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+EMULATED = 3 << 12  # elements on the emulator: whole warps at every config, and a second for all configs of an exhibit
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,11 @@ def _panel(
 ) -> tuple[list[str], float]:
     """The rows under one access, and where they end."""
     size = max(access.piece, BANK)
-    lines = (
-        1
-        if max(map(len, (f"{row}, {column}" for row, column in layout.contents.values())), default=0) * EM * SMALL
-        < (size * BYTE - 2)
-        else 2
-    )
+    longest = max((len(f"{row}, {column}") for row, column in layout.contents.values()), default=0)
+    lines = 1 if longest * EM * SMALL < size * BYTE - 2 else 2
     height = 18 + 10 * lines
-    parts = [
-        label(0, top, f"{_verb(access)}, {spoken(group)}: {access.opcode}, {line_of(access)}", anchor="start", size=12)
-    ]
+    title = f"{_verb(access)}, {spoken(group)}: {access.opcode}, {line_of(access)}"
+    parts = [label(0, top, title, anchor="start", size=12)]
     top += 18
     parts.append(label(LEFT - 12, top, "banks" if size > BANK else "bank", "muted", anchor="end"))
     for at in range(0, BANK_ROW, size):

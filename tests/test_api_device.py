@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device, prepared
+from gemmery.api import on_device, prepared
 from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
-from gemmery.arrays import View, contiguous, memory
+from gemmery.arrays import View, contiguous
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
 from test_arrays_cuda import Capsule, Interface
@@ -68,18 +68,18 @@ def test_refusals_come_before_the_device_is_touched(call, error, words):
 
 
 def test_types_that_only_the_cpu_multiplies(monkeypatch):
-    monkeypatch.setattr(device.ordered, "where", lambda pointer: 0)
+    monkeypatch.setattr(on_device.ordered, "where", lambda pointer: 0)
     whole = Interface((4, 4), "<i4")
     with pytest.raises(gm.DTypeError, match=r"int32 on cuda:0: devices multiply float64.*the CPU, which"):
         gm.matmul(whole, whole)
 
 
 def test_strides_between_elements_are_refused(monkeypatch):
-    monkeypatch.setattr(device.ordered, "where", lambda pointer: 0)
+    monkeypatch.setattr(on_device.ordered, "where", lambda pointer: 0)
     odd = Interface((4, 4), strides=(18, 4))
     with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
         gm.matmul(odd, odd)
-    assert device._located(memory.View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+    assert on_device._located(View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer
 
 
 def planned(problems, x, y, asked=NO_OPTIONS):
-    device.planned(x, y, asked)
+    on_device.planned(x, y, asked)
     return problems[-1]
 
 
@@ -164,9 +164,9 @@ def test_options_reach_the_problem(problems):
 def test_a_shape_is_planned_once(problems):
     x, y = views((8, 8), (8, 8))
     for pointer in (4096, 8192, 65536):
-        device.planned(x._replace(pointer=pointer), y, NO_OPTIONS)
+        on_device.planned(x._replace(pointer=pointer), y, NO_OPTIONS)
     assert len(problems) == 1
-    device.planned(x._replace(pointer=4100), y, NO_OPTIONS)
+    on_device.planned(x._replace(pointer=4100), y, NO_OPTIONS)
     assert len(problems) == 2
 
 
@@ -184,13 +184,13 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     x, y = views((8, 8), (8, 8))
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
-    monkeypatch.setattr(device, "_located", lambda view: view)
-    monkeypatch.setattr(device, "_ordinal", lambda view: 0)
-    monkeypatch.setattr(device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
-    monkeypatch.setattr(device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
-    monkeypatch.setattr(device, "prepared", lambda *_: served)
-    monkeypatch.setattr(device.quick, "remember", lambda *given: kept.append(given[-1]))
-    device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
+    monkeypatch.setattr(on_device, "_located", lambda view: view)
+    monkeypatch.setattr(on_device, "_ordinal", lambda view: 0)
+    monkeypatch.setattr(on_device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
+    monkeypatch.setattr(on_device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+    monkeypatch.setattr(on_device, "prepared", lambda *_: served)
+    monkeypatch.setattr(on_device.quick, "remember", lambda *given: kept.append(given[-1]))
+    on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError, shown
+from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError, brief
 
 X = np.ones((3, 3))
 
@@ -114,9 +114,9 @@ def test_options_of_any_kind_are_refused(obj):
 
 
 def test_a_value_is_shown_on_one_line():
-    assert shown(np.zeros((2, 2))) == "array([[0., 0.], [0., 0.]])"
-    assert shown(Unprintable()) == "<Unprintable>"
-    assert shown(10**5000) == "an int too large to print"
+    assert brief(np.zeros((2, 2))) == "array([[0., 0.], [0., 0.]])"
+    assert brief(Unprintable()) == "<Unprintable>"
+    assert brief(10**5000) == "an int too large to print"
     with pytest.raises(ArgumentError, match=r"activation=array\(\[\[0., 0.\], \[0., 0.\]\]\) must be"):
         gm.matmul(X, X, activation=np.zeros((2, 2)))
 

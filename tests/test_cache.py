@@ -39,7 +39,7 @@ def test_a_listing_names_kinds_versions_sizes_and_times(tmp_path):
         os.utime(tmp_path / name, (BEFORE, BEFORE))
     kinds = [("cpu", "new", 100), ("cuda", "91c5eb", 500), ("ptx", "13.5", 100)]
     kinds += [("cpu", "", 100), ("cuda", "", 100), ("ptx", "", 100)]
-    expected = [cache.Entry(name, *kind, BEFORE) for name, kind in zip(names + flat, kinds, strict=True)]
+    expected = [cache.CacheEntry(name, *kind, BEFORE) for name, kind in zip(names + flat, kinds, strict=True)]
     assert sorted(cache.listing(str(tmp_path))) == sorted(expected)
 
 

@@ -46,7 +46,7 @@ def converted(isa, memory, element, values, lanes, *, narrowing):
     given = np.zeros(count, values.dtype)
     given[: len(values)] = values
     into = np.zeros(count, numpy_dtype(memory) if narrowing else ELEMENT.get(element, element.replace("i", "int")))
-    record = abi.Record()
+    record = (ctypes.c_int64 * len(abi.FIELDS))()
     record[abi.SLOT["a"]], record[abi.SLOT["c"]], record[abi.SLOT["n"]] = given.ctypes.data, into.ctypes.data, count
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code)(ctypes.addressof(record))
     return into[: len(values)]

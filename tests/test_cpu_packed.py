@@ -246,7 +246,7 @@ def run_in(blocks, kernel, a, b, c):
     fields |= {"workspace": room.ctypes.data + start, "alpha": scalars.ctypes.data, "beta": scalars.ctypes.data + 16}
     for key, placed in (("a", a), ("b", b), ("c", c)):
         fields |= {key: placed.view.pointer, f"{key}_row": placed.view.strides[1], f"{key}_col": placed.view.strides[2]}
-    record = abi.Record()
+    record = (ctypes.c_int64 * len(abi.FIELDS))()
     for key, value in fields.items():
         record[abi.SLOT[key]] = value
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.address)(ctypes.addressof(record))

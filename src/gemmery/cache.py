@@ -57,7 +57,7 @@ def unusable(folder: str) -> str:
     return "make it a folder that only you can write (chmod 700), or set GEMMERY_CACHE_DIR to another"
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """An entry of the cache."""
 
     name: str
@@ -130,7 +130,7 @@ def write(folder: str | None, key: str, payload: bytes) -> bool:
     return True
 
 
-def listing(folder: str | None) -> tuple[Entry, ...]:
+def listing(folder: str | None) -> tuple[CacheEntry, ...]:
     """Return the entries of a folder; () for a folder that is not there or that others can write into."""
     if folder is None:
         return ()
@@ -141,16 +141,16 @@ def listing(folder: str | None) -> tuple[Entry, ...]:
         return ()
 
 
-def prune(folder: str, current: Mapping[str, Collection[str]], limit: int = LIMIT) -> tuple[Entry, ...]:
+def prune(folder: str, current: Mapping[str, Collection[str]], limit: int = LIMIT) -> tuple[CacheEntry, ...]:
     """Remove entries that no process of this version reads, and return them. Other processes may use the folder.
 
     `current` has the versions to keep for each kind of entry; entries of other kinds stay. What killed processes left
     is removed too. If the rest exceeds `limit`, the entries not read for the longest time are removed.
     Raises OSError for a folder that cannot be read, or that others can write into.
     """
-    removed: list[Entry] = []
+    removed: list[CacheEntry] = []
     with _opened(folder) as at:
-        remaining: list[Entry] = []
+        remaining: list[CacheEntry] = []
         for entry in _entries(folder, at):
             old = not entry.kind or entry.version not in current.get(entry.kind, (entry.version,))
             (removed if old else remaining).append(entry)
@@ -158,7 +158,7 @@ def prune(folder: str, current: Mapping[str, Collection[str]], limit: int = LIMI
         return tuple(entry for entry in removed if _remove(folder, at, entry))
 
 
-def _entries(folder: str, at: int | None) -> Iterator[Entry]:
+def _entries(folder: str, at: int | None) -> Iterator[CacheEntry]:
     """Yield the entries of a folder, and temporary files that no process writes any more."""
     with os.scandir(folder if at is None else at) as files:
         for file in files:
@@ -172,17 +172,17 @@ def _entries(folder: str, at: int | None) -> Iterator[Entry]:
             if not stat.S_ISREG(about.st_mode):
                 continue
             if name:
-                yield Entry(file.name, name["kind"] or "cpu", name["version"] or "", about.st_size, about.st_mtime)
+                yield CacheEntry(file.name, name["kind"] or "cpu", name["version"] or "", about.st_size, about.st_mtime)
             elif about.st_mtime < time.time() - _UNFINISHED:
-                yield Entry(file.name, "", "", about.st_size, about.st_mtime)
+                yield CacheEntry(file.name, "", "", about.st_size, about.st_mtime)
 
 
-def _oldest(entries: list[Entry], limit: int, budget: float) -> list[Entry]:
+def _oldest(entries: list[CacheEntry], limit: int, budget: float) -> list[CacheEntry]:
     """Return the entries to remove, those not read for the longest time, so that `kept` bytes stay."""
     total = sum(entry.size for entry in entries)
     if total <= limit:
         return []
-    oldest: list[Entry] = []
+    oldest: list[CacheEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.used):
         if total <= budget:
             break
@@ -204,7 +204,7 @@ def _bound(folder: str, at: int | None, size: int) -> None:
             _remove(folder, at, entry)
 
 
-def _remove(folder: str, at: int | None, entry: Entry) -> bool:
+def _remove(folder: str, at: int | None, entry: CacheEntry) -> bool:
     try:
         os.unlink(_path(folder, at, entry.name), dir_fd=at)
     except OSError:  # removed by another process, or read by one (Windows)

@@ -15,7 +15,7 @@ import os
 import platform
 import re
 
-from gemmery.errors import ArgumentError, shown
+from gemmery.errors import ArgumentError, brief
 
 ISAS = ("generic", "avx2", "avx512")
 
@@ -27,7 +27,7 @@ def num_threads() -> int | None:
         return None
     if not re.fullmatch("0*[1-9][0-9]{0,99}", text, re.ASCII):
         raise ArgumentError(
-            f"GEMMERY_NUM_THREADS={shown(text)}: it must be an integer >= 1; unset it to use every core"
+            f"GEMMERY_NUM_THREADS={brief(text)}: it must be an integer >= 1; unset it to use every core"
         )
     return int(text)
 
@@ -51,7 +51,7 @@ def tiers() -> bool:
     """Return False if GEMMERY_TIERS=off switches off background work."""
     text = os.environ.get("GEMMERY_TIERS", "").strip().lower()
     if text not in ("", "on", "off"):
-        raise ArgumentError(f"GEMMERY_TIERS={shown(text)}: it must be on or off; unset it for on")
+        raise ArgumentError(f"GEMMERY_TIERS={brief(text)}: it must be on or off; unset it for on")
     return text != "off"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from time import time_ns
 
-from gemmery.errors import DTypeError, shown
+from gemmery.errors import DTypeError, brief
 from gemmery.tuples import NamedTuple
 
 TYPE_CHECKING = False  # type checkers assume True; importing `typing` takes 2 ms, and NumPy's types more
@@ -123,7 +123,7 @@ def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = (
         return name
     close = _alike(lower, known, also)
     meant = f"; did you mean {' or '.join(close)}?" if close else "."
-    raise DTypeError(f"dtype {shown(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
+    raise DTypeError(f"dtype {brief(spelling)} is not supported{meant} Supported: {', '.join((*known, *also))}")
 
 
 def _alike(spelling: str, known: tuple[str, ...], also: tuple[str, ...]) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """Return at most 40 characters of a value on one line, for a message.
 
-    >>> shown(1.5), shown(10**50)
+    >>> brief(1.5), brief(10**50)
     ('1.5', '1000000000000000000000000000000000000...')
     """
     try:

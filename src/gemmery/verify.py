@@ -14,7 +14,7 @@ from gemmery import dtypes
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, CheckError
 
-Where = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
+SampleIndex = tuple[Any, ...]  # the compared matrices, an index for each batch dimension, and the compared rows
 EXTENDED = np.finfo(np.longdouble).nmant > 52  # 64 bits of significand on x86; on many ARM systems it is float64 again
 LIMB = 16  # bits of an integer that one exact float64 product carries
 LIPSCHITZ = {"": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1}  # largest slope
@@ -291,7 +291,7 @@ def _activate(x: Array, name: str) -> Array:
     return np.asarray(plain * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-plain / math.sqrt(2)))
 
 
-def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[Where, tuple[int, ...]]:
+def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tuple[SampleIndex, tuple[int, ...]]:
     """Return the matrices and rows to compare, as (indices of each batch dimension ..., rows), and the batch shape."""
     batch, rows = shape[:-2], shape[-2]
     if flops <= most:
@@ -312,7 +312,7 @@ def _sample(shape: tuple[int, ...], flops: float, most: float, seed: int) -> tup
     return (*(np.zeros(1, np.intp) for _ in batch), some(rows, share)), batch
 
 
-def _take(x: Array, batch: tuple[int, ...], where: Where) -> Array:
+def _take(x: Array, batch: tuple[int, ...], where: SampleIndex) -> Array:
     """Return the sampled matrices and rows of `x`; a sampled batch becomes one dimension."""
     if isinstance(where[0], slice):
         return x
@@ -338,7 +338,7 @@ def _ratio(result: Array, expected: Array, allowed: Array, out: str) -> NDArray[
     return np.asarray(np.where(usual, ratio, np.where(right, 0.0, math.inf)))
 
 
-def _worst(ratio: NDArray[np.float64], result: Array, expected: Array, allowed: Array, where: Where) -> Checked:
+def _worst(ratio: NDArray[np.float64], result: Array, expected: Array, allowed: Array, where: SampleIndex) -> Checked:
     sampled = not isinstance(where[0], slice)
     if not ratio.size:
         return Checked(0.0, (), 0.0, 0.0, 0.0, sampled)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
-from gemmery.api.calls import PLAIN, Call, Prepared, Terms
+from gemmery.api.cpu_call import PLAIN, Call, Prepared, Terms
 from gemmery.api.promote import can_cast, kernel_types
 from gemmery.arrange import Ints, arrange, layout, result_shape
 from gemmery.arrays import View, view

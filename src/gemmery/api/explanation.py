@@ -162,14 +162,14 @@ def _which(problem: Problem) -> str:
 
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
-    from gemmery.api import device
+    from gemmery.api import on_device
     from gemmery.bench.roofline import attainable
     from gemmery.cuda.driver import find
 
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
-    plan, problem, form, _ = device.planned(x, y, options)
+    plan, problem, form, _ = on_device.planned(x, y, options)
     tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)

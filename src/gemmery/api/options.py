@@ -12,7 +12,7 @@ from gemmery.api.promote import can_cast
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, shown
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 ACTIVATIONS = ("relu", "gelu", "silu")
@@ -42,7 +42,7 @@ def dtype_name(dtype: Any) -> str:
     try:
         text = str(dtype).removeprefix("torch.")
     except Exception:  # of an object's own __str__
-        text = shown(dtype)
+        text = brief(dtype)
     if text in _NUMPY_CODES or (text not in dtypes.BY_NAME and text not in dtypes.BY_NUMPY_NAME):
         try:
             name = np.dtype(dtype).name
@@ -69,20 +69,20 @@ def scalar(name: str, value: Any, dtype: str) -> complex:
     if type(value) is float and row.kind not in "iu":
         number: complex = value
     elif isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0) != 0:
-        raise ArgumentError(f"{name} must be a number (got {shown(value)})")
+        raise ArgumentError(f"{name} must be a number (got {brief(value)})")
     elif row.kind in "iu":
         return _integer(name, value, row.numpy)
     else:
         try:
             number = complex(value)
         except OverflowError as error:
-            raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {shown(value)})") from error
+            raise ArgumentError(f"{name} must be a number below 2**1024 in magnitude (got {brief(value)})") from error
         except Exception as error:  # TypeError, ValueError, or what an object's own methods raise
-            raise ArgumentError(f"{name} must be a number (got {shown(value)})") from error
+            raise ArgumentError(f"{name} must be a number (got {brief(value)})") from error
         if row.kind == "f":
             if number.imag != 0:
                 raise ArgumentError(
-                    f"{name} must be real for {row.numpy} operands (got {shown(value)}); convert a or b to a complex "
+                    f"{name} must be real for {row.numpy} operands (got {brief(value)}); convert a or b to a complex "
                     "type first"
                 )
             number = number.real
@@ -110,7 +110,7 @@ def _integer(name: str, value: Any, long: str) -> int:
         whole, exact = 0, False
     if not exact:
         raise ArgumentError(
-            f"{name} must be an integer for {long} operands (got {shown(value)}); convert a or b to float64 first"
+            f"{name} must be an integer for {long} operands (got {brief(value)}); convert a or b to float64 first"
         )
     return whole
 
@@ -124,7 +124,7 @@ def no_precision(precision: Any) -> None:
     """Raise ArgumentError if `precision=` is passed for a product on the CPU."""
     if precision is not None:
         raise ArgumentError(
-            f"precision={shown(precision)} applies to products on a CUDA device only; leave it out on the CPU"
+            f"precision={brief(precision)} applies to products on a CUDA device only; leave it out on the CPU"
         )
 
 
@@ -161,7 +161,7 @@ def check_bias(bias: View, n: int, result: str) -> None:
 def check_activation(activation: Any, result: str) -> None:
     """Raise ArgumentError for an unknown activation, and DTypeError for a result that is not real floating-point."""
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ArgumentError(f"activation={shown(activation)} must be one of {', '.join(ACTIVATIONS)}, or None")
+        raise ArgumentError(f"activation={brief(activation)} must be one of {', '.join(ACTIVATIONS)}, or None")
     if dtypes.get(result).kind != "f":
         raise DTypeError(
             f"activation={activation!r} needs a real floating-point result, not {dtypes.get(result).numpy}; convert "

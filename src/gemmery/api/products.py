@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gemmery import arrays, config
 from gemmery.api import opaque, quick
-from gemmery.api.calls import PLAIN, Terms
 from gemmery.api.compute import product
+from gemmery.api.cpu_call import PLAIN, Terms
 from gemmery.api.options import NO_OPTIONS, Options, dtype_name, epilogue, no_precision, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, ShapeError, shown
+from gemmery.errors import ArgumentError, ShapeError, brief
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -132,10 +132,10 @@ def _matmul(
             return done
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
-        from gemmery.api import device
+        from gemmery.api import on_device
 
         options = NO_OPTIONS if plain else Options(dtype, bias, activation, threads, precision)
-        return device.product("matmul", a, b, x, y, out, options)
+        return on_device.product("matmul", a, b, x, y, out, options)
     no_precision(precision)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
@@ -370,10 +370,10 @@ def _scaled(
 ) -> Any:
     """Compute gemm or gemv, whose numbers of dimensions have been checked."""
     if x.device != "cpu" or y.device != "cpu":
-        from gemmery.api import device
+        from gemmery.api import on_device
 
         options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
-        return device.product(name, a, b, x, y, out, options)
+        return on_device.product(name, a, b, x, y, out, options)
     no_precision(precision)
     common = result = promoted(x.dtype, y.dtype)
     old = None if c is None else view(c)
@@ -387,7 +387,7 @@ def _scaled(
     if beta == 0:
         old = None
     elif old is None:
-        raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
+        raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
     terms = Terms(alpha, beta, old, threads=thread_count(threads), widens=old is None and result != common)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)

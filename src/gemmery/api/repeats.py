@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, dispatch, dtypes
-from gemmery.api.calls import Call, Prepared
+from gemmery.api.cpu_call import Call, Prepared
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, Work
+from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.dispatch import cpu
@@ -79,12 +79,14 @@ def _job(prepared: Prepared, views: Used, bias: View | None, threads: int) -> by
     return kernel.job(*prepared.operands(*views), 1, 0, bias, threads)
 
 
-def _work(prepared: Prepared, views: Used, job: bytes) -> Work:
+def _work(prepared: Prepared, views: Used, job: bytes) -> PreparedJob:
     """Return a job as the entry knows it: it replaces the pointers and the scalars."""
     kernel, form = prepared.plan.kernel, prepared.form
     assert isinstance(kernel, Launch)
     transposed = kernel.transposes((form.batch, form.m, form.n), form.c)
-    return Work(job, _scalar(kernel, prepared.problem), prepared.problem.flops * form.runs, form.loops, transposed)
+    return PreparedJob(
+        job, _scalar(kernel, prepared.problem), prepared.problem.flops * form.runs, form.loops, transposed
+    )
 
 
 def _scalar(kernel: Launch, problem: Problem) -> str:

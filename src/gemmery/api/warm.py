@@ -15,7 +15,7 @@ from gemmery.api.promote import can_cast, kernel_types
 from gemmery.cpu import target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.ir import Module
-from gemmery.errors import ArgumentError, CacheError, DTypeError, shown
+from gemmery.errors import ArgumentError, CacheError, DTypeError, brief
 
 Progress = Callable[[int, int, str], object]
 
@@ -93,7 +93,7 @@ def warm(
 def _images(names: Any, device: str, threads: int) -> Iterator[WarmImage]:
     """Yield every image, once. Raises the errors of wrong arguments."""
     if not isinstance(device, str):
-        raise ArgumentError(f"device={shown(device)} must be a name: 'cpu', 'cuda', or a card such as 'h200'")
+        raise ArgumentError(f"device={brief(device)} must be a name: 'cpu', 'cuda', or a card such as 'h200'")
     if device == "cpu":
         return _of_cpu(_dtype_names(names, known.BY_NAME, device))
     from gemmery.api.warm_cuda import TYPES, images

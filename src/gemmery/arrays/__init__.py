@@ -18,7 +18,6 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | `__dlpack__` or `__cuda_array_interface__` alone, CUDA device | `gemmery.cuda.array.DeviceArray`, which has both |
 """
 
-from gemmery.arrays.memory import View, alignment, contiguous, overlap, reach, repeats, same, together
 from gemmery.arrays.pytorch import recorders, version_bump
 from gemmery.arrays.reading import view
 from gemmery.arrays.results import (
@@ -34,6 +33,7 @@ from gemmery.arrays.results import (
     wrap,
     written,
 )
+from gemmery.arrays.views import View, alignment, contiguous, overlap, reach, repeats, same, together
 
 __all__ = [
     "View",

@@ -9,8 +9,8 @@ import ctypes
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.memory import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory
-from gemmery.errors import DeviceError, GemmeryError, LayoutError, shown
+from gemmery.arrays.views import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory
+from gemmery.errors import DeviceError, GemmeryError, LayoutError, brief
 
 
 class DLTensor(ctypes.Structure):
@@ -102,7 +102,7 @@ def _device(obj: Any) -> tuple[int, int]:
         kind, ordinal = (int(x) for x in device)
     except (TypeError, ValueError) as error:
         raise LayoutError(
-            f"__dlpack_device__ of {type(obj).__name__} returned {shown(device)}: it must return two integers, the "
+            f"__dlpack_device__ of {type(obj).__name__} returned {brief(device)}: it must return two integers, the "
             "kind of the device and its number"
         ) from error
     return kind, ordinal

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.memory import View, contiguous, elsewhere, no_memory, reach
+from gemmery.arrays.views import View, contiguous, elsewhere, no_memory, reach
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
 _ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far -> gemmery's

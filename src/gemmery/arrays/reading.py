@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.memory import View, check, contiguous, no_memory
+from gemmery.arrays.views import View, check, contiguous, no_memory
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.memory import View
 from gemmery.arrays.reading import SHORT, view
+from gemmery.arrays.views import View
 from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, ShapeError
 

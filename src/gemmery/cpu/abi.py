@@ -6,7 +6,6 @@ type. A kernel reads only the fields it needs.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,8 +38,6 @@ FIELDS = (
     ("nc", "i64"),
 )
 SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
-
-Record = ctypes.c_int64 * len(FIELDS)
 
 
 class Args:

@@ -31,7 +31,7 @@ import numpy as np
 
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import jit, objects, pool, threads, workspace
-from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, Work, word
+from gemmery.cpu.entry_keys import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob, word
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.target import host
 
@@ -138,7 +138,7 @@ def _builtin(method: _Method) -> Callable[..., Any]:
     return function
 
 
-def remember(kind: Kind, key: Key, c: ArrayKey, work: Work | None, counted: bool = False) -> None:
+def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, counted: bool = False) -> None:
     """Store the job of products of this kind and key, with results like c; without a job they are computed aside.
 
     If they are `counted`, number OFTEN of them goes to Python again.
@@ -186,7 +186,7 @@ _NO_JOB = bytes(8 * len(JOB))
 _job_words = struct.Struct("<q").unpack_from
 
 
-def _run(work: Work, count: int, counted: bool) -> list[int]:
+def _run(work: PreparedJob, count: int, counted: bool) -> list[int]:
     """Return the fields of an entry that describe how its job runs; `count` are the words of its key."""
     parts, workspace, batch, at_once = (
         _job_words(work.job, JOB_AT[name])[0] for name in ("parts", "workspace_bytes", "batch", "at_once")
@@ -278,7 +278,7 @@ def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np
 def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]) -> None:
     """Serve every shape of a class by these kernels, of which the first that fits is chosen.
 
-    `scalar` is the type of alpha and beta as in `Work`, `operations` the number of those of a multiply-add.
+    `scalar` is the type of alpha and beta as in `PreparedJob`, `operations` the number of those of a multiply-add.
     """
     table, key, result = _table(), class_.words(), _result(class_.dtype)
     if not table or not result:

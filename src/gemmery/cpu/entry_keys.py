@@ -75,7 +75,7 @@ class Kind(NamedTuple):
         return Key(words, layout.hashed(words))
 
 
-class Work(NamedTuple):
+class PreparedJob(NamedTuple):
     """The prepared job of a product, run once for each place of `loops`: (length, steps of A, B and C in bytes)."""
 
     job: bytes

@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import config
 from gemmery.cpu.layout import WORKERS
 from gemmery.cpu.target import cores
-from gemmery.errors import ArgumentError, shown
+from gemmery.errors import ArgumentError, brief
 
 _override: int | None = None
 generation = 0  # incremented by `set_`: a product keeps its plan only if this has not changed meanwhile
@@ -28,7 +28,7 @@ def _allowed() -> int:
     number, most = config.num_threads() or cores(), _most()
     if number > most:
         raise ArgumentError(
-            f"GEMMERY_NUM_THREADS={shown(number)}: it must be at most {most}; unset it to use every core"
+            f"GEMMERY_NUM_THREADS={brief(number)}: it must be at most {most}; unset it to use every core"
         )
     return number
 
@@ -48,7 +48,7 @@ def checked(count: Any) -> int:
     most = _most()
     if number is None or not 1 <= number <= most:
         raise ArgumentError(
-            f"threads={shown(count)} must be an integer from 1 to {most}, or None for every core allowed"
+            f"threads={brief(count)} must be an integer from 1 to {most}, or None for every core allowed"
         )
     return number
 

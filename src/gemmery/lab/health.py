@@ -174,11 +174,11 @@ def prune() -> Finding:
     return Finding("pruned", f"{_entries(removed)} removed from {folder}")
 
 
-def _by_version(folder: str) -> tuple[list[cache.Entry], list[cache.Entry]]:
+def _by_version(folder: str) -> tuple[list[cache.CacheEntry], list[cache.CacheEntry]]:
     """Return the entries that this version reads, and the others."""
     versions = _versions()
-    current: list[cache.Entry] = []
-    others: list[cache.Entry] = []
+    current: list[cache.CacheEntry] = []
+    others: list[cache.CacheEntry] = []
     for file in cache.listing(folder):
         own = file.kind and file.version in versions.get(file.kind, (file.version,))
         (current if own else others).append(file)
@@ -193,7 +193,7 @@ def _versions() -> dict[str, Collection[str]]:
     return versions
 
 
-def _entries(entries: Collection[cache.Entry]) -> str:
+def _entries(entries: Collection[cache.CacheEntry]) -> str:
     count = len(entries)
     return f"{count} entr{'y' if count == 1 else 'ies'} ({_size(sum(file.size for file in entries))})"
 

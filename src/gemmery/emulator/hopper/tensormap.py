@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import Indices
 from gemmery.emulator.ops.half import from_bf16, to_bf16
-from gemmery.errors import ArgumentError, EmulationError, LayoutError, shown
+from gemmery.errors import ArgumentError, EmulationError, LayoutError, brief
 
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the array's address, its strides and the inner side of a box
@@ -99,7 +99,7 @@ def _whole(name: str, numbers: Any) -> tuple[int, ...]:
     try:
         return tuple(operator.index(number) for number in numbers)
     except Exception:  # TypeError, or what an object's own methods raise
-        raise ArgumentError(f"{name}={shown(numbers)}: pass a tuple of whole numbers, one for each dimension") from None
+        raise ArgumentError(f"{name}={brief(numbers)}: pass a tuple of whole numbers, one for each dimension") from None
 
 
 @dataclass(frozen=True)

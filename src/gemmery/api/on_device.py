@@ -21,14 +21,14 @@ from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
 from gemmery.cuda.array import DeviceArray
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, shown
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
 SERVED = ("f64", "f32", "f16", "bf16")
 
 
-class Operands(NamedTuple):
+class Inputs(NamedTuple):
     """The inputs of a product, in the element types that its kernel reads."""
 
     x: View
@@ -42,7 +42,7 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     """Return the product of the views x and y of a and b, one of which is on a device, for the function `name`."""
     if options.threads is not None:
         raise ArgumentError(
-            f"threads={shown(options.threads)} applies to products on the CPU only, and the operands are on a device"
+            f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device"
         )
     short = options is NO_OPTIONS or (name != "matmul" and options.precision is None and options.old is out)
     x, y = _located(x), _located(y)
@@ -98,7 +98,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     return specialised(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
 
 
-def prepared(operands: Operands, target: View, options: Options) -> TieredLaunch:
+def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
     """Return what `prepare` makes of these operands."""
     bias = operands.bias
     return prepare(
@@ -146,16 +146,16 @@ def _types(x: View, y: View, old: View | None, options: Options) -> tuple[str, s
         result = promoted(common, old.dtype)
     if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
-            f"precision={shown(options.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
+            f"precision={brief(options.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
             "float32 products"
         )
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
-        raise ArgumentError(f"beta={shown(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
+        raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
     return common, result, options._replace(alpha=alpha, beta=beta)
 
 
-def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Operands:
+def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Inputs:
     """Return A, B and the bias in the element types that a kernel reads."""
     owners: list[object] = []
     if options.alpha == 0:  # BLAS then reads neither A nor B
@@ -174,7 +174,7 @@ def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, option
     if options.activation is not None:
         check_activation(options.activation, result)
         parts.append(options.activation)
-    return Operands(x, y, bias, "+".join(parts), owners)
+    return Inputs(x, y, bias, "+".join(parts), owners)
 
 
 def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]) -> View:
@@ -195,7 +195,7 @@ def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]
     return row._replace(shape=(n,), strides=(0 if row.shape in ((), (1,)) else row.strides[0],))
 
 
-def _compute(a: Any, operands: Operands, out: Any, target: View, old: View | None, options: Options) -> None:
+def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None, options: Options) -> None:
     """Write the product to `target`, the view of out, which has the result's element type."""
     if 0 in target.shape:
         return
@@ -266,7 +266,7 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     return memory, View(memory.pointer, (size,), (1,), "u8", x.device, stream)
 
 
-def _remember(name: str, a: Any, b: Any, out: Any, operands: Operands, target: View, options: Options) -> None:
+def _remember(name: str, a: Any, b: Any, out: Any, operands: Inputs, target: View, options: Options) -> None:
     """Store the product in `quick`, for more products of operands like these."""
     if operands.owners or 0 in target.shape or options.alpha == 0:
         return

@@ -65,6 +65,12 @@ def test_emulating_ptx_needs_nothing_of_cuda():
     assert not loaded & {"gemmery.bench", "gemmery.lab.suites", "gemmery.lab.emulated", "gemmery.report"}
 
 
+def test_inspecting_loads_nothing_that_measures_or_draws():
+    loaded = modules_after("import gemmery; gemmery.inspect")
+    assert "gemmery.inspection.gather" in loaded
+    assert not loaded & {"matplotlib", "rich", "jinja2", "ml_dtypes", "threadpoolctl", "gemmery.bench.timing"}
+
+
 HIDDEN = """
 import sys
 class Hidden:

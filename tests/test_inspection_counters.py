@@ -228,6 +228,13 @@ def test_a_notebook_displays_the_page():
     assert re.fullmatch("<Comparison of simt_naive and simt_smem: 256 × 256 × 256, [^\n]{,120}>", repr(both))
 
 
+def test_counters_can_be_left_out():
+    found = gm.inspect("simt_smem", n=256, device="sm_80", counters=False)
+    assert (found.emulated, found.not_emulated) == (None, "")
+    assert [section.title for section in sections(found)] == ["Launch", "Roofline", "Instructions"]
+    assert "<figure>" not in framed_page(found)
+
+
 def test_a_rung_that_the_emulator_does_not_know_says_why(monkeypatch):
     from gemmery.emulator import instructions
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.discarded import used
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ops.warp import LANES, sources
 from gemmery.emulator.ptx import Immediate, Instruction
 from gemmery.emulator.steps import Lowering, Read, Step
@@ -52,7 +52,7 @@ class Gathering:
 class Undefined:
     """The threads to which a shuffle gave an undefined value, which the program may drop."""
 
-    lanes: NDArray[np.bool_]
+    lanes: Flags
     message: str
     selections: dict[int, bool]  # instructions that choose between it and another value, and whether it is the first
 
@@ -91,7 +91,7 @@ def _whole(instruction: Instruction) -> bool:
     return lanes == "mask" and all_lanes and instruction.guard is None
 
 
-def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def absent(machine: Machine, gathering: Gathering, mask: Flags) -> Flags:
     """Threads of the mask that wait for others, which have neither arrived nor ended."""
     missing = machine.places.running() & ~mask
     if not missing.any():
@@ -99,7 +99,7 @@ def absent(machine: Machine, gathering: Gathering, mask: NDArray[np.bool_]) -> N
     rows = missing.reshape(-1, 32)
     if gathering.members is not None:
         members = machine.spread(gathering.members(machine.registers)).reshape(-1, 32)
-        waits: NDArray[np.bool_] = (members & _bits(rows)[:, None] != 0).reshape(-1)
+        waits: Flags = (members & _bits(rows)[:, None] != 0).reshape(-1)
         return waits & mask
     if gathering.threads > 32 and machine.block_threads % gathering.threads == 0:
         rows = missing.reshape(-1, gathering.threads)
@@ -155,13 +155,13 @@ def _complete(index: int, step: Step) -> Step:
                 what = (
                     f"executes {name}, and {lanes} of its warp do not: let all 32 lanes execute it, outside of branches"
                 )
-                tell(machine, index, threads, what)
+                report_mismatch(machine, index, threads, what)
         step(machine, mask)
 
     return run
 
 
-def _others(machine: Machine, there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _others(machine: Machine, there: Flags) -> Flags:
     """Existing lanes that do not execute the instruction: (warps, 32)."""
     exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
     return exists.reshape(-1, 32) & ~there
@@ -172,64 +172,66 @@ class _Lanes:
 
     def __init__(self, machine: Machine, index: int, mask: Mask, members: Any, elects: bool) -> None:
         self._machine, self._index, self._elects = machine, index, elects
-        self._there = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
-        self._named = machine.spread(members).reshape(-1, 32)
+        self._active = np.ones((machine.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
+        self._members = machine.spread(members).reshape(-1, 32)
         opcode = machine.kernel.instructions[index].opcode
         self._name = _NAMES.get(" ".join((opcode.name, *opcode.modifiers[:2])), f"{opcode.name}.{opcode.modifiers[0]}")
 
-    def _tell(self, bad: NDArray[np.bool_], what: str) -> bool:
-        tell(self._machine, self._index, np.flatnonzero(bad), what)
+    def _report(self, bad: Flags, what: str) -> bool:
+        report_mismatch(self._machine, self._index, np.flatnonzero(bad), what)
         return True
 
-    def _at(self, bad: NDArray[np.bool_]) -> tuple[int, int, str]:
+    def _at(self, bad: Flags) -> tuple[int, int, str]:
         """The warp and lane of the first of these lanes, and the start of its message."""
         warp, lane = divmod(int(bad.reshape(-1).argmax()), 32)
-        return warp, lane, f"executes {self._name} with mask {int(self._named[warp, lane]):#x}"
+        return warp, lane, f"executes {self._name} with mask {int(self._members[warp, lane]):#x}"
 
     def own(self) -> bool:
         """Report lanes that are not in their own mask."""
-        bad = self._there & (self._named >> LANES.astype("u4") & 1 == 0)
+        bad = self._active & (self._members >> LANES.astype("u4") & 1 == 0)
         if not bad.any():
             return False
         _, lane, does = self._at(bad)
         what = f"{does}, which leaves out its own lane {lane}: the result is undefined; add the lane to the mask"
-        return self._tell(bad, f"{what}, or keep it from the call")
+        return self._report(bad, f"{what}, or keep it from the call")
 
     def missing(self) -> bool:
         """Report lanes whose mask names existing lanes that do not execute the instruction."""
         machine = self._machine
-        others = _others(machine, self._there)
+        others = _others(machine, self._active)
         if self._elects:
             others &= machine.places.running().reshape(-1, 32)
-        bad = self._there & (self._named & _bits(others)[:, None] != 0)
+        bad = self._active & (self._members & _bits(others)[:, None] != 0)
         if not bad.any():
             return False
         warp, lane, does = self._at(bad)
-        lanes = ranges(others[warp] & (self._named[warp, lane] >> LANES.astype("u4") & 1 == 1))
-        return self._tell(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
+        lanes = ranges(others[warp] & (self._members[warp, lane] >> LANES.astype("u4") & 1 == 1))
+        return self._report(bad, f"{does}, and {lanes} do not: they take another path or have ended; {WAY_OUT}")
 
     def differing(self) -> bool:
         """Report lanes whose mask names lanes with another mask."""
-        if (self._named == self._named[:, :1]).all():
+        if (self._members == self._members[:, :1]).all():
             return False
-        names = self._named[:, :, None] >> LANES.astype("u4") & 1 == 1
-        unlike = names & self._there[:, None, :] & (self._named[:, :, None] != self._named[:, None, :])
-        bad = self._there & unlike.any(axis=2)
+        names = self._members[:, :, None] >> LANES.astype("u4") & 1 == 1
+        unlike = names & self._active[:, None, :] & (self._members[:, :, None] != self._members[:, None, :])
+        bad = self._active & unlike.any(axis=2)
         if not bad.any():
             return False
         warp, lane, does = self._at(bad)
         other = int(unlike[warp, lane].argmax())
-        mask = f"{int(self._named[warp, other]):#x}"
-        return self._tell(bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same")
+        mask = f"{int(self._members[warp, other]):#x}"
+        return self._report(
+            bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same"
+        )
 
     def reading(self, b: Any, c: Any) -> bool:
         """Report lanes that use a value from a lane which does not execute the instruction."""
         machine = self._machine
         opcode = machine.kernel.instructions[self._index].opcode
         source = sources(opcode.modifiers[1], *(machine.spread(operand).reshape(-1, 32) for operand in (b, c)))
-        source = np.broadcast_to(source, self._there.shape)
-        outside = self._named >> source.astype("u4") & 1 == 0
-        bad = self._there & (outside | ~np.take_along_axis(self._there, source, axis=1))
+        source = np.broadcast_to(source, self._active.shape)
+        outside = self._members >> source.astype("u4") & 1 == 0
+        bad = self._active & (outside | ~np.take_along_axis(self._active, source, axis=1))
         if not bad.any():
             return False
         warp, lane, does = self._at(bad)
@@ -239,7 +241,7 @@ class _Lanes:
         what = f"{does} and reads lane {read}, which {why}: the value is undefined; read a lane that executes it too"
         certain, selections = used(machine.kernel, self._index)
         if certain:
-            return self._tell(bad, what)
+            return self._report(bad, what)
         machine.unit(UndefinedValues)[self._index] = Undefined(bad.reshape(-1), what, selections)
         return False
 
@@ -255,7 +257,7 @@ def _selecting(lowering: Lowering, index: int, step: Step) -> Step:
                 bad = undefined.lanes & (machine.spread(predicate(machine.registers)) == undefined.selections[index])
                 threads = np.flatnonzero(bad if mask is None else bad & mask)
                 if threads.size:
-                    tell(machine, shuffle, threads, undefined.message)
+                    report_mismatch(machine, shuffle, threads, undefined.message)
         step(machine, mask)
 
     return run
@@ -272,21 +274,21 @@ def check_barrier(machine: Machine, index: int, mask: Mask, members: Any) -> Non
         first = int(threads[0])
         does = f"executes __syncwarp() with mask {int(machine.spread(members)[first]):#x}"
         what = f"{does}, which leaves out its own lane {first % 32}: the result is undefined; add the lane to the mask"
-        tell(machine, index, threads, f"{what}, or keep it from the call")
+        report_mismatch(machine, index, threads, f"{what}, or keep it from the call")
 
 
-def tell(machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+def report_mismatch(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Report masks that do not fit."""
     for observer in machine.observers:
         observer.mismatched(machine, index, threads, message)
 
 
-def _bits(lanes: NDArray[np.bool_]) -> NDArray[np.uint32]:
+def _bits(lanes: Flags) -> NDArray[np.uint32]:
     """A mask of 32 bits for each warp."""
     return np.packbits(np.ascontiguousarray(lanes), axis=1, bitorder="little").view(np.uint32)[:, 0]
 
 
-def ranges(lanes: NDArray[np.bool_]) -> str:
+def ranges(lanes: Flags) -> str:
     """Lane numbers as text.
 
     >>> ranges(np.array([True, False, True, True, True]))

@@ -16,7 +16,7 @@ from gemmery.emulator import specials
 from gemmery.emulator.lower import Block, Program
 from gemmery.emulator.machine import WARP, LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
-from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.op import Indices, Mask, Values
 from gemmery.emulator.places import Places
 from gemmery.emulator.spinning import LIMIT, Spinning
 from gemmery.emulator.waiting import Waiting
@@ -30,7 +30,7 @@ class LockStep:
         program: Program,
         launch: LaunchConfig,
         memory: Global,
-        block_ids: NDArray[np.int64],
+        block_ids: Indices,
         observers: Sequence[Observer] = (),
         warp_order: np.random.Generator | None = None,
         max_steps: int = LIMIT,
@@ -59,7 +59,7 @@ class LockStep:
         self._waiting = Waiting(self, program)
         self._max_steps = max_steps
         self._ran: Mask = None  # the threads of the latest step
-        self._order: NDArray[np.int64] | None = None
+        self._order: Indices | None = None
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
         if idle.any():
             self.places.each = np.where(idle, program.stop, 0).astype(np.int32)
@@ -67,7 +67,7 @@ class LockStep:
             self._order = self._shuffled(warp_order)
             self.places.part()
 
-    def _shuffled(self, generator: np.random.Generator) -> NDArray[np.int64]:
+    def _shuffled(self, generator: np.random.Generator) -> Indices:
         """The turn of each thread: warp by warp, or by warpgroups if the kernel has instructions of warpgroups."""
         gathered = (block.gathering.threads for block in self._program.blocks if block.gathering is not None)
         together, warps = max(gathered, default=WARP) // WARP, self.block_threads // WARP

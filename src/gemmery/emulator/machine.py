@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global, Own
-from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.places import Places
 from gemmery.emulator.ptx import Kernel
 
@@ -45,7 +45,7 @@ class Machine(Protocol):
 
     kernel: Kernel
     launch: LaunchConfig
-    block_ids: NDArray[np.int64]  # of the chunk's blocks in the grid
+    block_ids: Indices  # of the chunk's blocks in the grid
     blocks: int
     block_threads: int  # in whole warps
     threads: int  # of all blocks
@@ -92,7 +92,7 @@ class Observer:
     def access(self, machine: Machine, event: Access) -> None:
         """Threads load or store; those that fault are not in the event's mask."""
 
-    def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
+    def landed(self, machine: Machine, index: int, addresses: Indices, threads: Indices) -> None:
         """The data of cp.async `index` is written to shared memory, because its threads waited for it."""
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
@@ -107,45 +107,37 @@ class Observer:
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         """These threads leave a barrier that is complete for their blocks (their warps: barrier -1)."""
 
-    def ordered(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
-    ) -> None:
+    def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
         """Threads arrive at mbarriers of their blocks, or pass them (`acquired`) and see everything before."""
 
-    def bulk(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
-    ) -> None:
+    def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         """Asynchronous units access 16 bytes of shared memory at each of `addresses` (threads, pieces).
 
         `what` is "begins" for the start of a copy to shared memory, "lands" for its end, or "reads".
         """
 
-    def initialised(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64]
-    ) -> None:
+    def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
         """Threads initialise mbarriers of 8 bytes in their blocks' shared memory."""
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         """These threads execute a fence; after fence.proxy.async, asynchronous units see what the threads saw."""
 
-    def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
+    def warpgroup(self, machine: Machine, index: int, threads: Indices) -> None:
         """The four warps from each of these threads on have waited together for their products."""
 
-    def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    def misused(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         """These threads break a rule; `message` says which, as in "arrives at ..."."""
 
-    def mismatched(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         """These threads execute a warp's instruction with the wrong lanes; `message` says which rule is broken."""
 
-    def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
+    def fault(self, machine: Machine, event: Access, kind: str, mask: Flags) -> None:
         """The accesses of these threads are dropped: they are "outside" their memory or "misaligned"."""
 
-    def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+    def diverged(self, machine: Machine, index: int, mask: Flags) -> None:
         """These threads wait at barrier `index` while others of their block wait at another."""
 
-    def deadlock(
-        self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32] | None
-    ) -> None:
+    def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         """These threads wait at instruction `index` for something that no remaining thread can do.
 
         At bar.warp.sync, `members` holds the mask that each thread names.
@@ -161,7 +153,7 @@ def report_access(machine: Machine, event: Access) -> None:
         observer.access(machine, event)
 
 
-def report_misuse(machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+def report_misuse(machine: Machine, index: int, threads: Indices, message: str) -> None:
     """Tell the observers of threads that break a rule."""
     for observer in machine.observers:
         observer.misused(machine, index, threads, message)

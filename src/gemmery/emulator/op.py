@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 Values = Any  # a NumPy scalar if all threads agree, else an array with one value per thread
 Indices = NDArray[np.int64]  # of threads, blocks, bytes
-Mask = NDArray[np.bool_] | None  # the active threads; None means all
+Flags = NDArray[np.bool_]
+Mask = Flags | None  # the active threads; None means all
 
 # The NumPy type of values of a PTX type. bf16, fp8 and packed types are kept as their bits.
 NUMPY = {

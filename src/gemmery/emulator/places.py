@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Mask
 
 
 class Places:
@@ -30,7 +30,7 @@ class Places:
         else:
             self.part()[slice(None) if mask is None else mask] = block
 
-    def running(self) -> NDArray[np.bool_]:
+    def running(self) -> Flags:
         """The threads that have not ended."""
         if self.each is None:
             return np.full(self._threads, self.at != self.stop)

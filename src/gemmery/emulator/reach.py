@@ -11,7 +11,7 @@ from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Access, Machine, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
-from gemmery.emulator.op import Mask, Values
+from gemmery.emulator.op import Flags, Mask, Values
 from gemmery.errors import EmulationError
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
@@ -158,7 +158,7 @@ def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[
 
 def _fault(
     machine: Machine, index: int, space: str, what: str, addresses: Values, mask: Mask, width: int, kind: str, bad: Any
-) -> NDArray[np.bool_]:
+) -> Flags:
     threads = np.array(np.broadcast_to(bad, (machine.threads,)))
     if mask is not None:
         threads &= mask

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.machine import Machine
+from gemmery.emulator.op import Indices
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 AXES = {".x": 0, ".y": 1, ".z": 2}
@@ -75,7 +75,7 @@ def _lane(machine: Machine) -> Any:
     return np.arange(machine.threads, dtype=np.uint32) % 32
 
 
-def _place(machine: Machine) -> NDArray[np.int64]:
+def _place(machine: Machine) -> Indices:
     """The rank of each thread's block in its cluster."""
     x, y, z = machine.launch.cluster
     return np.repeat(np.arange(machine.blocks) % (x * y * z), machine.block_threads)

@@ -12,12 +12,11 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.lower import Program
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.waiting import Waiting
 from gemmery.errors import EmulationError
 
@@ -34,7 +33,7 @@ class Spinning:
         self._limit = limit
         self._steps = 0
         self._next = self._gap = EVERY
-        self._spins: NDArray[np.bool_] | None = None  # the threads of a loop, from its first return to the next one
+        self._spins: Flags | None = None  # the threads of a loop, from its first return to the next one
         self._yielded: set[bytes] = set()  # the states in which threads yielded
         self._registers: list[Any] = []
         self._memory: list[Any] = []
@@ -95,7 +94,7 @@ class Spinning:
     def _spaces(self) -> tuple[Space, ...]:
         return self._machine.shared, self._machine.local, self._machine.memory
 
-    def _others(self, spins: NDArray[np.bool_]) -> bool:
+    def _others(self, spins: Flags) -> bool:
         """Whether threads other than these can run, or leave a barrier."""
         places = self._machine.places
         if places.each is None:

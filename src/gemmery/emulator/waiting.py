@@ -16,7 +16,7 @@ from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import Program
 from gemmery.emulator.machine import WARP, Machine
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 
 
 class Waiting:
@@ -57,7 +57,7 @@ class Waiting:
         self.yielding = None
         return ready
 
-    def gather(self, gathering: Gathering, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def gather(self, gathering: Gathering, mask: Flags) -> Flags:
         """Put threads to sleep whose lanes have not all arrived; return those that go on."""
         if self._forced:
             self._forced = False
@@ -80,7 +80,7 @@ class Waiting:
         self._put_to_sleep(failed)
         return ~failed if mask is None else mask & ~failed
 
-    def _put_to_sleep(self, threads: NDArray[np.bool_]) -> None:
+    def _put_to_sleep(self, threads: Flags) -> None:
         machine = self._machine
         machine.places.part()
         if not self._sleeping.size:
@@ -142,7 +142,7 @@ class AtBarriers:
         self._barriers = program.barriers
         self._at = np.zeros(0, np.int32)  # index of the barrier instruction
         self._number = np.zeros(0, np.int32)
-        self._arrived: dict[int, NDArray[np.int64]] = {}  # barrier -> threads per block that arrived without waiting
+        self._arrived: dict[int, Indices] = {}  # barrier -> threads per block that arrived without waiting
 
     def arrive(self, index: int, mask: Mask, at: int) -> None:
         """Threads reach the barrier that ends basic block `at`."""
@@ -172,7 +172,7 @@ class AtBarriers:
         self._at[threads] = index
         self._number[threads] = number[threads] if number.ndim else number
 
-    def release(self, alive: NDArray[np.bool_]) -> bool:
+    def release(self, alive: Flags) -> bool:
         """Complete the barriers that all threads have reached; False if there is none."""
         moved = False
         if self.parked.any():
@@ -180,7 +180,7 @@ class AtBarriers:
                 moved |= self._complete(number, alive)
         return moved
 
-    def stuck(self) -> list[tuple[int, NDArray[np.bool_]]]:
+    def stuck(self) -> list[tuple[int, Flags]]:
         """The barrier instructions at which threads wait, and their threads; if any are of warps, only those."""
         if not self.parked.any():
             return []
@@ -189,7 +189,7 @@ class AtBarriers:
         # Threads at the block's barrier wait for those at a warp's.
         return [(index, self.parked & (self._at == index)) for index in of_warps or barriers]
 
-    def members(self, waiting: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    def members(self, waiting: Flags) -> NDArray[np.uint32]:
         """The member masks of the threads that wait at bar.warp.sync."""
         machine = self._machine
         members = np.zeros(machine.threads, np.uint32)
@@ -200,7 +200,7 @@ class AtBarriers:
             members[threads] = machine.spread(read(machine.registers))[threads]
         return members
 
-    def _complete(self, number: int, alive: NDArray[np.bool_]) -> bool:
+    def _complete(self, number: int, alive: Flags) -> bool:
         """Release the blocks (the warps) whose threads have all arrived."""
         waiting = self.parked & (self._number == number)
         if number != WHOLE_WARP:
@@ -212,7 +212,7 @@ class AtBarriers:
             moved |= self._let_go(number, waiting & (members == mask), alive & lanes)
         return moved
 
-    def _let_go(self, number: int, waiting: NDArray[np.bool_], awaited: NDArray[np.bool_]) -> bool:
+    def _let_go(self, number: int, waiting: Flags, awaited: Flags) -> bool:
         """Release the waiting threads of blocks (of warps) in which all awaited threads have arrived."""
         machine = self._machine
         group = WARP if number == WHOLE_WARP else machine.block_threads
@@ -246,7 +246,7 @@ class AtBarriers:
         result = {"popc": true.astype(np.uint32), "and": true == all_, "or": true > 0}[reduction.way]
         reduction.write(machine.registers, leave, np.repeat(result, machine.block_threads))
 
-    def _report(self, index: int, number: int, leave: NDArray[np.bool_], group: int) -> None:
+    def _report(self, index: int, number: int, leave: Flags, group: int) -> None:
         machine = self._machine
         first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
         apart = leave & (self._at != np.repeat(first, group))

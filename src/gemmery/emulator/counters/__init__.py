@@ -13,7 +13,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import banks
 from gemmery.emulator.counters.counts import FIELDS, Banked, CountKey, Counts, Frames, Traffic, of
@@ -22,7 +21,7 @@ from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Entry, Mask, Op
+from gemmery.emulator.op import Entry, Indices, Mask, Op
 from gemmery.emulator.ptx import Instruction, Kernel, Opcode
 from gemmery.emulator.steps import Action
 
@@ -54,8 +53,8 @@ class Counters(Observer):
         self._patterns: dict[Any, tuple[int, ...]] = {}
         self._source: Access | None = None  # the read of the cp.async whose write is the next event
         self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
-        self._latest_served: dict[tuple[int, int], tuple[NDArray[np.int64], Mask, tuple[int, ...]]] = {}
-        self._latest_moved: dict[tuple[int, int], tuple[NDArray[np.int64], int, Mask, banks.Moved]] = {}
+        self._latest_served: dict[tuple[int, int], tuple[Indices, Mask, tuple[int, ...]]] = {}
+        self._latest_moved: dict[tuple[int, int], tuple[Indices, int, Mask, banks.Moved]] = {}
 
     # ---- while the kernel runs ----
 
@@ -249,7 +248,7 @@ def _kind(opcode: Opcode, entry: Entry) -> tuple[str, int]:
     return entry.kind or opcode.family, entry.issues
 
 
-def _warps(addresses: NDArray[np.int64], mask: Mask) -> tuple[NDArray[np.int64], Mask]:
+def _warps(addresses: Indices, mask: Mask) -> tuple[Indices, Mask]:
     shape = (-1, banks.LANES)
     return addresses.reshape(shape), None if mask is None else mask.reshape(shape)
 

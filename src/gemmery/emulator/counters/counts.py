@@ -196,6 +196,6 @@ def _places(frames: Frames) -> list[tuple[str, int]]:
 
 
 FIELDS: Mapping[type, tuple[str, ...]] = {
-    kind: tuple(one.name for one in fields(kind)) for kind in (Banked, Traffic, SharedTraffic, MemoryTraffic)
+    kind: tuple(field_.name for field_ in fields(kind)) for kind in (Banked, Traffic, SharedTraffic, MemoryTraffic)
 }
 SINGLE = ("flops", "thread_instructions", "branches", "divergent_branches")

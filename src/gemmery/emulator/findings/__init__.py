@@ -14,7 +14,7 @@ from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.machine import WARP, Access, Machine, Observer
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Kernel
 
 __all__ = ["Finding", "Findings"]
@@ -45,20 +45,16 @@ class Findings(Observer):
         elif event.space == "shared":
             self._shared.access(event)
 
-    def landed(self, machine: Machine, index: int, addresses: NDArray[np.int64], threads: NDArray[np.int64]) -> None:
+    def landed(self, machine: Machine, index: int, addresses: Indices, threads: Indices) -> None:
         self._shared.landed(index, addresses, threads)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         self._shared.barrier(index, barrier, mask)
 
-    def ordered(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], acquired: bool
-    ) -> None:
+    def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
         self._shared.ordered(index, threads, addresses, acquired)
 
-    def initialised(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64]
-    ) -> None:
+    def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
         self._shared.initialised(index, threads, addresses)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
@@ -69,26 +65,24 @@ class Findings(Observer):
         else:
             self._shared.clocks.fences(warps)
 
-    def bulk(
-        self, machine: Machine, index: int, threads: NDArray[np.int64], addresses: NDArray[np.int64], what: str
-    ) -> None:
+    def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
         self._shared.bulk(index, threads, addresses, what)
 
-    def warpgroup(self, machine: Machine, index: int, threads: NDArray[np.int64]) -> None:
+    def warpgroup(self, machine: Machine, index: int, threads: Indices) -> None:
         self._shared.warpgroup(threads)
 
-    def misused(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    def misused(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("misuse", index, threads, message)
 
-    def mismatched(self, machine: Machine, index: int, threads: NDArray[np.int64], message: str) -> None:
+    def mismatched(self, machine: Machine, index: int, threads: Indices, message: str) -> None:
         self._broken("warp mask", index, threads, message)
 
-    def _broken(self, kind: str, index: int, threads: NDArray[np.int64], message: str) -> None:
+    def _broken(self, kind: str, index: int, threads: Indices, message: str) -> None:
         first = int(threads[0])
         text = f"{messages.thread(self._machine, first)} {message}"
         self._collection.add(self._machine, kind, index, first, len(threads), text)
 
-    def fault(self, machine: Machine, event: Access, kind: str, mask: NDArray[np.bool_]) -> None:
+    def fault(self, machine: Machine, event: Access, kind: str, mask: Flags) -> None:
         thread = int(np.flatnonzero(mask)[0])
         address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
         does = "reads" if event.kind in ("ld", "ldmatrix") else "accesses" if event.kind == "cp.async" else "writes"
@@ -101,7 +95,7 @@ class Findings(Observer):
             message += messages.beyond(machine, event.space, address, event.width, event.index, self._global.reach)
         self._collection.add(machine, kind, event.index, thread, int(mask.sum()), message)
 
-    def diverged(self, machine: Machine, index: int, mask: NDArray[np.bool_]) -> None:
+    def diverged(self, machine: Machine, index: int, mask: Flags) -> None:
         thread = int(np.flatnonzero(mask)[0])
         block = thread // machine.block_threads
         waiting = int(mask.reshape(machine.blocks, -1)[block].sum())
@@ -112,9 +106,7 @@ class Findings(Observer):
         )
         self._collection.add(machine, "divergent barrier", index, thread, int(mask.sum()), message)
 
-    def deadlock(
-        self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32] | None
-    ) -> None:
+    def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         if members is not None:
             self._warp_waits(machine, index, mask, members)
             return
@@ -134,7 +126,7 @@ class Findings(Observer):
         message = f"{messages.thread(machine, thread)} {waits}: {way_out}"
         self._collection.add(machine, "deadlock", index, thread, int(mask.sum()), message)
 
-    def _warp_waits(self, machine: Machine, index: int, mask: NDArray[np.bool_], members: NDArray[np.uint32]) -> None:
+    def _warp_waits(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32]) -> None:
         thread = int(np.flatnonzero(mask)[0])
         lanes = slice(thread - thread % WARP, thread - thread % WARP + WARP)
         waiting = mask[lanes] & (members[lanes] == members[thread])

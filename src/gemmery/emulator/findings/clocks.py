@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.emulator.op import Flags
+
 Words = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 
 class Clocks:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.races import History
 from gemmery.emulator.machine import WARP, Machine
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Mask
 
 
 class Followed:

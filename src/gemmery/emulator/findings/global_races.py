@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.machine import Access, Machine
+from gemmery.emulator.op import Flags, Indices
 
 # A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
 Add = Callable[[int, int, int, Callable[[], str], int], None]
@@ -32,7 +32,7 @@ class GlobalRaces:
         fields = StampFields.of(len(machine.kernel.instructions), machine.block_threads, machine.launch.blocks)
         self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
-        self._ids: list[NDArray[np.int64]] = []  # the block numbers of each chunk so far
+        self._ids: list[Indices] = []  # the block numbers of each chunk so far
 
     def start(self, machine: Machine, clocks: Clocks) -> None:
         """Start a chunk of blocks."""

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.handover import Handover
+from gemmery.emulator.op import Flags
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class GridHistory:
         lost = np.flatnonzero(last != stamps)
         lost = lost[(last[lost] ^ stamps[lost]) & self._someone != 0]
         if lost.size:
-            self._tell(index, lost, places, threads, last, together=True)
+            self._emit(index, lost, places, threads, last, together=True)
 
     def _places(
         self, index: int, addresses: Words, threads: Words, width: int, atomic: bool
@@ -247,7 +248,7 @@ class GridHistory:
         some = np.flatnonzero(differs)
         some = some[self._unordered(threads[some], stamps[some], then[some])]
         if some.size:
-            self._tell(index, some, places, threads, then, together=False)
+            self._emit(index, some, places, threads, then, together=False)
 
     def _unordered(self, threads: Words, stamps: Words, then: Words) -> Flags:
         fields, warps = self.fields, self._threads // 32
@@ -266,7 +267,7 @@ class GridHistory:
             unordered[some] = ~self._handover.known(own_block[some], numbers, other[some], clock[some], warps)
         return unordered
 
-    def _tell(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
+    def _emit(self, index: int, some: Words, places: Words, threads: Words, others: Words, together: bool) -> None:
         self._report(index, threads[some], places[some] << self._shift, others[some], together)
 
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gemmery.emulator.findings.clocks import Flags, Words
+from gemmery.emulator.findings.clocks import Words
+from gemmery.emulator.op import Flags, Indices
 
 LogKey = tuple[int, int]  # an address, and the number of a block; -1 for all blocks
 Known = dict[LogKey, int]  # key -> known entries of its log
@@ -29,10 +29,10 @@ class Log:
 
     length: int = 0
     only: tuple[int, int] | None = None  # the block and thread, if a single one has released
-    entries: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = field(default_factory=dict)  # of each block
+    entries: dict[int, tuple[list[int], list[Indices]]] = field(default_factory=dict)  # of each block
     known: Known = field(default_factory=dict)  # what the releasing blocks knew
 
-    def add(self, block: int, clocks: NDArray[np.int64]) -> None:
+    def add(self, block: int, clocks: Indices) -> None:
         """Append a release."""
         places, vouched = self.entries.setdefault(block, ([], []))
         if vouched and (clocks <= vouched[-1]).all():
@@ -88,7 +88,7 @@ class Handover:
                 passed = {key: length for key, length in received.items() if not own or key[1] >= 0}
                 _join(self._knows.setdefault(block, {}), passed)
 
-    def release(self, key: LogKey, block: int, thread: tuple[int, int], clocks: NDArray[np.int64]) -> None:
+    def release(self, key: LogKey, block: int, thread: tuple[int, int], clocks: Indices) -> None:
         """A block, with this number in the launch, writes atomically and covers its warps up to these clocks."""
         if not clocks.any():
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemmery.emulator.findings import pointers
-from gemmery.emulator.findings.clocks import Flags
+from gemmery.emulator.op import Flags
 from gemmery.emulator.ptx import Kernel, Opcode
 
 UPDATES = frozenset(("atom", "red"))

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.clocks import Clocks, Words
+from gemmery.emulator.op import Flags
 
 # A stamp: bits 0-9 the thread in its block, 10 an atomic, 11-31 the instruction, 32-60 the clock, 61 not yet landed.
 THREAD, ATOMIC, INDEX_AT, INDEX, CLOCK_AT, UNDER_WAY = 1023, 1 << 10, 11, (1 << 21) - 1, 32, 1 << 61
@@ -63,7 +64,7 @@ class History:
             fenced = self._clocks.fenced.reshape(-1)[threads // self._threads * self._warps + ((written & THREAD) >> 5)]
             unfenced = stores[written >> INDEX_AT & INDEX] & (written >> CLOCK_AT > fenced) & (written & UNDER_WAY == 0)
             if unfenced.any():
-                self._tell("unfenced", index, unfenced, places, threads, written)
+                self._emit("unfenced", index, unfenced, places, threads, written)
         self._check_read(index, places, threads, stamps)
         self._keep_read(places, stamps)
 
@@ -76,7 +77,7 @@ class History:
         last = self._written[places]
         lost = ((last ^ stamps) & THREAD) != 0
         if lost.any():
-            self._tell("clash", index, lost, places, threads, last & ~UNDER_WAY)
+            self._emit("clash", index, lost, places, threads, last & ~UNDER_WAY)
 
     def updates(self, index: int, addresses: Words, threads: Words, width: int) -> None:
         """Threads update atomically; such accesses do not race with each other."""
@@ -84,13 +85,13 @@ class History:
         stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
         written = self._written[places]
         if not written.min():
-            self._tell("uninitialised", index, written == 0, places, threads, written)
+            self._emit("uninitialised", index, written == 0, places, threads, written)
         self._check_write(index, places, threads, stamps)
         stored = np.where(written & ATOMIC != 0, self._stored[places], 0)
         if stored.max(initial=0) >= self._new:
             race = self._unordered(stored, threads, stamps) & (stored != 0)
             if race.any():
-                self._tell("race", index, race, places, threads, stored & ~UNDER_WAY)
+                self._emit("race", index, race, places, threads, stored & ~UNDER_WAY)
         self._stored[places] = np.where(written & ATOMIC != 0, stored, written)
         self._keep_read(places, stamps)
         self._written[places] = stamps
@@ -144,7 +145,7 @@ class History:
         race = self._unordered(written, threads, stamps) & ~under_way
         for kind, faulty in (("uninitialised", never), ("not landed", under_way), ("race", race)):
             if faulty.any():
-                self._tell(kind, index, faulty, places, threads, written & ~UNDER_WAY)
+                self._emit(kind, index, faulty, places, threads, written & ~UNDER_WAY)
 
     def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:
         written = self._written[places]
@@ -152,12 +153,12 @@ class History:
             race = self._unordered(written, threads, stamps) & (written & stamps & ATOMIC == 0)
             race |= written & UNDER_WAY != 0  # the thread's own copy may land later, too
             if race.any():
-                self._tell("race", index, race, places, threads, written & ~UNDER_WAY)
+                self._emit("race", index, race, places, threads, written & ~UNDER_WAY)
         for read in (self._read[places], self._read_too[places]):
             if read.max() >= self._new:
                 race = self._unordered(read, threads, stamps) & (read & stamps & ATOMIC == 0)
                 if race.any():
-                    self._tell("race", index, race, places, threads, read)
+                    self._emit("race", index, race, places, threads, read)
 
     def _keep_read(self, places: Words, stamps: Words) -> None:
         """Keep two threads that read a place: a thread that writes it differs from at least one of them."""
@@ -169,5 +170,5 @@ class History:
         lost = stamps != last  # lanes whose place a later lane reads too
         self._read_too[places[lost]] = stamps[lost]
 
-    def _tell(self, kind: str, index: int, faulty: Flags, places: Words, threads: Words, others: Words) -> None:
+    def _emit(self, kind: str, index: int, faulty: Flags, places: Words, threads: Words, others: Words) -> None:
         self._report(kind, index, threads[faulty], places[faulty] % self._granules << self._shift, others[faulty])

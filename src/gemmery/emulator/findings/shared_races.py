@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
-from gemmery.emulator.findings.clocks import Clocks, Flags, Words
+from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.finding import Collection
 from gemmery.emulator.findings.followed import Followed
 from gemmery.emulator.findings.grid import stored
@@ -17,7 +17,7 @@ from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
 from gemmery.emulator.hopper.products import Products
 from gemmery.emulator.machine import WARP, Access, Machine
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.ptx import Immediate
 
 STORES = frozenset(("st", "stmatrix", "cp.async", "bulk"))

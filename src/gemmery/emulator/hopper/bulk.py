@@ -18,7 +18,7 @@ from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import PARAMETER_WINDOW
-from gemmery.emulator.op import Indices, Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
 
 PIECE = 16  # bytes: the alignment of addresses and sizes
@@ -36,7 +36,7 @@ class Load:
     barriers: Indices
     swizzle: int  # bytes
 
-    def only(self, some: NDArray[np.bool_]) -> Load:
+    def only(self, some: Flags) -> Load:
         """Return the selected copies."""
         rest = (self.threads[some], self.places[some], self.data[some], self.barriers[some])
         return Load(self.index, *rest, self.swizzle)
@@ -75,7 +75,7 @@ class Bulk:
 
     def load(self, load: Load) -> None:
         """Start loads; threads that pass the mbarrier later see everything the issuing threads did before."""
-        self.tell(load.index, load.threads, load.places, "begins")
+        self.report(load.index, load.threads, load.places, "begins")
         first = np.unique(load.threads, return_index=True)[1]
         offsets = self._mbarriers.offsets(load.barriers[first])
         cluster.report_order(self._machine, load.index, load.threads[first], offsets, acquired=False)
@@ -95,7 +95,7 @@ class Bulk:
         self._loads = pending
 
     def _land(self, load: Load) -> None:
-        self.tell(load.index, load.threads, load.places, "lands")
+        self.report(load.index, load.threads, load.places, "lands")
         self._shared[load.places] = load.data
         self._mbarriers.complete(load.barriers, load.places.shape[1] * PIECE)
         if load.swizzle or self._swizzled is not None:
@@ -109,7 +109,7 @@ class Bulk:
         marks[load.places] = load.index << 8 | load.swizzle if load.swizzle else 0
         brought[load.places] = load.data
 
-    def otherwise(self, places: Indices, swizzles: Indices) -> tuple[NDArray[np.bool_], int, int]:
+    def otherwise(self, places: Indices, swizzles: Indices) -> tuple[Flags, int, int]:
         """Return the pieces that were written by another swizzle, and not overwritten since.
 
         The result includes the instruction that wrote the first of them, and its swizzle.
@@ -118,7 +118,7 @@ class Bulk:
             return np.zeros(places.shape, np.bool_), 0, 0
         marks, brought = self._swizzled
         swizzlings = marks[places]
-        bad: NDArray[np.bool_] = (swizzlings != 0) & (swizzlings & 255 != swizzles)
+        bad: Flags = (swizzlings != 0) & (swizzlings & 255 != swizzles)
         if bad.any():
             now, then = self._shared[places[bad]], brought[places[bad]]
             bad[bad] = (now.view("u8") == then.view("u8")).reshape(-1, 2).all(axis=1)
@@ -129,7 +129,7 @@ class Bulk:
 
     def store(self, store: Store) -> None:
         """Start stores; they belong to the group that their threads commit next."""
-        self.tell(store.index, store.threads, store.places, "reads")
+        self.report(store.index, store.threads, store.places, "reads")
         self._stores.append(replace(store, groups=self._committed[store.threads]))
 
     def commit(self, mask: Mask) -> None:
@@ -157,9 +157,9 @@ class Bulk:
             self._write(store, np.ones(len(store.threads), bool))
         self._stores = []
 
-    def _write(self, store: Store, some: NDArray[np.bool_]) -> None:
+    def _write(self, store: Store, some: Flags) -> None:
         if some.any():
-            self.tell(store.index, store.threads[some], store.places[some], "reads")
+            self.report(store.index, store.threads[some], store.places[some], "reads")
             store.write.only(some).put(self._machine, self._shared[store.places[some]])
 
     # ---- tensor maps ----
@@ -181,7 +181,7 @@ class Bulk:
             self._tensors[address] = tensor
         return tensor
 
-    def tell(self, index: int, threads: Indices, places: Indices, what: str) -> None:
+    def report(self, index: int, threads: Indices, places: Indices, what: str) -> None:
         """Report to the observers what a copy does to pieces of shared memory."""
         machine = self._machine
         addresses = places * PIECE - (threads // machine.block_threads * machine.shared.stride)[:, None]

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
-from gemmery.emulator.op import Indices, Mask, Values
+from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.steps import Action, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
@@ -195,7 +194,7 @@ class Barrier:
         if passes.any():
             self._report(index, passes, acquired=True)
 
-    def _report(self, index: int, passing: NDArray[np.bool_], acquired: bool) -> None:
+    def _report(self, index: int, passing: Flags, acquired: bool) -> None:
         threads = np.flatnonzero(passing)
         report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.dtypes import Array
-from gemmery.emulator.op import Indices
+from gemmery.emulator.op import Flags, Indices
 
 ROWS = 64  # of a warpgroup's product
 PIECE = 16  # bytes that a swizzle moves as a unit
@@ -62,7 +61,7 @@ class WgmmaOperand:
     descriptors: Indices | None = None  # one a warpgroup
     registers: tuple[Array, ...] = ()  # of A: four, each (warpgroups, 128)
 
-    def only(self, some: NDArray[np.bool_]) -> WgmmaOperand:
+    def only(self, some: Flags) -> WgmmaOperand:
         """Return the selected warpgroups."""
         descriptors = None if self.descriptors is None else self.descriptors[some]
         return replace(self, descriptors=descriptors, registers=tuple(register[some] for register in self.registers))

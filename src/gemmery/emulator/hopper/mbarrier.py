@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
-from gemmery.emulator.op import Indices, Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Instruction, Memory, Opcode
 from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
 
@@ -124,12 +123,12 @@ class Mbarriers:
 
     # ---- who waits ----
 
-    def failed(self, places: Indices, phase: Indices) -> NDArray[np.bool_]:
+    def failed(self, places: Indices, phase: Indices) -> Flags:
         """Land the loads under way to these mbarriers; returns which waits for a phase, by parity or state, continue.
 
         Only as much lands as ends the phase. For a state, too, only the parity matters, as on an H200.
         """
-        waits: NDArray[np.bool_] = self._phase[places] & 1 == phase & 1
+        waits: Flags = self._phase[places] & 1 == phase & 1
         if waits.any() and self.land is not None:
             self.land(_distinct(places[waits], len(self._phase)))
             waits = self._phase[places] & 1 == phase & 1
@@ -156,9 +155,9 @@ def _read(opcode: Opcode, kinds: Kinds) -> ByKind | None:
     {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta'}
     """
     by_kind = sorted_out(opcode.modifiers, kinds)
-    return (
-        None if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind) else by_kind
-    )
+    if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind):
+        return None
+    return by_kind
 
 
 def _entry(
@@ -176,7 +175,7 @@ def _entry(
     return Action(step=step, kind=kind, waits=waits, orders=True)
 
 
-def address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
+def _address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
     """Return the address of an mbarrier, which may be generic, as an offset in shared memory."""
     if not isinstance(operand, Memory):
         raise refused(instruction)
@@ -189,22 +188,33 @@ def active(machine: Machine, mask: Mask) -> Indices:
     return np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
 
 
-def of(value: Any, threads: Indices) -> NDArray[np.int64]:
+def of(value: Any, threads: Indices) -> Indices:
     """Return the value of each of these threads."""
     if not value.ndim:
         return np.full(threads.shape, value).astype(np.int64)
-    values: NDArray[np.int64] = value[threads].astype(np.int64)
+    values: Indices = value[threads].astype(np.int64)
     return values
 
 
+def _located(
+    lowering: Lowering, instruction: Instruction, operand: Any, index: int, by_kind: ByKind, fresh: bool = False
+) -> Callable[[Machine, Mask], tuple[Mbarriers, Indices, Indices]]:
+    """Return a function that gives the mbarriers, the active threads that name one, and the place of each."""
+    where = _address(lowering, operand, instruction, by_kind)
+
+    def locate(machine: Machine, mask: Mask) -> tuple[Mbarriers, Indices, Indices]:
+        mbarriers, threads = machine.unit(Mbarriers), active(machine, mask)
+        return mbarriers, *mbarriers.places(index, threads, of(where(machine.registers), threads), fresh)
+
+    return locate
+
+
 def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, by_kind)
+    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind, fresh=True)
     count = lowering.read(instruction.operands[1], "u32", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
-        threads = active(machine, mask)
-        threads, places = mbarriers.places(index, threads, of(where(machine.registers), threads), fresh=True)
+        mbarriers, threads, places = locate(machine, mask)
         counts = of(count(machine.registers), threads)
         wrong = (counts < 1) | (counts > MOST)
         if wrong.any():
@@ -218,26 +228,23 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
 
 
 def _inval(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
-    where = address(lowering, instruction.operands[0], instruction, by_kind)
+    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
-        threads = active(machine, mask)
-        mbarriers.end(mbarriers.places(index, threads, of(where(machine.registers), threads))[1])
+        mbarriers, _, places = locate(machine, mask)
+        mbarriers.end(places)
 
     return step
 
 
 def _transaction(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """expect_tx and complete_tx."""
-    where = address(lowering, instruction.operands[0], instruction, by_kind)
+    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
     count = lowering.read(instruction.operands[1], "u32", instruction)
     expects = instruction.opcode.name == "mbarrier.expect_tx"
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
-        threads = active(machine, mask)
-        threads, places = mbarriers.places(index, threads, of(where(machine.registers), threads))
+        mbarriers, threads, places = locate(machine, mask)
         counts = of(count(machine.registers), threads)
         (mbarriers.expect if expects else mbarriers.complete)(places, counts)
 
@@ -253,17 +260,14 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
     result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
     if len(operands) != 2 and (expects or len(operands) != 1):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
-    where = address(lowering, operands[0], instruction, by_kind)
+    locate = _located(lowering, instruction, operands[0], index, by_kind)
     count = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
     write = None if result is None else lowering.write(result, "b64", instruction)
     if write is not None and by_kind.get("space") == cluster.SPACE:
         raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
-        every = active(machine, mask)
-        addresses = of(where(machine.registers), every)
-        threads, places = mbarriers.places(index, every, addresses)
+        mbarriers, threads, places = locate(machine, mask)
         counts = of(count(machine.registers), threads) if count is not None else np.ones(len(threads), np.int64)
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if expects:
@@ -284,15 +288,12 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
     """test_wait and try_wait."""
     parity = instruction.opcode.name in ("mbarrier.test_wait.parity", "mbarrier.try_wait.parity")
     result, place, phase, *_ = instruction.operands
-    where = address(lowering, place, instruction, by_kind)
+    locate = _located(lowering, instruction, place, index, by_kind)
     awaited = lowering.read(phase, "u32" if parity else "b64", instruction)
     write = lowering.write(result, "pred", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
-        every = active(machine, mask)
-        addresses = of(where(machine.registers), every)
-        threads, places = mbarriers.places(index, every, addresses)
+        mbarriers, threads, places = locate(machine, mask)
         waits = mbarriers.failed(places, of(awaited(machine.registers), threads))
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
@@ -318,14 +319,11 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_
 
 def _copies_arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByKind) -> Step:
     """cp.async.mbarrier.arrive: arrive when all copies of the thread have landed, which here is at once."""
-    where = address(lowering, instruction.operands[0], instruction, by_kind)
+    locate = _located(lowering, instruction, instruction.operands[0], index, by_kind)
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers = machine.unit(Mbarriers)
         machine.unit(Copies).wait_all(mask)
-        every = active(machine, mask)
-        addresses = of(where(machine.registers), every)
-        threads, places = mbarriers.places(index, every, addresses)
+        mbarriers, threads, places = locate(machine, mask)
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if "noinc" not in by_kind:
             mbarriers.expect_arrival(places)

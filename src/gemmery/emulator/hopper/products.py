@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.dtypes import Array
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
 from gemmery.emulator.machine import Machine, report_misuse
-from gemmery.emulator.op import Indices
+from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.ops.mma import DECODED
 from gemmery.emulator.ptx import Opcode
 
@@ -84,11 +83,11 @@ class WarpgroupProduct:
     groups: Indices  # warpgroups, by their first thread
     a: WgmmaOperand
     b: WgmmaOperand
-    adds: NDArray[np.bool_]  # for each warpgroup: whether it adds to the registers
+    adds: Flags  # for each warpgroup: whether it adds to the registers
     sign: int
     batch: Indices  # the commit group, for each warpgroup
 
-    def only(self, some: NDArray[np.bool_]) -> WarpgroupProduct:
+    def only(self, some: Flags) -> WarpgroupProduct:
         """Return the selected warpgroups."""
         parts = (self.groups[some], self.a.only(some), self.b.only(some), self.adds[some], self.batch[some])
         return replace(self, groups=parts[0], a=parts[1], b=parts[2], adds=parts[3], batch=parts[4])
@@ -119,13 +118,13 @@ class Products:
             report_misuse(self._machine, product.index, product.groups[bad], what)
             self._fenced[product.groups] = True
 
-    def _known(self, product: WarpgroupProduct) -> NDArray[np.bool_]:
+    def _known(self, product: WarpgroupProduct) -> Flags:
         if any(earlier.slots == product.slots for earlier in self._under_way):
             return np.ones(len(product.groups), bool)
         latest = self._latest.get(product.slots)
         return np.zeros(len(product.groups), bool) if latest is None else np.isin(product.groups, latest[0])
 
-    def _changed(self, product: WarpgroupProduct) -> NDArray[np.bool_]:
+    def _changed(self, product: WarpgroupProduct) -> Flags:
         changed = np.zeros(len(product.groups), bool)
         latest = self._latest.get(product.slots)
         if latest is None or any(earlier.slots == product.slots for earlier in self._under_way):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator.memory import Global
-from gemmery.emulator.op import Indices
+from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.ops.half import from_bf16, to_bf16
 from gemmery.errors import ArgumentError, EmulationError, LayoutError, brief
 
@@ -136,7 +136,7 @@ class DecodedMap:
         size = self.dtype.itemsize
         return self.address + int(((self.extents - 1) * self.strides).sum()) + size if self.extents.all() else 0
 
-    def pieces(self, coordinates: Indices) -> tuple[Indices, NDArray[np.bool_] | None, int]:
+    def pieces(self, coordinates: Indices) -> tuple[Indices, Flags | None, int]:
         """Return the addresses (boxes, pieces) of the boxes at `coordinates` (boxes, dimensions), and a piece's bytes.
 
         Along the innermost dimension a box begins at a multiple of 16 bytes.
@@ -190,9 +190,7 @@ class DecodedMap:
             view[places] = values
         return values.nbytes
 
-    def _by_element(
-        self, addresses: Indices, inside: NDArray[np.bool_] | None, width: int
-    ) -> tuple[Indices, NDArray[np.bool_] | None, int]:
+    def _by_element(self, addresses: Indices, inside: Flags | None, width: int) -> tuple[Indices, Flags | None, int]:
         size = self.dtype.itemsize
         many = width // size
         apart = (addresses[:, :, None] + np.arange(0, width, size)).reshape(len(addresses), -1)

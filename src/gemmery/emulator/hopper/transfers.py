@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
@@ -19,7 +18,7 @@ from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
-from gemmery.emulator.op import Indices, Mask
+from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Memory
 from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
@@ -136,7 +135,7 @@ class _Boxes:
     def swizzle(self) -> int:
         return self.tensor.swizzle
 
-    def only(self, some: NDArray[np.bool_]) -> _Boxes:
+    def only(self, some: Flags) -> _Boxes:
         return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
 
     def get(self, machine: Machine) -> tuple[_Boxes, Chunks]:
@@ -159,7 +158,7 @@ class _Row:
     bytes: int
     swizzle: int = 0
 
-    def only(self, some: NDArray[np.bool_]) -> _Row:
+    def only(self, some: Flags) -> _Row:
         return replace(self, threads=self.threads[some], addresses=self.addresses[some])
 
     def get(self, machine: Machine) -> tuple[_Row, Chunks]:
@@ -190,7 +189,7 @@ class _Own(_Row):
         inside = self.only(good)
         places = _pieces(machine, inside.threads // machine.block_threads, inside.addresses, inside)
         if len(places):
-            machine.unit(Bulk).tell(self.index, inside.threads, places, "reads")
+            machine.unit(Bulk).report(self.index, inside.threads, places, "reads")
         return inside, machine.shared.view("c16", 1).take(places)
 
 
@@ -212,7 +211,7 @@ def _count(machine: Machine, index: int, threads: Indices, address: int, moved: 
 
 
 def _fault(
-    machine: Machine, index: int, space: str, threads: Indices, addresses: Indices, width: int, bad: NDArray[np.bool_]
+    machine: Machine, index: int, space: str, threads: Indices, addresses: Indices, width: int, bad: Flags
 ) -> None:
     spread, mask = np.zeros(machine.threads, np.int64), np.zeros(machine.threads, bool)
     spread[threads], mask[threads[bad]] = addresses, True
@@ -222,7 +221,7 @@ def _fault(
         observer.fault(machine, event, "outside" if aligned.all() else "misaligned", mask)
 
 
-def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> NDArray[np.bool_]:
+def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, end: Any) -> Flags:
     """Return the copies within shared memory and aligned; report the others."""
     offsets = addresses & cluster.OFFSET
     alignment = TILE_ALIGNMENT if isinstance(end, _Boxes) else PIECE
@@ -243,7 +242,7 @@ def _inside(machine: Machine, index: int, addresses: Indices, threads: Indices, 
     if end.bytes % PIECE:
         report_misuse(machine, index, threads, f"copies {end.bytes} bytes in bulk: a multiple of {PIECE} is needed")
         bad = np.ones_like(bad)
-    good: NDArray[np.bool_] = ~(bad | crooked)
+    good: Flags = ~(bad | crooked)
     return good
 
 

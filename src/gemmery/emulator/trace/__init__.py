@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.emulator.instructions import written
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Mask
+from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
 from gemmery.emulator.ptx.variables import SIZES
 
@@ -245,7 +244,7 @@ def _number(line: Line) -> int:
     return line.number
 
 
-def _lanes(flags: NDArray[np.bool_]) -> ActiveLanes:
+def _lanes(flags: Flags) -> ActiveLanes:
     return tuple(flags.tolist())
 
 

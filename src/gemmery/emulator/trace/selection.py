@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import banks
 from gemmery.emulator.counters.counts import Frames
+from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
 from gemmery.errors import ArgumentError
 
@@ -83,7 +83,7 @@ def moved(access: WarpAccess) -> banks.Moved:
     return banks.moved(*_arrays(access), access.width)
 
 
-def _arrays(access: WarpAccess) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+def _arrays(access: WarpAccess) -> tuple[Indices, Flags | None]:
     active = np.array([[address is not None for address in access.addresses]])
     addresses = np.array([[address or 0 for address in access.addresses]])
     return addresses, None if active.all() else active

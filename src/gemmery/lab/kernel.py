@@ -23,7 +23,7 @@ from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulated_product import parsed, prepared
 
 Sides = int | Sequence[int]
-NONE: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
+NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
 HOST_CODE = (
     "only device code can be compiled here: put main() and headers of host code, such as <iostream>, under #ifndef "
@@ -74,7 +74,7 @@ def emulate(
     arch = _architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
     dims = _dims("grid", grid), _dims("block", block)
-    reason = _misgiven(kernel, args, shared, options, variables, seed, max_steps)
+    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps)
     if reason:
         raise ArgumentError(reason)
     program = _program(source, kernel, arch, tuple(options), capability)
@@ -83,14 +83,14 @@ def emulate(
     reason = _refusal(program.kernel, launch, capability)
     if reason:
         raise ArgumentError(f"kernel {kernel}: {reason}")
-    given = bound(program.kernel, args, variables)
-    launch = replace(launch, parameters=given.parameters)
-    run = emulated(program, launch, given.memory, check=check, merge=merge, seed=seed, max_steps=max_steps)
-    given.write_back()
+    arguments = bound(program.kernel, args, variables)
+    launch = replace(launch, parameters=arguments.parameters)
+    run = emulated(program, launch, arguments.memory, check=check, merge=merge, seed=seed, max_steps=max_steps)
+    arguments.write_back()
     return replace(run, kernel=kernel or run.kernel)
 
 
-def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
+def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any) -> str:
     """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
         return f"kernel={kernel!r}: pass the name of a kernel as a string"
@@ -98,7 +98,7 @@ def _misgiven(kernel: Any, args: Any, shared: Any, options: Any, variables: Any,
         return f"args is of type {type(args).__name__}: pass a list of the kernel's arguments, such as [x, y]"
     if not isinstance(shared, int | np.integer) or shared < 0:
         return f"shared={shared!r}: pass the bytes of shared memory, a whole number >= 0"
-    if not isinstance(options, list | tuple) or not all(isinstance(one, str) for one in options):
+    if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
         return f"options={options!r}: pass a tuple of strings, one for each option, such as ('-DN=4',)"
     if not isinstance(variables, Mapping | None):
         return f"variables is of type {type(variables).__name__}: pass a dictionary of arrays, such as {{'table': x}}"
@@ -122,25 +122,25 @@ def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...
             raise ArgumentError(
                 f"options={options}: PTX is not compiled, so it takes no options; pass the CUDA C++ source instead"
             )
-        module = parsed(text, NONE)
+        module = parsed(text, NO_WRAPPERS)
         target = re.match(r"sm_(\d+)", module.target)
         if target and int(target[1]) > capability:
             raise ArgumentError(
                 f"arch={arch!r}: this PTX is for {module.target}, and older devices cannot run it; "
                 f"pass arch={module.target!r}"
             )
-        return prepared(text, _only(list(module.kernels), kernel), NONE)
+        return prepared(text, _only(list(module.kernels), kernel), NO_WRAPPERS)
     headers = "#include" in re.sub(r"[ \t]", "", text)
     beside, toolkit = (include.STANDARD, include.folders()) if headers else ({}, ())
     try:
-        made = nvrtc.ptx_alone(text, name, kernel, arch, options, beside, toolkit)
+        ptx = nvrtc.ptx_alone(text, name, kernel, arch, options, beside, toolkit)
     except CompileError as error:
         if "cannot open source file" in str(error):
             raise CompileError(f"{error}\n{HOST_CODE}") from None
         if "nv_mangled_name" not in str(error):
             raise
         raise CompileError(f"{error}\n{_names(text)}") from None
-    return prepared(made.text, _only(list(parsed(made.text, NONE).kernels), made.entry), NONE)
+    return prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
 
 
 def _read(path: Path) -> str:
@@ -158,19 +158,19 @@ def _read(path: Path) -> str:
 def _names(text: str) -> str:
     """Describe how to name a kernel that the compiler does not find."""
     pattern = r"__global__(?:\s|__launch_bounds__\s*\([^)]*\)|\w)*?\b(\w+)\s*\("
-    found = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
+    names = dict.fromkeys(name for name in re.findall(pattern, text) if name != "__launch_bounds__")
     return (
-        f"kernels of this source: {', '.join(found) or 'none (a kernel is a __global__ function)'}; "
+        f"kernels of this source: {', '.join(names) or 'none (a kernel is a __global__ function)'}; "
         "name an instance of a template with its arguments (add<4>), and one of several overloads by its symbol"
     )
 
 
 def _only(names: list[str], kernel: str) -> str:
     """Find a kernel by its name or by a part of its symbol."""
-    found = [name for name in names if name == kernel] or [name for name in names if kernel in name]
-    if len(found) != 1:
+    matches = [name for name in names if name == kernel] or [name for name in names if kernel in name]
+    if len(matches) != 1:
         raise ArgumentError(f"kernel {kernel!r}: this PTX has {', '.join(names)}; name one of them")
-    return found[0]
+    return matches[0]
 
 
 def _architecture(arch: Any) -> str:
@@ -184,16 +184,15 @@ def _architecture(arch: Any) -> str:
         ) from None
 
 
-def _dims(name: str, given: Sides) -> Dims:
-    sides = tuple(given) if isinstance(given, Sequence) else (given,)
+def _dims(name: str, value: Sides) -> Dims:
+    sides = tuple(value) if isinstance(value, Sequence) else (value,)
     try:
         whole = [int(side) for side in sides]
     except (TypeError, ValueError, OverflowError):
         whole = []
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
-        raise ArgumentError(f"{name}={given!r}: pass a whole number >= 1, or a tuple of up to three")
-    x, y, z = (*whole, 1, 1)[:3]
-    return x, y, z
+        raise ArgumentError(f"{name}={value!r}: pass a whole number >= 1, or a tuple of up to three")
+    return _sides(tuple(whole))
 
 
 def _own_cluster(kernel: Kernel) -> Dims:
@@ -258,6 +257,6 @@ def _refused_cluster(kernel: Kernel, launch: LaunchConfig, capability: int) -> s
     return ""
 
 
-def _sides(given: tuple[int, ...]) -> Dims:
-    x, y, z = (*given, 1, 1)[:3]
+def _sides(numbers: tuple[int, ...]) -> Dims:
+    x, y, z = (*numbers, 1, 1)[:3]
     return x, y, z

@@ -50,6 +50,27 @@ def test_a_product_defines_no_dataclass():
     assert "dataclasses" not in added
 
 
+def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
+    """Neither what measures nor what reports it: the emulator and CUDA's bindings take as long as a small ladder."""
+    loaded = modules_after(
+        "import contextlib, io\n"
+        "from gemmery.cli.line import run\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):\n"
+        "    code = run(['ladder', '--rungs', 'direct', '--sizes', '16', '--no-html'])\n"
+        "assert code == 0 and 'direct' in out.getvalue()"
+    )
+    parts = {".".join(name.split(".")[:2]) for name in loaded}
+    assert {"gemmery.lab", "gemmery.report"} <= parts
+    assert not parts & {"gemmery.cuda", "gemmery.emulator", "gemmery.inspection", "cuda.bindings"}
+    assert not loaded & {
+        "gemmery.ladder.cuda",
+        "gemmery.report.emulated",
+        "gemmery.report.page",
+        "jinja2",
+        "matplotlib",
+    }
+
+
 def test_emulating_ptx_needs_nothing_of_cuda():
     loaded = modules_after(
         "import pathlib, numpy, gemmery\n"

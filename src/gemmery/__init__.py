@@ -8,10 +8,13 @@ array([[1.],
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers assume True; importing `typing` would take 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from gemmery.api import gemm as gemm
     from gemmery.api import gemv as gemv
     from gemmery.api import get_num_threads as get_num_threads
@@ -61,26 +64,31 @@ _HOMES = {
     "gemmery.inspection.notebook": ("inspect",),
     "gemmery.lab.kernel": ("emulate",),
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME)  # noqa: PLE0605
 
 
-if not TYPE_CHECKING:  # with it type checkers would accept any name
+def load_lazily(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
+    """Return `__getattr__` of a package whose public names are loaded from other modules when they are first used."""
+    home = {name: module for module, names in homes.items() for name in names}
 
-    def __getattr__(name):
-        """Load a public name when it is first used: importing gemmery loads neither NumPy nor LLVM."""
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module 'gemmery' has no attribute {name!r}")
+    def attribute(name: str) -> object:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(home), name)
+            value = getattr(import_module(home[name]), name)
         except ModuleNotFoundError as error:
             from gemmery.errors import not_installed
 
-            raise not_installed(error, f"gemmery.{name}") from error
-        globals()[name] = value
+            raise not_installed(error, f"{package}.{name}") from error
+        setattr(sys.modules[package], name, value)
         return value
+
+    return attribute
+
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
+
+if not TYPE_CHECKING:  # with it type checkers would accept any name
+    __getattr__ = load_lazily(__name__, _HOMES)
 
     def __dir__():
         return [*__all__, "__version__"]

@@ -2,71 +2,71 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gemmery.errors import not_installed
+from gemmery import load_lazily
 
 if TYPE_CHECKING:
-    from gemmery.lab.asked import emulated_card, ordinal, registry
-    from gemmery.lab.chain import chain
-    from gemmery.lab.emulated import OnRung, emulated_ladder
-    from gemmery.lab.event import Event, OnEvent
-    from gemmery.lab.exhibits import emulated_exhibit, exhibit, exhibited_on, predicted
-    from gemmery.lab.health import Finding, doctor, prune
-    from gemmery.lab.rungs import ladder
-    from gemmery.lab.suites import bench
-    from gemmery.lab.sweeps import emulated_sweep, sweep
-    from gemmery.ladder.diff import Difference, diff
+    from gemmery.lab.asked import emulated_card as emulated_card
+    from gemmery.lab.asked import ordinal as ordinal
+    from gemmery.lab.asked import registry as registry
+    from gemmery.lab.chain import chain as chain
+    from gemmery.lab.emulated import OnRung as OnRung
+    from gemmery.lab.emulated import emulated_ladder as emulated_ladder
+    from gemmery.lab.event import Event as Event
+    from gemmery.lab.event import OnEvent as OnEvent
+    from gemmery.lab.exhibits import emulated_exhibit as emulated_exhibit
+    from gemmery.lab.exhibits import exhibit as exhibit
+    from gemmery.lab.exhibits import exhibited_on as exhibited_on
+    from gemmery.lab.exhibits import predicted as predicted
+    from gemmery.lab.health import Finding as Finding
+    from gemmery.lab.health import doctor as doctor
+    from gemmery.lab.health import prune as prune
+    from gemmery.lab.rungs import ladder as ladder
+    from gemmery.lab.suites import bench as bench
+    from gemmery.lab.sweeps import emulated_sweep as emulated_sweep
+    from gemmery.lab.sweeps import sweep as sweep
+    from gemmery.ladder.diff import Difference as Difference
+    from gemmery.ladder.diff import diff as diff
 
-_HOME = {
-    **dict.fromkeys(("emulated_card", "ordinal", "registry"), "gemmery.lab.asked"),
-    **dict.fromkeys(("OnRung", "emulated_ladder"), "gemmery.lab.emulated"),
-    **dict.fromkeys(("Event", "OnEvent"), "gemmery.lab.event"),
-    **dict.fromkeys(("emulated_exhibit", "exhibit", "exhibited_on", "predicted"), "gemmery.lab.exhibits"),
-    "chain": "gemmery.lab.chain",
-    **dict.fromkeys(("Finding", "doctor", "prune"), "gemmery.lab.health"),
-    "ladder": "gemmery.lab.rungs",
-    "bench": "gemmery.lab.suites",
-    **dict.fromkeys(("emulated_sweep", "sweep"), "gemmery.lab.sweeps"),
-    **dict.fromkeys(("Difference", "diff"), "gemmery.ladder.diff"),
+_HOMES = {
+    "gemmery.lab.asked": (
+        "emulated_card",
+        "ordinal",
+        "registry",
+    ),
+    "gemmery.lab.chain": ("chain",),
+    "gemmery.lab.emulated": (
+        "OnRung",
+        "emulated_ladder",
+    ),
+    "gemmery.lab.event": (
+        "Event",
+        "OnEvent",
+    ),
+    "gemmery.lab.exhibits": (
+        "emulated_exhibit",
+        "exhibit",
+        "exhibited_on",
+        "predicted",
+    ),
+    "gemmery.lab.health": (
+        "Finding",
+        "doctor",
+        "prune",
+    ),
+    "gemmery.lab.rungs": ("ladder",),
+    "gemmery.lab.suites": ("bench",),
+    "gemmery.lab.sweeps": (
+        "emulated_sweep",
+        "sweep",
+    ),
+    "gemmery.ladder.diff": (
+        "Difference",
+        "diff",
+    ),
 }
-
-__all__ = [
-    "Difference",
-    "Event",
-    "Finding",
-    "OnEvent",
-    "OnRung",
-    "bench",
-    "chain",
-    "diff",
-    "doctor",
-    "emulated_card",
-    "emulated_exhibit",
-    "emulated_ladder",
-    "emulated_sweep",
-    "exhibit",
-    "exhibited_on",
-    "ladder",
-    "ordinal",
-    "predicted",
-    "prune",
-    "registry",
-    "sweep",
-]
-
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
 if not TYPE_CHECKING:  # with it type checkers would accept any name
-
-    def __getattr__(name):
-        """Load a public name when it is first used: `ladder` needs nothing of the emulator."""
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module 'gemmery.lab' has no attribute {name!r}")
-        try:
-            value = getattr(import_module(home), name)
-        except ModuleNotFoundError as error:
-            raise not_installed(error, f"gemmery.lab.{name}") from error
-        globals()[name] = value
-        return value
+    __getattr__ = load_lazily(__name__, _HOMES)  # `ladder` needs nothing of the emulator

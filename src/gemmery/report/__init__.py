@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gemmery import load_lazily
 
 if TYPE_CHECKING:
-    from gemmery.report.diff import show_difference
-    from gemmery.report.emulated import Counting, complaints, show_emulated
-    from gemmery.report.exhibits import Exhibiting, list_exhibits, show_emulated_exhibit, show_exhibit
-    from gemmery.report.terminal import Progressing, findings, show
-    from gemmery.report.text import as_json, markdown
+    from gemmery.report.diff import show_difference as show_difference
+    from gemmery.report.emulated import Counting as Counting
+    from gemmery.report.emulated import complaints as complaints
+    from gemmery.report.emulated import show_emulated as show_emulated
+    from gemmery.report.exhibits import Exhibiting as Exhibiting
+    from gemmery.report.exhibits import list_exhibits as list_exhibits
+    from gemmery.report.exhibits import show_emulated_exhibit as show_emulated_exhibit
+    from gemmery.report.exhibits import show_exhibit as show_exhibit
+    from gemmery.report.terminal import Progressing as Progressing
+    from gemmery.report.terminal import findings as findings
+    from gemmery.report.terminal import show as show
+    from gemmery.report.text import as_json as as_json
+    from gemmery.report.text import markdown as markdown
 
-_HOME = {
-    "show_difference": "diff",
-    **dict.fromkeys(("Counting", "complaints", "show_emulated"), "emulated"),
-    **dict.fromkeys(("Exhibiting", "list_exhibits", "show_emulated_exhibit", "show_exhibit"), "exhibits"),
-    **dict.fromkeys(("Progressing", "findings", "show"), "terminal"),
-    **dict.fromkeys(("as_json", "markdown"), "text"),
+_HOMES = {
+    "gemmery.report.diff": ("show_difference",),
+    "gemmery.report.emulated": (
+        "Counting",
+        "complaints",
+        "show_emulated",
+    ),
+    "gemmery.report.exhibits": (
+        "Exhibiting",
+        "list_exhibits",
+        "show_emulated_exhibit",
+        "show_exhibit",
+    ),
+    "gemmery.report.terminal": (
+        "Progressing",
+        "findings",
+        "show",
+    ),
+    "gemmery.report.text": (
+        "as_json",
+        "markdown",
+    ),
 }
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # noqa: PLE0605
 
-__all__ = [
-    "Counting",
-    "Exhibiting",
-    "Progressing",
-    "as_json",
-    "complaints",
-    "findings",
-    "list_exhibits",
-    "markdown",
-    "show",
-    "show_difference",
-    "show_emulated",
-    "show_emulated_exhibit",
-    "show_exhibit",
-]
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, loaded when it is first used: the CPU's ladder needs nothing of the emulator."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'gemmery.report' has no attribute {name!r}")
-    value = getattr(import_module(f"gemmery.report.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # with it type checkers would accept any name
+    __getattr__ = load_lazily(__name__, _HOMES)  # the CPU's ladder needs nothing of the emulator

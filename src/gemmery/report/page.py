@@ -10,9 +10,8 @@ from gemmery.report import words
 from gemmery.report.doubts import banner, doubts
 from gemmery.report.figures import drawn
 from gemmery.report.problems import Group, fullest, label, largest, speedup
-from gemmery.report.rendering import macros, render
+from gemmery.report.rendering import render
 from gemmery.report.summary import over_fastest
-from gemmery.report.svg import Plot
 from gemmery.report.tables import results, tabulated
 from gemmery.report.tree import tree
 
@@ -156,18 +155,3 @@ def _gpu(gpu: Gpu) -> list[tuple[str, str]]:
         ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
         ("NVRTC", gpu.nvrtc),
     ]
-
-
-def document(title: str, *parts: str) -> str:
-    """Return a page in the common style from the parts of its body, which are HTML."""
-    return render("document.html", title=title, parts=parts)
-
-
-def figure(plot: Plot) -> str:
-    """Return a figure with its title and caption."""
-    return str(macros("parts.html").figure(plot))
-
-
-def drawing(plot: Plot) -> str:
-    """Return the drawing of a figure, which scrolls sideways where it is wider than the page."""
-    return str(macros("parts.html").drawing(plot))

@@ -20,11 +20,6 @@ def render(template: str, package: str = __package__, **values: Any) -> str:
     return _environment(package).get_template(template).render(values)
 
 
-def macros(template: str) -> Any:
-    """Return the macros of a template as functions, whose results are HTML."""
-    return _environment(__package__).get_template(template).module
-
-
 @functools.cache
 def _environment(package: str) -> Environment:
     packages = dict.fromkeys((package, __package__))

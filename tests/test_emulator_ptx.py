@@ -25,10 +25,10 @@ from pathlib import Path
 import pytest
 
 from gemmery.emulator.ptx import (
+    Address,
     Immediate,
     Label,
     Line,
-    Memory,
     Not,
     Register,
     Special,
@@ -40,7 +40,7 @@ from gemmery.errors import EmulationError
 from gemmery.ladder.cuda import CUDA
 from gemmery.problem import Problem
 
-TILE = Memory(Register("%rd1", "b64"), 0, (Register("%r2", "b32"), Register("%r3", "b32")))
+TILE = Address(Register("%rd1", "b64"), 0, (Register("%r2", "b32"), Register("%r3", "b32")))
 SAMPLES = sorted((Path(__file__).parent / "data" / "ptx").glob("*.ptx"))
 R1, R2, R3 = (Register(f"%r{i}", "b32") for i in (1, 2, 3))
 RD1, P1, P2 = Register("%rd1", "b64"), Register("%p1", "pred"), Register("%p2", "pred")
@@ -124,16 +124,16 @@ def test_facts_of_other_compilers_are_kept():
         ("mov.f64 %fd1, -2.0;", (Register("%fd1", "f64"), Immediate(0xC000000000000000, "f64"))),
         ("mov.u32 %r1, %tid.x;", (R1, Special("%tid.x"))),
         ("mov.b64 %rd1, k_param_0;", (RD1, Symbol("k_param_0"))),
-        ("ld.param.u32 %r1, [n+4];", (R1, Memory(Symbol("n", 4)))),
-        ("ld.global.u32 %r1, [%rd1+-4];", (R1, Memory(RD1, -4))),
-        ("ld.global.u32 %r1, [%rd1-4];", (R1, Memory(RD1, -4))),
-        ("ld.global.u32 %r1, [ %rd1 + 0 ];", (R1, Memory(RD1))),
-        ("ld.shared.u32 %r1, [64];", (R1, Memory(Immediate(64)))),
-        ("ld.global.v2.u32 { %r1, %r2 }, [%rd1];", (Vector((R1, R2)), Memory(RD1))),
+        ("ld.param.u32 %r1, [n+4];", (R1, Address(Symbol("n", 4)))),
+        ("ld.global.u32 %r1, [%rd1+-4];", (R1, Address(RD1, -4))),
+        ("ld.global.u32 %r1, [%rd1-4];", (R1, Address(RD1, -4))),
+        ("ld.global.u32 %r1, [ %rd1 + 0 ];", (R1, Address(RD1))),
+        ("ld.shared.u32 %r1, [64];", (R1, Address(Immediate(64)))),
+        ("ld.global.v2.u32 { %r1, %r2 }, [%rd1];", (Vector((R1, R2)), Address(RD1))),
         ("mov.b64 {_, %r2}, %rd1;", (Vector((Register("_", ""), R2)), RD1)),
         ("setp.eq.s32 %p1|%p2, %r1, 1;", (Vector((P1, P2)), R1, Immediate(1))),
         ("setp.eq.and.s32 %p1, %r1, %r2, !%p2;", (P1, R1, R2, Not(P2))),
-        ("cp.tensor.2d.shared::cta [%r1], [%rd1, {%r2, %r3}], [%r2+8];", (Memory(R1), TILE, Memory(R2, 8))),
+        ("cp.tensor.2d.shared::cta [%r1], [%rd1, {%r2, %r3}], [%r2+8];", (Address(R1), TILE, Address(R2, 8))),
         ("fence.mbarrier_init.release.cluster;", ()),
         ("ret;", ()),
     ],

@@ -15,8 +15,8 @@ from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.modifiers import Spelled
 from gemmery.emulator.op import NUMPY, STORED, Mask
-from gemmery.emulator.ptx import Instruction, Memory, Opcode, Operand, Register, Vector
-from gemmery.emulator.steps import Action, Lowering, Step, refused
+from gemmery.emulator.ptx import Address, Instruction, Opcode, Operand, Register, Vector
+from gemmery.emulator.steps import Handler, Lowering, Step, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
@@ -47,7 +47,7 @@ def _load(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
-    if not isinstance(source, Memory):
+    if not isinstance(source, Address):
         raise refused(instruction)
     writes = [lowering.write(element, spelled.kind, instruction) for element in _elements(instruction, target, spelled)]
     address, dtype = lowering.address(source, instruction), NUMPY[spelled.kind]
@@ -66,7 +66,7 @@ def _store(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
-    if not isinstance(target, Memory):
+    if not isinstance(target, Address):
         raise refused(instruction)
     reads = [lowering.read(element, spelled.kind, instruction) for element in _elements(instruction, source, spelled)]
     address, dtype = lowering.address(target, instruction), NUMPY[spelled.kind]
@@ -195,10 +195,10 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
 
 
 TABLE = {
-    "ld": Action(step=_load, count=_count_loads),
-    "ldu": Action(step=_load),
-    "st": Action(step=_store),
-    "mov": Action(step=_move, effect=False),
-    "cvta": Action(step=_convert_address, effect=False),
-    "isspacep": Action(step=_is_in_space, effect=False),
+    "ld": Handler(step=_load, count=_count_loads),
+    "ldu": Handler(step=_load),
+    "st": Handler(step=_store),
+    "mov": Handler(step=_move, effect=False),
+    "cvta": Handler(step=_convert_address, effect=False),
+    "isspacep": Handler(step=_is_in_space, effect=False),
 }

@@ -13,7 +13,7 @@ from gemmery.emulator import symbols
 from gemmery.emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import Kernel, Parameter
+from gemmery.emulator.ptx import Parameter, PtxKernel
 from gemmery.errors import ArgumentError, LayoutError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -22,7 +22,7 @@ ALIGNED = 16  # bytes of the widest access, which is also its alignment
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundArguments:
     """The arguments of a launch: global memory, the bytes of the kernel's parameters, and the caller's arrays."""
 
     memory: Global
@@ -34,81 +34,87 @@ class Bound:
 
         Raises LayoutError, and writes nothing, if the kernel wrote to a read-only array.
         """
-        left = {name: self.memory.bytes(name) for name in self.arrays}
+        results = {name: self.memory.bytes(name) for name in self.arrays}
         for name, array in self.arrays.items():
-            if not array.flags.writeable and not np.array_equal(_bytes(array), left[name]):
+            if not array.flags.writeable and not np.array_equal(_bytes(array), results[name]):
                 raise LayoutError(f"{name} is read-only, but the kernel writes to it: pass a writable copy")
         for name, array in self.arrays.items():
             if array.flags.writeable:
-                _bytes(array)[:] = left[name]
+                _bytes(array)[:] = results[name]
 
 
-def memory_of(arrays: Arrays, kernels: Sequence[Kernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
+def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mapping[str, int] | None = None) -> Global:
     """Make global memory with a copy of each array, `scratch` bytes of zeros by name, and the kernels' variables.
 
     The address of an array modulo 16 bytes is the same as on the host, so that misaligned arrays stay misaligned.
     """
     variables = {
-        one.name: one for kernel in kernels for one in kernel.variables.values() if one.space in ("global", "const")
+        name: variable
+        for kernel in kernels
+        for name, variable in kernel.variables.items()
+        if variable.space in ("global", "const")
     }
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
-    memory = Global({**sizes, **(scratch or {}), **{name: one.size for name, one in variables.items()}}, beside)
+    memory = Global(
+        {**sizes, **(scratch or {}), **{name: variable.size for name, variable in variables.items()}}, beside
+    )
     for name, array in arrays.items():
         memory.bytes(name)[:] = _bytes(array)
-    for name, one in variables.items():
-        if one.data:
-            memory.bytes(name)[:] = np.frombuffer(one.data, np.uint8)
-        for at, pointed, more in one.pointers:
+    for name, variable in variables.items():
+        if variable.data:
+            memory.bytes(name)[:] = np.frombuffer(variable.data, np.uint8)
+        for at, pointed, offset in variable.pointers:
             if pointed in variables:
-                address = np.array([memory.address(pointed) + more], np.uint64)
+                address = np.array([memory.address(pointed) + offset], np.uint64)
                 memory.bytes(name)[at : at + 8] = address.view(np.uint8)
     return memory
 
 
-def bound(kernel: Kernel, args: Sequence[Any], variables: Arrays | None = None) -> Bound:
+def bound(kernel: PtxKernel, args: Sequence[Any], variables: Arrays | None = None) -> BoundArguments:
     """Check a kernel's arguments against its parameters, and set the module's variables to arrays.
 
     An array is passed as its address, None as a null pointer, a TensorMap as itself, bytes as a struct. A number is a
     NumPy scalar of the parameter's size, or a Python number that fits its type. Raises ArgumentError, and LayoutError
     for an array with gaps.
     """
-    wanted = kernel.parameters
-    if len(args) != len(wanted):
-        listed = ", ".join(_described(one) for one in wanted)
-        said = f"{len(args)} argument{'s' * (len(args) != 1)}"
-        raise ArgumentError(f"{said}: kernel {kernel.name} takes {len(wanted)} ({listed}); pass one for each")
+    declared = kernel.parameters
+    if len(args) != len(declared):
+        listed = ", ".join(_described(parameter) for parameter in declared)
+        count = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise ArgumentError(f"{count}: kernel {kernel.name} takes {len(declared)} ({listed}); pass one for each")
     arrays: dict[str, NDArray[Any]] = {}
     names = {
-        place: _named(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
+        place: _name(f"argument {place}", _spanned(value.array) if isinstance(value, TensorMap) else value, arrays)
         for place, value in enumerate(args)
         if isinstance(value, np.ndarray | TensorMap)
     }
     maps = {
         f"tensor map of argument {place}": BYTES
-        for place, (value, one) in enumerate(zip(args, wanted, strict=True))
-        if isinstance(value, TensorMap) and _is_pointer(one)
+        for place, (value, parameter) in enumerate(zip(args, declared, strict=True))
+        if isinstance(value, TensorMap) and _is_pointer(parameter)
     }
     _check_elements(kernel, args)
     memory = memory_of(arrays, (kernel,), maps)
-    parameters = bytearray(max((one.offset + one.size for one in wanted), default=0))
-    for place, (value, one) in enumerate(zip(args, wanted, strict=True)):
-        given, address = value, memory.address(names[place]) if place in names else None
+    parameters = bytearray(max((parameter.offset + parameter.size for parameter in declared), default=0))
+    for place, (value, parameter) in enumerate(zip(args, declared, strict=True)):
+        argument, address = value, memory.address(names[place]) if place in names else None
         if isinstance(value, TensorMap) and address is not None:
-            given, address = value.encoded(address), None
+            argument, address = value.encoded(address), None
             name = f"tensor map of argument {place}"
             if name in maps:
-                memory.bytes(name)[:] = np.frombuffer(given, np.uint8)
-                given, address = None, memory.address(name)
-        parameters[one.offset : one.offset + one.size] = _packed(place, given, one, address)
+                memory.bytes(name)[:] = np.frombuffer(argument, np.uint8)
+                argument, address = None, memory.address(name)
+        parameters[parameter.offset : parameter.offset + parameter.size] = _packed(place, argument, parameter, address)
     for name, array in (variables or {}).items():
         memory.bytes(name)[:] = _bytes(_variable(kernel, name, array))
-    return Bound(memory, bytes(parameters), {**arrays, **(variables or {})})
+    return BoundArguments(memory, bytes(parameters), {**arrays, **(variables or {})})
 
 
-def _variable(kernel: Kernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _variable(kernel: PtxKernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """Check the array for a __device__ or __constant__ variable."""
-    known = {one.name: one.size for one in kernel.variables.values() if one.space in ("global", "const")}
+    variables_here = kernel.variables.values()
+    known = {variable.name: variable.size for variable in variables_here if variable.space in ("global", "const")}
     if name not in known:
         raise ArgumentError(
             f"variable {name!r}: this module has {', '.join(known) or 'none'}; "
@@ -122,7 +128,7 @@ def _variable(kernel: Kernel, name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _named(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
+def _name(name: str, array: NDArray[Any], arrays: dict[str, NDArray[Any]]) -> str:
     """Return the name of an array; an array that is passed twice keeps its first name."""
     _checked(name, array)
     for known, other in arrays.items():
@@ -159,17 +165,17 @@ def _checked(name: str, array: NDArray[Any]) -> None:
         raise LayoutError(f"{name} has the non-native byte order {array.dtype.str}: convert it with astype")
 
 
-def _check_elements(kernel: Kernel, args: Sequence[Any]) -> None:
+def _check_elements(kernel: PtxKernel, args: Sequence[Any]) -> None:
     """Compare the types of arrays with those of the pointers in a mangled symbol; raises ArgumentError."""
     types = symbols.pointees(kernel.name)
     if len(types) != len(args):
         return
     for place, (value, pointee) in enumerate(zip(args, types, strict=True)):
-        wanted = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
-        if wanted:
+        expected = symbols.mismatch(pointee, value.dtype) if isinstance(value, np.ndarray) else ""
+        if expected:
             raise ArgumentError(
                 f"argument {place} is an array of {value.dtype}, but the kernel's parameter points to {pointee}: "
-                f"pass an array of {wanted}, or view its bytes as {wanted}"
+                f"pass an array of {expected}, or view its bytes as {expected}"
             )
 
 
@@ -199,8 +205,8 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
         return bytes(value)
     if address is not None or value is None:
         if not _is_pointer(parameter):
-            given = "None" if value is None else f"an array of {value.dtype}, which is passed as its address"
-            raise _mismatch(place, given, parameter, _way_out(kind, size))
+            described = "None" if value is None else f"an array of {value.dtype}, which is passed as its address"
+            raise _mismatch(place, described, parameter, _way_out(kind, size))
         return (address or 0).to_bytes(8, "little")
     if isinstance(value, np.generic):
         alike = size != kind.itemsize or (kind.kind == "f") == (value.dtype.kind == "f")
@@ -214,8 +220,8 @@ def _packed(place: int, value: Any, parameter: Parameter, address: int | None) -
             return (value % (1 << 8 * size)).to_bytes(size, "little")
         if isinstance(value, float | int) and kind.kind == "f":
             return np.array(value, kind).tobytes()
-    shown = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
-    raise _mismatch(place, f"{shown}{type(value).__name__}", parameter, _way_out(kind, size))
+    described = f"{value!r} of type " if len(repr(value)) <= SHOWN else "of type "
+    raise _mismatch(place, f"{described}{type(value).__name__}", parameter, _way_out(kind, size))
 
 
 def _way_out(kind: np.dtype[Any], size: int) -> str:
@@ -224,8 +230,8 @@ def _way_out(kind: np.dtype[Any], size: int) -> str:
     return f"pass a numpy.{kind.name}" + (", or an array for an address" if size == 8 and kind.kind != "f" else "")
 
 
-def _mismatch(place: int, given: object, parameter: Parameter, way_out: str) -> ArgumentError:
-    return ArgumentError(f"argument {place} is {given}, but the kernel reads {_described(parameter)}: {way_out}")
+def _mismatch(place: int, argument: object, parameter: Parameter, way_out: str) -> ArgumentError:
+    return ArgumentError(f"argument {place} is {argument}, but the kernel reads {_described(parameter)}: {way_out}")
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -7,21 +7,19 @@ so a sum of floats may differ in its last bits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.emulator import modifiers, reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
 from gemmery.emulator.modifiers import HALVES
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ops import half
-from gemmery.emulator.ptx import Memory
-from gemmery.emulator.steps import Action, Lowering, Step, refused
+from gemmery.emulator.ptx import Address
+from gemmery.emulator.steps import Handler, Lowering, Step, refused
 
-Array = NDArray[Any]
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
 
 _WHOLE = ("u32", "s32", "u64", "s64")
@@ -30,11 +28,11 @@ _BITS = ("b32", "b64")
 
 def _half(name: str) -> Change:
     meaning = half.TABLE[name].meaning
-    return lambda old, given: meaning(old, given[0])
+    return lambda old, operands: meaning(old, operands[0])
 
 
 def _plain(function: Callable[[Array, Array], Array]) -> Change:
-    return lambda old, given: function(old, given[0])
+    return lambda old, operands: function(old, operands[0])
 
 
 def _changes() -> dict[tuple[str, str], Change]:
@@ -48,11 +46,11 @@ def _changes() -> dict[tuple[str, str], Change]:
         table["and", kind], table["or", kind] = _plain(np.bitwise_and), _plain(np.bitwise_or)
         table["xor", kind] = _plain(np.bitwise_xor)
     for kind in _BITS:
-        table["exch", kind] = lambda old, given: given[0]
+        table["exch", kind] = lambda old, operands: operands[0]
     for kind in (*_BITS, "b16"):
-        table["cas", kind] = lambda old, given: np.where(old == given[0], given[1], old)
-    table["inc", "u32"] = lambda old, given: np.where(old >= given[0], 0, old + 1).astype(np.uint32)
-    table["dec", "u32"] = lambda old, given: np.where((old == 0) | (old > given[0]), given[0], old - 1)
+        table["cas", kind] = lambda old, operands: np.where(old == operands[0], operands[1], old)
+    table["inc", "u32"] = lambda old, operands: np.where(old >= operands[0], 0, old + 1).astype(np.uint32)
+    table["dec", "u32"] = lambda old, operands: np.where((old == 0) | (old > operands[0]), operands[0], old - 1)
     for kind in HALVES:
         rounding = "rn." if kind.startswith("b") else ""
         table["add", kind] = _half(f"add.{rounding}{kind}")
@@ -76,29 +74,31 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 def _step(lowering: Lowering, index: int) -> Step:
     """The step of an atom or red."""
     instruction = lowering.kernel.instructions[index]
-    said = modifiers.atomic(instruction.opcode)
-    change = CHANGES.get((said["operation"], said["type"])) if said else None
-    if said is None or change is None:
+    words = modifiers.atomic(instruction.opcode)
+    change = CHANGES.get((words["operation"], words["type"])) if words else None
+    if words is None or change is None:
         raise refused(instruction)
-    name, kind, operation = instruction.opcode.name, said["type"], said["operation"]
-    space = modifiers.SPACES.get(said.get("space", ""), "")
-    count = modifiers.LENGTHS.get(said.get("length", ""), 1)
-    operands = list(instruction.operands[: len(instruction.operands) - ("policy" in said)])
+    name, kind, operation = instruction.opcode.name, words["type"], words["operation"]
+    space = modifiers.SPACES.get(words.get("space", ""), "")
+    count = modifiers.LENGTHS.get(words.get("length", ""), 1)
+    operands = list(instruction.operands[: len(instruction.operands) - ("policy" in words)])
     target = operands.pop(0) if name == "atom" else None
-    if not isinstance(operands[0], Memory):
+    if not isinstance(operands[0], Address):
         raise refused(instruction)
     address = lowering.address(operands[0], instruction)
-    given = [[lowering.read(one, kind, instruction) for one in lowering.flat((part,))] for part in operands[1:]]
-    if any(len(part) != count for part in given) or len(given) != (2 if operation == "cas" else 1):
+    reads = [[lowering.read(element, kind, instruction) for element in lowering.flat((part,))] for part in operands[1:]]
+    if any(len(part) != count for part in reads) or len(reads) != (2 if operation == "cas" else 1):
         raise refused(instruction, f"{len(operands)} operands:")
-    writes = [] if target is None else [lowering.write(one, kind, instruction) for one in lowering.flat((target,))]
+    writes = (
+        [] if target is None else [lowering.write(element, kind, instruction) for element in lowering.flat((target,))]
+    )
     size = np.dtype(NUMPY[kind]).itemsize
     running = None if kind in HALVES else RUNNING.get(operation)
 
     def step(machine: Machine, mask: Mask) -> None:
-        held = machine.registers
-        values = [[machine.spread(read(held)) for read in part] for part in given]
-        every = address(held)
+        registers = machine.registers
+        values = [[machine.spread(read(registers)) for read in part] for part in reads]
+        every = address(registers)
         for where, addresses, there in reach.placed(machine, space, every, mask):
             checked, some, _ = reach.checked(machine, index, where, name, addresses, there, size * count)
             if some is not None and not some.any():
@@ -109,7 +109,7 @@ def _step(lowering: Lowering, index: int) -> Step:
                 old = _changed(memory, checked + place * size, some, NUMPY[kind], change, running, operands_here)
                 write = writes[place] if writes else None
                 if write is not None:
-                    write(held, some, old)
+                    write(registers, some, old)
 
     return step
 
@@ -121,12 +121,12 @@ def _changed(
     kind: str,
     change: Change,
     running: Callable[[Array], Array] | None,
-    given: list[Array],
+    operands: list[Array],
 ) -> Array:
     """Update each thread's address in turn; return the old values."""
     view = memory.view(kind, 1)
     index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
-    found = np.zeros(len(index), view.dtype)
+    before = np.zeros(len(index), view.dtype)
     threads = np.arange(len(index)) if mask is None else np.flatnonzero(mask)
     places = index[threads]
     order = np.argsort(places, kind="stable")
@@ -135,17 +135,17 @@ def _changed(
     if running is not None and len(first) < lengths.max(initial=0):  # few addresses: all turns of each at once
         for some in np.split(threads[order], first[1:]):
             place = index[some[0]]
-            values = running(np.concatenate([view[place : place + 1], given[0][some]]))
-            found[some], view[place] = values[:-1], values[-1]
-        return found
+            values = running(np.concatenate([view[place : place + 1], operands[0][some]]))
+            before[some], view[place] = values[:-1], values[-1]
+        return before
     turn = np.empty(len(order), np.int64)
     turn[order] = np.arange(len(order)) - np.repeat(first, lengths)
     for number in range(int(lengths.max(initial=0))):
         now = threads[turn == number]
         old = view[index[now]]
-        found[now] = old
-        view[index[now]] = change(old, [part[now] for part in given])
-    return found
+        before[now] = old
+        view[index[now]] = change(old, [part[now] for part in operands])
+    return before
 
 
-TABLE = {"atom": Action(step=_step), "red": Action(step=_step)}
+TABLE = {"atom": Handler(step=_step), "red": Handler(step=_step)}

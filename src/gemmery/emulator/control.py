@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmery.emulator.op import STORED, Entry
+from gemmery.emulator.op import STORED, Traits
 from gemmery.emulator.ptx import Immediate, Instruction, Register
 from gemmery.emulator.steps import Lowering, Read, Write, refused
 
@@ -16,7 +16,7 @@ WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
 
 
 @dataclass(frozen=True, kw_only=True)
-class End(Entry):
+class End(Traits):
     """An instruction that ends a basic block."""
 
     way: str  # "branch", "switch", "exit", "trap", "barrier"
@@ -88,7 +88,7 @@ def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barri
 
 
 BARRIERS = _barriers()
-TABLE: dict[str, Entry] = {
+TABLE: dict[str, Traits] = {
     "bra": End(way="branch"),
     "brx": End(way="switch"),
     "ret": End(way="exit"),

@@ -26,16 +26,16 @@ class Copy:
     threads: NDArray[np.int64]
     group: Any  # group of each copy's thread, from 0; an int while all agree
 
-    def only(self, chosen: NDArray[np.bool_]) -> Copy:
+    def only(self, some: NDArray[np.bool_]) -> Copy:
         """Return the selected copies."""
-        group = self.group if isinstance(self.group, int) else self.group[chosen]
+        group = self.group if isinstance(self.group, int) else self.group[some]
         rows, addresses, data, threads = self.rows, self.addresses, self.data, self.threads
         return replace(
             self,
-            rows=rows[chosen],
-            addresses=addresses[chosen],
-            data=data[chosen],
-            threads=threads[chosen],
+            rows=rows[some],
+            addresses=addresses[some],
+            data=data[some],
+            threads=threads[some],
             group=group,
         )
 
@@ -67,7 +67,7 @@ class Copies:
     def wait(self, mask: Mask, pending: int) -> None:
         """Land all groups of these threads except the latest `pending` ones."""
         newest = self.committed - 1 - pending
-        left = []
+        pending_copies = []
         for copy in self._under_way:
             ready = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
             if mask is not None:
@@ -76,14 +76,14 @@ class Copies:
                 if ready:
                     _land(self._machine, copy)
                 else:
-                    left.append(copy)
+                    pending_copies.append(copy)
                 continue
             if ready.any():
                 _land(self._machine, copy.only(ready))
             if not ready.all():
-                left.append(copy.only(~ready))
-        self._under_way = left
-        self.bytes = sum(copy.data.nbytes for copy in left)
+                pending_copies.append(copy.only(~ready))
+        self._under_way = pending_copies
+        self.bytes = sum(copy.data.nbytes for copy in pending_copies)
 
     def wait_all(self, mask: Mask) -> None:
         """Land all copies of these threads."""

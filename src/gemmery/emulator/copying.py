@@ -11,8 +11,8 @@ from gemmery.emulator import modifiers, reach
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import STORED, Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Memory, Not, Register
-from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Register
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 
 
 def _instruction(lowering: Lowering, index: int, count: int) -> Instruction:
@@ -48,7 +48,7 @@ def _copy(lowering: Lowering, index: int) -> Step:
     if words is None:
         raise refused(instruction)
     match instruction.operands[: len(instruction.operands) - ("policy" in words)]:
-        case Memory() as target, Memory() as source, Immediate(width), *more if len(more) < 2:
+        case Address() as target, Address() as source, Immediate(width), *more if len(more) < 2:
             pass
         case _:
             raise refused(instruction)
@@ -79,8 +79,8 @@ def _copy(lowering: Lowering, index: int) -> Step:
 
 
 TABLE = {
-    "cp.async": Action(step=_copy, kind="cp.async", orders=True),
-    "cp.async.commit_group": Action(step=_commit, kind="cp.async.commit_group", orders=True),
-    "cp.async.wait_group": Action(step=_wait, kind="cp.async.wait_group", orders=True),
-    "cp.async.wait_all": Action(step=_wait_all, kind="cp.async.wait_all", orders=True),
+    "cp.async": Handler(step=_copy, kind="cp.async", orders=True),
+    "cp.async.commit_group": Handler(step=_commit, kind="cp.async.commit_group", orders=True),
+    "cp.async.wait_group": Handler(step=_wait, kind="cp.async.wait_group", orders=True),
+    "cp.async.wait_all": Handler(step=_wait_all, kind="cp.async.wait_all", orders=True),
 }

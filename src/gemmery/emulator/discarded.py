@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemmery.emulator.instructions import find, written
-from gemmery.emulator.ptx import Instruction, Kernel, Label, Memory, Not, Operand, Register, Vector
+from gemmery.emulator.ptx import Address, Instruction, Label, Not, Operand, PtxKernel, Register, Vector
 
 
-def used(kernel: Kernel, index: int) -> tuple[bool, dict[int, bool]]:
+def used(kernel: PtxKernel, index: int) -> tuple[bool, dict[int, bool]]:
     """Whether every way through the kernel uses the first result of an instruction, and the selections that may not.
 
     Selections, guarded instructions and conjunctions of predicates may leave a value out, and so may code that only
@@ -24,7 +24,7 @@ def used(kernel: Kernel, index: int) -> tuple[bool, dict[int, bool]]:
 
 
 def _reaches(
-    kernel: Kernel,
+    kernel: PtxKernel,
     at: int,
     values: frozenset[str],
     answers: dict[tuple[int, frozenset[str]], bool],
@@ -80,6 +80,6 @@ def _names(operands: Iterable[Operand]) -> list[str]:
                 names.append(name)
             case Vector(elements=elements):
                 names += _names(elements)
-            case Memory(base=base, coordinates=coordinates):
+            case Address(base=base, coordinates=coordinates):
                 names += _names((base, *coordinates))
     return names

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-Values = Any  # NumPy scalars or arrays of one float type
+Reals = Any  # NumPy scalars or arrays of one float type
 
 _BITS = {np.dtype(np.float32): np.dtype(np.uint32), np.dtype(np.float64): np.dtype(np.uint64)}
 
 
-def fma(x: Values, y: Values, z: Values) -> Values:
+def fma(x: Reals, y: Reals, z: Reals) -> Reals:
     """Return x * y + z of float32 or float64, rounded once to nearest even.
 
     >>> fma(np.float64(1 + 2**-52), np.float64(1 - 2**-52), np.float64(-1)) == -(2.0**-104)
@@ -38,7 +38,7 @@ def fma(x: Values, y: Values, z: Values) -> Values:
     return where(doubtful, odd_sum(product, np.float64(1) * z).astype(np.float32), rounded)
 
 
-def chain(a: Values, b: Values, c0: Values, c1: Values) -> tuple[Values, Values]:
+def chain(a: Reals, b: Reals, c0: Reals, c1: Reals) -> tuple[Reals, Reals]:
     """Return C + A B in f64 as chains of fused multiply-adds, k ascending: 8 x 4 by 4 x 8, each an array (warps, 32).
 
     Lane 4 r + w holds A[r, w], B[w, r], and the sums C[r, 2 w] in the first array and C[r, 2 w + 1] in the second.
@@ -53,14 +53,14 @@ def chain(a: Values, b: Values, c0: Values, c1: Values) -> tuple[Values, Values]
     return sums[0], sums[1]
 
 
-def two_sum(a: Values, b: Values) -> tuple[Values, Values]:
+def two_sum(a: Reals, b: Reals) -> tuple[Reals, Reals]:
     """Return the rounded sum and its exact error (Knuth); NaN where the sum is not finite."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
-def _two_product(a: Values, b: Values) -> tuple[Values, Values]:
+def _two_product(a: Reals, b: Reals) -> tuple[Reals, Reals]:
     """Return the rounded product and its exact error (Dekker, with Veltkamp's splitting)."""
     product = a * b
     splitter = np.float64(2**27 + 1)
@@ -68,7 +68,7 @@ def _two_product(a: Values, b: Values) -> tuple[Values, Values]:
     return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0
 
 
-def odd_sum(a: Values, b: Values) -> Values:
+def odd_sum(a: Reals, b: Reals) -> Reals:
     """Return a + b of float64 rounded to odd: unless the sum is exact, to the neighbour whose last bit is set.
 
     Rounding such a sum again, to a type of at most 51 bits, gives the exact sum rounded once.
@@ -77,13 +77,13 @@ def odd_sum(a: Values, b: Values) -> Values:
     return _odd(total, error)
 
 
-def odd_float32(x: Values) -> Values:
+def odd_float32(x: Reals) -> Reals:
     """Convert float64 to float32, rounded to odd; infinite only if x is."""
     nearest = x.astype(np.float32)
     return _odd(nearest, x - nearest)
 
 
-def _odd(nearest: Values, residual: Values) -> Values:
+def _odd(nearest: Reals, residual: Reals) -> Reals:
     """Return the exact value nearest + residual, rounded to odd."""
     bits = _bits(nearest)
     even = (bits & bits.dtype.type(1)) == 0
@@ -92,18 +92,18 @@ def _odd(nearest: Values, residual: Values) -> Values:
     return where(up | down, np.nextafter(nearest, end), nearest)
 
 
-def where(condition: Values, yes: Values, no: Values) -> Values:
+def where(condition: Reals, yes: Reals, no: Reals) -> Reals:
     """Return `numpy.where`, as a scalar for scalar operands."""
-    chosen: Any = np.where(condition, yes, no)
-    return chosen[()]
+    values: Any = np.where(condition, yes, no)
+    return values[()]
 
 
-def _bits(x: Values) -> Any:
+def _bits(x: Reals) -> Any:
     x = np.asarray(x)
     return x.view(_BITS[x.dtype])
 
 
-def _fma64(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
+def _fma64(x: Reals, y: Reals, z: Reals) -> tuple[Reals, Reals]:
     """Return x * y + z of float64 to nearest, and a number with the sign of the rounding error (NaN: not finite)."""
     x, y, z = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (x, y, z)))
     high, low = _two_product(x, y)
@@ -136,14 +136,14 @@ def _fraction_fma(x: float, y: float, z: float) -> tuple[float, float]:
     return nearest, float((rest > 0) - (rest < 0))
 
 
-def _fma32(x: Values, y: Values, z: Values) -> tuple[Values, Values]:
+def _fma32(x: Reals, y: Reals, z: Reals) -> tuple[Reals, Reals]:
     """The same as _fma64, for float32."""
     exact = odd_sum(np.multiply(x, y, dtype=np.float64), np.float64(1) * z)
     nearest = exact.astype(np.float32)
     return nearest, exact - nearest
 
 
-def step(nearest: Values, residual: Values, mode: str) -> Values:
+def step(nearest: Reals, residual: Reals, mode: str) -> Reals:
     """Return nearest + residual rounded toward zero ("rz"), down ("rm") or up ("rp")."""
     kind = np.asarray(nearest).dtype.type
     if mode == "rz":
@@ -153,10 +153,10 @@ def step(nearest: Values, residual: Values, mode: str) -> Values:
     return where(beyond, np.nextafter(nearest, end), nearest)
 
 
-def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
+def directed_fma(mode: str) -> Callable[[Reals, Reals, Reals], Reals]:
     """Return x * y + z rounded toward zero ("rz"), down ("rm") or up ("rp")."""
 
-    def fused(x: Values, y: Values, z: Values) -> Values:
+    def fused(x: Reals, y: Reals, z: Reals) -> Reals:
         core = _fma64 if np.result_type(x, y, z) == np.float64 else _fma32
         nearest, residual = core(x, y, z)
         result = step(nearest, residual, mode)
@@ -169,50 +169,50 @@ def directed_fma(mode: str) -> Callable[[Values, Values, Values], Values]:
     return fused
 
 
-def directed_add(mode: str) -> Callable[[Values, Values], Values]:
+def directed_add(mode: str) -> Callable[[Reals, Reals], Reals]:
     """Return x + y rounded toward zero, down or up."""
     fused = directed_fma(mode)
     return lambda x, y: fused(x, np.asarray(x).dtype.type(1), y)
 
 
-def directed_sub(mode: str) -> Callable[[Values, Values], Values]:
+def directed_sub(mode: str) -> Callable[[Reals, Reals], Reals]:
     """Return x - y rounded toward zero, down or up."""
     add = directed_add(mode)
     return lambda x, y: add(x, -y)
 
 
-def directed_mul(mode: str) -> Callable[[Values, Values], Values]:
+def directed_mul(mode: str) -> Callable[[Reals, Reals], Reals]:
     """Return x * y rounded toward zero, down or up."""
     fused = directed_fma(mode)
     # Only a zero with the sign of the product can be added without an effect.
     return lambda x, y: fused(x, y, np.copysign(np.asarray(x).dtype.type(0), _sign(x) * _sign(y)))
 
 
-def _sign(x: Values) -> Values:
+def _sign(x: Reals) -> Reals:
     return np.copysign(np.asarray(x).dtype.type(1), x)
 
 
-def _remainder(quotient: Values, y: Values, x: Values) -> Values:
+def _remainder(quotient: Reals, y: Reals, x: Reals) -> Reals:
     """Return a number with the sign of x - quotient * y."""
     core = _fma64 if np.result_type(x, y) == np.float64 else _fma32
     nearest, residual = core(-quotient, y, x)
     return np.where(nearest == 0, residual, nearest)
 
 
-def directed_div(mode: str) -> Callable[[Values, Values], Values]:
+def directed_div(mode: str) -> Callable[[Reals, Reals], Reals]:
     """Return x / y rounded toward zero, down or up."""
 
-    def divide(x: Values, y: Values) -> Values:
+    def divide(x: Reals, y: Reals) -> Reals:
         nearest = x / y
         return step(nearest, _remainder(nearest, y, x) * _sign(y), mode)
 
     return divide
 
 
-def directed_sqrt(mode: str) -> Callable[[Values], Values]:
+def directed_sqrt(mode: str) -> Callable[[Reals], Reals]:
     """Return the square root rounded toward zero, down or up."""
 
-    def root(x: Values) -> Values:
+    def root(x: Reals) -> Reals:
         nearest = np.sqrt(x)
         return step(nearest, _remainder(nearest, nearest, x), mode)
 

@@ -14,12 +14,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.emulator.ptx import Opcode
 from gemmery.errors import EmulationError
-
-Array = NDArray[Any]
 
 _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern, copied as one
 
@@ -75,10 +73,10 @@ def gathered(registers: Sequence[Array], side: Side) -> Array:
 
 def extents(shape: str) -> tuple[int, int, int]:
     """Return m, n, k of "m16n8k16"."""
-    found = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", shape)
-    if found is None:
+    match = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", shape)
+    if match is None:
         raise EmulationError(f"{shape!r} is not a shape of a matrix instruction, such as m16n16k16")
-    m, n, k = map(int, found.groups())
+    m, n, k = map(int, match.groups())
     return m, n, k
 
 
@@ -164,10 +162,10 @@ def wmma_fragment(opcode: Opcode) -> Fragment:
 
     Raises EmulationError for forms that are not modelled.
     """
-    found = _WMMA.fullmatch(str(opcode))
-    operand, layout, shape, space, kind = found.groups() if found else ("",) * 5
+    match = _WMMA.fullmatch(str(opcode))
+    operand, layout, shape, space, kind = match.groups() if match else ("",) * 5
     operand = operand or "c"
-    if found is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
+    if match is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
         raise EmulationError(f"{opcode} is not modelled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
     m, n, k = extents(shape)
     height, width = {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
@@ -190,9 +188,9 @@ def _sums(shape: str, kind: str, layout: str, stride: int) -> Fragment:
     lines, along = (n, m) if by_columns else (m, n)
     side = Side(kind, lines // 8, along // 8, lines // 8)
     size, word = {"f16": (2, "u4"), "f32": (4, "f4"), "s32": (4, "u4"), "f64": (8, "f8")}[kind]
-    held = 1 if kind == "f16" else 2
-    pieces = _by_lane(side, held, 2, size, word, (layout == "row") != by_columns)
-    return Fragment(pieces, "b32" if kind == "f16" else kind, held * side.registers, 1, size, stride)
+    count = 1 if kind == "f16" else 2
+    pieces = _by_lane(side, count, 2, size, word, (layout == "row") != by_columns)
+    return Fragment(pieces, "b32" if kind == "f16" else kind, count * side.registers, 1, size, stride)
 
 
 def _patterns(side: Side) -> list[tuple[int, int]]:
@@ -201,11 +199,11 @@ def _patterns(side: Side) -> list[tuple[int, int]]:
     return sorted(patterns, key=lambda pattern: side.register(*pattern))
 
 
-def _by_lane(side: Side, held: int, run: int, size: int, word: str, along: bool) -> tuple[Piece, ...]:
+def _by_lane(side: Side, count: int, run: int, size: int, word: str, along: bool) -> tuple[Piece, ...]:
     """Each lane accesses its own elements, `run` in `held` registers: together if the line is contiguous (`along`)."""
     pieces = []
     for number, (block, chunk) in enumerate(_patterns(side)):
-        registers = tuple(range(number * held, (number + 1) * held))
+        registers = tuple(range(number * count, (number + 1) * count))
         line, first = 8 * block + _LANE // 4, 4 * run * chunk + _LANE % 4 * run
         if along:
             pieces.append(Piece(line, first, registers, word))
@@ -254,12 +252,12 @@ def matrices(opcode: Opcode) -> tuple[int, bool]:
 
     Raises EmulationError for other forms: m16n16 and m8n16 of b8.
     """
-    found = _MATRICES.fullmatch(str(opcode))
-    if found is None:
+    match = _MATRICES.fullmatch(str(opcode))
+    if match is None:
         raise EmulationError(
             f"{opcode} is not modelled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
         )
-    return int(found[1]), found[2] is not None
+    return int(match[1]), match[2] is not None
 
 
 def loaded(rows: Array, transposing: bool) -> list[Array]:

@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from gemmery.emulator import access, atomics, control, copying, matrices, ordering, printing
 from gemmery.emulator.hopper import cluster, mbarrier, transfers, wgmma
-from gemmery.emulator.op import Entry, Op
+from gemmery.emulator.op import Op, Traits
 from gemmery.emulator.ops import bitfield, compare, convert, floating, half, integer, logic, mma, warp
 from gemmery.emulator.ptx import Instruction, Opcode, Register, Vector
 
-Value = TypeVar("Value")
-UNKNOWN = Entry()  # of an instruction that is not modelled
+Form = TypeVar("Form")
+UNKNOWN = Traits()  # of an instruction that is not modelled
 
 
-def merged(*tables: Mapping[str, Value]) -> dict[str, Value]:
+def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
     """Merge tables; raises ValueError for an instruction that two of them define."""
-    merged: dict[str, Value] = {}
+    merged: dict[str, Form] = {}
     for table in tables:
         twice = merged.keys() & table.keys()
         if twice:
@@ -31,14 +31,14 @@ COMPUTED: dict[str, Op] = merged(
     *(file.TABLE for file in (integer, bitfield, logic, compare, floating, half, convert, mma, warp))
 )
 # Those that need the machine, by their names; barriers by their full opcodes.
-OTHERS: dict[str, Entry] = merged(
+OTHERS: dict[str, Traits] = merged(
     *(file.TABLE for file in (access, matrices, atomics, copying, ordering, printing, control)),
     *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster)),
 )
-TABLE: dict[str, Entry] = merged(COMPUTED, OTHERS)
+TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 
 
-def find(opcode: Opcode) -> Entry:
+def find(opcode: Opcode) -> Traits:
     """Return what the table says of an instruction; UNKNOWN if it is not modelled."""
     return TABLE.get(opcode.spelling) or TABLE.get(opcode.name) or UNKNOWN
 

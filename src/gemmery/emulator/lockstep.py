@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.emulator import specials
-from gemmery.emulator.lower import Block, Program
+from gemmery.emulator.lower import Block, LoweredKernel
 from gemmery.emulator.machine import WARP, LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Indices, Mask, Values
@@ -27,7 +27,7 @@ class LockStep:
 
     def __init__(
         self,
-        program: Program,
+        program: LoweredKernel,
         launch: LaunchConfig,
         memory: Global,
         block_ids: Indices,

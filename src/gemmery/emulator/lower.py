@@ -15,8 +15,8 @@ from gemmery.emulator.counters.merging import Merge, merged
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Mask, Op
-from gemmery.emulator.ptx import Instruction, Kernel, Label, Not
-from gemmery.emulator.steps import Action, Faster, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Instruction, Label, Not, PtxKernel
+from gemmery.emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredKernel:
     """A kernel, ready for any launch."""
 
-    kernel: Kernel
+    kernel: PtxKernel
     blocks: tuple[Block, ...]
     slots: dict[str, int]  # registers
     provided: dict[str, int]  # special registers and addresses of variables
@@ -60,7 +60,7 @@ class Program:
         return merged(self.kernel)
 
 
-def lowered(kernel: Kernel, faster: Faster | None = None) -> Program:
+def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     """Prepare a kernel; `faster` may replace `exact.fma` and `exact.chain` by functions that give the same bits.
 
     Raises EmulationError for an instruction that is not modelled.
@@ -73,10 +73,10 @@ def lowered(kernel: Kernel, faster: Faster | None = None) -> Program:
         _block(lowering, number, start, stop)
         for start, stop in zip(starts, [*starts[1:], len(kernel.instructions)], strict=True)
     ]
-    return Program(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros))
+    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros))
 
 
-def _starts(kernel: Kernel) -> list[int]:
+def _starts(kernel: PtxKernel) -> list[int]:
     count = len(kernel.instructions)
     starts = {0, *kernel.labels.values()}
     for index, instruction in enumerate(kernel.instructions):
@@ -136,7 +136,7 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
     match find(opcode):
         case Op() as op:
             step = lowering.computed(instruction, op)
-        case Action() as action if action.spelled is None or action.spelled.fullmatch(opcode.spelling):
+        case Handler() as action if action.spelled is None or action.spelled.fullmatch(opcode.spelling):
             step = action.step(lowering, index)
         case _:
             raise refused(instruction)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.places import Places
-from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.ptx import PtxKernel
 
 WARP = 32
 Dims = tuple[int, int, int]
@@ -43,7 +43,7 @@ class LaunchConfig:
 class Machine(Protocol):
     """A chunk of blocks that runs in lock step. Threads are numbered through its blocks, each padded to whole warps."""
 
-    kernel: Kernel
+    kernel: PtxKernel
     launch: LaunchConfig
     block_ids: Indices  # of the chunk's blocks in the grid
     blocks: int

@@ -14,8 +14,8 @@ from gemmery.emulator import fragments, reach
 from gemmery.emulator.fragments import Fragment, Piece
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import NUMPY, Mask
-from gemmery.emulator.ptx import Instruction, Memory, Opcode, Vector
-from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Instruction, Opcode, Vector
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 Lanes = NDArray[np.bool_]
@@ -26,9 +26,9 @@ def _load_matrix(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
-    if not isinstance(source, Memory) or not isinstance(target, Vector) or len(target.elements) != count:
+    if not isinstance(source, Address) or not isinstance(target, Vector) or len(target.elements) != count:
         raise refused(instruction)
-    writes = [lowering.write(one, "b32", instruction) for one in lowering.flat((target,))]
+    writes = [lowering.write(register, "b32", instruction) for register in lowering.flat((target,))]
     address, space, lanes = lowering.address(source, instruction), instruction.opcode.space, _first(8 * count)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -46,19 +46,19 @@ def _store_matrix(lowering: Lowering, index: int) -> Step:
     instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
-    if not isinstance(target, Memory) or not isinstance(source, Vector) or len(source.elements) != count:
+    if not isinstance(target, Address) or not isinstance(source, Vector) or len(source.elements) != count:
         raise refused(instruction)
-    reads = [lowering.read(one, "b32", instruction) for one in lowering.flat((source,))]
+    reads = [lowering.read(register, "b32", instruction) for register in lowering.flat((source,))]
     address, space, lanes = lowering.address(target, instruction), instruction.opcode.space, _first(8 * count)
 
     def step(machine: Machine, mask: Mask) -> None:
-        held, shape = machine.registers, (machine.warps, 32)
+        shape = (machine.warps, 32)
         rows = np.zeros((*shape, ROW // 4), np.uint32)
-        registers = [machine.spread(read(held)).reshape(shape) for read in reads]
-        rows[:, : 8 * count] = fragments.stored(registers, trans).view(np.uint32)
+        stored = [machine.spread(read(machine.registers)).reshape(shape) for read in reads]
+        rows[:, : 8 * count] = fragments.stored(stored, trans).view(np.uint32)
         values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
         some = _some(machine, mask, lanes)
-        reach.store(machine, index, space, address(held), some, values, "u4", ROW, "stmatrix")
+        reach.store(machine, index, space, address(machine.registers), some, values, "u4", ROW, "stmatrix")
 
     return step
 
@@ -71,39 +71,39 @@ def _warp_matrix(lowering: Lowering, index: int) -> Step:
     loads = isinstance(place, Vector)
     if loads:
         place, registers = registers, place
-    if not isinstance(place, Memory):
+    if not isinstance(place, Address):
         raise refused(instruction)
     address, space = lowering.address(place, instruction), instruction.opcode.space
-    given = instruction.operands[2:]
-    apart: Read = lowering.read(given[0], "u32", instruction) if given else lambda _: np.uint32(fragment.stride)
-    make, held = _loading if loads else _storing, lowering.flat((registers,))
-    if len(held) != fragment.registers:
-        raise refused(instruction, f"{len(held)} registers:")
-    return make(lowering, instruction, index, fragment, held, (space, address, apart))
+    strides = instruction.operands[2:]
+    apart: Read = lowering.read(strides[0], "u32", instruction) if strides else lambda _: np.uint32(fragment.stride)
+    make, elements = _loading if loads else _storing, lowering.flat((registers,))
+    if len(elements) != fragment.registers:
+        raise refused(instruction, f"{len(elements)} registers:")
+    return make(lowering, instruction, index, fragment, elements, (space, address, apart))
 
 
-Where = tuple[str, Read, Read]  # a space, an address in it, the stride between rows in elements
+Location = tuple[str, Read, Read]  # a space, an address in it, the stride between rows in elements
 
 
 def _loading(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Where
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Location
 ) -> Step:
-    writes = [lowering.write(one, fragment.type, instruction) for one in targets]
+    writes = [lowering.write(register, fragment.type, instruction) for register in targets]
     space, address, apart = where
 
     def step(machine: Machine, mask: Mask) -> None:
-        held: list[Any] = [None] * fragment.registers
+        parts: list[Any] = [None] * fragment.registers
         for piece in fragment.pieces:
             lanes = _lanes(machine, piece, fragment.size, address, apart)
             if piece.matrices:
                 some = _some(machine, mask, _first(len(piece.major)))
                 rows = reach.rows(machine, index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
-                piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), held)
+                piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), parts)
             else:
                 kind, count = piece.dtype, len(piece.registers)
                 values = reach.load(machine, index, space, lanes, mask, kind, count, piece.width)
-                piece.put([value.reshape(machine.warps, 32) for value in values], held)
-        filled = held[: fragment.registers // fragment.copies] * fragment.copies
+                piece.put([value.reshape(machine.warps, 32) for value in values], parts)
+        filled = parts[: fragment.registers // fragment.copies] * fragment.copies
         for write, value in zip(writes, filled, strict=True):
             if write is not None:
                 write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
@@ -112,16 +112,16 @@ def _loading(
 
 
 def _storing(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Where
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Location
 ) -> Step:
-    reads = [lowering.read(one, fragment.type, instruction) for one in sources]
+    reads = [lowering.read(register, fragment.type, instruction) for register in sources]
     space, address, apart = where
 
     def step(machine: Machine, mask: Mask) -> None:
-        held = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
+        parts = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
         for piece in fragment.pieces:
             lanes = _lanes(machine, piece, fragment.size, address, apart)
-            values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(held)]
+            values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(parts)]
             reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
 
     return step
@@ -132,8 +132,8 @@ def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read
     major, minor = (np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor))
     base = machine.spread(address(machine.registers)).reshape(-1, 32)
     step = machine.spread(apart(machine.registers)).astype(np.int64).reshape(-1, 32)
-    found: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
-    return found
+    addresses: NDArray[np.int64] = (base + (major * step + minor) * size).reshape(-1)
+    return addresses
 
 
 def _first(count: int) -> Lanes:
@@ -155,8 +155,8 @@ def _count(opcode: Opcode) -> tuple[str, int]:
 
 
 TABLE = {
-    "ldmatrix": Action(step=_load_matrix, lanes="warp"),
-    "stmatrix": Action(step=_store_matrix, lanes="warp"),
-    "wmma.load": Action(step=_warp_matrix, lanes="warp", count=_count),
-    "wmma.store": Action(step=_warp_matrix, lanes="warp", count=_count),
+    "ldmatrix": Handler(step=_load_matrix, lanes="warp"),
+    "stmatrix": Handler(step=_store_matrix, lanes="warp"),
+    "wmma.load": Handler(step=_warp_matrix, lanes="warp", count=_count),
+    "wmma.store": Handler(step=_warp_matrix, lanes="warp", count=_count),
 }

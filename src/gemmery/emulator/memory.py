@@ -50,13 +50,13 @@ class Space:
 
     def view(self, kind: str, count: int) -> NDArray[Any]:
         """Return the memory as elements of a NumPy type, or as rows of `count` elements."""
-        found = self._views.get((kind, count))
-        if found is None:
-            found = self.data.view(kind)
+        view = self._views.get((kind, count))
+        if view is None:
+            view = self.data.view(kind)
             if count > 1:
-                found = found.reshape(-1, count)
-            self._views[kind, count] = found
-        return found
+                view = view.reshape(-1, count)
+            self._views[kind, count] = view
+        return view
 
     def load(self, addresses: Values, kind: str, count: int, width: int) -> list[Any]:
         """Load `count` values per thread from checked addresses; a scalar address gives scalars."""
@@ -98,16 +98,16 @@ class Global(Space):
             place += -(-max(step + size, 1) // APART) * APART + APART
         super().__init__(np.zeros(place + PAGE, np.uint8))
         self.safe = np.int64(0)  # an address that is safe to read, and holds zeros
-        self._starts = [one.start for one in self.allocations]
+        self._starts = [allocation.start for allocation in self.allocations]
 
     def address(self, name: str) -> int:
         """Return the address of an array."""
-        return next(one.start for one in self.allocations if one.name == name)
+        return next(allocation.start for allocation in self.allocations if allocation.name == name)
 
     def bytes(self, name: str) -> Bytes:
         """Return the bytes of an array as a view."""
-        one = next(one for one in self.allocations if one.name == name)
-        return self.data[one.start : one.stop]
+        allocation = next(allocation for allocation in self.allocations if allocation.name == name)
+        return self.data[allocation.start : allocation.stop]
 
     def nearest(self, address: int) -> Allocation | None:
         """Return the array that holds an address, else the last one before it, else the first one."""
@@ -118,12 +118,12 @@ class Global(Space):
     def outside(self, addresses: Values, mask: Mask, width: int) -> Mask:
         """Return a mask of the threads whose access is not within an array; None if there are none."""
         if addresses.ndim == 0:
-            one = self.nearest(int(addresses))
-            inside = one is not None and one.start <= addresses and addresses + width <= one.stop
+            allocation = self.nearest(int(addresses))
+            inside = allocation is not None and allocation.start <= addresses and addresses + width <= allocation.stop
             return None if inside else np.ones(1, bool)
         low, high = int(addresses.min()), int(addresses.max())
-        one = self.nearest(low)
-        if one is not None and one.start <= low and high + width <= one.stop:
+        allocation = self.nearest(low)
+        if allocation is not None and allocation.start <= low and high + width <= allocation.stop:
             return None
         place = np.searchsorted(np.array(self._starts, np.int64), addresses, side="right") - 1
         starts, stops = np.array([(a.start, a.stop) for a in self.allocations] or [(0, 0)], np.int64).T

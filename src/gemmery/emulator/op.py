@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Values = Any  # a NumPy scalar if all threads agree, else an array with one value per thread
 Indices = NDArray[np.int64]  # of threads, blocks, bytes
+Meaning = Callable[..., Any]  # the function of an instruction
 Flags = NDArray[np.bool_]
 Mask = Flags | None  # the active threads; None means all
 
@@ -34,7 +35,7 @@ STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Traits:
     """An instruction in the table of `instructions`: what other parts need to know of it."""
 
     kind: str = ""  # its key in Run.instructions: "fma", "mma"; "" for the first word of its name
@@ -47,7 +48,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Op(Entry):
+class Op(Traits):
     """An instruction that only computes.
 
     `meaning` takes the operands in order, vectors flattened, each in the NumPy type of its PTX type. It returns the
@@ -60,12 +61,12 @@ class Op(Entry):
 
     results: tuple[str, ...]  # PTX types
     operands: tuple[str, ...]
-    meaning: Callable[..., Any]
+    meaning: Meaning
     scope: str = "lane"  # or "warp"
     flops: int = 0  # floating-point operations of one thread ("lane") or of one warp ("warp")
     chains: bool = False  # `meaning` has a parameter `chain`, which may be a faster exact.chain
     carry: str = ""  # "in", "out", "in out": the thread's carry flag is the last operand, the last result, or both
     folds: bool = False  # for min and max: there may be a third operand, combined with the result of the first two
-    complement: Callable[..., Any] | None = None  # for setp: the function that gives q, if "p|q" is written
+    complement: Meaning | None = None  # for setp: the function that gives q, if "p|q" is written
     kind: str = field(default="alu", kw_only=True)
     effect: bool = field(default=False, kw_only=True)

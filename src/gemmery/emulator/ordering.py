@@ -13,7 +13,7 @@ import numpy as np
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.modifiers import SCOPES
 from gemmery.emulator.op import Mask
-from gemmery.emulator.steps import Action, Lowering, Step
+from gemmery.emulator.steps import Handler, Lowering, Step
 
 _EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
 _ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
@@ -69,9 +69,9 @@ def _fence(lowering: Lowering, index: int) -> Step:
 
 _HINTS = ("prefetch", "prefetchu", "applypriority", "pmevent", "griddepcontrol")
 TABLE = {
-    "createpolicy": Action(step=_policy, spelled=_POLICIES, effect=False),
-    **{name: Action(step=_nothing, spelled=_WITHOUT_EFFECT) for name in _HINTS},
-    "nanosleep": Action(step=_nothing, spelled=_WITHOUT_EFFECT, writes=False),
-    "membar": Action(step=_fence, spelled=_FENCES, orders=True),
-    "fence": Action(step=_fence, spelled=_FENCES, orders=True),
+    "createpolicy": Handler(step=_policy, spelled=_POLICIES, effect=False),
+    **{name: Handler(step=_nothing, spelled=_WITHOUT_EFFECT) for name in _HINTS},
+    "nanosleep": Handler(step=_nothing, spelled=_WITHOUT_EFFECT, writes=False),
+    "membar": Handler(step=_fence, spelled=_FENCES, orders=True),
+    "fence": Handler(step=_fence, spelled=_FENCES, orders=True),
 }

@@ -18,7 +18,7 @@ from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
-from gemmery.emulator.steps import Action, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
 CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d*))?(h|ll|l)?([diouxXcspeEfFgGaA%])")
@@ -34,13 +34,13 @@ def _printf(lowering: Lowering, index: int) -> Step:
     if len(instruction.operands) != 3:
         raise refused(instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
-    formats, buffers = (lowering.read(one, "s64", instruction) for one in instruction.operands[1:])
+    formats, buffers = (lowering.read(operand, "s64", instruction) for operand in instruction.operands[1:])
 
     def step(machine: Machine, mask: Mask) -> None:
-        texts, given = machine.spread(formats(machine.registers)), machine.spread(buffers(machine.registers))
+        texts, pointers = machine.spread(formats(machine.registers)), machine.spread(buffers(machine.registers))
         counts = np.zeros(machine.threads, np.uint32)
         for thread in range(machine.threads) if mask is None else np.flatnonzero(mask).tolist():
-            arguments = _Arguments(machine, index, thread, int(given[thread]))
+            arguments = _Arguments(machine, index, thread, int(pointers[thread]))
             try:
                 text = formatted(arguments.string(int(texts[thread])), arguments.next, arguments.string)
             except EmulationError as error:
@@ -61,15 +61,15 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
     '005 4294967293   0.2%'
     """
 
-    def one(found: re.Match[str]) -> str:
-        flags, width, precision, length, kind = found.groups(default="")
+    def converted(match: re.Match[str]) -> str:
+        flags, width, precision, length, kind = match.groups(default="")
         if kind == "%":
             return "%"
         width = str(int(following("i4"))) if width == "*" else width
         wide = max(abs(int(width or 0)), int(precision or 0))
         if wide > WIDEST:
-            raise EmulationError(f"printf: {found[0]} pads to {wide:,} characters; {WIDEST:,} at most are modelled")
-        before = f"%{flags}{width}" + (f".{precision}" if found.group(3) is not None else "")
+            raise EmulationError(f"printf: {match[0]} pads to {wide:,} characters; {WIDEST:,} at most are modelled")
+        before = f"%{flags}{width}" + (f".{precision}" if match.group(3) is not None else "")
         if kind in "eEfFgG":
             return (before + kind) % float(following("f8"))
         if kind in "aA":
@@ -90,7 +90,7 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
             return f"%{flags}{width}s".replace("#", "") % (prefix + format(number, kind))
         return (before + ("d" if kind == "u" else kind)) % number
 
-    return CONVERSION.sub(one, text)
+    return CONVERSION.sub(converted, text)
 
 
 class _Arguments:
@@ -106,10 +106,10 @@ class _Arguments:
         first = -(-self._place // size) * size
         self._place = first + size
         self.count += 1
-        held = np.zeros(size, np.uint8)
-        found = self._bytes(first, size)
-        held[: len(found)] = found
-        return held.view(kind)[0]
+        data = np.zeros(size, np.uint8)
+        part = self._bytes(first, size)
+        data[: len(part)] = part
+        return data.view(kind)[0]
 
     def string(self, address: int) -> str:
         """Return the characters from an address to the next zero."""
@@ -147,4 +147,4 @@ def _call(lowering: Lowering, index: int) -> Step:
     return step
 
 
-TABLE = {"call": Action(step=_call, orders=True, count=lambda opcode: (opcode.spelling, 1))}
+TABLE = {"call": Handler(step=_call, orders=True, count=lambda opcode: (opcode.spelling, 1))}

@@ -16,7 +16,7 @@ from gemmery.emulator.counters.counts import Counts, Frames, Lines, MemoryTraffi
 from gemmery.emulator.findings import Finding, Findings
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lockstep import LockStep
-from gemmery.emulator.lower import Program
+from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.memory import Global
 from gemmery.emulator.ptx import Line
@@ -101,12 +101,12 @@ class Run:
 
     def __repr__(self) -> str:
         """One line, as a failed assertion shows it."""
-        conflicts, found = self.shared.bank_conflicts, len(self.findings)
-        return f"<Run of {self.kernel}: {conflicts:,} bank conflicts, {found} finding{'s' * (found != 1)}>"
+        conflicts, count = self.shared.bank_conflicts, len(self.findings)
+        return f"<Run of {self.kernel}: {conflicts:,} bank conflicts, {count} finding{'s' * (count != 1)}>"
 
     def __str__(self) -> str:
         """The counts as a table, the lines with bank conflicts, the findings."""
-        return "\n".join(_told(self))
+        return "\n".join(_table(self))
 
     def _repr_html_(self) -> str:
         """The same, as a notebook displays it."""
@@ -124,7 +124,7 @@ class Run:
         )
 
 
-def _told(run: Run) -> Iterator[str]:
+def _table(run: Run) -> Iterator[str]:
     grid, block = (" x ".join(map(str, sides)) for sides in (run.launch.grid, run.launch.block))
     yield f"{run.kernel}: grid {grid}, block {block}"
     yield f"{'':16} {'requests':>12} {'sectors':>12} {'bytes used':>12}"
@@ -138,7 +138,7 @@ def _told(run: Run) -> Iterator[str]:
     for way, banked in (("loads", shared.loads), ("stores", shared.stores), ("atomics", shared.atomics)):
         if banked.requests:
             served = (banked.requests, banked.wavefronts, banked.wavefronts_ideal, banked.bank_conflicts)
-            yield " ".join([f"{f'shared {way}':16}", *(f"{one:12,}" for one in served)])
+            yield " ".join([f"{f'shared {way}':16}", *(f"{value:12,}" for value in served)])
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in run.instructions.most_common(8))
     yield f"warps' instructions: {kinds}"
     yield f"flops {run.flops:,}; branches {run.branches:,}, divergent {run.divergent_branches:,}"
@@ -148,19 +148,21 @@ def _told(run: Run) -> Iterator[str]:
     yield from map(str, run.findings or ("no findings",))
 
 
-def _together(one: Counts, other: Counts) -> Counts:
-    return replace(one + other, lines=Lines(_merged(one.lines, other.lines)), frames=_merged(one.frames, other.frames))
+def _together(first: Counts, other: Counts) -> Counts:
+    return replace(
+        first + other, lines=Lines(_merged(first.lines, other.lines)), frames=_merged(first.frames, other.frames)
+    )
 
 
-def _merged(one: Mapping[Place, Counts], other: Mapping[Place, Counts]) -> Mapping[Place, Counts]:
-    found = dict(one)
+def _merged(first: Mapping[Place, Counts], other: Mapping[Place, Counts]) -> Mapping[Place, Counts]:
+    total = dict(first)
     for place, counts in other.items():
-        found[place] = found[place] + counts if place in found else counts
-    return found
+        total[place] = total[place] + counts if place in total else counts
+    return total
 
 
 def emulated(
-    program: Program,
+    program: LoweredKernel,
     launch: LaunchConfig,
     memory: Global,
     *,
@@ -186,7 +188,7 @@ def emulated(
 
 
 def run(
-    program: Program,
+    program: LoweredKernel,
     launch: LaunchConfig,
     memory: Global,
     observers: Sequence[Observer] = (),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.lower import Program
+from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
 from gemmery.emulator.op import Flags, Mask
@@ -28,7 +28,7 @@ LIMIT = 10_000_000  # basic blocks that a chunk may execute: some minutes
 class Spinning:
     """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
-    def __init__(self, machine: Machine, waiting: Waiting, program: Program, limit: int = LIMIT) -> None:
+    def __init__(self, machine: Machine, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT) -> None:
         self._machine, self._waiting, self._program = machine, waiting, program
         self._limit = limit
         self._steps = 0

@@ -16,15 +16,15 @@ import numpy as np
 
 from gemmery.emulator import exact, specials
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import NUMPY, STORED, Entry, Mask, Op
+from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits
 from gemmery.emulator.ptx import (
+    Address,
     Immediate,
     Instruction,
-    Kernel,
-    Memory,
     Not,
     Opcode,
     Operand,
+    PtxKernel,
     Register,
     Special,
     Symbol,
@@ -50,24 +50,24 @@ def refused(instruction: Instruction, what: str = "instruction") -> EmulationErr
 class Lowering:
     """Turns operands into functions of the registers, and assigns slots to registers in the order of their use."""
 
-    def __init__(self, kernel: Kernel, faster: Faster) -> None:
+    def __init__(self, kernel: PtxKernel, faster: Faster) -> None:
         self.kernel = kernel
         self.faster = faster
         self.slots: dict[str, int] = {}
         self.provided: dict[str, int] = {}
         self.zeros: list[Any] = []
-        self.parameters = {one.name: one for one in kernel.parameters}
+        self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
 
     def slot(self, name: str, stored: str) -> int:
         """Return the slot of a register."""
         return self._slot(self.slots, name, stored)
 
     def _slot(self, slots: dict[str, int], name: str, stored: str) -> int:
-        found = slots.get(name)
-        if found is None:
-            found = slots[name] = len(self.zeros)
+        slot = slots.get(name)
+        if slot is None:
+            slot = slots[name] = len(self.zeros)
             self.zeros.append(np.dtype(stored).type(0))
-        return found
+        return slot
 
     def read(self, operand: Operand, kind: str, instruction: Instruction) -> Read:
         """Return a function that reads an operand as a PTX type."""
@@ -92,11 +92,11 @@ class Lowering:
                     return lambda _: place
                 self._check_pointers(name)
                 read = _viewed(itemgetter(self._slot(self.provided, name, "u8")), "u8", dtype)
-                more = np.dtype(dtype).type(offset)
-                return (lambda held: read(held) + more) if offset else read
+                distance = np.dtype(dtype).type(offset)
+                return (lambda registers: read(registers) + distance) if offset else read
             case Not(register):
                 inner = self.read(register, "pred", instruction)
-                return lambda held: np.logical_not(inner(held))
+                return lambda registers: np.logical_not(inner(registers))
         raise refused(instruction, f"operand {operand} of it")
 
     def _check_pointers(self, name: str) -> None:
@@ -109,14 +109,14 @@ class Lowering:
                     "are not modelled; call the function by its name"
                 )
 
-    def address(self, memory: Memory, instruction: Instruction) -> Read:
+    def address(self, memory: Address, instruction: Instruction) -> Read:
         """Return a function that gives the address in brackets as int64."""
         base, offset = memory.base, np.int64(memory.offset)
         if isinstance(base, Register) and STORED.get(base.type) == "u4":  # the sum wraps at 32 bits
-            narrow, more = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
-            return lambda held: (narrow(held) + more).view(np.int32).astype(np.int64)
+            narrow, distance = itemgetter(self.slot(base.name, "u4")), np.uint32(memory.offset % (1 << 32))
+            return lambda registers: (narrow(registers) + distance).view(np.int32).astype(np.int64)
         read = self.read(base, "s64", instruction)
-        return (lambda held: read(held) + offset) if memory.offset else read
+        return (lambda registers: read(registers) + offset) if memory.offset else read
 
     def write(self, operand: Operand, kind: str, instruction: Instruction) -> Write | None:
         """Return a function that writes a value of a PTX type to a register; None for the sink."""
@@ -128,31 +128,31 @@ class Lowering:
         number = self.slot(operand.name, stored)
         if stored == dtype:
 
-            def put(held: list[Any], mask: Mask, value: Any) -> None:
-                held[number] = value if mask is None else np.where(mask, value, held[number])
+            def put(registers: list[Any], mask: Mask, value: Any) -> None:
+                registers[number] = value if mask is None else np.where(mask, value, registers[number])
 
             return put
-        fit = _viewed(lambda held: held[0], dtype, stored)
+        fit = _viewed(lambda registers: registers[0], dtype, stored)
 
-        def fitted(held: list[Any], mask: Mask, value: Any) -> None:
+        def fitted(registers: list[Any], mask: Mask, value: Any) -> None:
             value = fit([value])
-            held[number] = value if mask is None else np.where(mask, value, held[number])
+            registers[number] = value if mask is None else np.where(mask, value, registers[number])
 
         return fitted
 
     def flat(self, operands: tuple[Operand, ...]) -> list[Operand]:
         """Replace vectors by their elements."""
-        found: list[Operand] = []
+        elements: list[Operand] = []
         for operand in operands:
-            found.extend(operand.elements if isinstance(operand, Vector) else (operand,))
-        return found
+            elements.extend(operand.elements if isinstance(operand, Vector) else (operand,))
+        return elements
 
     def computed(self, instruction: Instruction, op: Op) -> Step:
         """Return the step of an instruction that only computes."""
         first = instruction.operands[0] if instruction.operands else None
-        given = len(first.elements) if isinstance(first, Vector) else 1
+        count = len(first.elements) if isinstance(first, Vector) else 1
         operands = self.flat(instruction.operands)
-        results, sources = operands[:given], operands[given:]
+        results, sources = operands[:count], operands[count:]
         kinds, result_kinds = op.operands, op.results
         if "in" in op.carry.split():
             sources, kinds = [*sources, CARRY], (*kinds, "pred")
@@ -181,7 +181,7 @@ class Lowering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action(Entry):
+class Handler(Traits):
     """An instruction that needs the machine, or reads its operands in its own way.
 
     `step` lowers the instruction with an index.
@@ -197,30 +197,30 @@ def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
     if several or first is None:
 
         def many(machine: Machine, mask: Mask) -> None:
-            held = machine.registers
-            values = meaning(*[read(held) for read in reads])
+            registers = machine.registers
+            values = meaning(*[read(registers) for read in reads])
             for write, value in zip(writes, values if several else (values,), strict=False):
                 if write is not None:
-                    write(held, mask, value)
+                    write(registers, mask, value)
 
         return many
 
-    def one(machine: Machine, mask: Mask) -> None:
-        held = machine.registers
-        first(held, mask, meaning(*[read(held) for read in reads]))
+    def single(machine: Machine, mask: Mask) -> None:
+        registers = machine.registers
+        first(registers, mask, meaning(*[read(registers) for read in reads]))
 
-    return one
+    return single
 
 
 def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None]) -> Step:
     def run(machine: Machine, mask: Mask) -> None:
-        held, shape = machine.registers, (machine.warps, 32)
+        registers, shape = machine.registers, (machine.warps, 32)
         active = np.ones(shape, bool) if mask is None else mask.reshape(shape)
-        lanes = [machine.spread(read(held)).reshape(shape) for read in reads]
+        lanes = [machine.spread(read(registers)).reshape(shape) for read in reads]
         values = meaning(active, *lanes)
         for write, value in zip(writes, values if isinstance(values, tuple | list) else (values,), strict=False):
             if write is not None:
-                write(held, mask, value.reshape(-1))
+                write(registers, mask, value.reshape(-1))
 
     return run
 
@@ -236,32 +236,32 @@ def _folded(meaning: Callable[..., Any]) -> Callable[..., Any]:
 def _refusing(error: EmulationError) -> Read:
     """Return an operand without a value, which raises the error when it is read."""
 
-    def read(held: list[Any]) -> Any:
+    def read(registers: list[Any]) -> Any:
         raise error
 
     return read
 
 
-def _viewed(read: Read, held: str, wanted: str) -> Read:
+def _viewed(read: Read, stored: str, dtype: str) -> Read:
     """Read values that are kept as one NumPy type as another: the same bits, truncated or extended."""
-    if held == wanted:
+    if stored == dtype:
         return read
-    if held == "?" or wanted == "?":
-        return lambda registers: read(registers).astype(wanted)
-    if held[1] == wanted[1]:
-        return lambda registers: read(registers).view(wanted)
+    if stored == "?" or dtype == "?":
+        return lambda registers: read(registers).astype(dtype)
+    if stored[1] == dtype[1]:
+        return lambda registers: read(registers).view(dtype)
     # Truncate to the lower bytes, or extend: by the sign if the value is signed, else with zeros.
-    source = held if held[0] == "i" else f"u{held[1]}"
-    target = f"{source[0]}{wanted[1]}"
-    return lambda registers: read(registers).view(source).astype(target).view(wanted)
+    source = stored if stored[0] == "i" else f"u{stored[1]}"
+    target = f"{source[0]}{dtype[1]}"
+    return lambda registers: read(registers).view(source).astype(target).view(dtype)
 
 
-def _constant(bits: int, given: str, dtype: str) -> Any:
+def _constant(bits: int, type_: str, dtype: str) -> Any:
     if dtype == "?":
         return np.bool_(bits != 0)
     size = np.dtype(dtype).itemsize
-    if given in ("f32", "f64"):
-        value = np.array(bits, "u4" if given == "f32" else "u8").view(NUMPY[given])[()]
+    if type_ in ("f32", "f64"):
+        value = np.array(bits, "u4" if type_ == "f32" else "u8").view(NUMPY[type_])[()]
         return value.astype(dtype) if dtype[0] == "f" else value.view(f"u{value.itemsize}").astype(dtype)
     if dtype[0] == "f":
         return np.dtype(dtype).type(bits)

@@ -39,7 +39,7 @@ def pointees(symbol: str) -> tuple[str, ...]:
         return ()
     try:
         reader = _Reader(symbol, 2)
-        return tuple(_pointee(one) for one in reader.parameters())
+        return tuple(_pointee(pointee) for pointee in reader.parameters())
     except (_UnknownError, IndexError, ValueError, RecursionError):
         return ()
 
@@ -53,22 +53,22 @@ def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
     >>> mismatch("float", np.dtype("f8")), mismatch("unsigned int", np.dtype("i4")), mismatch("void", np.dtype("f8"))
     ('float32', '', '')
     """
-    wanted = _numpy(pointee)
-    if not wanted or dtype.names is not None or dtype.subdtype is not None or dtype.name.startswith("void"):
+    expected = _numpy(pointee)
+    if not expected or dtype.names is not None or dtype.subdtype is not None or dtype.name.startswith("void"):
         return ""
-    if dtype.name == wanted or ({dtype.name, wanted} & _HALVES and {dtype.name, wanted} & _SHORTS):
+    if dtype.name == expected or ({dtype.name, expected} & _HALVES and {dtype.name, expected} & _SHORTS):
         return ""
     if dtype.kind == "c":  # pairs of numbers
-        return "" if np.dtype(f"f{dtype.itemsize // 2}").name == wanted else wanted
-    alike = dtype.kind in "iumM" and "int" in wanted and wanted.endswith(f"int{8 * dtype.itemsize}")
-    return "" if alike else wanted
+        return "" if np.dtype(f"f{dtype.itemsize // 2}").name == expected else expected
+    alike = dtype.kind in "iumM" and "int" in expected and expected.endswith(f"int{8 * dtype.itemsize}")
+    return "" if alike else expected
 
 
 def _numpy(pointee: str) -> str:
     """Return the NumPy type of a C++ type or of the elements of a vector type; "" if any array may be passed."""
-    found = _VECTOR.fullmatch(pointee)
-    if found:
-        pointee = found[3] or (f"unsigned {found[2]}" if found[1] else found[2]).replace("longlong", "long long")
+    match = _VECTOR.fullmatch(pointee)
+    if match:
+        pointee = match[3] or (f"unsigned {match[2]}" if match[1] else match[2]).replace("longlong", "long long")
     pointee = {"__half2": "__half", "__nv_bfloat162": "__nv_bfloat16"}.get(pointee, pointee)
     if pointee in _FLOATS:
         return _FLOATS[pointee]
@@ -108,11 +108,11 @@ class _Reader:
     def _resolved(self, type_: Type) -> Iterator[Type]:
         """Replace template parameters in a type; yields one type for each argument of a pack."""
         if isinstance(type_, tuple) and type_[0] == "...":
-            packs = [one for one in self.arguments if isinstance(one, list)]
+            packs = [argument for argument in self.arguments if isinstance(argument, list)]
             if len(packs) != 1:
                 raise _UnknownError
-            for one in packs[0]:
-                yield self._put(type_[1], one)
+            for argument in packs[0]:
+                yield self._put(type_[1], argument)
         elif type_ != "void":
             yield self._put(type_, None)
 
@@ -120,20 +120,20 @@ class _Reader:
         if not isinstance(type_, tuple):
             return type_
         if type_[0] == "T":
-            found = self.arguments[type_[1]]
-            return pack if isinstance(found, list) else found
+            argument = self.arguments[type_[1]]
+            return pack if isinstance(argument, list) else argument
         return (type_[0], self._put(type_[1], pack))
 
-    def _taken(self, pattern: str) -> str:
-        found = re.compile(pattern).match(self.text, self.at)
-        if not found:
+    def _match(self, pattern: str) -> str:
+        match = re.compile(pattern).match(self.text, self.at)
+        if not match:
             return ""
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def _function(self) -> bool:
         """Read the function's name; returns whether it is an instance of a template."""
-        if self._taken("N"):
+        if self._match("N"):
             templated = self._nested()
             self.known.pop()  # the function's own name is not a substitution
             return templated
@@ -145,8 +145,8 @@ class _Reader:
         return False
 
     def _source(self) -> str:
-        self._taken("L")  # static
-        length = int(self._taken(r"\d+") or 0)
+        self._match("L")  # static
+        length = int(self._match(r"\d+") or 0)
         name = self.text[self.at : self.at + length]
         if not length or len(name) < length:
             raise _UnknownError
@@ -155,11 +155,11 @@ class _Reader:
 
     def _nested(self) -> bool:
         """Read a nested name after N, without its meaning; returns whether it ends with template arguments."""
-        self._taken("[rVK]+")
+        self._match("[rVK]+")
         templated = False
-        while not self._taken("E"):
+        while not self._match("E"):
             templated = self.text[self.at] == "I"
-            if self._taken("St"):
+            if self._match("St"):
                 continue
             if self.text[self.at] == "S":
                 self._substitution()
@@ -172,48 +172,48 @@ class _Reader:
         return templated
 
     def _substitution(self) -> Type:
-        found = self._taken(r"S[0-9A-Z]*_")
-        if not found:
+        match = self._match(r"S[0-9A-Z]*_")
+        if not match:
             raise _UnknownError
-        return self.known[int(found[1:-1], 36) + 1 if found[1:-1] else 0]
+        return self.known[int(match[1:-1], 36) + 1 if match[1:-1] else 0]
 
     def _template_arguments(self) -> list[Type]:
         self.at += 1
-        found: list[Type] = []
-        while not self._taken("E"):
-            if self._taken("L"):
+        types: list[Type] = []
+        while not self._match("E"):
+            if self._match("L"):
                 self._type()
-                if not self._taken("n?[0-9a-f]*E"):
+                if not self._match("n?[0-9a-f]*E"):
                     raise _UnknownError
-                found.append(None)
+                types.append(None)
             elif self.text[self.at] == "J":
-                found.append(self._template_arguments())
+                types.append(self._template_arguments())
             else:
-                found.append(self._type())
-        return found
+                types.append(self._type())
+        return types
 
     def _type(self) -> Type:
         first = self.text[self.at]
-        if self._taken("[rVK]+"):
+        if self._match("[rVK]+"):
             return self._remembered(self._type())
-        if self._taken("[PRO]"):
+        if self._match("[PRO]"):
             return self._remembered(("*", self._type()))
-        if self._taken(r"A(?:\d*|T\d*_)_"):
+        if self._match(r"A(?:\d*|T\d*_)_"):
             return self._remembered(("[]", self._type()))
-        if self._taken("Dp"):
+        if self._match("Dp"):
             return self._remembered(("...", self._type()))
-        if self._taken("F"):
-            while not self._taken("E"):
+        if self._match("F"):
+            while not self._match("E"):
                 self._type()
             return self._remembered(None)
-        if parameter := self._taken(r"T\d*_"):
+        if parameter := self._match(r"T\d*_"):
             return self._remembered(("T", int(parameter[1:-1]) + 1 if parameter[1:-1] else 0))
-        if self._taken("N"):
+        if self._match("N"):
             arguments = self.arguments
             self._nested()
             self.arguments = arguments
             return None
-        if first == "S" and not self._taken("St"):
+        if first == "S" and not self._match("St"):
             return self._instance(self._substitution())
         if first.isdigit() or first == "S":
             return self._instance(self._remembered(self._source()))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gemmery.emulator import convergence
 from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
 from gemmery.emulator.convergence import Gathering
-from gemmery.emulator.lower import Program
+from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import WARP, Machine
 from gemmery.emulator.op import Flags, Indices, Mask
 
@@ -22,7 +22,7 @@ from gemmery.emulator.op import Flags, Indices, Mask
 class Waiting:
     """The threads that wait, and where."""
 
-    def __init__(self, machine: Machine, program: Program) -> None:
+    def __init__(self, machine: Machine, program: LoweredKernel) -> None:
         self.at_barriers = AtBarriers(machine, program)
         self.yielding: Mask = None  # threads that loop until another one writes, and let the others run
         self._machine = machine
@@ -136,7 +136,7 @@ class Waiting:
 class AtBarriers:
     """The threads that wait at barriers of their block or warp, and the arrivals of those that did not wait."""
 
-    def __init__(self, machine: Machine, program: Program) -> None:
+    def __init__(self, machine: Machine, program: LoweredKernel) -> None:
         self.parked = np.zeros(0, bool)
         self._machine = machine
         self._barriers = program.barriers

@@ -21,9 +21,9 @@ from gemmery.cuda.launch import arguments, too_large
 from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
-from gemmery.emulator.lower import Program, lowered
+from gemmery.emulator.lower import LoweredKernel, lowered
 from gemmery.emulator.machine import LaunchConfig, Observer
-from gemmery.emulator.ptx import Line, Module, calling
+from gemmery.emulator.ptx import Line, PtxModule, calling
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.trace.selection import Selection
@@ -141,18 +141,18 @@ def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geomet
 
 
 @lru_cache(maxsize=64)
-def parsed(text: str, wrappers: frozenset[str]) -> Module:
+def parsed(text: str, wrappers: frozenset[str]) -> PtxModule:
     """Return the kernels of a PTX text; each text is read once."""
     return parse(text, wrappers)
 
 
 @lru_cache(maxsize=64)
-def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> Program:
+def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> LoweredKernel:
     """Return a kernel of a PTX text, ready for any launch; `wrappers` are those of `parse`, by default the rungs'."""
     return lowered(parsed(text, wrappers).kernels[kernel], faster())
 
 
-def prepared_anew(text: str, kernel: str) -> Program:
+def prepared_anew(text: str, kernel: str) -> LoweredKernel:
     """Read and lower a kernel of a rung's PTX text without the cache."""
     return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
 

@@ -18,7 +18,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.findings import Findings
 from gemmery.emulator.machine import LaunchConfig
-from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.ptx import PtxKernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked, results
@@ -113,7 +113,7 @@ def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedEx
     )
 
 
-def _counted(kernel: Kernel, counters: Counters) -> dict[str, int]:
+def _counted(kernel: PtxKernel, counters: Counters) -> dict[str, int]:
     """The counters that the rules may predict, as the emulator counted them.
 
     A warp works at a level of a tree when it executes the addition. Its lanes disagree where a branch at the line of

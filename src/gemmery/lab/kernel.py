@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from gemmery.cuda import include, nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED, architecture
 from gemmery.emulator.arguments import bound
-from gemmery.emulator.lower import Program
+from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
-from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.ptx import PtxKernel
 from gemmery.emulator.run import Run, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.errors import ArgumentError, CompileError, DeviceError
@@ -109,7 +109,7 @@ def _type_error(kernel: Any, args: Any, shared: Any, options: Any, variables: An
     return ""
 
 
-def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> Program:
+def _program(source: str | Path, kernel: str, arch: str, options: tuple[str, ...], capability: int) -> LoweredKernel:
     if isinstance(source, Path):
         text, name = _read(source), source.name
         options = (*options, f"-I{source.parent}")
@@ -195,12 +195,12 @@ def _dims(name: str, value: Sides) -> Dims:
     return _sides(tuple(whole))
 
 
-def _own_cluster(kernel: Kernel) -> Dims:
+def _own_cluster(kernel: PtxKernel) -> Dims:
     """Return the cluster size that a kernel was compiled for."""
     return _dims("cluster", kernel.limits.get("reqnctapercluster", (1,)))
 
 
-def _refusal(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
+def _refusal(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
     """Return why a driver would refuse a launch; "" if it would not."""
     return (
         _refused_threads(kernel, launch)
@@ -209,7 +209,7 @@ def _refusal(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
     )
 
 
-def _refused_threads(kernel: Kernel, launch: LaunchConfig) -> str:
+def _refused_threads(kernel: PtxKernel, launch: LaunchConfig) -> str:
     for name, sides, most in (("grid", launch.grid, GRID), ("block", launch.block, BLOCK)):
         if any(side > limit for side, limit in zip(sides, most, strict=True)):
             return f"{name}={sides}: it exceeds {most}; use a grid-stride loop or another shape"
@@ -226,7 +226,7 @@ def _refused_threads(kernel: Kernel, launch: LaunchConfig) -> str:
     return "" if needed == launch.block else f"block={launch.block}: the kernel was compiled for blocks of {needed}"
 
 
-def _refused_memory(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
+def _refused_memory(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
     limits = LIMITS[max(row for row in LIMITS if row <= capability)]
     if kernel.shared > STATIC_SHARED:
         return (
@@ -241,7 +241,7 @@ def _refused_memory(kernel: Kernel, launch: LaunchConfig, capability: int) -> st
     return ""
 
 
-def _refused_cluster(kernel: Kernel, launch: LaunchConfig, capability: int) -> str:
+def _refused_cluster(kernel: PtxKernel, launch: LaunchConfig, capability: int) -> str:
     sides, needed = launch.cluster, kernel.limits.get("reqnctapercluster")
     if needed and _sides(needed) != sides:
         return f"cluster={sides}: the kernel was compiled for clusters of {_sides(needed)}"

@@ -21,9 +21,9 @@ from gemmery.emulator.counters.predication import predicated
 from gemmery.emulator.hopper import products
 from gemmery.emulator.instructions import find
 from gemmery.emulator.machine import Access, Machine, Observer
-from gemmery.emulator.op import Entry, Indices, Mask, Op
-from gemmery.emulator.ptx import Instruction, Kernel, Opcode
-from gemmery.emulator.steps import Action
+from gemmery.emulator.op import Indices, Mask, Op, Traits
+from gemmery.emulator.ptx import Instruction, Opcode, PtxKernel
+from gemmery.emulator.steps import Handler
 
 # The field of MemoryTraffic and of SharedTraffic for each kind of access. ncu counts the reads of cp.async as loads.
 GLOBAL = {"ld": "loads", "cp.async": "loads", "st": "stores", "atom": "atomics", "red": "atomics", "bulk": "bulk"}
@@ -41,7 +41,7 @@ Counted = dict[int, dict[tuple[str, str], list[int]]]
 class Counters(Observer):
     """Counts one kernel's run over all its chunks; `counts` returns the result."""
 
-    def __init__(self, kernel: Kernel, merges: Mapping[int, Merge] | None = None) -> None:
+    def __init__(self, kernel: PtxKernel, merges: Mapping[int, Merge] | None = None) -> None:
         self._kernel = kernel
         self._merges = {} if merges is None else merges
         size = len(kernel.instructions) + 1
@@ -231,7 +231,7 @@ class Counters(Observer):
                 yield (space, way, name), value
 
 
-def _kind(opcode: Opcode, entry: Entry) -> tuple[str, int]:
+def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
     """Return the kind of an instruction in Run.instructions, and how many machine instructions it stands for.
 
     >>> from gemmery.emulator.ptx.opcodes import opcode
@@ -243,7 +243,7 @@ def _kind(opcode: Opcode, entry: Entry) -> tuple[str, int]:
     >>> _kind(read := opcode("wmma.load.a.sync.aligned.row.m16n16k8.shared.tf32"), find(read))
     ('ld', 4)
     """
-    if isinstance(entry, Action) and entry.count is not None:
+    if isinstance(entry, Handler) and entry.count is not None:
         return entry.count(opcode)
     return entry.kind or opcode.family, entry.issues
 

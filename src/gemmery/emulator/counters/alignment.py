@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gemmery.emulator.instructions import written
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Operand, Register, Symbol, Variable
+from gemmery.emulator.ptx import Immediate, Instruction, Operand, PtxKernel, Register, Symbol, Variable
 
 MOST = 10  # bits tracked: shared memory starts at a multiple of 1024 bytes
 
@@ -45,7 +45,7 @@ class Low:
 UNKNOWN = Low(0, 0)
 
 
-def low_bits(kernel: Kernel) -> dict[str, Low]:
+def low_bits(kernel: PtxKernel) -> dict[str, Low]:
     """Return the low bits of each register and shared variable on every path."""
     known = {name: _of_variable(variable) for name, variable in kernel.variables.items()}
     carrying: list[tuple[str, Instruction]] = []

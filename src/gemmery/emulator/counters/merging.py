@@ -15,7 +15,7 @@ from gemmery.emulator.control import End
 from gemmery.emulator.counters.alignment import Low, low_bits
 from gemmery.emulator.instructions import find, written
 from gemmery.emulator.op import NUMPY
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Operand, PtxKernel, Register, Symbol, Vector
 
 LEAST = {("ld", 16): 12}  # bytes needed of a wide access: three words are loaded as four
 KEPT = frozenset(("volatile", "mmio"))  # ptxas never merges these; it merges relaxed, acquire and release
@@ -47,7 +47,7 @@ Base = tuple[str, int]
 AccessStream = tuple[str, str, Base, str, int, int]
 
 
-def merged(kernel: Kernel) -> Mapping[int, Merge]:
+def merged(kernel: PtxKernel) -> Mapping[int, Merge]:
     """Return the merge of each instruction by its index; instructions that are not merged are left out.
 
     Two ld.shared.f32 from [%r1] and [%r1+4] become one load of 8 bytes if %r1 is known to be a multiple of 8.
@@ -61,7 +61,7 @@ def merged(kernel: Kernel) -> Mapping[int, Merge]:
     return merges
 
 
-def _open_streams(kernel: Kernel, bases: _Bases) -> Iterator[dict[AccessStream, list[_Scalar]]]:
+def _open_streams(kernel: PtxKernel, bases: _Bases) -> Iterator[dict[AccessStream, list[_Scalar]]]:
     """Yield groups of accesses that may be merged."""
     streams: dict[AccessStream, list[_Scalar]] = defaultdict(list)
     starts = set(kernel.labels.values())
@@ -126,7 +126,7 @@ def _joined(kind: str, scalars: list[_Scalar], base: Low) -> Iterator[Merge]:
 class _Bases:
     """Return the base and offset of each access by instruction; accesses of a basic block share bases."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: PtxKernel) -> None:
         self.before: dict[int, tuple[Base, int]] = {}
         self._low = low_bits(kernel)
         self._follow(kernel)
@@ -139,7 +139,7 @@ class _Bases:
         """Return the known low bits of the base."""
         return max(self._low.get(base[0], Low(0, 0)), self._proven.get(base, Low(0, 0)), key=lambda low: low.bits)
 
-    def _follow(self, kernel: Kernel) -> None:
+    def _follow(self, kernel: PtxKernel) -> None:
         """Walk the instructions, and track each register as a base plus an offset."""
         writes = Counter(register.name for instruction in kernel.instructions for register in written(instruction))
         starts = set(kernel.labels.values())
@@ -155,7 +155,7 @@ class _Bases:
             ended = isinstance(find(instruction.opcode), End)
             if name in ("ld", "st"):
                 memory = instruction.operands[name == "ld"]
-                if isinstance(memory, Memory):
+                if isinstance(memory, Address):
                     base, offset = _origin(memory.base, known)
                     self.before[index] = base, offset + memory.offset
             for register in written(instruction):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gemmery.emulator.ptx import Kernel, Label, Opcode
+from gemmery.emulator.ptx import Label, Opcode, PtxKernel
 
 LONGEST = 6  # instructions that a branch skips, without moves
 LOAD = "ld.global"
 PLAIN = (LOAD, "fma", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor", "cvt", "cvta", "mov")
 
 
-def predicated(kernel: Kernel) -> Mapping[int, int]:
+def predicated(kernel: PtxKernel) -> Mapping[int, int]:
     """Return the instructions that become predicated, by index, each with the branch that skips it in PTX."""
     skipped: dict[int, int] = {}
     labels = set(kernel.labels.values())

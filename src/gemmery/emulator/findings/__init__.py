@@ -15,7 +15,7 @@ from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
 from gemmery.emulator.machine import WARP, Access, Machine, Observer
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Kernel
+from gemmery.emulator.ptx import PtxKernel
 
 __all__ = ["Finding", "Findings"]
 
@@ -25,7 +25,7 @@ class Findings(Observer):
 
     def __init__(self) -> None:
         self._collection = Collection()
-        self._kernel: Kernel | None = None
+        self._kernel: PtxKernel | None = None
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, sorted by line and kind."""

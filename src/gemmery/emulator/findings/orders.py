@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery.emulator.findings import pointers
 from gemmery.emulator.op import Flags
-from gemmery.emulator.ptx import Kernel, Opcode
+from gemmery.emulator.ptx import Opcode, PtxKernel
 
 UPDATES = frozenset(("atom", "red"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
@@ -65,7 +65,7 @@ class Orders:
         return pairs
 
 
-def orders(kernel: Kernel) -> Orders:
+def orders(kernel: PtxKernel) -> Orders:
     """The orders of a kernel."""
     opcodes = [instruction.opcode for instruction in kernel.instructions]
     retried = pointers.retried(kernel)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gemmery.emulator.instructions import written
 from gemmery.emulator.memory import Global
 from gemmery.emulator.op import STORED
-from gemmery.emulator.ptx import Immediate, Instruction, Kernel, Memory, Opcode, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Opcode, Operand, PtxKernel, Register, Symbol, Vector
 from gemmery.emulator.ptx.variables import SIZES
 
 Origins = frozenset[tuple[str, int] | str]  # ("pointer", offset of a parameter), ("parameter", ...), a variable's name
@@ -48,7 +48,7 @@ class Reach:
     nulls: frozenset[int]  # instructions whose address comes from a null pointer
 
 
-def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
+def reach(kernel: PtxKernel, memory: Global, parameters: bytes) -> Reach:
     """The reach of a launch's instructions."""
     origins = _origins(kernel)
     arrays: list[frozenset[str] | None] = []
@@ -74,14 +74,14 @@ def reach(kernel: Kernel, memory: Global, parameters: bytes) -> Reach:
     return Reach(followed, tuple(arrays), frozenset(nulls))
 
 
-def reached(instruction: Instruction) -> Memory | None:
+def reached(instruction: Instruction) -> Address | None:
     """The operand of a load, store, copy or atomic that may be in global memory; None if there is none."""
     opcode = instruction.opcode
     if opcode.family not in ("ld", "ldu", "st", "atom", "red", "cp", "wmma"):
         return None
     if opcode.space and "global" not in opcode.modifiers:
         return None
-    places = [operand for operand in instruction.operands if isinstance(operand, Memory)]
+    places = [operand for operand in instruction.operands if isinstance(operand, Address)]
     if opcode.family == "cp":
         places = places[1:2]
     return places[0] if places else None
@@ -91,7 +91,9 @@ def _writes(opcode: Opcode) -> bool:
     return opcode.name in ("st", "stmatrix", "atom", "red", "wmma.store")
 
 
-def _arrays(origins: Origins, kernel: Kernel, memory: Global, parameters: bytes) -> tuple[frozenset[str] | None, bool]:
+def _arrays(
+    origins: Origins, kernel: PtxKernel, memory: Global, parameters: bytes
+) -> tuple[frozenset[str] | None, bool]:
     """The allocations that origins name, None for any; and whether the only origin is a null pointer."""
     names, null, own = set(), False, False
     for origin in origins:
@@ -117,7 +119,7 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
     return frozenset((base.name,)) if isinstance(base, Symbol) else frozenset()
 
 
-def _origins(kernel: Kernel) -> dict[str, Origins]:
+def _origins(kernel: PtxKernel) -> dict[str, Origins]:
     """The origins of each 64-bit register."""
     offsets = {instruction.name: instruction.offset for instruction in kernel.parameters}
     wide = [instruction for instruction in kernel.instructions if _makes_wide(instruction)]
@@ -180,7 +182,7 @@ def _signed(bits: int) -> int:
 
 
 def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[str, int]) -> Origins:
-    assert isinstance(place, Memory)
+    assert isinstance(place, Address)
     if isinstance(place.base, Symbol):
         return frozenset((("pointer", offsets.get(place.base.name, 0) + place.base.offset + place.offset),))
     of = _of(place.base, known)
@@ -203,7 +205,7 @@ def _names(target: Operand) -> Iterable[str]:
 # ---- reads of an update ----
 
 
-def retried(kernel: Kernel) -> frozenset[int]:
+def retried(kernel: PtxKernel) -> frozenset[int]:
     """Loads from the address of an atom.cas of the same size: a stale value only costs another turn."""
     if not any("cas" in instruction.opcode.modifiers for instruction in kernel.instructions):
         return frozenset()
@@ -221,7 +223,7 @@ def retried(kernel: Kernel) -> frozenset[int]:
     )
 
 
-def update(kernel: Kernel, index: int, other: int) -> str:
+def update(kernel: PtxKernel, index: int, other: int) -> str:
     """The atomic to use instead if two instructions are the load and the store of one update; "" if they are not.
 
     For `x += 1` it is "atomicAdd()".
@@ -233,7 +235,7 @@ def update(kernel: Kernel, index: int, other: int) -> str:
     return atomics[0] if all(atomics) else ""
 
 
-def _makers(kernel: Kernel) -> Makers:
+def _makers(kernel: PtxKernel) -> Makers:
     """The instructions that write each register."""
     makers: Makers = {}
     for instruction in kernel.instructions:
@@ -244,18 +246,18 @@ def _makers(kernel: Kernel) -> Makers:
 
 def _place(operand: Operand, makers: Makers) -> Operand:
     """An address by the register or symbol that it was copied from, so equal addresses compare equal."""
-    while isinstance(operand, Memory) and isinstance(operand.base, Register):
+    while isinstance(operand, Address) and isinstance(operand.base, Register):
         definitions = makers.get(operand.base.name, [])
         if len(definitions) != 1 or definitions[0].opcode.name not in ("mov", "cvta"):
             return operand
         source = definitions[0].operands[1]
         if not isinstance(source, Register | Symbol):
             return operand
-        operand = Memory(source, operand.offset)
+        operand = Address(source, operand.offset)
     return operand
 
 
-def _update(kernel: Kernel, index: int, makers: Makers) -> str:
+def _update(kernel: PtxKernel, index: int, makers: Makers) -> str:
     """The atomic that replaces a load, or a store, and its counterpart at the same address; "" if there is none."""
     instruction = kernel.instructions[index]
     if instruction.opcode.name in LOADS:

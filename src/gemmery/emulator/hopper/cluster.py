@@ -15,7 +15,7 @@ from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Flags, Indices, Mask, Values
-from gemmery.emulator.steps import Action, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
 SPACE = "shared::cluster"
@@ -167,7 +167,7 @@ def _rank_of(lowering: Lowering, index: int) -> Step:
     return step
 
 
-class Barrier:
+class ClusterBarrier:
     """The state of barrier.cluster: the number of arrivals and waits of each thread."""
 
     def __init__(self, machine: Machine) -> None:
@@ -206,13 +206,13 @@ def _barrier(lowering: Lowering, index: int) -> Step:
     if opcode.types or sorted_out(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)
     if opcode.name == "barrier.cluster.arrive":
-        return lambda machine, mask: machine.unit(Barrier).arrive(index, mask)
-    return lambda machine, mask: machine.unit(Barrier).wait(index, mask)
+        return lambda machine, mask: machine.unit(ClusterBarrier).arrive(index, mask)
+    return lambda machine, mask: machine.unit(ClusterBarrier).wait(index, mask)
 
 
 TABLE = {
-    "mapa": Action(step=_map_address, effect=False),
-    "getctarank": Action(step=_rank_of, effect=False),
-    "barrier.cluster.arrive": Action(step=_barrier, kind="barrier.cluster", orders=True),
-    "barrier.cluster.wait": Action(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
+    "mapa": Handler(step=_map_address, effect=False),
+    "getctarank": Handler(step=_rank_of, effect=False),
+    "barrier.cluster.arrive": Handler(step=_barrier, kind="barrier.cluster", orders=True),
+    "barrier.cluster.wait": Handler(step=_barrier, kind="barrier.cluster", orders=True, waits=True),
 }

@@ -18,8 +18,8 @@ from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sorted_out
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Instruction, Memory, Opcode
-from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Instruction, Opcode
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -162,7 +162,7 @@ def _read(opcode: Opcode, kinds: Kinds) -> ByKind | None:
 
 def _entry(
     lower: Callable[..., Step], kinds: Kinds, *operands: int, kind: str = "mbarrier", waits: bool = False
-) -> Action:
+) -> Handler:
     """An instruction with these modifiers and numbers of operands."""
 
     def step(lowering: Lowering, index: int) -> Step:
@@ -172,12 +172,12 @@ def _entry(
             raise refused(instruction)
         return lower(lowering, instruction, index, by_kind)
 
-    return Action(step=step, kind=kind, waits=waits, orders=True)
+    return Handler(step=step, kind=kind, waits=waits, orders=True)
 
 
 def _address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
     """Return the address of an mbarrier, which may be generic, as an offset in shared memory."""
-    if not isinstance(operand, Memory):
+    if not isinstance(operand, Address):
         raise refused(instruction)
     read = lowering.address(operand, instruction)
     return read if "space" in by_kind else lambda registers: read(registers) - SHARED_WINDOW
@@ -257,7 +257,7 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
     expects = name in ("mbarrier.arrive.expect_tx", "mbarrier.arrive_drop.expect_tx")
     drops = name in ("mbarrier.arrive_drop", "mbarrier.arrive_drop.expect_tx")
     operands = instruction.operands
-    result, operands = (None, operands) if isinstance(operands[0], Memory) else (operands[0], operands[1:])
+    result, operands = (None, operands) if isinstance(operands[0], Address) else (operands[0], operands[1:])
     if len(operands) != 2 and (expects or len(operands) != 1):
         raise refused(instruction, f"{len(instruction.operands)} operands:")
     locate = _located(lowering, instruction, operands[0], index, by_kind)

@@ -19,8 +19,8 @@ from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Immediate, Instruction, Memory
-from gemmery.emulator.steps import Action, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Immediate, Instruction
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 from gemmery.errors import EmulationError
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -86,7 +86,7 @@ class _Ends:
         sends: bool,
     ) -> None:
         shared, outside = (operands[0], operands[1]) if loads else (operands[1], operands[0])
-        if not isinstance(shared, Memory) or not isinstance(outside, Memory):
+        if not isinstance(shared, Address) or not isinstance(outside, Address):
             raise refused(instruction)
         self.tensor = tensor
         self.sends = sends  # from the block's own shared memory to another's
@@ -324,8 +324,8 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
 
 def _entry(
     step: Callable[[Lowering, int], Step], spelled: re.Pattern[str] | None, kind: str = "cp.async.bulk"
-) -> Action:
-    return Action(step=step, spelled=spelled, kind=kind, orders=True)
+) -> Handler:
+    return Handler(step=step, spelled=spelled, kind=kind, orders=True)
 
 
 TABLE = {

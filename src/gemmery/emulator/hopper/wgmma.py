@@ -15,7 +15,7 @@ from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Action, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, refused
 
 
 def _fence(lowering: Lowering, index: int) -> Step:
@@ -139,16 +139,16 @@ def _registers(lowering: Lowering, index: int) -> Step:
     return lambda machine, mask: None
 
 
-def _of_groups(step: Callable[[Lowering, int], Step], name: str) -> Action:
+def _of_groups(step: Callable[[Lowering, int], Step], name: str) -> Handler:
     """An instruction for which a whole warpgroup waits."""
     spelled = re.compile(rf"wgmma\.{name}\.sync\.aligned")
-    return Action(step=step, spelled=spelled, kind=f"wgmma.{name}", lanes="warpgroup")
+    return Handler(step=step, spelled=spelled, kind=f"wgmma.{name}", lanes="warpgroup")
 
 
 TABLE = {
     "wgmma.fence": _of_groups(_fence, "fence"),
     "wgmma.commit_group": _of_groups(_commit, "commit_group"),
     "wgmma.wait_group": _of_groups(_wait, "wait_group"),
-    "wgmma.mma_async": Action(step=_multiply, lanes="warpgroup"),
-    "setmaxnreg": Action(step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")),
+    "wgmma.mma_async": Handler(step=_multiply, lanes="warpgroup"),
+    "setmaxnreg": Handler(step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32")),
 }

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Op, Values
-from gemmery.emulator.ops.integer import WORDS, Meaning, bits, choose, unsigned
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.ops.integer import WORDS, bits, choose, unsigned
 
 NONE = np.uint32(0xFFFFFFFF)  # the result of bfind and fns if there is no such bit
 

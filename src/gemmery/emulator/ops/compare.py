@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Op, Values
-from gemmery.emulator.ops.integer import Meaning, choose
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.ops.integer import choose
 
 EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
 ORDERED: dict[str, Meaning] = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}

@@ -5,7 +5,6 @@ Between integers and f16, bf16, f32, f64; to tf32, to pairs of 16-bit floats, to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -13,11 +12,9 @@ import numpy as np
 
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
-from gemmery.emulator.op import NUMPY, Op, Values
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values
 from gemmery.emulator.ops.floating import SAT, flushed, saturated
 from gemmery.emulator.ops.half import from_bf16, packed, to_bf16, to_f16, unpacked
-
-Meaning = Callable[..., Any]
 
 INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 BYTES = ("u8", "s8")  # which are not converted to and from bf16
@@ -56,14 +53,14 @@ def _to_float(to: str, mode: str) -> Meaning:
 
 def _chain(*steps: Meaning | None) -> Meaning:
     """Compose functions, the first one first."""
-    kept = [step for step in steps if step]
+    functions = [step for step in steps if step]
 
     def chained(x: Values) -> Values:
-        for step in kept:
+        for step in functions:
             x = step(x)
         return x
 
-    return chained if len(kept) > 1 else kept[0]
+    return chained if len(functions) > 1 else functions[0]
 
 
 # integers

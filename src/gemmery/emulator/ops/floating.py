@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
-from gemmery.emulator.op import Op, Values
-
-Meaning = Callable[..., Any]
+from gemmery.emulator.op import Meaning, Op, Values
 
 FTZ = ("", ".ftz")
 SAT = ("", ".ftz", ".sat", ".ftz.sat")
@@ -191,24 +188,24 @@ def _ordered(choose: Meaning) -> Meaning:
     """min or max for which -0 is less than +0."""
     low = choose(1, 2) == 1
 
-    def chosen(x: Values, y: Values) -> Values:
+    def extreme(x: Values, y: Values) -> Values:
         picked = choose(x, y)
         zeros = (picked == 0) & (x == y)
         negative = (np.signbit(x) | np.signbit(y)) if low else (np.signbit(x) & np.signbit(y))
         kind = np.asarray(picked).dtype.type
         return where(zeros, np.copysign(kind(0), where(negative, kind(-1), kind(1))), picked)
 
-    return chosen
+    return extreme
 
 
 def _by_size(choose: Meaning) -> Meaning:
     """.xorsign.abs: compare the absolute values, and return the sign of the product."""
 
-    def chosen(x: Values, y: Values) -> Values:
+    def extreme(x: Values, y: Values) -> Values:
         size = choose(np.abs(x), np.abs(y))
         return where(np.signbit(x) ^ np.signbit(y), -size, size)
 
-    return chosen
+    return extreme
 
 
 _MINIMUM, _MAXIMUM = _of_numbers(np.minimum), _of_numbers(np.maximum)

@@ -9,18 +9,14 @@ first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
-from gemmery.emulator.op import Op, Values
+from gemmery.emulator.op import Meaning, Op, Values
 from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, flushed, saturated, with_ftz
-
-Meaning = Callable[..., Any]
 
 BF16_NAN = np.uint16(0x7FFF)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Op, Values
-
-Meaning = Callable[..., Any]
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values
 
 SIGNED = ("s16", "s32", "s64")
 TYPES = ("u16", "u32", "u64", *SIGNED)

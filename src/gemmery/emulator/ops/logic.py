@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Op, Values
-from gemmery.emulator.ops.integer import Meaning, choose
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.ops.integer import choose
 
 WIDTHS = ("b16", "b32", "b64")
 

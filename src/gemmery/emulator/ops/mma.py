@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, wmma_side
 from gemmery.emulator.op import Op
 
-Array = NDArray[Any]
 Chain = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 _HALF = np.arange(1 << 16, dtype="u2").view("f2").astype("f4")  # 30 % faster than a conversion, and it keeps NaNs

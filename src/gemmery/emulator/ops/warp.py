@@ -11,12 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gemmery.dtypes import Array
 from gemmery.emulator.fragments import transposed
 from gemmery.emulator.op import NUMPY, Op
-
-Array = NDArray[Any]
 
 LANES = np.arange(32, dtype="i4")
 # The value of an inactive lane, which the ISA leaves undefined: all bits set, which is a NaN and shows.

@@ -68,7 +68,7 @@ class Vector:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Address:
     """[%rd1+4], [variable], [tensor_map, {%r1, %r2}]."""
 
     base: Register | Symbol | Immediate
@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Label:
-    """The target of a branch: a key of Kernel.labels."""
+    """The target of a branch: a key of PtxKernel.labels."""
 
     name: str
 
@@ -114,7 +114,7 @@ class Opcode:
         return self.family == "cp" and ".bulk" in self.name
 
 
-Operand = Register | Immediate | Special | Symbol | Not | Vector | Memory | Label
+Operand = Register | Immediate | Special | Symbol | Not | Vector | Address | Label
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class PtxKernel:
     """An entry point, with its device functions inlined."""
 
     name: str
@@ -183,9 +183,9 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Module:
+class PtxModule:
     """The kernels of a PTX text."""
 
     version: str  # "9.0"
     target: str  # "sm_90a"
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, PtxKernel]

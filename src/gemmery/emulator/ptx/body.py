@@ -219,5 +219,5 @@ def place(text: str, at: int) -> str:
     """Describe the line at a position for an error: "PTX line 12: mov.u32 %r1, %r2;"."""
     rest = text[at:]
     at += len(rest) - len(rest.lstrip())
-    shown = " ".join(text[at : at + 200].partition("\n")[0].split())
-    return f"PTX line {text.count(chr(10), 0, at) + 1}: {shown or 'the end of the text'}"
+    line = " ".join(text[at : at + 200].partition("\n")[0].split())
+    return f"PTX line {text.count(chr(10), 0, at) + 1}: {line or 'the end of the text'}"

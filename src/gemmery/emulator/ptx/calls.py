@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gemmery.emulator.ptx import Instruction, Label, Memory, Operand, Register, Symbol, Vector
+from gemmery.emulator.ptx import Address, Instruction, Label, Operand, Register, Symbol, Vector
 from gemmery.emulator.ptx.body import Body
 from gemmery.emulator.ptx.opcodes import opcode
 from gemmery.emulator.ptx.variables import SIZES
@@ -20,7 +20,7 @@ WAY_OUT = "mark the function __forceinline__"
 
 
 @dataclass(frozen=True)
-class Function:
+class DeviceFunction:
     """A .func: its body, and the registers or .param variables that hold its results and parameters."""
 
     name: str
@@ -29,7 +29,7 @@ class Function:
     parameters: tuple[Operand, ...]
 
 
-def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) -> None:
+def expand(body: Body, own: Collection[str], functions: Mapping[str, DeviceFunction]) -> None:
     """Inline all calls of a kernel's body, recursively; `own` are the kernel's parameters.
 
     Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError for
@@ -37,32 +37,34 @@ def expand(body: Body, own: Collection[str], functions: Mapping[str, Function]) 
     """
     if not any(_callee(instruction) for instruction in body.instructions):
         return
-    reached: dict[str, Function] = {}
+    reached: dict[str, DeviceFunction] = {}
     _reach(body, functions, (), reached, {})
     bodies = [body, *(function.body for function in reached.values())]
     slots: dict[str, dict[int, int]] = {
         name: {}
-        for one in bodies
-        for name, variable in one.scope.memory.items()
-        if variable.space == "param" and (one is not body or name not in own)
+        for callee in bodies
+        for name, variable in callee.scope.memory.items()
+        if variable.space == "param" and (callee is not body or name not in own)
     }
-    for one in bodies:
-        for instruction in one.instructions:
+    for callee in bodies:
+        for instruction in callee.instructions:
             _find_slots(instruction, slots)
-    made = _Expansion(reached, slots, body.scope.taken)
-    made.put(body.instructions, body.labels, "", None)
-    body.instructions, body.labels = made.instructions, made.labels
-    for one in bodies[1:]:
-        body.scope.taken.update(one.scope.taken)
-        body.scope.memory.update({name: made for name, made in one.scope.memory.items() if made.space != "param"})
-        body.scope.seen.update(one.scope.seen)
+    expansion = _Expansion(reached, slots, body.scope.types)
+    expansion.put(body.instructions, body.labels, "", None)
+    body.instructions, body.labels = expansion.instructions, expansion.labels
+    for callee in bodies[1:]:
+        body.scope.types.update(callee.scope.types)
+        body.scope.memory.update(
+            {name: variable for name, variable in callee.scope.memory.items() if variable.space != "param"}
+        )
+        body.scope.used.update(callee.scope.used)
 
 
 def _reach(
     body: Body,
-    functions: Mapping[str, Function],
+    functions: Mapping[str, DeviceFunction],
     chain: tuple[str, ...],
-    reached: dict[str, Function],
+    reached: dict[str, DeviceFunction],
     sizes: dict[str, int],
 ) -> int:
     """Collect all functions reached from a body; returns the number of instructions after inlining."""
@@ -92,7 +94,7 @@ def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> N
     for operand in instruction.operands:
         if isinstance(operand, Symbol) and operand.name in slots and not _callee(instruction):
             raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modelled; {WAY_OUT}")
-        if not isinstance(operand, Memory) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
+        if not isinstance(operand, Address) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
             continue
         known, width = slots[operand.base.name], _width(instruction)
         for i in range(len(_values(instruction))):
@@ -133,7 +135,7 @@ class _Expansion:
     """The instructions of a kernel during inlining."""
 
     def __init__(
-        self, functions: Mapping[str, Function], slots: dict[str, dict[int, int]], registers: dict[str, str]
+        self, functions: Mapping[str, DeviceFunction], slots: dict[str, dict[int, int]], registers: dict[str, str]
     ) -> None:
         self.functions, self.slots, self.registers = functions, slots, registers
         self.instructions: list[Instruction] = []
@@ -168,14 +170,14 @@ class _Expansion:
         begins.append(len(self.instructions))
         self.labels |= {name + suffix: begins[index] for name, index in labels.items()}
 
-    def _call(self, instruction: Instruction, function: Function) -> None:
+    def _call(self, instruction: Instruction, function: DeviceFunction) -> None:
         self.calls += 1
         suffix = f"@{self.calls}"
         end = f"{function.name}{suffix}"
-        results, given = instruction.operands
+        results, passed = instruction.operands
         assert isinstance(results, Vector)
-        assert isinstance(given, Vector)
-        if len(given.elements) != len(function.parameters) or len(results.elements) != len(function.results):
+        assert isinstance(passed, Vector)
+        if len(passed.elements) != len(function.parameters) or len(results.elements) != len(function.results):
             raise EmulationError(
                 f"{_where(instruction)}: {function.name} is called with other parameters: pass as many as declared"
             )
@@ -183,7 +185,7 @@ class _Expansion:
             skip = replace(instruction, opcode=opcode("bra"), operands=(Label(end),), negated=not instruction.negated)
             self.instructions.append(skip)
         plain = replace(instruction, guard=None, negated=False)
-        for formal, actual in zip(function.parameters, given.elements, strict=True):
+        for formal, actual in zip(function.parameters, passed.elements, strict=True):
             self._pass(plain, formal, actual)
         self.put(function.body.instructions, function.body.labels, suffix, f"return{suffix}")
         self.labels[f"return{suffix}"] = len(self.instructions)
@@ -193,20 +195,20 @@ class _Expansion:
 
     def _passed(self, call: Instruction) -> tuple[Operand, ...]:
         """The results and parameters, as registers, of a call that remains."""
-        operands = (one for vector in call.operands if isinstance(vector, Vector) for one in vector.elements)
-        return tuple(self._whole(one.name) if isinstance(one, Symbol) else one for one in operands)
+        operands = (operand for vector in call.operands if isinstance(vector, Vector) for operand in vector.elements)
+        return tuple(self._whole(operand.name) if isinstance(operand, Symbol) else operand for operand in operands)
 
     def _slot_memory(self, instruction: Instruction) -> Symbol | None:
         for operand in instruction.operands:
-            if isinstance(operand, Memory) and isinstance(operand.base, Symbol) and operand.base.name in self.slots:
+            if isinstance(operand, Address) and isinstance(operand.base, Symbol) and operand.base.name in self.slots:
                 return operand.base
         return None
 
     def _slot(self, name: str, offset: int) -> Register:
         """The register that holds a part of a parameter."""
-        made = Register(f"{name}+{offset}", f"b{max(16, 8 * self.slots[name][offset])}")
-        self.registers[made.name] = made.type
-        return made
+        register = Register(f"{name}+{offset}", f"b{max(16, 8 * self.slots[name][offset])}")
+        self.registers[register.name] = register.type
+        return register
 
     def _moves(self, instruction: Instruction, at: Symbol) -> None:
         """Replace an ld.param or st.param by moves, one for each value."""
@@ -258,5 +260,5 @@ def _renamed(operand: Operand, suffix: str) -> Operand:
     if isinstance(operand, Label):
         return Label(operand.name + suffix)
     if isinstance(operand, Vector):
-        return Vector(tuple(_renamed(one, suffix) for one in operand.elements))
+        return Vector(tuple(_renamed(element, suffix) for element in operand.elements))
     return operand

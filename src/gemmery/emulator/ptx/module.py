@@ -1,4 +1,4 @@
-"""Read a PTX text as a Module: the statements outside functions.
+"""Read a PTX text as a PtxModule: the statements outside functions.
 
 NVIDIA, Parallel Thread Execution ISA 9.0, "Syntax", "State Spaces, Types, and Variables" and "Directives".
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from gemmery.emulator.ptx import Kernel, Module, Parameter, Register, Symbol, Variable
+from gemmery.emulator.ptx import Parameter, PtxKernel, PtxModule, Register, Symbol, Variable
 from gemmery.emulator.ptx.body import Body, place
-from gemmery.emulator.ptx.calls import Function, expand
+from gemmery.emulator.ptx.calls import DeviceFunction, expand
 from gemmery.emulator.ptx.scopes import Scope
 from gemmery.emulator.ptx.variables import REGISTERS, laid_out, variable
 from gemmery.errors import EmulationError
@@ -30,7 +30,7 @@ _TOP = re.compile(
 _LIMIT = re.compile(r"\.(\w+)([\s,\d]*)")
 
 
-def parse(text: str, wrappers: Collection[str] = ()) -> Module:
+def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
     r"""Read all kernels of a PTX text as NVRTC, Triton, Numba or a person wrote it.
 
     `wrappers` names source files whose functions each wrap one instruction: `calling` drops their lines.
@@ -47,89 +47,93 @@ def parse(text: str, wrappers: Collection[str] = ()) -> Module:
     facts: dict[str, str] = {}
     scope = Scope()
     kernels: dict[str, tuple[Body, list[Parameter], str]] = {}
-    functions: dict[str, Function] = {}
+    functions: dict[str, DeviceFunction] = {}
     at, end = 0, len(text.rstrip())
     while at < end:
-        found = _TOP.match(text, at)
+        match = _TOP.match(text, at)
         try:
-            if not found:
+            if not match:
                 raise EmulationError("this is not a known directive, or its end is missing")
-            if found["fact"]:
-                facts[found["fact"]] = found["value"].replace(",", " ").strip().partition(" ")[0]
-            elif found["variable"]:
-                if not found["variable"].startswith(".pragma"):
-                    scope.add(variable(found["variable"])[0])
-            elif found["opening"] == "{":
-                kernel = found["function"] == "entry"
-                inside = Scope(scope, "" if kernel else f".{found['name']}")
-                body = Body(text, found.end(), inside, files, wrappers)
+            if match["fact"]:
+                facts[match["fact"]] = match["value"].replace(",", " ").strip().partition(" ")[0]
+            elif match["variable"]:
+                if not match["variable"].startswith(".pragma"):
+                    scope.add(variable(match["variable"])[0])
+            elif match["opening"] == "{":
+                kernel = match["function"] == "entry"
+                inside = Scope(scope, "" if kernel else f".{match['name']}")
+                body = Body(text, match.end(), inside, files, wrappers)
                 if kernel:
-                    kernels[found["name"]] = body, _parameters(found["parameters"] or "", inside), found["limits"]
+                    kernels[match["name"]] = body, _parameters(match["parameters"] or "", inside), match["limits"]
                 else:
-                    results, given = (_passed(found[group] or "", inside) for group in ("results", "parameters"))
-                    functions[found["name"]] = Function(found["name"], body, results, given)
+                    results, passed = (_passed(match[group] or "", inside) for group in ("results", "parameters"))
+                    functions[match["name"]] = DeviceFunction(match["name"], body, results, passed)
         except EmulationError as error:
             raise EmulationError(f"{place(text, at)}: {error}") from None
-        at = body.read() if found["opening"] == "{" else found.end()
+        at = body.read() if match["opening"] == "{" else match.end()
     if not kernels:
         raise EmulationError("this PTX has no .entry: a kernel is a function that is __global__")
     outer, _ = _spaces(scope.variables.values(), ("global", "const"))
     for body, parameters, _ in kernels.values():
-        expand(body, [one.name for one in parameters], functions)
-    made = {name: _kernel(name, *kernel, scope, outer) for name, kernel in kernels.items()}
-    return Module(facts.get("version", ""), facts.get("target", ""), made)
+        expand(body, [parameter.name for parameter in parameters], functions)
+    read = {name: _kernel(name, *kernel, scope, outer) for name, kernel in kernels.items()}
+    return PtxModule(facts.get("version", ""), facts.get("target", ""), read)
 
 
-def _blank(found: re.Match[str]) -> str:
+def _blank(match: re.Match[str]) -> str:
     """Replace a comment by its line ends, to keep line numbers; keep a string."""
-    return found[0] if found[0][0] == '"' else " " + "\n" * found[0].count("\n")
+    return match[0] if match[0][0] == '"' else " " + "\n" * match[0].count("\n")
 
 
 def _parameters(text: str, scope: Scope) -> list[Parameter]:
     listed: list[Parameter] = []
     start = 0
     for declaration in text.split(",") if text.strip() else []:
-        made, type_ = variable(declaration)
-        offset = -(-start // made.align) * made.align
-        listed.append(Parameter(made.name, type_, offset, made.size))
-        scope.add(made)
-        start = offset + made.size
+        declared, type_ = variable(declaration)
+        offset = -(-start // declared.align) * declared.align
+        listed.append(Parameter(declared.name, type_, offset, declared.size))
+        scope.add(declared)
+        start = offset + declared.size
     return listed
 
 
 def _passed(text: str, scope: Scope) -> tuple[Register | Symbol, ...]:
     """Read the results or parameters of a .func: .reg .b32 x, .param .b64 y."""
-    made: list[Register | Symbol] = []
+    operands: list[Register | Symbol] = []
     for declaration in text.split(",") if text.strip() else []:
         words = declaration.split()
         if words[:1] == [".reg"]:
             if len(words) != 3 or words[1][1:] not in REGISTERS:
                 raise EmulationError(f"{declaration.strip()!r}: a register is declared as .reg .b32 name")
-            made.append(scope.declare(words[2], words[1][1:]))
+            operands.append(scope.declare(words[2], words[1][1:]))
         else:
-            made.append(Symbol(scope.add(variable(declaration)[0]).name))
-    return tuple(made)
+            operands.append(Symbol(scope.add(variable(declaration)[0]).name))
+    return tuple(operands)
 
 
 def _spaces(variables: Iterable[Variable], spaces: tuple[str, ...]) -> tuple[dict[str, Variable], dict[str, int]]:
     placed: dict[str, Variable] = {}
     sizes = {}
     for space in spaces:
-        found, sizes[space] = laid_out([made for made in variables if made.space == space])
-        placed |= found
+        inside, sizes[space] = laid_out([declared for declared in variables if declared.space == space])
+        placed |= inside
     return placed, sizes
 
 
 def _kernel(
     name: str, body: Body, parameters: list[Parameter], limits: str, scope: Scope, outer: dict[str, Variable]
-) -> Kernel:
+) -> PtxKernel:
     """Lay out a kernel's memory as ptxas does: its own variables, then those of the module that it uses."""
-    used = [made for made in scope.variables.values() if made.space == "shared" and made.name in body.scope.seen]
+    used = [
+        variable
+        for variable in scope.variables.values()
+        if variable.space == "shared" and variable.name in body.scope.used
+    ]
     inner, sizes = _spaces([*body.scope.memory.values(), *used], ("shared", "local"))
-    return Kernel(
+    return PtxKernel(
         name,
         tuple(parameters),
-        body.scope.taken,
+        body.scope.types,
         inner | outer,
         sizes["shared"],
         sizes["local"],

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gemmery.emulator.ptx import (
+    Address,
     Immediate,
-    Memory,
     Not,
     Operand,
     Register,
@@ -51,15 +51,15 @@ def parts(text: str) -> list[str]:
     """
     if "[" not in text and "{" not in text and "(" not in text:
         return text.split(",") if text else []
-    found: list[str] = _PARTS.findall(text)
-    if ",".join(found) != text:
+    pieces: list[str] = _PARTS.findall(text)
+    if ",".join(pieces) != text:
         raise EmulationError(f"{text!r}: operands must be separated by commas, and every bracket must be closed")
-    return found
+    return pieces
 
 
-def _free(name: str, taken: Mapping[str, object]) -> str:
+def _free(name: str, bound: Mapping[str, object]) -> str:
     free, number = name, 2
-    while free in taken:
+    while free in bound:
         free = f"{name}.{number}"
         number += 1
     return free
@@ -67,16 +67,16 @@ def _free(name: str, taken: Mapping[str, object]) -> str:
 
 def integer(text: str) -> int | None:
     """Read 42, -5, 0x2A, 052, 0b101010, 42U; returns None for other texts."""
-    found = _INTEGER.fullmatch(text)
-    if not found:
+    match = _INTEGER.fullmatch(text)
+    if not match:
         return None
-    digits = found[2]
+    digits = match[2]
     octal = len(digits) > 1 and digits.isdigit() and digits[0] == "0"
     try:
         value = int(digits, 8 if octal else 0)
     except ValueError:  # 089
         return None
-    return -value if found[1] == "-" else value
+    return -value if match[1] == "-" else value
 
 
 def number(text: str) -> float | None:
@@ -112,9 +112,9 @@ class Scope:
 
     outer: Scope | None = None
     suffix: str = ""  # for all names of a device function, which is inlined into its callers
-    taken: dict[str, str] = field(default_factory=dict)  # all registers of the function, name -> type
+    types: dict[str, str] = field(default_factory=dict)  # all registers of the function, name -> type
     memory: dict[str, Variable] = field(default_factory=dict)  # all variables of the function
-    seen: set[str] = field(default_factory=set)  # variables that the function uses
+    used: set[str] = field(default_factory=set)  # variables that the function uses
     registers: dict[str, Register] = field(default_factory=dict)  # by the name as written
     ranges: dict[str, tuple[int, str]] = field(default_factory=dict)  # %r<10>: "%r" -> 10, "b32"
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Scope:
 
     def inside(self) -> Scope:
         """Return a new scope within this one, in the same function."""
-        return Scope(self, self.suffix, self.taken, self.memory, self.seen)
+        return Scope(self, self.suffix, self.types, self.memory, self.used)
 
     def _outward(self) -> Iterator[Scope]:
         """Yield this scope, then those around it."""
@@ -135,16 +135,16 @@ class Scope:
 
     def declare(self, name: str, type_: str) -> Register:
         """Declare a register in this scope."""
-        made = self.registers[name] = Register(_free(name + self.suffix, self.taken), type_)
-        self.taken[made.name] = type_
+        register = self.registers[name] = Register(_free(name + self.suffix, self.types), type_)
+        self.types[register.name] = type_
         self.read.pop(name, None)
-        return made
+        return register
 
     def add(self, declared: Variable) -> Variable:
         """Add a variable to this scope; returns it under its unique name."""
-        made = replace(declared, name=_free(declared.name + self.suffix, self.memory))
-        self.variables[declared.name] = self.memory[made.name] = made
-        return made
+        variable = replace(declared, name=_free(declared.name + self.suffix, self.memory))
+        self.variables[declared.name] = self.memory[variable.name] = variable
+        return variable
 
     def register(self, name: str) -> Register | None:
         """Find a register by name in this scope or those around it."""
@@ -161,7 +161,7 @@ class Scope:
         """Find a variable or parameter by name in this scope or those around it."""
         for scope in self._outward():
             if name in scope.variables:
-                self.seen.add(name)
+                self.used.add(name)
                 return scope.variables[name]
         return None
 
@@ -188,10 +188,10 @@ class Scope:
 
     def operand(self, text: str) -> Operand:
         """Read one operand, written without blanks."""
-        found = self.read.get(text)
-        if found is None:
-            found = self.read[text] = self._operand(text)
-        return found
+        operand = self.read.get(text)
+        if operand is None:
+            operand = self.read[text] = self._operand(text)
+        return operand
 
     def _operand(self, text: str) -> Operand:
         if not text:
@@ -231,7 +231,7 @@ class Scope:
             raise EmulationError(f"{text!r} is not a {what} that is declared here: declare it before its use")
         return Symbol(variable.name, offset)
 
-    def _memory(self, text: str) -> Memory:
+    def _memory(self, text: str) -> Address:
         """[%rd1+4], [variable+4], [64], [%rd1, {%r1, %r2}]."""
         address, *rest = parts(text[1:-1]) or [""]
         coordinates: list[Operand] = []
@@ -246,14 +246,14 @@ class Scope:
             raise EmulationError(
                 f"{text!r}: an address must be a register, a variable or a number, plus an optional number"
             )
-        return Memory(base, offset, tuple(coordinates))
+        return Address(base, offset, tuple(coordinates))
 
 
 def _split(text: str) -> tuple[str, int]:
     """Split %rd1+-4 into %rd1 and -4."""
     for sign in "+-":
-        name, found, rest = text.partition(sign)
-        offset = integer(rest) if found and name else None
+        name, split, rest = text.partition(sign)
+        offset = integer(rest) if split and name else None
         if offset is not None:
             if abs(offset) >= LARGEST // 2:
                 raise EmulationError(f"{text}: an offset has at most 64 bits")

@@ -31,31 +31,31 @@ def variable(text: str) -> tuple[Variable, str]:
 
     Raises EmulationError for text that is not a declaration.
     """
-    found = _VARIABLE.fullmatch(text.strip())
-    words = re.findall(r"\.(\w+)(?:\s+(\d+))?", found["words"]) if found else []
+    match = _VARIABLE.fullmatch(text.strip())
+    words = re.findall(r"\.(\w+)(?:\s+(\d+))?", match["words"]) if match else []
     type_ = next((word for word, _ in reversed(words) if word in SIZES), "")
-    if not found or not type_:
+    if not match or not type_:
         raise EmulationError("this is not a declaration: a variable is declared as .shared .align 16 .b8 name[4096]")
     length = next((int(word[1:]) for word, _ in words if word in ("v2", "v4", "v8")), 1)
     align = max(SIZES[type_] * length, 1)
     align = next((int(value or 0) for word, value in words if word == "align" and "ptr" not in dict(words)), align)
     if align < 1 or align & align - 1:
         raise EmulationError(f".align {align}: an alignment must be a power of two")
-    data, pointers = _constants(found["values"], type_) if found["values"] else (b"", ())
-    for given in re.findall(r"\[([^\]]*)\]", found["lengths"]):
-        count = integer(given.strip()) if given.strip() else len(data) // SIZES[type_]
+    data, pointers = _constants(match["values"], type_) if match["values"] else (b"", ())
+    for length_text in re.findall(r"\[([^\]]*)\]", match["lengths"]):
+        count = integer(length_text.strip()) if length_text.strip() else len(data) // SIZES[type_]
         if count is None:
-            raise EmulationError(f"[{given}]: a length must be a number")
+            raise EmulationError(f"[{length_text}]: a length must be a number")
         length *= count
     size = SIZES[type_] * length
-    if size > LARGEST or (found["space"] == "local" and size > MOST_LOCAL):
+    if size > LARGEST or (match["space"] == "local" and size > MOST_LOCAL):
         raise EmulationError(
             f"{size} bytes are more than a device has: a variable has at most {LARGEST}, a local one {MOST_LOCAL}"
         )
     if len(data) > size:
         raise EmulationError(f"{len(data)} bytes of initial values for {size} bytes")
     data = data.ljust(size, b"\0") if data else b""
-    return Variable(found["name"], found["space"], 0, size, align, data, pointers), type_
+    return Variable(match["name"], match["space"], 0, size, align, data, pointers), type_
 
 
 def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Variable], int]:
@@ -65,14 +65,14 @@ def laid_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, Varia
     ptxas.
     """
     placed = {}
-    for made in variables:
-        if made.size:
-            offset = -(-start // made.align) * made.align
-            placed[made.name] = replace(made, offset=offset)
-            start = offset + made.size
-    align = max((made.align for made in variables if not made.size), default=1)
+    for declared in variables:
+        if declared.size:
+            offset = -(-start // declared.align) * declared.align
+            placed[declared.name] = replace(declared, offset=offset)
+            start = offset + declared.size
+    align = max((declared.align for declared in variables if not declared.size), default=1)
     start = -(-start // align) * align
-    placed |= {made.name: replace(made, offset=start) for made in variables if not made.size}
+    placed |= {declared.name: replace(declared, offset=start) for declared in variables if not declared.size}
     return placed, start
 
 

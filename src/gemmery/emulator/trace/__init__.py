@@ -12,7 +12,7 @@ import numpy as np
 from gemmery.emulator.instructions import written
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Mask
-from gemmery.emulator.ptx import Instruction, Kernel, Line, Register, Vector
+from gemmery.emulator.ptx import Instruction, Line, PtxKernel, Register, Vector
 from gemmery.emulator.ptx.variables import SIZES
 
 WARP = 32
@@ -95,7 +95,7 @@ class Trace(Observer):
         self.sources: dict[tuple[int, int], int] = {}
         self.arrays: dict[str, range] = {}  # addresses of arrays in global memory
         self._launch = -1
-        self._kernel: Kernel | None = None
+        self._kernel: PtxKernel | None = None
         self._watching = False
         self._origins: dict[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory

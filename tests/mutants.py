@@ -56,12 +56,12 @@ MUTANTS = (
     *_of(
         "simt_naive",
         ("simt_naive.cu", "if (j >= p.n) return;", "if (j > p.n) return;", "a column too many"),
-        ("simt_naive.cu", "a += p.a_col", "a += p.a_row", "down a column of A"),
+        ("simt_single_block.cu", "a += p.a_col", "a += p.a_row", "down a column of A"),
         ("simt_naive.cu", "i < p.m;", "i < p.m - 1;", "the last row is left out"),
     ),
     *_of(
         "simt_uncoalesced",
-        ("simt_uncoalesced.cu", "p.a_at(batch, i, 0)", "p.a_at(batch, j, 0)", "a column's index for a row"),
+        ("simt_uncoalesced.cu", "(p, batch, i, j)", "(p, batch, j, i)", "rows and columns exchanged"),
     ),
     *_of(
         "simt_uncoalesced",
@@ -111,7 +111,7 @@ MUTANTS = (
         ),
         ("simt_smem.cu", "if (i < p.m && j < p.n)", "if (i < p.m)", "columns beyond the edge are stored"),
         ("simt_smem.cu", "a[TILE][TILE]", "a[TILE][TILE - 1]", "rows of a tile that overlap"),
-        ("edges.cuh", "i < p.m && k < p.k ?", "i < p.m && k <= p.k ?", "one column of A beyond the edge"),
+        ("tile.cuh", "i < p.m && k < p.k ?", "i < p.m && k <= p.k ?", "one column of A beyond the edge"),
         ("tile.cuh", "within / height * BN", "within % height * BN", "a block on another's tile"),
     ),
     *_of(
@@ -151,9 +151,9 @@ MUTANTS = (
     *_of(
         "simt_vectorized",
         (
-            "registers.cuh",
-            "% (BN / TN) * TN;\n};\n\n// The same",
-            "% (BN / TN) * TM;\n};\n\n// The same",
+            "simt_threadtile.cu",
+            "% Tiles::ACROSS * Tiles::TN;",
+            "% Tiles::ACROSS * Tiles::TM;",
             "tiles of threads that overlap",
         ),
         config=WIDE,
@@ -178,16 +178,16 @@ MUTANTS = (
     ),
     *_of(
         "simt_padded",
-        ("load.cuh", "return ks * (SIDE + PAD) + sides;", "return ks * SIDE + sides;", "no pad"),
+        ("simt_padded.cu", "OPERAND == ROW ? SIDE + 4 : SIDE", "SIDE", "no pad"),
         config=SMALL,
         shape=EVEN,
     ),
     *_of(
         "simt_padded",
         (
-            "registers.cuh",
-            "ROWS_APART = BM / TM * TALL",
-            "ROWS_APART = BM / TM * WIDE",
+            "simt_padded.cu",
+            "ROWS_APART = Tiles::DOWN * TALL",
+            "ROWS_APART = Tiles::DOWN * WIDE",
             "strips of rows as far apart as columns",
         ),
         config={**SMALL, "tm": 8, "tn": 2},
@@ -195,11 +195,11 @@ MUTANTS = (
     ),
     *_of(
         "simt_swizzled",
-        ("load.cuh", "(side ^ k / Loaded::WIDTH % Loaded::PIECE * PART % SPAN)", "side", "no swizzle"),
+        ("simt_swizzled.cu", "(side ^ k / Load::WIDTH % Load::PIECE * PART % SPAN)", "side", "no swizzle"),
         (
-            "load.cuh",
-            "Loaded::PIECE * PART % SPAN",
-            "Loaded::PIECE * (PART / 8) % SPAN",
+            "simt_swizzled.cu",
+            "Load::PIECE * PART % SPAN",
+            "Load::PIECE * (PART / 8) % SPAN",
             "a swizzle that takes strips apart",
         ),
         config=SMALL,
@@ -207,13 +207,18 @@ MUTANTS = (
     ),
     *_of(
         "simt_warptile",
-        ("registers.cuh", "warp / (BN / WN) * WM", "warp / (BN / WN) * (WM / 2)", "warps whose rows overlap"),
+        (
+            "simt_warptile.cu",
+            "warp / (Tiles::BN / WN) * WM",
+            "warp / (Tiles::BN / WN) * (WM / 2)",
+            "warps whose rows overlap",
+        ),
         config=WARPS,
         shape=(64, 48, 40),
     ),
     *_of(
         "simt_warptile",
-        ("registers.cuh", "lane / 2 % 2 :", "lane % 2 :", "two lanes on one strip"),
+        ("simt_warptile.cu", "lane / 2 % 2 :", "lane % 2 :", "two lanes on one strip"),
         (
             "registers.cuh",
             "sums[i][j] = multiply_add(a[i], b[j], sums[i][j])",
@@ -256,7 +261,7 @@ MUTANTS = (
     ),
     *_of(
         "wmma_f64",
-        ("wmma_f64.cu", "  __syncthreads();\n  part", "  part", "sums are stored over tiles that others read"),
+        ("wmma_f64.cu", "  __syncthreads();\n", "", "sums are stored over tiles that others read"),
         config=F64,
         shape=(40, 48, 24),
         name="f64",
@@ -266,28 +271,33 @@ MUTANTS = (
         ("wmma.cuh", "    __syncthreads();\n", "", "no barrier when a tile has been stored"),
         ("wmma.cuh", "      __syncwarp();\n#pragma", "#pragma", "lanes read sums before all are stored"),
         ("wmma.cuh", "      __syncwarp();\n    }", "    }", "the next sums are stored while lanes read these"),
-        ("wmma.cuh", "step * F::K)), TileB::STRIDE", "step * F::K)), TileA::STRIDE", "A's stride for B"),
+        (
+            "wmma.cuh",
+            "step * Fragment::K)),\n          TileB::STRIDE",
+            "step * Fragment::K)),\n          TileA::STRIDE",
+            "A's stride for B",
+        ),
         config=F64,
         shape=EVEN,
         name="f64",
     ),
     *_of(
         "wmma_f16",
-        ("wmma_f16.cu", "Block::read(part, now, step + 1)", "Block::read(part, now, step)", "the same fragments again"),
+        ("wmma_f16.cu", "block.read(now, step + 1)", "block.read(now, step)", "the same fragments again"),
         config=F16,
         shape=EVEN,
         name="f16",
     ),
     *_of(
         "wmma_f16",
-        ("wmma_f16.cu", "block.put(next)", "block.put(now)", "the tile is stored where this one is read"),
+        ("wmma.cuh", "    put(next);", "    put(now);", "the tile is stored where this one is read"),
         config=F16,
         shape=(40, 48, 72),
         name="f16",
     ),
     *_of(
         "wmma_f16",
-        ("wmma.cuh", "row + y * F::M + within", "row + y * F::N / 2 + within", "rows of C on each other"),
+        ("wmma.cuh", "row + y * Fragment::M + within", "row + y * Fragment::N / 2 + within", "rows of C on each other"),
         config=F16,
         shape=EVEN,
         name="f16",
@@ -359,8 +369,8 @@ MUTANTS = (
         "mma_ldmatrix",
         (
             "fragments.cuh",
-            "given = high ? word[w] : word[w + apart]",
-            "given = high ? word[w + apart] : word[w]",
+            "sent = high ? word[w] : word[w + apart]",
+            "sent = high ? word[w + apart] : word[w]",
             "lanes exchange the wrong words",
         ),
         config={**F16, "bm": 64},
@@ -517,11 +527,16 @@ MUTANTS = (
     ),
     *_of(
         "gemv_thread_smem",
-        ("gemv.cuh", "  __syncthreads();  // the previous tile has been read\n", "", "x is stored while it is read"),
         (
-            "gemv.cuh",
-            "(first + k) * g.x_step]);\n  __syncthreads();",
-            "(first + k) * g.x_step]);",
+            "gemv_thread_smem.cu",
+            "  __syncthreads();  // the previous tile has been read\n",
+            "",
+            "x is stored while it is read",
+        ),
+        (
+            "gemv_thread_smem.cu",
+            "(first + k) * g.x_step]);\n  }\n  __syncthreads();",
+            "(first + k) * g.x_step]);\n  }",
             "x is read before it is stored",
         ),
         config={"tile": 512},
@@ -529,7 +544,7 @@ MUTANTS = (
     ),
     *_of(
         "gemv_thread_smem",
-        ("gemv_thread_smem.cu", "k < TILE && k < g.k - first", "k < TILE", "beyond the end of x"),
+        ("gemv_thread_smem.cu", "k < TILE && k < g.k - first; ++k", "k < TILE; ++k", "beyond the end of x"),
         config={"tile": 512},
         shape=VECTOR,
     ),

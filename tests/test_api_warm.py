@@ -230,9 +230,9 @@ def test_a_kernel_that_does_not_compile_in_a_process_of_its_own_says_why():
 def test_the_kernels_of_a_gpu_are_those_of_its_products():
     names = [name for name, _, _ in warm_cuda.images(("bf16",), "h200")]
     assert len(set(names)) == len(names)
-    assert any(name.startswith("mma_pipelined<bf16, bf16, 0, ROW, ROW") for name in names)
+    assert any(name.startswith("mma_pipelined<bf16, bf16, 0, Access<ROW, ROW") for name in names)
     assert any(name.startswith("gemv_") for name in names)
     for activation in range(0, 16, 4):  # none, relu, gelu, silu
         for tile in (64, 128):
             for out in ("bf16", "float"):
-                assert any(name.startswith(f"mma_general<bf16, {out}, {activation}, {tile}, ") for name in names)
+                assert any(name.startswith(f"mma_general<bf16, {out}, {activation}, WarpTiles<{tile}, ") for name in names)

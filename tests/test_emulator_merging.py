@@ -184,7 +184,7 @@ def test_what_ptxas_makes_of_small_kernels(compiled, name):
 
 
 RUNGS = [
-    ("simt_threadtile.cu", "simt_threadtile<float, float, 0, ROW, ROW, 128, 128, 8, 8, 8, 2>"),
+    ("simt_threadtile.cu", "simt_threadtile<float, float, 0, ROW, ROW, ThreadTiles<128, 128, 8, 8, 8>, 2>"),
     ("simt_smem.cu", "simt_smem<double, double, 0, 16>"),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -69,8 +69,17 @@ def instance(name: str, problem: Problem, *parameters: object) -> str:
     >>> instance("simt_smem", Problem(1, 1, 1, "f16", "f32"), 32)
     'simt_smem<f16, float, 0, 32>'
     """
-    arguments = (element(problem), C_NAMES[problem.out], epilogue(problem), *parameters)
-    return f"{name}<{', '.join(str(int(x)) if isinstance(x, bool) else str(x) for x in arguments)}>"
+    return template(name, element(problem), C_NAMES[problem.out], epilogue(problem), *parameters)
+
+
+def template(name: str, *parameters: object) -> str:
+    """Return a C++ template with its arguments.
+
+    >>> template("ThreadTiles", 128, 128, 8, 8, 8)
+    'ThreadTiles<128, 128, 8, 8, 8>'
+    """
+    texts = (str(int(value)) if isinstance(value, bool) else str(value) for value in parameters)
+    return f"{name}<{', '.join(texts)}>"
 
 
 def sum_size(problem: Problem) -> int:
@@ -81,6 +90,11 @@ def sum_size(problem: Problem) -> int:
 def layouts(problem: Problem) -> tuple[str, str]:
     """Return the Layout of A and of B, as templates name it."""
     return LAYOUTS[problem.a_layout], LAYOUTS[problem.b_layout]
+
+
+def access(problem: Problem, widths: Sequence[int] = ()) -> str:
+    """Return the Access of tiling.cuh: the layouts of A and B, and the elements of A, B and C per access."""
+    return template("Access", *layouts(problem), *(widths or accesses(problem)))
 
 
 def tiles(problem: Problem, bm: int, bn: int) -> tuple[int, int, int]:

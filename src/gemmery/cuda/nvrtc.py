@@ -22,6 +22,7 @@ from gemmery.errors import CompileError, DeviceError, missing
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
 WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions each wrap one instruction
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
+_PARENT = re.compile(r'^#include "(\w+\.cu)"', re.MULTILINE)
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
 
@@ -94,8 +95,9 @@ def compiled(
     `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf"); "" compiles all functions.
     """
     nvrtc = bindings()
-    sources = {**({} if alone else headers()), **(texts or {})}
-    whole = sources.pop(source, None) or text(source)
+    whole = (texts or {}).get(source) or text(source)
+    sources = {**({} if alone else {**headers(), **ancestors(whole)}), **(texts or {})}
+    sources.pop(source, None)
     program = _checked(
         nvrtc.nvrtcCreateProgram(
             whole.encode(),
@@ -137,7 +139,8 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
     `texts` replaces files in kernels/ or adds to them, by file name: `source` may be among them.
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
-    sources = {**headers(), source: text(source) if source not in (texts or {}) else "", **(texts or {})}
+    whole = (texts or {}).get(source) or text(source)
+    sources = {**headers(), **ancestors(whole), source: whole, **(texts or {})}
     parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item))
     return _cached(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
 
@@ -240,6 +243,13 @@ def text(source: str) -> str:
 
 
 @lru_cache
+def ancestors(whole: str) -> dict[str, str]:
+    """The files of other kernels that the text of a kernel includes, by name: its parent, and that one's."""
+    texts = {name: text(name) for name in _PARENT.findall(whole)}
+    return {name: part for parent in texts.values() for name, part in ancestors(parent).items()} | texts
+
+
+@lru_cache
 def version() -> str:
     """NVRTC's version, "13.5"."""
     return ".".join(map(str, _checked_all(bindings().nvrtcVersion())))
@@ -253,7 +263,8 @@ def _shared() -> bytes:
 
 def _version(source: str) -> str:
     """Return what names the version of a kernel's sources in the cache."""
-    return cache.digest(_shared(), text(source).encode()).hex()[:12]
+    whole = text(source)
+    return cache.digest(_shared(), whole.encode(), *(part.encode() for part in ancestors(whole).values())).hex()[:12]
 
 
 def versions() -> frozenset[str]:
@@ -267,7 +278,8 @@ def _name(source: str, kernel: str, arch: str) -> str:
 
 
 def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:
-    return (_shared(), *_sized(version(), source, text(source), kernel, arch, *OPTIONS))
+    whole = text(source)
+    return (_shared(), *_sized(version(), source, whole, *ancestors(whole).values(), kernel, arch, *OPTIONS))
 
 
 def _sized(*parts: str) -> Iterator[bytes]:

@@ -29,8 +29,8 @@ class Definition:
 def in_headers(kernel: str) -> tuple[Definition, ...]:
     """Definitions in headers that a .cu file uses, directly or through others, those of the nearest headers first.
 
-    >>> [each.name for each in in_headers("cuda/kernels/simt_smem.cu") if each.file.endswith("edges.cuh")]
-    ['a_or_zero', 'b_or_zero']
+    >>> [each.name for each in in_headers("cuda/kernels/simt_smem.cu") if each.file.endswith("tile.cuh")]
+    ['Tile', 'tile_of_block', 'a_or_zero', 'b_or_zero']
     """
     text, folder = contents(kernel), kernel.rpartition("/")[0]
     known = [definition for header in _included(folder, text) for definition in of_header(f"{folder}/{header}")]
@@ -98,9 +98,10 @@ def _name(text: str) -> str:
     code = _NOT_CODE.sub("", text).lstrip()
     if code.startswith("template"):
         code = code[_closing(code, "<", ">") :]
-    if "alignas" in code.partition("{")[0]:
-        before, _, after = code.partition("alignas")
-        code = before + after[_closing(after, "(", ")") :]
+    for attribute in ("alignas", "__launch_bounds__"):
+        if attribute in code.partition("{")[0]:
+            before, _, after = code.partition(attribute)
+            code = before + after[_closing(after, "(", ")") :]
     head = code.partition("{")[0]
     match = _TYPE.search(head) or _VALUE.search(head.partition("(")[0]) or _FUNCTION.search(head)
     return match[1] if match else ""

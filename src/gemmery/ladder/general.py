@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gemmery import dtypes
 from gemmery.cuda.device import WARP
-from gemmery.cuda.geometry import Geometry, instance, target, tiles, whole_pieces
+from gemmery.cuda.geometry import Geometry, instance, target, template, tiles, whole_pieces
 from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import cut_off, gpu_rung, off_tensor_cores
@@ -31,9 +31,10 @@ def _mma(name: str, problem: Problem, config: Config) -> Geometry:
         raise RefusedError(
             f"tile={side} of alignments {problem.alignments[:2]}: its copies are 16 bytes wide; use tile={smallest.bm}"
         )
+    tiling = template("WarpTiles", side, side, 64, tile.wm, tile.wn)
     return Geometry(
         f"{name}.cu",
-        instance(name, _of_activation(problem), side, side, tile.wm, tile.wn, tile.stages, small),
+        instance(name, _of_activation(problem), tiling, tile.stages, small),
         tiles(problem, side, side),
         (side * side // (tile.wm * tile.wn) * WARP, 1, 1),
         shared=max(tile.stages * 2 * side * _ROW, side * (side + _PAD_MMA) * 4),
@@ -50,10 +51,10 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     side, bk = tile.bm, tile.bk
     if size == 8 and tile is not SIMT_GENERAL[0]:
         raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
-    parameters = (side, side, bk, tile.wm, tile.wn, tile.tm, tile.tn, tile.stages)
+    tiling = template("ThreadTiles", side, side, bk, tile.tm, tile.tn)
     return Geometry(
         f"{name}.cu",
-        instance(name, _of_activation(problem), *parameters),
+        instance(name, _of_activation(problem), tiling, tile.wm, tile.wn, tile.stages),
         tiles(problem, side, side),
         (side * side // (tile.tm * tile.tn), 1, 1),
         shared=max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size),

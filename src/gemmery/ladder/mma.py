@@ -7,7 +7,18 @@ from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda.device import WARP
-from gemmery.cuda.geometry import Geometry, accesses, contiguous, instance, layouts, target, tiles, vector
+from gemmery.cuda.geometry import (
+    Geometry,
+    access,
+    accesses,
+    contiguous,
+    instance,
+    layouts,
+    target,
+    template,
+    tiles,
+    vector,
+)
 from gemmery.cuda.tiles import MMA_PIPELINED, Tiling, complete, share
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
@@ -101,10 +112,10 @@ def _by_warps(
     size = dtypes.get(problem.dtype).size
     _check_tile(bm, bn, bk, wm, wn, 32 // size)
     threads = (bm // wm) * (bn // wn) * WARP
-    ring = (stages,) if stages > 1 else ()
+    parameters = *options, template("WarpTiles", *sides), *((stages,) if stages > 1 else ())
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, *layouts(problem), *widths, accesses(problem)[2], *options, *sides, *ring),
+        instance(name, problem, access(problem, (*widths, accesses(problem)[2])), *parameters),
         tiles(problem, bm, bn),
         (threads, 1, 1),
         shared=stages * (bm + bn) * bk * size,

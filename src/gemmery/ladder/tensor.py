@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cuda.device import REGISTERS, THREADS, WARP
-from gemmery.cuda.geometry import Geometry, accesses, instance, layouts, target, tiles
+from gemmery.cuda.geometry import Geometry, access, instance, target, template, tiles
 from gemmery.cuda.tiles import MMA_F64, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import ON_TENSOR_CORES, cut_off, gpu_rung, off_tensor_cores
@@ -62,7 +62,7 @@ def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     wide = target(problem).capability >= 90
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, *_operands(problem), *_tile(config), stages, config["blocks"], wide),
+        instance(name, problem, access(problem), _tiling(config), stages, config["blocks"], wide),
         tiles(problem, bm, bn),
         (threads, 1, 1),
         shared=stages * (bm + bn) * bk * 8,
@@ -87,7 +87,7 @@ def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
     patches = threads // WARP * m * (wn + 4) * max(4, size)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, *_operands(problem), *_tile(config), config["blocks"]),
+        instance(name, problem, access(problem), _tiling(config), config["blocks"]),
         tiles(problem, bm, bn),
         (threads, 1, 1),
         shared=max(2 * filled, patches),
@@ -107,6 +107,10 @@ def _tile(config: Config) -> tuple[int, ...]:
     return tuple(config[key] for key in _KEYS)
 
 
+def _tiling(config: Config) -> str:
+    return template("WarpTiles", *_tile(config))
+
+
 def _threads(config: Config, m: int, n: int, k: int) -> int:
     """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k."""
     sides = {key: config[key] for key in _KEYS}
@@ -123,11 +127,6 @@ def _threads(config: Config, m: int, n: int, k: int) -> int:
             "tile larger"
         )
     return threads
-
-
-def _operands(problem: Problem) -> tuple[str | int, ...]:
-    """Return the layouts of A and B, and the elements of A, B and C per access."""
-    return (*layouts(problem), *accesses(problem))
 
 
 TENSOR = (

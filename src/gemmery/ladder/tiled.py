@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda.device import REGISTERS, STATIC_SHARED, THREADS, WARP
-from gemmery.cuda.geometry import Geometry, accesses, instance, layouts, sum_size, target, tiles
+from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.cuda.tiles import SIMT_PIPELINED, complete, quickest
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung
@@ -54,7 +54,7 @@ def _padded(name: str, problem: Problem, config: Config) -> Geometry:
 def _warptile(name: str, problem: Problem, config: Config) -> Geometry:
     """As _padded, with the threads of a warp on wm x wn elements."""
     _check_warps(config)
-    return _launch(name, problem, config, *_accesses(problem, config), keys=_WARP_KEYS, pad=_PAD)
+    return _launch(name, problem, config, *_accesses(problem, config), keys=("wm", "wn"), pad=_PAD)
 
 
 def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
@@ -64,7 +64,7 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     stages = config["stages"]
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
-    widths, keys = _accesses(problem, config, transposing=stages == 2), (*_WARP_KEYS, "stages")
+    widths, keys = _accesses(problem, config, transposing=stages == 2), ("wm", "wn", "stages")
     geometry = _launch(name, problem, config, *widths, keys=keys, pad=_PAD, stages=stages)
     if stages == 2:
         return geometry
@@ -89,7 +89,7 @@ def _launch(
     problem: Problem,
     config: Config,
     *widths: int,
-    keys: tuple[str, ...] = _KEYS,
+    keys: tuple[str, ...] = (),  # parameters of its own
     pad: int = 0,
     stages: int = 0,  # tiles in dynamic shared memory; 0: one, in static shared memory
 ) -> Geometry:
@@ -111,8 +111,8 @@ def _launch(
     kernel = instance(
         name,
         problem._replace(precision=""),  # exact f32 products satisfy tf32 too
-        *layouts(problem),
-        *widths,
+        *((access(problem, widths),) if widths else layouts(problem)),
+        template("ThreadTiles", bm, bn, bk, tm, tn),
         *(config[key] for key in keys),
         config["blocks"] or _blocks(problem, config, 2 if stages else 1),
     )

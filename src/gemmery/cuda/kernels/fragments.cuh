@@ -3,6 +3,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "swizzle.cuh"
+#include "tiling.cuh"
 
 template <class T> constexpr int MMA_K = 32 / int(sizeof(T));  // the k of one product: 32 bytes of a row
 
@@ -127,9 +128,8 @@ template <class T, int WM, int WN> struct WarpSums {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         if (w & apart) continue;
-        unsigned given = high ? word[w] : word[w + apart];
-        unsigned taken = __shfl_xor_sync(0xffffffff, given, apart);
-        (high ? word[w] : word[w + apart]) = taken;
+        unsigned sent = high ? word[w] : word[w + apart];
+        (high ? word[w] : word[w + apart]) = __shfl_xor_sync(0xffffffff, sent, apart);
       }
     }
   }
@@ -150,17 +150,14 @@ template <class T, int WM, int WN> struct WarpSums {
   }
 };
 
-// The types of a block of BM x BN computed by a grid of warps, WM x WN each.
-template <class T, Layout A, Layout B, int A_VEC, int B_VEC, bool RAGGED, int BM, int BN, int BK, int WM, int WN>
-struct MmaBlock {
-  static constexpr int THREADS = BM / WM * (BN / WN) * 32, GROUPS = BK / MMA_K<T>;
-  using TileA = SwizzledTile<T, BM, BK, A != COL>;
-  using TileB = SwizzledTile<T, BN, BK, B == COL>;
-  using CopyA = TileCopy<T, TileA, A_VEC, RAGGED, THREADS>;
-  using CopyB = TileCopy<T, TileB, B_VEC, RAGGED, THREADS>;
-  using FragmentsA = Fragments<T, TileA, true, WM>;
-  using FragmentsB = Fragments<T, TileB, false, WN>;
-
-  static __device__ __forceinline__ int row() { return threadIdx.x / 32 / (BN / WN) * WM; }
-  static __device__ __forceinline__ int column() { return threadIdx.x / 32 % (BN / WN) * WN; }
+// The types of a block's tiles, of their copies, and of its warps' fragments.
+template <class T, class Access, class Tiles, bool RAGGED = false> struct MmaBlock {
+  static constexpr int GROUPS = Tiles::BK / MMA_K<T>;
+  using TileA = SwizzledTile<T, Tiles::BM, Tiles::BK, Access::A != COL>;
+  using TileB = SwizzledTile<T, Tiles::BN, Tiles::BK, Access::B == COL>;
+  using CopyA = TileCopy<T, TileA, Access::A_VEC, RAGGED, Tiles::THREADS>;
+  using CopyB = TileCopy<T, TileB, Access::B_VEC, RAGGED, Tiles::THREADS>;
+  using FragmentsA = Fragments<T, TileA, true, Tiles::WM>;
+  using FragmentsB = Fragments<T, TileB, false, Tiles::WN>;
+  using Sums = WarpSums<T, Tiles::WM, Tiles::WN>;
 };

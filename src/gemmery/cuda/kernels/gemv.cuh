@@ -28,14 +28,6 @@ template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
   return sum;
 }
 
-// Copies up to TILE elements of x, from `first` on, into shared memory, with all threads of the block.
-template <int TILE, class S, class T>
-__device__ __forceinline__ void stage(S (&x)[TILE], const Gemv<T>& g, int first) {
-  __syncthreads();  // the previous tile has been read
-  for (int k = threadIdx.x; k < TILE && k < g.k - first; k += blockDim.x) x[k] = widen<S>(g.x[(first + k) * g.x_step]);
-  __syncthreads();
-}
-
 // VEC elements from the k-th on: one of any stride, or several, adjacent and aligned.
 template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk(const T* from, int k, long long step) {
   return *reinterpret_cast<const Chunk<T, VEC>*>(from + (VEC > 1 ? k : k * step));

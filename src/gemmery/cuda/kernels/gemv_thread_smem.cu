@@ -3,6 +3,16 @@
 // Measured on an H200, N = 1024, K = 128 in f16: a small gain, because x was in L1 before.
 #include "gemv.cuh"
 
+// Copies up to TILE elements of x, from `first` on, into shared memory, with all threads of the block.
+template <int TILE, class S, class T>
+__device__ __forceinline__ void stage(S (&x)[TILE], const Gemv<T>& g, int first) {
+  __syncthreads();  // the previous tile has been read
+  for (int k = threadIdx.x; k < TILE && k < g.k - first; k += blockDim.x) {
+    x[k] = widen<S>(g.x[(first + k) * g.x_step]);
+  }
+  __syncthreads();
+}
+
 template <class T, class Out, int EPILOGUE, bool COLUMN, int TILE>
 __global__ void gemv_thread_smem(const Product<T, Out> p) {
   using S = Sum<T, Out>;

@@ -27,15 +27,15 @@ __device__ constexpr Layout transposed(Layout layout) { return layout == ROW ? C
 // distance of elements whose sides differ by multiples of SPAN.
 template <int SIDE, int BK> struct SideMajor {
   static constexpr int SIZE = SIDE * BK, SPAN = 1;
-  static constexpr Layout ADJACENT = ROW;
+  static constexpr Layout ORDER = ROW;
   static __device__ constexpr int apart(int sides, int ks) { return sides * BK + ks; }
   static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
-template <int SIDE, int BK, int PAD = 0> struct KMajor {
-  static constexpr int SIZE = (SIDE + PAD) * BK, SPAN = 1;
-  static constexpr Layout ADJACENT = COL;
-  static __device__ constexpr int apart(int sides, int ks) { return ks * (SIDE + PAD) + sides; }
+template <int SIDE, int BK> struct KMajor {
+  static constexpr int SIZE = SIDE * BK, SPAN = 1;
+  static constexpr Layout ORDER = COL;
+  static __device__ constexpr int apart(int sides, int ks) { return ks * SIDE + sides; }
   static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
 };
 
@@ -44,7 +44,7 @@ template <int SIDE, int BK, int PAD = 0> struct KMajor {
 // otherwise. Every chunk is completely inside the operand or completely outside: VEC divides the side it runs along. A
 // thread's further chunks are at constant distances from its first: down the sides, then along k.
 template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LINE = 32> struct Load {
-  static constexpr Layout LIES = LAYOUT;
+  static constexpr Layout ORDER = LAYOUT;
   static constexpr int WIDTH = VEC, SECTOR = LINE / (VEC * int(sizeof(T))), LONGEST = BK / VEC;
   static constexpr int PIECE = LAYOUT != ROW || SECTOR < 1 ? 1 : LONGEST < SECTOR ? LONGEST : SECTOR;
   static constexpr int TALL = LAYOUT == ROW ? 1 : VEC, DEEP = LAYOUT == ROW ? VEC * PIECE : 1;  // of a chunk, a piece
@@ -93,7 +93,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
 
   // The same chunks copied to shared memory without passing through registers.
   template <class Arrangement> __device__ __forceinline__ void copy(const Panel<T>& panel, T* tile) {
-    static_assert(VEC == 1 || Arrangement::ADJACENT == LAYOUT, "cp.async does not transpose");
+    static_assert(VEC == 1 || Arrangement::ORDER == LAYOUT, "cp.async does not transpose");
     T* to = first<Arrangement>(tile);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
@@ -113,7 +113,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
       Chunk<S, VEC> wide;
 #pragma unroll
       for (int v = 0; v < VEC; ++v) wide.of[v] = widen<S>(held[e].of[v]);
-      if constexpr (Arrangement::ADJACENT == LAYOUT) {
+      if constexpr (Arrangement::ORDER == LAYOUT) {
         *reinterpret_cast<Chunk<S, VEC>*>(to + Arrangement::apart(side_of(e), k_of(e))) = wide;
       } else {
 #pragma unroll
@@ -127,19 +127,5 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   template <class Arrangement, class S> static __device__ __forceinline__ S* first(S* tile) {
     static_assert(AGAIN == 1 || side_of(1) % Arrangement::SPAN == 0, "chunks break the XOR");
     return tile + Arrangement::at(side(), k());
-  }
-};
-
-// KMajor without padding, for operands contiguous in k: the XOR moves the chunks of one PIECE of k to different parts
-// of the banks. It keeps strips of 16 bytes whole.
-template <class S, int SIDE, int BK, class Loaded> struct Swizzled {
-  static constexpr int SIZE = SIDE * BK, BANKS = 128 / int(sizeof(S)), STRIP = 16 / int(sizeof(S));
-  static constexpr Layout ADJACENT = COL;
-  static constexpr int SPAN = SIDE % BANKS ? SIDE & -SIDE : BANKS;
-  static constexpr int PART = BANKS / Loaded::PIECE > STRIP ? BANKS / Loaded::PIECE : STRIP;
-  static __device__ constexpr int apart(int sides, int ks) { return ks * SIDE + sides; }
-  static __device__ __forceinline__ int at(int side, int k) {
-    if constexpr (Loaded::LIES != ROW) return k * SIDE + side;
-    return k * SIDE + (side ^ k / Loaded::WIDTH % Loaded::PIECE * PART % SPAN);
   }
 };

@@ -6,6 +6,7 @@
 // Reading fragments only when they are needed leaves the tensor cores waiting a quarter of the time.
 #include "epilogue.cuh"
 #include "swizzle.cuh"
+#include "tiling.cuh"
 
 // A tile of SIDES by BK in 16-byte chunks, with a row per side if ALONG_K, else per k. 16 lanes read two chunks of each
 // of four rows at once: the XOR puts every two of them on different banks.
@@ -23,20 +24,20 @@ template <int SIDES, int BK, bool ALONG_K> struct TileF64 {
 };
 
 // A lane's reads of a tile for one step of 4 along k: two of 16 rows of A, one of 8 columns of B.
-template <int TALL, int WIDE> struct Fragments { double a[TALL][2], b[WIDE]; };
+template <int TALL, int WIDE> struct FragmentsF64 { double a[TALL][2], b[WIDE]; };
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int WM, int WN, int STAGES, int BLOCKS, bool SM_90>
-__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(const Product<T, Out> p) {
-  constexpr int THREADS = BM / WM * (BN / WN) * 32, AHEAD = STAGES - 1, STEPS = BK / 4, TALL = WM / 16, WIDE = WN / 8;
-  using TileA = TileF64<BM, BK, A != COL>;
-  using TileB = TileF64<BN, BK, B == COL>;
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int STAGES, int BLOCKS, bool SM_90>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) mma_f64(const Product<T, Out> p) {
+  constexpr int BK = Tiles::BK, WM = Tiles::WM, WN = Tiles::WN, C_VEC = Access::C_VEC;
+  constexpr int AHEAD = STAGES - 1, STEPS = BK / 4, TALL = WM / 16, WIDE = WN / 8;
+  using TileA = TileF64<Tiles::BM, BK, Access::A != COL>;
+  using TileB = TileF64<Tiles::BN, BK, Access::B == COL>;
   constexpr int STAGE = TileA::BYTES + TileB::BYTES;
   extern __shared__ __align__(128) char ring[];
 
-  Tile tile = tile_of_block<BM, BN>(p);
-  TileCopy<T, TileA, A_VEC, false, THREADS> a_copy(panel_of_a(p, tile));
-  TileCopy<T, TileB, B_VEC, false, THREADS> b_copy(panel_of_b(p, tile));
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
+  TileCopy<T, TileA, Access::A_VEC, false, Tiles::THREADS> a_copy(panel_of_a(p, tile));
+  TileCopy<T, TileB, Access::B_VEC, false, Tiles::THREADS> b_copy(panel_of_b(p, tile));
   auto begin = [&](int stage) {
     unsigned start = ptx::shared_address(ring) + stage * STAGE;
     a_copy.start(start);
@@ -50,9 +51,9 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) mma_f64(cons
     __syncthreads();
   };
 
-  int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  int row = warp / (BN / WN) * WM + g, column = warp % (BN / WN) * WN;
-  Fragments<TALL, WIDE> read[2];
+  int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  int row = Tiles::row() + g, column = Tiles::column();
+  FragmentsF64<TALL, WIDE> read[2];
   auto fetch = [&](int stage, int step) {
     const char *a_tile = ring + stage * STAGE, *b_tile = a_tile + TileA::BYTES;
 #pragma unroll

@@ -131,10 +131,11 @@ template <bool IS_A, int SIDES> struct GeneralFragments {
   }
 };
 
-template <class T, class Out, int EPILOGUE, int BM, int BN, int WM, int WN, int STAGES, bool ANY>
-__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_general(const Product<T, Out> p) {
-  constexpr int THREADS = BM / WM * (BN / WN) * 32, B_TILE = BM * 128, STAGE = B_TILE + BN * 128, BK = 64;
-  static_assert(BM == BN, "A and B have as many threads each");
+template <class T, class Out, int EPILOGUE, class Tiles, int STAGES, bool ANY>
+__global__ void __launch_bounds__(Tiles::THREADS) mma_general(const Product<T, Out> p) {
+  constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK, WM = Tiles::WM, WN = Tiles::WN;
+  constexpr int THREADS = Tiles::THREADS, B_TILE = BM * 128, STAGE = B_TILE + BN * 128;
+  static_assert(BM == BN && BK == 64, "A and B have as many threads each, and rows of 128 bytes");
   extern __shared__ __align__(1024) char ring[];
   unsigned shared = ptx::shared_address(ring);
   Tile tile = tile_of_block<BM, BN>(p);
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_general(const Pr
   GeneralCopy<T, BM, THREADS / 2, ANY> copy(either(of_a, a_panel, b_panel), shared + (of_a ? 0 : B_TILE));
   bool a_adjacent = is_k_adjacent(a_panel), b_adjacent = is_k_adjacent(b_panel);
 
-  int warp = threadIdx.x / 32, row = warp / (BN / WN) * WM, column = warp % (BN / WN) * WN;
+  int row = Tiles::row(), column = Tiles::column();
   unsigned a_start = GeneralFragments<true, WM>::start(row, a_adjacent);
   unsigned b_start = GeneralFragments<false, WN>::start(column, b_adjacent) + B_TILE;
   WarpSums<T, WM, WN> sums;

@@ -6,24 +6,23 @@
 // parent, which meanwhile loads the next tile into registers: here each tile is waited for.
 #include "fragments.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, bool RAGGED, int BM,
-          int BN, int BK, int WM, int WN>
-__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_ldmatrix(const Product<T, Out> p) {
-  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, RAGGED, BM, BN, BK, WM, WN>;
+template <class T, class Out, int EPILOGUE, class Access, bool RAGGED, class Tiles>
+__global__ void __launch_bounds__(Tiles::THREADS) mma_ldmatrix(const Product<T, Out> p) {
+  using Block = MmaBlock<T, Access, Tiles, RAGGED>;
   extern __shared__ __align__(1024) char tiles[];
-  Tile tile = tile_of_block<BM, BN>(p);
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
   typename Block::CopyA a_copy(panel_of_a(p, tile));
   typename Block::CopyB b_copy(panel_of_b(p, tile));
   typename Block::FragmentsA a;
   typename Block::FragmentsB b;
-  WarpSums<T, WM, WN> sums;
-  unsigned start = ptx::shared_address(tiles), a_start = start + a.start(Block::row()),
-           b_start = start + Block::TileA::BYTES + b.start(Block::column());
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
+  typename Block::Sums sums;
+  unsigned start = ptx::shared_address(tiles), a_start = start + a.start(Tiles::row()),
+           b_start = start + Block::TileA::BYTES + b.start(Tiles::column());
+  for (int k0 = 0; k0 < p.k; k0 += Tiles::BK) {
     a_copy.copy(tiles);
     b_copy.copy(tiles + Block::TileA::BYTES);
-    a_copy.advance(BK);
-    b_copy.advance(BK);
+    a_copy.advance(Tiles::BK);
+    b_copy.advance(Tiles::BK);
     __syncthreads();
 #pragma unroll
     for (int group = 0; group < Block::GROUPS; ++group) {
@@ -33,5 +32,5 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_ldmatrix(const P
     }
     __syncthreads();
   }
-  sums.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column());
+  sums.template store<EPILOGUE, Access::C_VEC>(p, tile.batch, tile.row + Tiles::row(), tile.col + Tiles::column());
 }

@@ -22,16 +22,16 @@ __global__ void __launch_bounds__(256) mma_pipelined_pack(const Product<T, Out> 
   }
 }
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int PACKED,
-          int SPLITS, int BM, int BN, int BK, int WM, int WN, int STAGES>
-__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const Product<T, Out> p) {
-  using Block = MmaBlock<T, A, B, A_VEC, B_VEC, false, BM, BN, BK, WM, WN>;
-  constexpr int GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
+template <class T, class Out, int EPILOGUE, class Access, int PACKED, int SPLITS, class Tiles, int STAGES>
+__global__ void __launch_bounds__(Tiles::THREADS) mma_pipelined(const Product<T, Out> p) {
+  using Block = MmaBlock<T, Access, Tiles>;
+  constexpr Layout A = Access::A, B = Access::B;
+  constexpr int BK = Tiles::BK, GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
   static_assert(GROUPS % 2 == 0, "the two sets of fragments take turns");
   extern __shared__ __align__(1024) char ring[];
   unsigned start = ptx::shared_address(ring);
 
-  Tile tile = tile_of_block<BM, BN>(p);
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
   int split = tile.batch % SPLITS, batch = tile.batch / SPLITS;  // part of k, in whole tiles
   int length = SPLITS > 1 ? ((p.k + BK - 1) / BK + SPLITS - 1) / SPLITS * BK : p.k;
   int depth = min(length, p.k - split * length);
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
 
   typename Block::FragmentsA a[2];
   typename Block::FragmentsB b[2];
-  WarpSums<T, WM, WN> sums;
-  unsigned a_start = start + a->start(Block::row()), b_start = start + B_TILE + b->start(Block::column());
+  typename Block::Sums sums;
+  unsigned a_start = start + a->start(Tiles::row()), b_start = start + B_TILE + b->start(Tiles::column());
   ptx::cp_async_wait_group<STAGES - 2>();
   __syncthreads();
   a[0].read(a_start, 0, 0);
@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(BM / WM * (BN / WN) * 32) mma_pipelined(const 
     free = now;
     now = next;
   }
-  int row = tile.row + Block::row(), column = tile.col + Block::column();
+  int row = tile.row + Tiles::row(), column = tile.col + Tiles::column();
   if constexpr (SPLITS == 1) {
-    sums.template store<EPILOGUE, C_VEC>(p, batch, row, column);
+    sums.template store<EPILOGUE, Access::C_VEC>(p, batch, row, column);
   } else {
-    sums.template store<PLAIN, (C_VEC > 1 ? 2 : 1)>(partial_sums<A, B, PACKED>(p), tile.batch, row, column);
+    sums.template store<PLAIN, (Access::C_VEC > 1 ? 2 : 1)>(partial_sums<A, B, PACKED>(p), tile.batch, row, column);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "load.cuh"
+#include "tiling.cuh"
 
 // Elements of S in one 16-byte access, if COUNT of them can be split into such accesses.
 template <class S, int COUNT> constexpr int strip() {
@@ -16,7 +17,7 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   constexpr int STRIP = strip<S, COUNT>();
 #pragma unroll
   for (int s = 0; s < COUNT / STRIP; ++s) {
-    if constexpr (Arrangement::ADJACENT == COL) {
+    if constexpr (Arrangement::ORDER == COL) {
       constexpr bool EVEN = APART % Arrangement::SPAN == 0;
       const S* from = EVEN ? tile + Arrangement::at(side, k) + s * APART : tile + Arrangement::at(side + s * APART, k);
       auto read = *reinterpret_cast<const Chunk<S, STRIP>*>(from);
@@ -45,41 +46,12 @@ __device__ __forceinline__ void outer_product(const S (&a)[TM], const S (&b)[TN]
   }
 }
 
-// The elements of a thread when threads are numbered along the rows of a tile of BN columns: one patch.
-template <int BN, int TM, int TN, int TALL, int WIDE> struct Together {
-  static constexpr int ROWS_APART = TALL, COLUMNS_APART = WIDE;
-  int row = threadIdx.x / (BN / TN) * TM, column = threadIdx.x % (BN / TN) * TN;
-};
-
-// The same in strips: adjacent threads of a row have adjacent strips.
-template <int BM, int BN, int TM, int TN, int TALL, int WIDE> struct InStrips {
-  static constexpr int ROWS_APART = BM / TM * TALL, COLUMNS_APART = BN / TN * WIDE;
-  int row = threadIdx.x / (BN / TN) * TALL, column = threadIdx.x % (BN / TN) * WIDE;
-};
-
-// The first strips of a thread when each warp takes WM x WN of a tile of BN columns, and its lanes strips of that.
-// A lane shares its rows with lane ^ 1 and its columns with lane ^ 2: 16-byte reads where such pairs agree take half
-// the wavefronts.
-template <int BN, int WM, int WN, int TM, int TN, int TALL, int WIDE> struct Seat {
-  static constexpr int DOWN = WM / TM, ACROSS = WN / TN, ROWS_APART = DOWN * TALL, COLUMNS_APART = ACROSS * WIDE;
-  static constexpr bool PAIRED = DOWN > 1 && ACROSS > 1;
-  int row, column;
-
-  __device__ __forceinline__ Seat() {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int y = PAIRED ? lane / 4 / (ACROSS / 2) * 2 + lane / 2 % 2 : lane / ACROSS;
-    int x = PAIRED ? lane / 4 % (ACROSS / 2) * 2 + lane % 2 : lane % ACROSS;
-    row = warp / (BN / WN) * WM + y * TALL;
-    column = warp % (BN / WN) * WN + x * WIDE;
-  }
-};
-
 // Adds the BK outer products of two tiles in shared memory, from the thread's first row and column on.
 template <class TileA, class TileB, int ROWS_APART, int COLUMNS_APART, int BK, int TM, int TN, class S>
 __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile, int row, int column,
                                                S (&sums)[TM][TN]) {
   // Reading a tile element by element keeps more values in registers than two blocks of 256 threads have.
-  constexpr int UNROLL = TileA::ADJACENT == COL ? BK : 2;
+  constexpr int UNROLL = TileA::ORDER == COL ? BK : 2;
 #pragma unroll UNROLL
   for (int k = 0; k < BK; ++k) {
     S a[TM], b[TN];
@@ -111,29 +83,35 @@ __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int ba
   }
 }
 
+// How a block's threads load the tiles of A and of B.
+template <class T, class Access, class Tiles>
+using LoadA = Load<T, Access::A, Access::A_VEC, Tiles::BM, Tiles::BK, Tiles::THREADS>;
+template <class T, class Access, class Tiles>
+using LoadB = Load<T, transposed(Access::B), Access::B_VEC, Tiles::BN, Tiles::BK, Tiles::THREADS>;
+
 // Computes a tile of C with sums in registers: tiles of A and B are loaded into shared memory and multiplied in turn.
-// The rungs choose how threads load them (LoadA, LoadB), their layout (TileA, TileB), and who computes what (Place).
-template <int EPILOGUE, class LoadA, class LoadB, class TileA, class TileB, class Place, int C_VEC, int BM, int BN,
-          int BK, int TM, int TN, class T, class Out>
+// The rungs choose the layout of the tiles (TileA, TileB), and which elements of C a thread computes (Tiling).
+template <int EPILOGUE, class Access, class Tiles, class TileA, class TileB, class Tiling, class T, class Out>
 __device__ __forceinline__ void multiply_in_registers(const Product<T, Out>& p) {
   using S = Sum<T, Out>;
+  constexpr int ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   __shared__ alignas(16) S a_tile[TileA::SIZE], b_tile[TileB::SIZE];
-  Tile tile = tile_of_block<BM, BN>(p);
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  LoadA a_load(a_panel);
-  LoadB b_load(b_panel);
-  Place at;
-  S sums[TM][TN] = {};
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
+  LoadA<T, Access, Tiles> a_load(a_panel);
+  LoadB<T, Access, Tiles> b_load(b_panel);
+  Tiling at;
+  S sums[Tiles::TM][Tiles::TN] = {};
+  for (int k0 = 0; k0 < p.k; k0 += Tiles::BK) {
     a_load.fetch(a_panel);
     b_load.fetch(b_panel);
     a_load.template put<TileA>(a_tile);
     b_load.template put<TileB>(b_tile);
     __syncthreads();
-    multiply_tiles<TileA, TileB, Place::ROWS_APART, Place::COLUMNS_APART, BK>(a_tile, b_tile, at.row, at.column, sums);
+    multiply_tiles<TileA, TileB, ROWS_APART, COLUMNS_APART, Tiles::BK>(a_tile, b_tile, at.row, at.column, sums);
     __syncthreads();
   }
-  store_registers<EPILOGUE, Place::ROWS_APART, Place::COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row,
-                                                                            tile.col + at.column, sums);
+  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, Access::C_VEC>(p, tile.batch, tile.row + at.row,
+                                                                      tile.col + at.column, sums);
 }

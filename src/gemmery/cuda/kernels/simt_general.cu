@@ -3,7 +3,7 @@
 // Parent: simt_pipelined. cp.async copies single elements, so tiles can follow k whatever is adjacent in memory, and
 // lanes follow what is. Sums are added in the parent's order, so the bits are the parent's.
 #include "general.cuh"
-#include "registers.cuh"
+#include "simt_warptile.cu"
 
 // A thread's share of an operand's tiles of SIDES by BK in shared memory, stored k by k in rows of PITCH elements. The
 // threads follow k if elements are adjacent in k, else the sides, in whole chunks where these are aligned.
@@ -60,20 +60,21 @@ template <class T, int SIDES, int BK, int PITCH, int THREADS> struct ElementCopy
   }
 };
 
-template <class T, class Out, int EPILOGUE, int BM, int BN, int BK, int WM, int WN, int TM, int TN, int STAGES>
-__global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Product<T, Out> p) {
-  using TileA = KMajor<BM, BK, 4>;
-  using TileB = KMajor<BN, BK, 4>;
-  using Place = Seat<BN, WM, WN, TM, TN, strip<T, TM>(), strip<T, TN>()>;
-  constexpr int THREADS = BM / TM * (BN / TN), ROWS_APART = Place::ROWS_APART, COLUMNS_APART = Place::COLUMNS_APART;
+template <class T, class Out, int EPILOGUE, class Tiles, int WM, int WN, int STAGES>
+__global__ void __launch_bounds__(Tiles::THREADS) simt_general(const Product<T, Out> p) {
+  constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK, TM = Tiles::TM, TN = Tiles::TN;
+  using TileA = KMajor<BM + 4, BK>;
+  using TileB = KMajor<BN + 4, BK>;
+  using Tiling = WarpTiling<Tiles, WM, WN, T>;
+  constexpr int ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
   extern __shared__ __align__(16) unsigned char memory[];
   T* ring = reinterpret_cast<T*>(memory);
   unsigned shared = ptx::shared_address(memory);
   Tile tile = tile_of_block<BM, BN>(p);
-  ElementCopy<T, BM, BK, BM + 4, THREADS> a_copy(panel_of_a(p, tile));
-  ElementCopy<T, BN, BK, BN + 4, THREADS> b_copy(panel_of_b(p, tile));
-  Place at;
+  ElementCopy<T, BM, BK, BM + 4, Tiles::THREADS> a_copy(panel_of_a(p, tile));
+  ElementCopy<T, BN, BK, BN + 4, Tiles::THREADS> b_copy(panel_of_b(p, tile));
+  Tiling at;
   T a[2][TM], b[2][TN], sums[TM][TN] = {};
   int warp = threadIdx.x / 32;
   bool busy = BM > 32 || (tile.row + warp / (BN / WN) * WM < p.m && tile.col + warp % (BN / WN) * WN < p.n);
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Produc
   }
   ptx::cp_async_wait_group<0>();
   __syncthreads();
-  constexpr int TALL = strip<T, TM>(), WIDE = strip<T, TN>(), PITCH = BN + 4;
+  constexpr int TALL = Tiling::TALL, WIDE = Tiling::WIDE, PITCH = BN + 4;
 #pragma unroll
   for (int y = 0; y < TM; ++y) {
 #pragma unroll
@@ -120,5 +121,5 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN)) simt_general(const Produc
     }
   }
   __syncthreads();
-  store_general<EPILOGUE, BM, BN, PITCH, THREADS>(p, tile, ring);
+  store_general<EPILOGUE, BM, BN, PITCH, Tiles::THREADS>(p, tile, ring);
 }

@@ -6,15 +6,19 @@
 // take 12 wavefronts instead of 24, in f64 24 instead of 72: now the arithmetic takes longer than the reads.
 #include "registers.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int TM, int TN, int BLOCKS>
-__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_padded(const Product<T, Out> p) {
-  using S = Sum<T, Out>;
-  constexpr int THREADS = BM / TM * (BN / TN);
-  using LoadA = Load<T, A, A_VEC, BM, BK, THREADS>;
-  using LoadB = Load<T, transposed(B), B_VEC, BN, BK, THREADS>;
-  using TileA = KMajor<BM, BK, A == ROW ? 4 : 0>;
-  using TileB = KMajor<BN, BK, B == COL ? 4 : 0>;
-  using Place = InStrips<BM, BN, TM, TN, strip<S, TM>(), strip<S, TN>()>;
-  multiply_in_registers<EPILOGUE, LoadA, LoadB, TileA, TileB, Place, C_VEC, BM, BN, BK, TM, TN>(p);
+// Padded only if the stores transpose.
+template <int SIDE, int BK, Layout OPERAND> using PaddedTile = KMajor<OPERAND == ROW ? SIDE + 4 : SIDE, BK>;
+
+// Threads are numbered along the rows of the block's tile; adjacent threads of a row have adjacent strips.
+template <class Tiles, class S> struct StripTiling {
+  static constexpr int TALL = strip<S, Tiles::TM>(), WIDE = strip<S, Tiles::TN>();  // rows and columns of a strip
+  static constexpr int ROWS_APART = Tiles::DOWN * TALL, COLUMNS_APART = Tiles::ACROSS * WIDE;
+  int row = threadIdx.x / Tiles::ACROSS * TALL, column = threadIdx.x % Tiles::ACROSS * WIDE;
+};
+
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int BLOCKS>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_padded(const Product<T, Out> p) {
+  using TileA = PaddedTile<Tiles::BM, Tiles::BK, Access::A>;
+  using TileB = PaddedTile<Tiles::BN, Tiles::BK, transposed(Access::B)>;
+  multiply_in_registers<EPILOGUE, Access, Tiles, TileA, TileB, StripTiling<Tiles, Sum<T, Out>>>(p);
 }

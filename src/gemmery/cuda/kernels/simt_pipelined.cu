@@ -5,26 +5,25 @@
 // Measured on an H200 at n = 4096: in f32 faster by cp.async than through registers, and faster still with 16 x 8 sums
 // per thread instead of 8 x 8: then it is close to cuBLAS, and 2048 of the loop's 2233 instructions are multiply-adds.
 // In f64, 512 of 627, it stays more than a quarter below the peak.
-#include "registers.cuh"
+#include "simt_warptile.cu"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int WM, int WN, int TM, int TN, int STAGES, int BLOCKS>
-__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(const Product<T, Out> p) {
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> p) {
   using S = Sum<T, Out>;
-  using TileA = KMajor<BM, BK, A == ROW ? 4 : 0>;
-  using TileB = KMajor<BN, BK, B == COL ? 4 : 0>;
-  using Place = Seat<BN, WM, WN, TM, TN, strip<S, TM>(), strip<S, TN>()>;
-  constexpr int THREADS = BM / TM * (BN / TN), ROWS_APART = Place::ROWS_APART, COLUMNS_APART = Place::COLUMNS_APART;
+  using TileA = PaddedTile<Tiles::BM, Tiles::BK, Access::A>;
+  using TileB = PaddedTile<Tiles::BN, Tiles::BK, transposed(Access::B)>;
+  using Tiling = WarpTiling<Tiles, WM, WN, S>;
+  constexpr int BK = Tiles::BK, ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
   constexpr bool ASYNC = STAGES > 2;
   extern __shared__ unsigned char memory[];
   S* ring = reinterpret_cast<S*>(memory);
 
-  Tile tile = tile_of_block<BM, BN>(p);
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
   auto a_panel = panel_of_a(p, tile);
   auto b_panel = panel_of_b(p, tile);
-  Load<T, A, A_VEC, BM, BK, THREADS> a_load(a_panel);
-  Load<T, transposed(B), B_VEC, BN, BK, THREADS> b_load(b_panel);
+  LoadA<T, Access, Tiles> a_load(a_panel);
+  LoadB<T, Access, Tiles> b_load(b_panel);
   auto begin = [&](S* stage) {
     if constexpr (ASYNC) {
       a_load.template copy<TileA>(a_panel, stage);
@@ -48,9 +47,9 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(co
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) begin(ring + s * STAGE);
   finish(ring);
-  Place at;
+  Tiling at;
   const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the current tile
-  S a[2][TM], b[2][TN], sums[TM][TN] = {};
+  S a[2][Tiles::TM], b[2][Tiles::TN], sums[Tiles::TM][Tiles::TN] = {};
   fragment<TileA, ROWS_APART>(a[0], a_tile, 0, 0);
   fragment<TileB, COLUMNS_APART>(b[0], b_tile, 0, 0);
   int now = 0, free = STAGES - 1;  // stages of the ring: the one being read, and the one to fill
@@ -73,6 +72,6 @@ __global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_pipelined(co
       outer_product(a[k % 2], b[k % 2], sums);
     }
   }
-  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, C_VEC>(p, tile.batch, tile.row + at.row, tile.col + at.column,
-                                                              sums);
+  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, Access::C_VEC>(p, tile.batch, tile.row + at.row,
+                                                                      tile.col + at.column, sums);
 }

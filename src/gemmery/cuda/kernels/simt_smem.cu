@@ -2,7 +2,6 @@
 // Parent: simt_naive. Two barriers per step: when the tiles are full and when they are read. Zeros fill the edges.
 // Measured on an H200, n = 2048, f32: half the parent's time with a tile of 16 or 32, more with 8. A multiply-add of a
 // warp takes 1.5 wavefronts of shared memory.
-#include "edges.cuh"
 #include "epilogue.cuh"
 #include "tile.cuh"
 

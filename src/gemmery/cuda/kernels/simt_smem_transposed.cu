@@ -5,7 +5,6 @@
 // Measured on an H200, n = 1024: in f32 shared loads take 33,554,432 wavefronts, one per multiply-add of a warp, and
 // 50.4 million in the parent; in f64 without SWIZZLE four times as many as with it. The time falls by less than a
 // fifth, because the loop has as many instructions per multiply-add as the parent's.
-#include "edges.cuh"
 #include "epilogue.cuh"
 #include "tile.cuh"
 

@@ -5,12 +5,16 @@
 // arithmetic: 24 wavefronts for 16 cycles in f32, 72 for 32 in f64, because of bank conflicts.
 #include "registers.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int BM, int BN, int BK, int TM, int TN, int BLOCKS>
-__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_threadtile(const Product<T, Out> p) {
-  using S = Sum<T, Out>;
-  constexpr int THREADS = BM / TM * (BN / TN);
-  using LoadA = Load<T, A, 1, BM, BK, THREADS>;
-  using LoadB = Load<T, transposed(B), 1, BN, BK, THREADS>;
-  using Place = Together<BN, TM, TN, strip<S, TM>(), strip<S, TN>()>;
-  multiply_in_registers<EPILOGUE, LoadA, LoadB, SideMajor<BM, BK>, KMajor<BN, BK>, Place, 1, BM, BN, BK, TM, TN>(p);
+// Threads are numbered along the rows of the block's tile, and each has a patch of adjacent elements.
+template <class Tiles, class S> struct ThreadTiling {
+  static constexpr int ROWS_APART = strip<S, Tiles::TM>(), COLUMNS_APART = strip<S, Tiles::TN>();
+  int row = threadIdx.x / Tiles::ACROSS * Tiles::TM, column = threadIdx.x % Tiles::ACROSS * Tiles::TN;
+};
+
+template <class T, class Out, int EPILOGUE, Layout A, Layout B, class Tiles, int BLOCKS>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_threadtile(const Product<T, Out> p) {
+  using TileA = SideMajor<Tiles::BM, Tiles::BK>;
+  using TileB = KMajor<Tiles::BN, Tiles::BK>;
+  using Scalar = Access<A, B, 1, 1, 1>;  // elements per access
+  multiply_in_registers<EPILOGUE, Scalar, Tiles, TileA, TileB, ThreadTiling<Tiles, Sum<T, Out>>>(p);
 }

@@ -4,17 +4,29 @@
 // Measured on an H200 at n = 4096: a little faster in f32; a tie in f64, where one block takes the multiprocessor's
 // registers and waits for each tile. A 16-byte read alone takes 2 cycles if pairs of lanes agree, and 4 if they do
 // not.
-#include "registers.cuh"
+#include "simt_padded.cu"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int WM, int WN, int TM, int TN, int BLOCKS>
-__global__ void __launch_bounds__(BM / TM * (BN / TN), BLOCKS) simt_warptile(const Product<T, Out> p) {
-  using S = Sum<T, Out>;
-  constexpr int THREADS = BM / TM * (BN / TN);
-  using LoadA = Load<T, A, A_VEC, BM, BK, THREADS>;
-  using LoadB = Load<T, transposed(B), B_VEC, BN, BK, THREADS>;
-  using TileA = KMajor<BM, BK, A == ROW ? 4 : 0>;
-  using TileB = KMajor<BN, BK, B == COL ? 4 : 0>;
-  using Place = Seat<BN, WM, WN, TM, TN, strip<S, TM>(), strip<S, TN>()>;
-  multiply_in_registers<EPILOGUE, LoadA, LoadB, TileA, TileB, Place, C_VEC, BM, BN, BK, TM, TN>(p);
+// Each warp takes WM x WN of the block's tile, and its lanes strips of that. A lane shares its rows with lane ^ 1 and
+// its columns with lane ^ 2: 16-byte reads where such pairs agree take half the wavefronts.
+template <class Tiles, int WM, int WN, class S> struct WarpTiling {
+  static constexpr int TALL = strip<S, Tiles::TM>(), WIDE = strip<S, Tiles::TN>();  // rows and columns of a strip
+  static constexpr int DOWN = WM / Tiles::TM, ACROSS = WN / Tiles::TN;              // lanes of a warp
+  static constexpr int ROWS_APART = DOWN * TALL, COLUMNS_APART = ACROSS * WIDE;
+  static constexpr bool PAIRED = DOWN > 1 && ACROSS > 1;
+  int row, column;
+
+  __device__ __forceinline__ WarpTiling() {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int y = PAIRED ? lane / 4 / (ACROSS / 2) * 2 + lane / 2 % 2 : lane / ACROSS;
+    int x = PAIRED ? lane / 4 % (ACROSS / 2) * 2 + lane % 2 : lane % ACROSS;
+    row = warp / (Tiles::BN / WN) * WM + y * TALL;
+    column = warp % (Tiles::BN / WN) * WN + x * WIDE;
+  }
+};
+
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int BLOCKS>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_warptile(const Product<T, Out> p) {
+  using TileA = PaddedTile<Tiles::BM, Tiles::BK, Access::A>;
+  using TileB = PaddedTile<Tiles::BN, Tiles::BK, transposed(Access::B)>;
+  multiply_in_registers<EPILOGUE, Access, Tiles, TileA, TileB, WarpTiling<Tiles, WM, WN, Sum<T, Out>>>(p);
 }

@@ -1,4 +1,4 @@
-// The tile of C that a block computes.
+// The tile of C that a block computes, and elements of A and B that may be beyond the edges.
 #pragma once
 #include "product.cuh"
 
@@ -13,4 +13,15 @@ __device__ __forceinline__ Tile tile_of_block(const Product<T, Out>& p) {
   unsigned first = index / (GROUP * columns) * GROUP, height = min(rows - first, unsigned(GROUP));
   unsigned within = index % (GROUP * columns);
   return {int(batch), int((first + within % height) * BM), int(within / height * BN)};
+}
+
+// Element (i, k) of A, and (k, j) of B; zero beyond the edges.
+template <class To, class T, class Out>
+__device__ __forceinline__ To a_or_zero(const Product<T, Out>& p, int batch, int i, int k) {
+  return i < p.m && k < p.k ? widen<To>(*p.a_at(batch, i, k)) : To(0);
+}
+
+template <class To, class T, class Out>
+__device__ __forceinline__ To b_or_zero(const Product<T, Out>& p, int batch, int k, int j) {
+  return k < p.k && j < p.n ? widen<To>(*p.b_at(batch, k, j)) : To(0);
 }

@@ -6,35 +6,31 @@
 // Without reading ahead into the next tile it is a tenth slower.
 #include "wmma.cuh"
 
-template <class T, class Out, int EPILOGUE, Layout A, Layout B, int A_VEC, int B_VEC, int C_VEC, int BM, int BN, int BK,
-          int WM, int WN, int BLOCKS>
-__global__ void __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) wmma_f64(const Product<T, Out> p) {
-  using Block = WmmaBlock<T, A, B, A_VEC, B_VEC, BM, BN, BK, WM, WN>;
-  using Stored = typename Block::Stored;
-  extern __shared__ __align__(128) char memory[];
-  Stored *now = reinterpret_cast<Stored*>(memory), *next = now + Block::SIZE;
-  Tile tile = tile_of_block<BM, BN>(p);
-  Block block(panel_of_a(p, tile), panel_of_b(p, tile));
-  typename Block::Warp part;
+// The only shape in f64.
+template <> struct WmmaFragment<double> {
+  using Stored = double;
+  using Registers = double[1];
+  using Sums = double[2];
+  static constexpr int M = 8, N = 8, K = 4;
+  struct Shape { static constexpr const char text[] = "m8n8k4"; };
+  struct Type { static constexpr const char text[] = "f64"; };
+  struct Types { static constexpr const char text[] = "m8n8k4.f64.f64.f64.f64"; };
+};
 
-  block.fetch();
-  block.put(now);
-  Block::read(part, now, 0);
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int BLOCKS>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) wmma_f64(const Product<T, Out> p) {
+  WmmaBlock<T, Access, Tiles> block(p);
+  auto *now = block.begin(), *next = now + block.SIZE;  // tiles of A and B: to read, and to fill
+  block.read(now, 0);
+  for (int k0 = 0; k0 < p.k; k0 += Tiles::BK) {
     block.fetch();
 #pragma unroll
-    for (int step = 0; step < Block::STEPS; ++step) {
-      if (step == Block::STEPS - 1) {  // every warp has finished reading this tile, and the place of the next one
-        block.put(next);
-        Stored* done = now;
-        now = next;
-        next = done;
-      }
-      Block::read(part, now, (step + 1) % Block::STEPS);
-      Block::multiply(part, step);
+    for (int step = 0; step < block.STEPS; ++step) {
+      if (step == block.STEPS - 1) block.put(now, next);  // every warp has finished reading both
+      block.read(now, (step + 1) % block.STEPS);
+      block.multiply(step);
     }
   }
   __syncthreads();
-  part.template store<EPILOGUE, C_VEC>(p, tile.batch, tile.row + Block::row(), tile.col + Block::column(),
-                                       reinterpret_cast<double*>(memory) + Block::warp() * Block::Warp::PATCH);
+  block.template store<EPILOGUE>(p);
 }

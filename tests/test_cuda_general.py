@@ -137,7 +137,9 @@ def present(monkeypatch):
     aside = {}
     monkeypatch.setattr(driver, "device", lambda ordinal: device.card("h200"))
     monkeypatch.setattr(driver, "find", lambda name: device.card("h200"))
-    monkeypatch.setattr(driver, "function", lambda source, kernel, ordinal, shared=0: int(kernel.split(",")[3]))
+    monkeypatch.setattr(
+        driver, "function", lambda source, kernel, ordinal, shared=0: int(kernel.split("<")[2].split(",")[0])
+    )
     monkeypatch.setattr(driver, "context", lambda ordinal: 77)
     monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernel": None, "cuCtxGetCurrent": None}))
     monkeypatch.setattr(images.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))

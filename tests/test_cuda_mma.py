@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -22,8 +23,8 @@ def square(n, **options):
 
 
 def parameters(geometry):
-    """The template's arguments after the types and the epilogue."""
-    return geometry.kernel.partition("<")[2].rstrip(">").split(", ")[3:]
+    """The arguments of the template and of its types, after the types and the epilogue."""
+    return re.sub(r"\w+<|>", "", geometry.kernel).split(", ")[3:]
 
 
 @pytest.mark.parametrize("device", AMPERE_ON, ids=lambda device: device.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -18,8 +19,8 @@ SQUARE = Problem(512, 512, 512, "f64", "f64", device="h200")
 
 
 def parameters(geometry):
-    """The arguments of the kernel's template."""
-    return geometry.kernel.partition("<")[2].rstrip(">").split(", ")
+    """The arguments of the kernel's template and of its types."""
+    return re.sub(r"\w+<|>", "", geometry.kernel).split(", ")
 
 
 @pytest.mark.parametrize(("device", "wide"), [("a100", "0"), ("rtx4090", "0"), ("h200", "1"), ("b200", "1")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
@@ -21,8 +22,8 @@ def problem(m, n, k, name="f32", **options):
 
 
 def parameters(geometry):
-    """The arguments of the kernel's template, as text."""
-    return geometry.kernel.partition("<")[2].rstrip(">").split(", ")
+    """The arguments of the kernel's template and of its types, as text."""
+    return re.sub(r"\w+<|>", "", geometry.kernel).split(", ")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 // Idea: a block reads each tile of A and of B once, into shared memory, and all its threads use it.
-// Parent: simt_naive. Two barriers per step: when the tiles are full and when they are read. Zeros fill the edges.
+// Parent: simt_naive, where each thread reads a row of A and a column of B from global memory.
+// Two barriers per step: when the tiles are full and when they are read. Zeros fill the edges.
 // Measured on an H200, n = 2048, f32: half the parent's time with a tile of 16 or 32, more with 8. A multiply-add of a
 // warp takes 1.5 wavefronts of shared memory.
 #include "epilogue.cuh"

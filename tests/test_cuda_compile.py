@@ -167,9 +167,12 @@ def test_another_instance_or_architecture_is_compiled_anew(compilations):
     assert len(compilations) == 3
 
 
-def test_a_changed_source_is_compiled_anew(compilations, monkeypatch):
+@pytest.mark.parametrize(("old", "new"), [("int j = ", "int j = 1 + "), ("S sum = 0;", "S sum = 1;")])
+def test_a_changed_source_is_compiled_anew(compilations, monkeypatch, old, new):
+    """The file itself, or that of its parent, which it includes."""
     before, text = nvrtc.code(*KERNEL), nvrtc.text
-    monkeypatch.setattr(nvrtc, "text", lambda source: text(source).replace("S sum = 0;", "S sum = 1;"))
+    assert (old in text("simt_naive.cu")) != (old in text("simt_single_block.cu"))
+    monkeypatch.setattr(nvrtc, "text", lambda source: text(source).replace(old, new))
     assert nvrtc.code(*KERNEL).cubin != before.cubin
     assert len(compilations) == 2
 

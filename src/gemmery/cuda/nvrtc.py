@@ -242,7 +242,6 @@ def text(source: str) -> str:
     return files(__package__).joinpath("kernels", source).read_text(encoding="utf-8")
 
 
-@lru_cache
 def ancestors(whole: str) -> dict[str, str]:
     """The files of other kernels that the text of a kernel includes, by name: its parent, and that one's."""
     texts = {name: text(name) for name in _PARENT.findall(whole)}

@@ -26,7 +26,8 @@ template <class T, class Out, int EPILOGUE, class Access, int PACKED, int SPLITS
 __global__ void __launch_bounds__(Tiles::THREADS) mma_pipelined(const Product<T, Out> p) {
   using Block = MmaBlock<T, Access, Tiles>;
   constexpr Layout A = Access::A, B = Access::B;
-  constexpr int BK = Tiles::BK, GROUPS = Block::GROUPS, B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
+  constexpr int BK = Tiles::BK, GROUPS = Block::GROUPS;
+  constexpr int B_TILE = Block::TileA::BYTES, STAGE = B_TILE + Block::TileB::BYTES;
   static_assert(GROUPS % 2 == 0, "the two sets of fragments take turns");
   extern __shared__ __align__(1024) char ring[];
   unsigned start = ptx::shared_address(ring);

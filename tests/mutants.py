@@ -369,8 +369,8 @@ MUTANTS = (
         "mma_ldmatrix",
         (
             "fragments.cuh",
-            "sent = high ? word[w] : word[w + apart]",
-            "sent = high ? word[w + apart] : word[w]",
+            "sent = high ? word[w] : word[w + offset]",
+            "sent = high ? word[w + offset] : word[w]",
             "lanes exchange the wrong words",
         ),
         config={**F16, "bm": 64},
@@ -569,7 +569,7 @@ MUTANTS = (
     ),
     *_of(
         "gemv_warp",
-        ("gemv.cuh", "apart = LANES / 2", "apart = LANES / 4", "half of the lanes are not added"),
+        ("gemv.cuh", "offset = LANES / 2", "offset = LANES / 4", "half of the lanes are not added"),
         config={"r": 2},
         shape=VECTOR,
     ),

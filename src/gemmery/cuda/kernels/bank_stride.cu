@@ -7,13 +7,13 @@ template <int WIDTH> struct alignas(4 * WIDTH) Element { float of[WIDTH]; };
 template <int BLOCK, int WIDTH, int STRIDE, int STEPS>
 __global__ void bank_stride(const float* x, float* y, int n) {
   constexpr int ELEMENTS = 31 * STRIDE + 32;
-  __shared__ Element<WIDTH> held[ELEMENTS];
-  for (int e = threadIdx.x; e < ELEMENTS; e += BLOCK) held[e] = reinterpret_cast<const Element<WIDTH>*>(x)[e];
+  __shared__ Element<WIDTH> tile[ELEMENTS];
+  for (int e = threadIdx.x; e < ELEMENTS; e += BLOCK) tile[e] = reinterpret_cast<const Element<WIDTH>*>(x)[e];
   __syncthreads();
   float sum = 0;
 #pragma unroll 1
   for (int first = 0; first < STEPS; first += 16) {
-    const Element<WIDTH>* from = held + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or loads leave the loop
+    const Element<WIDTH>* from = tile + threadIdx.x % 32 * STRIDE + first / 16 % 2;  // or loads leave the loop
 #pragma unroll
     for (int step = 0; step < 16; ++step) {
 #pragma unroll

@@ -123,13 +123,13 @@ template <class T, int WM, int WN> struct WarpSums {
   static __device__ __forceinline__ void exchange(unsigned (&word)[4]) {
     int lane = threadIdx.x;
 #pragma unroll
-    for (int apart = 1; apart < 4; apart *= 2) {
-      bool high = lane & apart;
+    for (int offset = 1; offset < 4; offset *= 2) {
+      bool high = lane & offset;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        if (w & apart) continue;
-        unsigned sent = high ? word[w] : word[w + apart];
-        (high ? word[w] : word[w + apart]) = __shfl_xor_sync(0xffffffff, sent, apart);
+        if (w & offset) continue;
+        unsigned sent = high ? word[w] : word[w + offset];
+        (high ? word[w] : word[w + offset]) = __shfl_xor_sync(0xffffffff, sent, offset);
       }
     }
   }

@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch
 // The sum over LANES adjacent lanes, returned to each of them; the same additions in the same order every time.
 template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
 #pragma unroll
-  for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+  for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
   return sum;
 }
 

@@ -8,7 +8,7 @@ template <int VEC, int STEPS, bool WHOLE, class S, class T>
 __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, int r, int part, int parts) {
 #pragma unroll 1
   for (int first = part; first < g.k; first += parts * STEPS) {
-    Chunk<T, VEC> held[STEPS] = {};
+    Chunk<T, VEC> loaded[STEPS] = {};
     T x[STEPS] = {};
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
@@ -16,11 +16,11 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
       if (s > 0 && k >= g.k) continue;
       const T* w = g.w + k * g.w_col + r;
       if constexpr (WHOLE) {
-        held[s] = chunk_of_w<VEC>(w, 0, 0);
+        loaded[s] = chunk_of_w<VEC>(w, 0, 0);
       } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
-          if (r + v < g.results) held[s].of[v] = w[v];
+          if (r + v < g.results) loaded[s].of[v] = w[v];
         }
       }
       x[s] = g.x[k * g.x_step];
@@ -29,7 +29,7 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
     for (int s = 0; s < STEPS; ++s) {
       S factor = widen<S>(x[s]);
 #pragma unroll
-      for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(held[s].of[v]), factor, sums[v]);
+      for (int v = 0; v < VEC; ++v) sums[v] = multiply_add(widen<S>(loaded[s].of[v]), factor, sums[v]);
     }
   }
 }
@@ -60,7 +60,7 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out>
 #pragma unroll
     for (int v = 0; v < VEC; ++v) {
 #pragma unroll
-      for (int apart = LANES; apart < 32; apart *= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], apart);
+      for (int offset = LANES; offset < 32; offset *= 2) sums[v] += __shfl_xor_sync(0xffffffff, sums[v], offset);
       if (threadIdx.x % 32 < LANES) of_warp[warp][lane * VEC + v] = sums[v];
     }
     __syncthreads();

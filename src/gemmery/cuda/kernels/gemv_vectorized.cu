@@ -17,13 +17,13 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
   int chunks = g.k / VEC, first = member;
 #pragma unroll 1
   while (COVER == ONCE || first < chunks) {
-    Chunk<T, VEC> held[STEPS][ROWS] = {}, x[STEPS] = {};
+    Chunk<T, VEC> loaded[STEPS][ROWS] = {}, x[STEPS] = {};
     long long in_w = VEC > 1 ? first * VEC : first * g.w_col, in_x = VEC > 1 ? first * VEC : first * g.x_step;
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
       if (COVER == PARTS && s > 0 && first + s * team >= chunks) continue;
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) held[s][r] = chunk_of_w<VEC>(w[r] + in_w, s * team * VEC, g.w_col);
+      for (int r = 0; r < ROWS; ++r) loaded[s][r] = chunk_of_w<VEC>(w[r] + in_w, s * team * VEC, g.w_col);
       x[s] = chunk<VEC>(g.x + in_x, s * team * VEC, g.x_step);
     }
 #pragma unroll
@@ -32,7 +32,7 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
       for (int v = 0; v < VEC; ++v) {
         S factor = widen<S>(x[s].of[v]);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(held[s][r].of[v]), factor, sums[r]);
+        for (int r = 0; r < ROWS; ++r) sums[r] = multiply_add(widen<S>(loaded[s][r].of[v]), factor, sums[r]);
       }
     }
     if (COVER == ONCE) break;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void add_products(S (&sums)[ROWS], const Gemv<T>& g, 
 
 // Prefetches this member's first chunks of W.
 template <int VEC, int STEPS, int ROWS, class T>
-__device__ __forceinline__ void ask_for(const Gemv<T>& g, int first, int member, int team) {
+__device__ __forceinline__ void prefetch(const Gemv<T>& g, int first, int member, int team) {
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     const T* row = g.w + min(first + r, g.results - 1) * g.w_row;
@@ -94,7 +94,7 @@ __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out>
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
   if constexpr (OVERLAP) {  // the previous launch may still run: prefetch lines, but read nothing yet
     ptx::griddepcontrol_launch_dependents();
-    if constexpr (VEC > 1) ask_for<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
+    if constexpr (VEC > 1) prefetch<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
     ptx::griddepcontrol_wait();
   }
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {

@@ -41,13 +41,13 @@ __device__ __forceinline__ void store_general(const Product<T, Out>& p, Tile til
   int rows = p.m - tile.row - row;
 #pragma unroll 1
   for (int y = 0; y < BM && y < rows; y += THREADS / ACROSS) {
-    S held[VEC];
+    S results[VEC];
 #pragma unroll
-    for (int v = 0; v < VEC; ++v) held[v] = from[v];
-    finish_general<EPILOGUE>(p, c, tile.row + row + y, j, held);
+    for (int v = 0; v < VEC; ++v) results[v] = from[v];
+    finish_general<EPILOGUE>(p, c, tile.row + row + y, j, results);
     Chunk<Out, VEC> out;
 #pragma unroll
-    for (int v = 0; v < VEC; ++v) out.of[v] = narrow<Out>(held[v]);
+    for (int v = 0; v < VEC; ++v) out.of[v] = narrow<Out>(results[v]);
     if (whole) {
       *reinterpret_cast<Chunk<Out, VEC>*>(c) = out;
     } else {

@@ -28,15 +28,15 @@ __device__ constexpr Layout transposed(Layout layout) { return layout == ROW ? C
 template <int SIDE, int BK> struct SideMajor {
   static constexpr int SIZE = SIDE * BK, SPAN = 1;
   static constexpr Layout ORDER = ROW;
-  static __device__ constexpr int apart(int sides, int ks) { return sides * BK + ks; }
-  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
+  static __device__ constexpr int distance(int sides, int ks) { return sides * BK + ks; }
+  static __device__ __forceinline__ int at(int side, int k) { return distance(side, k); }
 };
 
 template <int SIDE, int BK> struct KMajor {
   static constexpr int SIZE = SIDE * BK, SPAN = 1;
   static constexpr Layout ORDER = COL;
-  static __device__ constexpr int apart(int sides, int ks) { return ks * SIDE + sides; }
-  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
+  static __device__ constexpr int distance(int sides, int ks) { return ks * SIDE + sides; }
+  static __device__ __forceinline__ int at(int side, int k) { return distance(side, k); }
 };
 
 // How the threads of a block share the loading of a tile of SIDE by BK, tile after tile along k. Lanes follow memory
@@ -53,7 +53,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   static constexpr int LAYERS = LAYER > THREADS ? 1 : THREADS / LAYER;
   static_assert(LAYER % THREADS == 0 || THREADS % LAYER == 0, "threads and sides do not fit");
 
-  Chunk<T, VEC> held[EACH];
+  Chunk<T, VEC> chunks[EACH];
   const T* next;  // this thread's first chunk of the next tile
   int sides, depth;  // what is left of the operand from that chunk on
 
@@ -84,9 +84,9 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   __device__ __forceinline__ void fetch(const Panel<T>& panel) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      held[e] = Chunk<T, VEC>{};
+      chunks[e] = Chunk<T, VEC>{};
       const T* from = next + offset(panel, side_of(e), k_of(e));
-      if (inside(e)) held[e] = *reinterpret_cast<const Chunk<T, VEC>*>(from);
+      if (inside(e)) chunks[e] = *reinterpret_cast<const Chunk<T, VEC>*>(from);
     }
     advance(panel);
   }
@@ -99,7 +99,7 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
     for (int e = 0; e < EACH; ++e) {
       if (!has(e)) break;
       const T* from = next + offset(panel, side_of(e), k_of(e));
-      ptx::cp_async<VEC * int(sizeof(T))>(to + Arrangement::apart(side_of(e), k_of(e)), from, inside(e));
+      ptx::cp_async<VEC * int(sizeof(T))>(to + Arrangement::distance(side_of(e), k_of(e)), from, inside(e));
     }
     advance(panel);
   }
@@ -112,14 +112,14 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
       if (!has(e)) break;
       Chunk<S, VEC> wide;
 #pragma unroll
-      for (int v = 0; v < VEC; ++v) wide.of[v] = widen<S>(held[e].of[v]);
+      for (int v = 0; v < VEC; ++v) wide.of[v] = widen<S>(chunks[e].of[v]);
       if constexpr (Arrangement::ORDER == LAYOUT) {
-        *reinterpret_cast<Chunk<S, VEC>*>(to + Arrangement::apart(side_of(e), k_of(e))) = wide;
+        *reinterpret_cast<Chunk<S, VEC>*>(to + Arrangement::distance(side_of(e), k_of(e))) = wide;
       } else {
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
           bool along = LAYOUT == ROW;
-          to[Arrangement::apart(side_of(e) + (along ? 0 : v), k_of(e) + (along ? v : 0))] = wide.of[v];
+          to[Arrangement::distance(side_of(e) + (along ? 0 : v), k_of(e) + (along ? v : 0))] = wide.of[v];
         }
       }
     }

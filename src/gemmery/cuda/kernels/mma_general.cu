@@ -30,7 +30,7 @@ template <class T, int SIDES, int THREADS, bool ANY> struct GeneralCopy {
   unsigned first;                // position of the thread's first chunk
   bool k_adjacent;
   int piece;                     // bytes of a copy, 16 or 4, which divide rows and their distance; 2: through registers
-  unsigned held[EACH][4];        // chunks on their way through registers
+  unsigned staged[EACH][4];        // chunks on their way through registers
 
   __device__ __forceinline__ GeneralCopy(const Panel<T>& panel, unsigned tile) {
     k_adjacent = is_k_adjacent(panel);
@@ -95,14 +95,14 @@ template <class T, int SIDES, int THREADS, bool ANY> struct GeneralCopy {
         from += along;
         unsigned high = 2 * word + 1 < count ? from->bits : 0;
         from += along;
-        held[e][word] = low | high << 16;
+        staged[e][word] = low | high << 16;
       }
       row += down;
     }
   }
   __device__ __forceinline__ void put(unsigned stage) const {
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) ptx::st_shared_v4(first + stage + e * DOWN * 128, held[e]);
+    for (int e = 0; e < EACH; ++e) ptx::st_shared_v4(first + stage + e * DOWN * 128, staged[e]);
   }
 };
 

@@ -80,7 +80,7 @@ __device__ __forceinline__ void pack(const Panel<T>& from, const Panel<T>& to, u
     for (int v = 0; v < VEC; ++v) {
       if (column + v < columns) piece.of[v] = from.origin[row * row_step + (column + v) * step];
     }
-    T* place = const_cast<T*>(to.origin) + row * (K_ADJACENT ? to.side_step : to.k_step) + column;
-    *reinterpret_cast<Chunk<T, VEC>*>(place) = piece;
+    T* target = const_cast<T*>(to.origin) + row * (K_ADJACENT ? to.side_step : to.k_step) + column;
+    *reinterpret_cast<Chunk<T, VEC>*>(target) = piece;
   }
 }

@@ -8,8 +8,8 @@ __global__ void reduce_adjacent(const float* x, float* y, int n) {
     long long i = (long long)piece * BLOCK + threadIdx.x;
     sums[threadIdx.x] = i < n ? x[i] : 0;
     __syncthreads();
-    for (int apart = 1; apart < BLOCK; apart *= 2) {
-      if (threadIdx.x % (2 * apart) == 0) sums[threadIdx.x] += sums[threadIdx.x + apart];
+    for (int offset = 1; offset < BLOCK; offset *= 2) {
+      if (threadIdx.x % (2 * offset) == 0) sums[threadIdx.x] += sums[threadIdx.x + offset];
       __syncthreads();
     }
     if (threadIdx.x == 0) y[piece] = sums[0];

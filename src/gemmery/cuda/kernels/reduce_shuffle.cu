@@ -2,7 +2,7 @@
 // Parent: reduce_strided. Two barriers are left, around the warp that adds up the sums of the others.
 // Measured on an H200: less than half the time.
 __device__ __forceinline__ float sum_of_warp(float sum) {
-  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffff, sum, apart);
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
   return sum;
 }
 

@@ -1,4 +1,4 @@
-// Effect: partners are half of the remaining range apart, so whole warps retire at every level.
+// Effect: partners are half of the remaining range offset, so whole warps retire at every level.
 // Parent: reduce_adjacent. The same number of additions, by the first threads of the block instead of every second one:
 // a quarter of the warps work. Measured on an H200: hardly faster, since the barrier is the cost of a level.
 template <int BLOCK>
@@ -8,8 +8,8 @@ __global__ void reduce_strided(const float* x, float* y, int n) {
     long long i = (long long)piece * BLOCK + threadIdx.x;
     sums[threadIdx.x] = i < n ? x[i] : 0;
     __syncthreads();
-    for (int apart = BLOCK / 2; apart > 0; apart /= 2) {
-      if (threadIdx.x < apart) sums[threadIdx.x] += sums[threadIdx.x + apart];
+    for (int offset = BLOCK / 2; offset > 0; offset /= 2) {
+      if (threadIdx.x < offset) sums[threadIdx.x] += sums[threadIdx.x + offset];
       __syncthreads();
     }
     if (threadIdx.x == 0) y[piece] = sums[0];

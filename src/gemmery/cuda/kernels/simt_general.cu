@@ -15,7 +15,7 @@ template <class T, int SIDES, int BK, int PITCH, int THREADS> struct ElementCopy
   long long next, step;   // to its next one in a tile, and to its first one in the next tile
   int side, depth;        // what is left from there on: sides, and of k
   int down;               // from one to the next, of the one or the other
-  unsigned first, apart;  // position of the first in a tile, and the distance to the next, in bytes
+  unsigned first, pitch;  // position of the first in a tile, and the distance to the next, in bytes
   bool k_adjacent, chunks;
 
   __device__ __forceinline__ explicit ElementCopy(const Panel<T>& panel) {
@@ -33,7 +33,7 @@ template <class T, int SIDES, int BK, int PITCH, int THREADS> struct ElementCopy
     side = panel.sides - i;
     depth = panel.depth - k;
     first = (k * PITCH + i) * sizeof(T);
-    apart = (k_adjacent ? down : down * PITCH) * sizeof(T);
+    pitch = (k_adjacent ? down : down * PITCH) * sizeof(T);
   }
 
   __device__ __forceinline__ void start(unsigned tile) {
@@ -55,7 +55,7 @@ template <class T, int SIDES, int BK, int PITCH, int THREADS> struct ElementCopy
       ptx::cp_async<WIDTH * int(sizeof(T))>(to, from, left > 0);
       from += next;
       left -= down;
-      to += apart;
+      to += pitch;
     }
   }
 };

@@ -12,7 +12,7 @@ template <class S, int SIDE, int BK, class Load> struct XorSwizzle {
   static constexpr Layout ORDER = COL;
   static constexpr int SPAN = SIDE % BANKS ? SIDE & -SIDE : BANKS;
   static constexpr int PART = BANKS / Load::PIECE > STRIP ? BANKS / Load::PIECE : STRIP;
-  static __device__ constexpr int apart(int sides, int ks) { return ks * SIDE + sides; }
+  static __device__ constexpr int distance(int sides, int ks) { return ks * SIDE + sides; }
   static __device__ __forceinline__ int at(int side, int k) {
     if constexpr (Load::ORDER != ROW) return k * SIDE + side;
     return k * SIDE + (side ^ k / Load::WIDTH % Load::PIECE * PART % SPAN);

@@ -57,7 +57,7 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
   static __device__ __forceinline__ bool exists(int e) {
     return PIECES % THREADS == 0 || int(threadIdx.x) + e * THREADS < PIECES;
   }
-  __device__ __forceinline__ unsigned place(int e) const {
+  __device__ __forceinline__ unsigned offset(int e) const {
     return first ^ Tile::at(row_of(e), column_of(e) / Tile::PER_CHUNK);
   }
   __device__ __forceinline__ const T* address(int e) const {
@@ -71,23 +71,23 @@ template <class T, class Tile, int VEC, bool RAGGED, int THREADS> struct TileCop
     static_assert(!RAGGED, "cp.async moves whole pieces");
 #pragma unroll
     for (int e = EACH * part / parts; e < EACH * (part + 1) / parts; ++e) {
-      if (exists(e)) ptx::cp_async<PIECE_BYTES>(tile + place(e), address(e), inside(e));
+      if (exists(e)) ptx::cp_async<PIECE_BYTES>(tile + offset(e), address(e), inside(e));
     }
   }
 
   // Through registers, as many pieces at a time as fit in 16 of them.
   __device__ __forceinline__ void copy(char* tile) const {
-    constexpr int HELD = PIECE_BYTES < 4 ? 16 : 64 / PIECE_BYTES;
+    constexpr int COUNT = PIECE_BYTES < 4 ? 16 : 64 / PIECE_BYTES;
 #pragma unroll
-    for (int e = 0; e < EACH; e += HELD) {
-      Chunk<T, VEC> held[HELD];
+    for (int e = 0; e < EACH; e += COUNT) {
+      Chunk<T, VEC> pieces[COUNT];
 #pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (e + h < EACH && exists(e + h)) held[h] = fetched(e + h);
+      for (int h = 0; h < COUNT; ++h) {
+        if (e + h < EACH && exists(e + h)) pieces[h] = fetched(e + h);
       }
 #pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (e + h < EACH && exists(e + h)) *reinterpret_cast<Chunk<T, VEC>*>(tile + place(e + h)) = held[h];
+      for (int h = 0; h < COUNT; ++h) {
+        if (e + h < EACH && exists(e + h)) *reinterpret_cast<Chunk<T, VEC>*>(tile + offset(e + h)) = pieces[h];
       }
     }
   }

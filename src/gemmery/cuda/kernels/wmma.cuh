@@ -24,10 +24,10 @@ template <class S, bool IS_A, int SIDE, int BK, Layout LAYOUT> struct PaddedRows
   static constexpr int PAD = (sizeof(S) + (ORDER == COL) > 4 ? 32 : 16) / int(sizeof(S));
   static constexpr int STRIDE = (ORDER == COL ? SIDE : BK) + PAD;
   static constexpr int SIZE = STRIDE * (ORDER == COL ? BK : SIDE), SPAN = 1;
-  static __device__ constexpr int apart(int sides, int ks) {
+  static __device__ constexpr int distance(int sides, int ks) {
     return ORDER == COL ? ks * STRIDE + sides : sides * STRIDE + ks;
   }
-  static __device__ __forceinline__ int at(int side, int k) { return apart(side, k); }
+  static __device__ __forceinline__ int at(int side, int k) { return distance(side, k); }
 };
 
 // A warp's WM x WN sums as fragments, and two sets of fragments of A and B: one is loaded while the other is used.

@@ -235,4 +235,6 @@ def test_the_kernels_of_a_gpu_are_those_of_its_products():
     for activation in range(0, 16, 4):  # none, relu, gelu, silu
         for tile in (64, 128):
             for out in ("bf16", "float"):
-                assert any(name.startswith(f"mma_general<bf16, {out}, {activation}, WarpTiles<{tile}, ") for name in names)
+                assert any(
+                    name.startswith(f"mma_general<bf16, {out}, {activation}, WarpTiles<{tile}, ") for name in names
+                )

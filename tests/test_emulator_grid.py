@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emulated import problem_of, product
+from checked_products import problem_of, product
 from gemmery.emulator.findings import global_races
 from gemmery.emulator.findings.pointers import reach
 from gemmery.emulator.memory import Global

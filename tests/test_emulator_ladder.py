@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from emulated import ROWS, accumulator, matrices, place, run
+from checked_products import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
 from gemmery.lab.emulated import emulated_rung, expects, suited
 from gemmery.lab.emulated_product import Gemm, run_rung

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emulated import problem_of, product
+from checked_products import problem_of, product
 from gemmery.cuda import nvrtc
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find

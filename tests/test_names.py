@@ -18,7 +18,7 @@ CONTENTLESS = {
 
 # What is still to be renamed: bindings in each part, and names of classes and aliases with two definitions. A test
 # fails where there are more, and where there are fewer, so that these numbers only fall.
-BINDINGS: dict[str, int] = {"cli": 27, "emulator": 146, "inspection": 2, "lab": 31, "ladder": 1, "report": 122}
+BINDINGS: dict[str, int] = {"cli": 27, "emulator": 145, "inspection": 2, "lab": 24, "ladder": 1, "report": 122}
 FILE_NAMES: set[str] = {
     "calls.py",
     "diff.py",

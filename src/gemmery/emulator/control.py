@@ -79,7 +79,7 @@ def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barri
             raise refused(instruction)
         reduction = Reduction(way, lowering.read(predicate, "pred", instruction), write)
     for operand in operands:  # the barrier's number or the members of a warp, and a count of threads
-        if not (isinstance(operand, Immediate) or (isinstance(operand, Register) and STORED[operand.type] == "u4")):
+        if not (isinstance(operand, Immediate) or (isinstance(operand, Register) and STORED.get(operand.type) == "u4")):
             raise refused(instruction)
     first, *count = (lowering.read(operand, "u32", instruction) for operand in operands)
     if instruction.opcode.spelling == WARP_SYNC:

@@ -16,7 +16,13 @@ from gemmery.errors import EmulationError
 
 IN_FLIGHT = 1 << 30  # bytes of copies that no thread has waited for, at most
 PEERS_WINDOW = SHARED_WINDOW + (1 << cluster.RANK_AT)
-_ZEROS = {"global": 0, "shared": SHARED_WINDOW, cluster.SPACE: SHARED_WINDOW, "local": LOCAL_WINDOW}
+# The generic addresses of each space, and that of its byte 0.
+_WINDOWS = (
+    ("global", -(1 << 63), SHARED_WINDOW, 0),
+    ("shared", SHARED_WINDOW, PEERS_WINDOW, SHARED_WINDOW),
+    (cluster.SPACE, PEERS_WINDOW, LOCAL_WINDOW, SHARED_WINDOW),
+    ("local", LOCAL_WINDOW, (1 << 63) - 1, LOCAL_WINDOW),
+)
 
 
 def load(
@@ -173,25 +179,15 @@ def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, 
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
     low, high = int(addresses.min()), int(addresses.max())
-    for name, start, stop in (
-        ("global", -(1 << 63), SHARED_WINDOW),
-        ("shared", SHARED_WINDOW, PEERS_WINDOW),
-        (cluster.SPACE, PEERS_WINDOW, LOCAL_WINDOW),
-        ("local", LOCAL_WINDOW, 1 << 62),
-    ):
-        away = np.int64(_ZEROS[name])
+    for name, start, stop, zero in _WINDOWS:
         if start <= low and high < stop:
-            return [(name, addresses - away, mask)]
+            return [(name, addresses - np.int64(zero), mask)]
     parts: list[tuple[str, Values, Mask]] = []
-    for name, inside, away in (
-        ("global", addresses < SHARED_WINDOW, np.int64(0)),
-        ("shared", (addresses >= SHARED_WINDOW) & (addresses < PEERS_WINDOW), np.int64(SHARED_WINDOW)),
-        (cluster.SPACE, (addresses >= PEERS_WINDOW) & (addresses < LOCAL_WINDOW), np.int64(SHARED_WINDOW)),
-        ("local", addresses >= LOCAL_WINDOW, np.int64(LOCAL_WINDOW)),
-    ):
-        some = inside if mask is None else inside & mask
-        if some.any():
-            parts.append((name, addresses - away, some))
+    for name, start, stop, zero in _WINDOWS:
+        inside = (addresses >= start) & (addresses < stop)
+        threads = inside if mask is None else inside & mask
+        if threads.any():
+            parts.append((name, addresses - np.int64(zero), threads))
     return parts
 
 

@@ -26,61 +26,35 @@ class StampFields:
     Blocks are numbered from 1 in the order in which they run.
     """
 
-    instruction: int  # bits of each
-    thread: int
-    block: int
+    atomic: int  # the bit that marks an atomic
+    thread_at: int  # the first bit of each
+    block_at: int
+    clock_at: int
+    someone: int  # the bits that say which thread of which block
+    same_block: int  # those that say which block
+    last_clock: int  # the last clock that fits
 
     @classmethod
     def of(cls, instructions: int, threads: int, blocks: int) -> StampFields:
         """The narrowest fields for a launch."""
-        return cls(instructions.bit_length(), (threads - 1).bit_length(), blocks.bit_length())
-
-    @property
-    def atomic(self) -> int:
-        """The bit that marks an atomic."""
-        return 1 << self.instruction
-
-    @property
-    def thread_at(self) -> int:
-        """The first bit of the thread."""
-        return self.instruction + 1
-
-    @property
-    def block_at(self) -> int:
-        """The first bit of the block."""
-        return self.thread_at + self.thread
-
-    @property
-    def clock_at(self) -> int:
-        """The first bit of the clock."""
-        return self.block_at + self.block
-
-    @property
-    def someone(self) -> int:
-        """The bits that say which thread of which block."""
-        return (1 << self.clock_at) - (1 << self.thread_at)
-
-    @property
-    def same_block(self) -> int:
-        """The bits that say which block."""
-        return (1 << self.clock_at) - (1 << self.block_at)
-
-    @property
-    def most(self) -> int:
-        """The last clock that fits."""
-        return (1 << 62 - self.clock_at) - 1
+        thread_at = instructions.bit_length() + 1
+        block_at = thread_at + (threads - 1).bit_length()
+        clock_at = block_at + blocks.bit_length()
+        someone, same_block = (1 << clock_at) - (1 << thread_at), (1 << clock_at) - (1 << block_at)
+        last_clock = (1 << 62 - clock_at) - 1
+        return cls(1 << thread_at - 1, thread_at, block_at, clock_at, someone, same_block, last_clock)
 
     def instructions(self, stamps: Words) -> Words:
         """The instruction of each stamp."""
-        return stamps & (1 << self.instruction) - 1
+        return stamps & self.atomic - 1
 
     def threads(self, stamps: Words) -> Words:
         """The thread of each stamp, in its block."""
-        return stamps >> self.thread_at & (1 << self.thread) - 1
+        return (stamps & self.someone & ~self.same_block) >> self.thread_at
 
     def blocks(self, stamps: Words) -> Words:
         """The block of each stamp."""
-        return stamps >> self.block_at & (1 << self.block) - 1
+        return (stamps & self.same_block) >> self.block_at
 
 
 # The instruction, its threads, the byte addresses, the stamps of the other accesses, and whether both are one event.
@@ -174,7 +148,7 @@ class GridHistory:
             stamps += (numbers << self.fields.block_at)[:, None]
             stamps += np.arange(self._threads) << self.fields.thread_at
             self._stamps = stamps.ravel()
-            self._full = int(clocks.max()) > self.fields.most
+            self._full = int(clocks.max()) > self.fields.last_clock
         return self._stamps
 
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:

@@ -7,7 +7,8 @@ import gemmery as gm
 from gemmery.emulator.arguments import bound
 from gemmery.emulator.hopper.cluster import in_order
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.machine import LaunchConfig
+from gemmery.emulator.machine import LaunchConfig, Observer
+from gemmery.emulator.places import Places
 from gemmery.emulator.ptx.module import parse
 from gemmery.emulator.run import run
 
@@ -164,6 +165,45 @@ def test_the_largest_grid_is_not_laid_out_at_once():
     assert next(chunks).tolist() == list(range(512))
     with pytest.raises(gm.EmulationError, match=r"16,777,216.*leave out the seed"):
         next(in_order(launch, 512, np.random.default_rng(1)))
+
+
+def test_a_unit_is_made_once_in_a_chunk_and_told_of_its_end():
+    """Each chunk has its own; what a unit leaves to the end is done before observers hear of the end."""
+    events = []
+
+    class Unit:
+        def __init__(self, machine):
+            events.append(("made", machine.block_ids.tolist()))
+            machine.at_end.append(lambda: events.append("end"))
+
+    class Asking(Observer):
+        def start(self, machine):
+            assert machine.unit(Unit) is machine.unit(Unit)
+
+        def finish(self, machine):
+            events.append("finish")
+
+    kernel = parse(ptx("bar.sync 0;")).kernels["f"]
+    arguments = bound(kernel, [np.zeros(32, np.uint32)])
+    launch = LaunchConfig((3, 1, 1), (32, 1, 1), arguments.parameters)
+    run(lowered(kernel), launch, arguments.memory, [Asking()], chunk=64)
+    assert events == [("made", [0, 1]), "end", "finish", ("made", [2]), "end", "finish"]
+
+
+def test_places_are_one_number_until_threads_part():
+    """Threads that part have a block each; those that have ended are not running."""
+    places = Places(4, stop=7)
+    places.go(None, 3)
+    assert (places.at, places.each) == (3, None)
+    assert places.running().all()
+    places.go(np.array([True, False, False, True]), 7)
+    assert places.each.tolist() == [7, 3, 3, 7]
+    assert places.running().tolist() == [False, True, True, False]
+    places.go(None, 7)
+    assert places.each.tolist() == [7] * 4
+    assert not places.running().any()
+    ended = Places(2, stop=0)
+    assert not ended.running().any()
 
 
 # ---- barriers ----

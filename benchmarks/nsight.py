@@ -32,7 +32,7 @@ from typing import Any
 from nsight_compare import ptx_digest
 
 from gemmery.arrays import View
-from gemmery.bench.machine import gpu_fingerprint
+from gemmery.bench import fingerprint
 from gemmery.bench.resident import alignment
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver, nvrtc, sass
@@ -202,7 +202,7 @@ def main() -> None:
         raise SystemExit("ncu, the command line of Nsight Compute, is not on the PATH")
     with tempfile.TemporaryDirectory() as folder:
         rows = profile(rungs, ncu, Path(folder))
-    here = gpu_fingerprint()
+    here = fingerprint.gpu()
     file = FOLDER / f"{here.name}.jsonl"
     file.parent.mkdir(exist_ok=True)
     head = {"gpu": asdict(here.gpu), "ncu": version(ncu)}

@@ -15,7 +15,7 @@ from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import host
 from gemmery.experiments import LADDER
-from gemmery.lab.rungs import Conditions, climb
+from gemmery.lab.climb import Conditions, climb
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import cublas, device_roofline, new_shapes, replays, resident, rival
+from gemmery.bench import cublas, device_limits, new_shapes, replays, resident, rival
 from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work
 from gemmery.cuda import nvrtc
@@ -169,23 +169,23 @@ def test_what_is_shared_says_its_stream_and_its_bytes():
     ],
 )
 def test_the_unit_that_bounds_a_product(dtype, tensor, capability, expected):
-    assert device_roofline.unit(dtype, tensor, capability) == expected
+    assert device_limits.unit(dtype, tensor, capability) == expected
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_behind_the_peaks_compile_without_spills(arch):
-    for row in device_roofline.UNITS.values():
+    for row in device_limits.UNITS.values():
         if int(arch[3:].rstrip("a")) >= row.needs:
             assert nvrtc.code(row.source, row.kernel, arch).report.spill_stores == 0
     for copy in ("true", "false"):
-        assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {device_roofline.DEPTH}>", arch).report.spill_stores == 0
+        assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {device_limits.DEPTH}>", arch).report.spill_stores == 0
 
 
 def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
-    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in device_roofline.UNITS.items()}
-    for (dtype, unit), row in device_roofline.UNITS.items():
+    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in device_limits.UNITS.items()}
+    for (dtype, unit), row in device_limits.UNITS.items():
         text = ptx[dtype, unit]
-        if unit == device_roofline.CUDA_CORES:
+        if unit == device_limits.CUDA_CORES:
             each, of = 2, text.count(f"fma.rn.{dtype}")
         else:
             each = {"f16": 4096, "bf16": 4096, "tf32": 2048, "f64": 1024}[dtype] // 32
@@ -197,7 +197,7 @@ def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
 
 def test_a_peak_of_no_unit_is_an_error_that_lists_them():
     with pytest.raises(ArgumentError, match=r"f64 on mma\.sync"):
-        device_roofline.peak("i8", "CUDA cores", None)
+        device_limits.peak("i8", "CUDA cores", None)
 
 
 def test_rivals_are_found_by_name():
@@ -227,7 +227,7 @@ def test_numpy_integer_views_see_what_was_never_written():
 
 def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch):
     monkeypatch.setattr(cublas, "_without_torch", lambda: "torch is not installed")
-    one = resident.Operands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
+    one = resident.DeviceOperands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
 
     class Resident:
         work, stream, sets = Work(2, 2, 2, "f32", "f32"), None, (one,)

@@ -34,7 +34,7 @@ def asked(monkeypatch, tmp_path):
             if named.get("store") is not None:
                 record.append(record.path(named["store"], run.machine.name), run)
             for done, m in enumerate(run.measurements, 1):
-                on_event(lab.Event(m.kernel, done, len(run.measurements), m))
+                on_event(lab.RunEvent(m.kernel, done, len(run.measurements), m))
             return run
 
         monkeypatch.setattr(lab, name, stand_in)
@@ -232,8 +232,8 @@ def test_a_result_outside_its_bound_fails(monkeypatch, capsys, error):
 
 
 def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
-    fine = lab.Finding("cores", "2")
-    wrong = lab.Finding("environment", "OPENBLAS_CORETYPE=Haswell", ok=False, advice="unset OPENBLAS_CORETYPE")
+    fine = lab.Diagnosis("cores", "2")
+    wrong = lab.Diagnosis("environment", "OPENBLAS_CORETYPE=Haswell", ok=False, advice="unset OPENBLAS_CORETYPE")
     monkeypatch.setattr(lab, "doctor", lambda: (fine,))
     assert cli.run(["doctor"]) == 0
     monkeypatch.setattr(lab, "doctor", lambda: (fine, wrong))
@@ -384,7 +384,7 @@ def test_interrupted():
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_closed_pipe_is_quiet(options):
-    many = "from gemmery import lab\nlab.doctor = lambda: (lab.Finding('x' * 90, 'y'),) * 5000"
+    many = "from gemmery import lab\nlab.doctor = lambda: (lab.Diagnosis('x' * 90, 'y'),) * 5000"
     process = command("doctor", *options, script=many)
     process.stdout.close()
     assert process.stderr.read() == ""

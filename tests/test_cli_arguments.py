@@ -17,8 +17,8 @@ from gemmery.bench import record, suite
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError
 from gemmery.inspection.gather import inspect_rung
-from gemmery.lab import asked, results
-from gemmery.lab.rungs import estimate
+from gemmery.lab import asked, measurements
+from gemmery.lab.climb import estimate
 
 HEAVY = ("matplotlib", "gemmery.emulator", "gemmery.verify", "gemmery.lab.on_cpu", "gemmery.report.terminal")
 
@@ -208,7 +208,7 @@ def interrupted(run, after):
         on_event = on_event or _[-1]
         for done, m in enumerate(run.measurements[:after], 1):
             so_far = record.Run(run.machine, run.started, run.measurements[:done])
-            on_event(lab.Event(m.kernel, done, len(run.measurements), m, so_far))
+            on_event(lab.RunEvent(m.kernel, done, len(run.measurements), m, so_far))
         raise KeyboardInterrupt
 
     return measure
@@ -252,7 +252,7 @@ def test_an_interrupted_emulator_shows_the_rungs_so_far(monkeypatch, capsys):
 
 def test_too_many_threads_are_noted(monkeypatch, capsys):
     def measure(*_, **__):
-        _[-1](lab.Event("packed", 0, 1))
+        _[-1](lab.RunEvent("packed", 0, 1))
         return records.ladder()
 
     monkeypatch.setattr(lab, "ladder", measure)
@@ -273,7 +273,7 @@ def test_a_locale_without_the_signs_gets_question_marks(monkeypatch):
 
 def test_what_was_too_slow_is_told_with_the_option_that_raises_the_limit(monkeypatch, capsys):
     run = records.ladder()
-    slow = replace(run.measurements[0], seconds=0.0, refused=results.too_slow(68.0, 5.0))
+    slow = replace(run.measurements[0], seconds=0.0, refused=measurements.too_slow(68.0, 5.0))
     monkeypatch.setattr(lab, "ladder", lambda *_, **__: replace(run, measurements=(slow,)))
     assert cli.run(["ladder", "--no-html"]) == 0
     out, err = capsys.readouterr()
@@ -307,7 +307,7 @@ def test_a_suite_takes_the_same_words(tmp_path):
 
 def test_all_suites_tell_how_long_they_take(monkeypatch, capsys):
     def measure(*_, **__):
-        _[-1](lab.Event("gm.matmul", 0, 1))
+        _[-1](lab.RunEvent("gm.matmul", 0, 1))
         return records.bench()
 
     monkeypatch.setattr(lab, "bench", measure)

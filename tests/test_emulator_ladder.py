@@ -9,7 +9,7 @@ import pytest
 
 from checked_products import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
-from gemmery.lab.emulated import emulated_rung, expects, suited
+from gemmery.lab.emulated import emulated_rung, expects, product_for
 from gemmery.lab.emulated_product import Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.cuda import CUDA
@@ -157,7 +157,7 @@ def test_what_a_rung_claims_holds(rung, card):
     """On every generation that runs it; what is claimed is counted."""
     assert set(rung.expect) <= set(RungCounts.__dataclass_fields__)
     assert rung.expect
-    work = suited(rung, 128, "", KNOWN[card])
+    work = product_for(rung, 128, "", KNOWN[card])
     assert expects(rung, work)
     found = emulated_rung(rung, work, KNOWN[card])
     if found.refused:

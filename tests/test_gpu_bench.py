@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gemmery import lab, verify
-from gemmery.bench import cublas, device_roofline, machine
+from gemmery.bench import cublas, device_limits, fingerprint
 from gemmery.bench.replays import replays
 from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
@@ -104,13 +104,13 @@ def test_tf32_is_what_the_bound_tells_apart(stream):
 
 
 def test_the_limits_are_positive_and_the_fingerprint_is_complete(stream):
-    for (dtype, unit), row in device_roofline.UNITS.items():
+    for (dtype, unit), row in device_limits.UNITS.items():
         if driver.device(0).capability >= row.needs:
-            assert device_roofline.peak(dtype, unit, stream) > 0
-    found = device_roofline.bandwidth(stream)
+            assert device_limits.peak(dtype, unit, stream) > 0
+    found = device_limits.bandwidth(stream)
     assert found.read > 0
     assert found.copy > 0
-    gpu, monitor = machine.gpu_fingerprint(0).gpu, nvml.Monitor(0)
+    gpu, monitor = fingerprint.gpu(0).gpu, nvml.Monitor(0)
     assert gpu.name
     assert gpu.sms > 0
     if not monitor.missing:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from gemmery import config, lab
+from gemmery.bench import fingerprint, libraries, limits, record
 from gemmery.bench import first_call as bench_first_call
-from gemmery.bench import libraries, machine, record, roofline
 from gemmery.bench.first_call import PIECES
-from gemmery.bench.roofline import Bandwidth
+from gemmery.bench.limits import Bandwidth
 from gemmery.bench.work import Work
 from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError
-from gemmery.lab import contest, first_call, on_cpu, results, session, suites
+from gemmery.lab import contest, first_product, measurements, on_cpu, session, suites
 from gemmery.ladder import cpu as ladder_cpu
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung
@@ -25,8 +25,8 @@ from gemmery.report.tables import sheets
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Measured limits cost a second each, and comparisons two: neither is what is tested here."""
-    monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
-    monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
+    monkeypatch.setattr(limits, "peak", lambda dtype, threads: 100.0 * threads)
+    monkeypatch.setattr(limits, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
     monkeypatch.setattr(on_cpu, "SHARE", 0.02)
     monkeypatch.setattr(on_cpu, "THREADED_SHARE", 0.02)
 
@@ -79,7 +79,7 @@ def test_every_rung_is_checked_and_timed_beside_numpy_and_its_parent():
         assert m.peak_gflops == 100.0 * m.threads
     assert found["packed"].versus[by_name("packed").parent] > 0
     assert "NumPy" in found["numpy"].note
-    assert run.machine == machine.fingerprint()
+    assert run.machine == fingerprint.cpu()
 
 
 def test_rungs_that_lose_on_squares_are_shown_where_they_are_meant():
@@ -113,7 +113,7 @@ def test_a_wrong_rung_is_found_out(ladder_of):
     found = by_kernel(lab.ladder(sizes=[16]))
     assert found["right"].error <= 1
     assert found["forgets"].error > 1
-    assert found["idle"].error == results.WRONG  # C still holds the NaN it was filled with
+    assert found["idle"].error == measurements.WRONG  # C still holds the NaN it was filled with
 
 
 def test_a_slow_rung_is_refused_with_the_time_it_would_take_and_the_way_out(ladder_of):
@@ -312,7 +312,7 @@ def test_bench_stores_each_product_as_it_is_measured(mine, tmp_path):
     stored = []
 
     def look(event):
-        file = record.path(tmp_path, machine.fingerprint().name)
+        file = record.path(tmp_path, fingerprint.cpu().name)
         stored.append(len(record.read(file)[0].measurements) if file.exists() else 0)
 
     run = lab.bench([mine], rivals=["numpy"], seconds=0.02, store=tmp_path, on_event=look)
@@ -383,14 +383,16 @@ def test_a_first_call_is_timed_in_new_processes(tmp_path):
     file.write_text('kind = "first_call"\nrivals = ["numpy"]\n[[product]]\nsquare = [8]')
     run = lab.bench([str(file)], seconds=0.001)
     found = {m.kernel: m for m in run.measurements if not m.refused and not m.case}
-    assert set(found) == {first_call.COLD, first_call.WARM, "numpy"}
-    assert set(found[first_call.WARM].versus) == {first_call.COLD, "numpy"}
+    assert set(found) == {first_product.COLD, first_product.WARM, "numpy"}
+    assert set(found[first_product.WARM].versus) == {first_product.COLD, "numpy"}
     assert all(m.seconds > 0 for m in found.values())
     pieces = {(m.kernel, m.case): m.seconds for m in run.measurements if m.case}
-    assert set(pieces) == {(kernel, piece) for kernel in (first_call.COLD, first_call.WARM) for piece in PIECES}
-    assert pieces[first_call.COLD, "compile"] > 0
-    assert pieces[first_call.WARM, "compile"] == 0
-    assert all(pieces[first_call.WARM, piece] > 0 for piece in ("import", "plan", "load", "the rest", "the next call"))
+    assert set(pieces) == {(kernel, piece) for kernel in (first_product.COLD, first_product.WARM) for piece in PIECES}
+    assert pieces[first_product.COLD, "compile"] > 0
+    assert pieces[first_product.WARM, "compile"] == 0
+    assert all(
+        pieces[first_product.WARM, piece] > 0 for piece in ("import", "plan", "load", "the rest", "the next call")
+    )
     (sheet,) = sheets(run, ())
     assert [row[0].text for row in sheet.rows] == [
         "n = 8, f32, warm cache",
@@ -411,14 +413,14 @@ def test_spans_of_several_threads_count_once():
 def test_a_first_call_fills_the_cache_it_is_given_and_no_other(monkeypatch, tmp_path):
     mine, given = tmp_path / "mine", tmp_path / "given"
     monkeypatch.setenv("GEMMERY_CACHE_DIR", str(mine))
-    assert first_call.run(first_call._OURS, Work(8, 8, 8, "f32", "f32"), 1, str(given)) > 0
+    assert first_product.run(first_product._OURS, Work(8, 8, 8, "f32", "f32"), 1, str(given)) > 0
     assert list(given.iterdir())
     assert not mine.exists()
 
 
 def test_a_first_call_that_fails_says_why():
     with pytest.raises(GemmeryError, match="ZeroDivisionError"):
-        first_call.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
+        first_product.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
 
 
 def findings():

@@ -165,21 +165,21 @@ def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch)
 
 def test_claims_are_of_aligned_products_alone():
     smem = find(CUDA, "simt_smem")
-    assert emulated.expects(smem, emulated.suited(smem, 256, "", KNOWN["h200"]))
+    assert emulated.expects(smem, emulated.product_for(smem, 256, "", KNOWN["h200"]))
     for n, dtype in [(32, ""), (100, ""), (256, "f16"), (192, "")]:
-        assert not emulated.expects(smem, emulated.suited(smem, n, dtype, KNOWN["h200"]))
+        assert not emulated.expects(smem, emulated.product_for(smem, n, dtype, KNOWN["h200"]))
 
 
 def test_a_claim_that_does_not_hold_is_wrong(monkeypatch):
     boast = find(CUDA, "simt_uncoalesced")._replace(expect={"load_sectors_a_request": 4, "divergent_branches": 0})
-    found = emulated.emulated_rung(boast, emulated.suited(boast, 128, "", KNOWN["h200"]), KNOWN["h200"])
+    found = emulated.emulated_rung(boast, emulated.product_for(boast, 128, "", KNOWN["h200"]), KNOWN["h200"])
     assert found.unmet == ("load_sectors_a_request",)
     assert found.wrong == ("claims load_sectors_a_request = 4, and has 16.5",)
 
 
 def test_a_result_outside_its_bound_is_wrong():
     strict = find(CUDA, "simt_naive")._replace(bound=lambda _: 0.0)
-    found = emulated.emulated_rung(strict, emulated.suited(strict, 16, "", KNOWN["h200"]), KNOWN["h200"])
+    found = emulated.emulated_rung(strict, emulated.product_for(strict, 16, "", KNOWN["h200"]), KNOWN["h200"])
     assert not found.error <= 1
     assert "outside its error bound" in found.wrong[0]
 

@@ -9,18 +9,18 @@ import pytest
 import records
 from gemmery import lab
 from gemmery.bench.cublas import Caller, Placed
-from gemmery.bench.resident import Operands
+from gemmery.bench.resident import DeviceOperands
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import check, contest, level, on_cuda, rungs
-from gemmery.lab import new_shapes as shapes
+from gemmery.lab import check, climb, contest, level, on_cuda
+from gemmery.lab import new_products as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
 from gemmery.lab.contest import Task
+from gemmery.lab.measurements import WRONG, MachineLimits
 from gemmery.lab.on_cuda import NO_RIVAL, Cuda, Vendor
-from gemmery.lab.results import WRONG, MachineLimits
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -29,12 +29,12 @@ RATE = 1e9  # operations a second of the slowest rung
 
 
 class Resident:
-    """Operands where NumPy finds them."""
+    """DeviceOperands where NumPy finds them."""
 
     def __init__(self, work):
         self.work, self.problem = work, work.problem._replace(device="cuda:0")
         self.host = tuple(x if x.ndim == 3 else x[None] for x in operands(work))
-        self.sets = (Operands(*self.host), Operands(*(x.copy() for x in self.host)))
+        self.sets = (DeviceOperands(*self.host), DeviceOperands(*(x.copy() for x in self.host)))
         self.stream = self
 
     def synchronize(self):
@@ -244,7 +244,7 @@ def test_the_first_size_is_predicted_by_a_smaller_one():
 def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
     one = next(other for other in CUDA if other.name == name)
     like = Work(1, 1, 1, one.dtypes[0], one.dtypes[0], precision="tf32" if one.dtypes[0] == "f32" else "")
-    work = on_cuda.suited(one, 512, like, "cuda:0")
+    work = on_cuda.product_for(one, 512, like, "cuda:0")
     if name.startswith("gemv_"):
         assert (work.m, work.n, work.k, work.b_layout) == (1, 512, 512, "col")
     else:
@@ -256,8 +256,8 @@ def test_a_ladder_climbs_each_size_and_ends_it_with_its_rival(monkeypatch):
     both = rung("simt_a"), rung("simt_b", "simt_a", 2.0)
     backend, events = MadeUp(rivals=(rival(),), ladder=both), []
     monkeypatch.setattr(sessions, "open_session", lambda gpu, *options: Session(backend, *options))
-    how = rungs.Conditions("cuda", on_event=events.append)
-    run = rungs.climb(LADDER, [(one, {}) for one in both], (32, 16), "f32", how)
+    how = climb.Conditions("cuda", on_event=events.append)
+    run = climb.climb(LADDER, [(one, {}) for one in both], (32, 16), "f32", how)
     assert [(m.kernel, m.n) for m in run.measurements] == [
         (kernel, n) for n in (16, 32) for kernel in ("simt_a", "simt_b", "cublas")
     ]

@@ -124,7 +124,7 @@ def test_what_is_stored_is_told_by_version_and_pruned(folder):
     assert found.value.startswith(f"{folder}: {counted} entr")
     assert found.value.endswith("of this version, 2 entries (2 KiB) of others")
     assert "`gemmery doctor` can prune those of other versions" in found.advice
-    assert lab.prune() == lab.Finding("pruned", f"2 entries (2 KiB) removed from {folder}")
+    assert lab.prune() == lab.Diagnosis("pruned", f"2 entries (2 KiB) removed from {folder}")
     (found,) = lab.doctor()
     assert (found.value.endswith("of this version"), found.advice) == (True, "")
     assert lab.prune().value == f"0 entries (0 KiB) removed from {folder}"

@@ -15,7 +15,7 @@ from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.lab import sweeps
-from gemmery.lab.on_cuda import suited
+from gemmery.lab.on_cuda import product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.report import words
 from gemmery.report.figures import figures
@@ -33,7 +33,7 @@ def asked(monkeypatch):
 
     def climb(experiment, rungs, sizes, dtype, how, shape):
         like, ordinal = sweeps.element(dtype), sweeps.asked.ordinal(how.device)
-        product = shape or partial(suited, like=like, device=how.device)
+        product = shape or partial(product_for, like=like, device=how.device)
         works = [str(product(rung, n)) for n in sizes for rung, _ in rungs[:1]]
         calls.append(
             (experiment.suite, [(rung.name, dict(config)) for rung, config in rungs], tuple(sizes), ordinal, works)

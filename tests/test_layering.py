@@ -165,7 +165,7 @@ def test_the_table_of_the_design_was_read():
         ("__init__.py", "from gemmery.lab.kernel import emulate"),
         ("__init__.py", "def f():\n    from gemmery.inspection.notebook import inspect"),
         ("__init__.py", "if not TYPE_CHECKING:\n    from gemmery.inspection.notebook import inspect"),
-        ("report.py", "from gemmery.lab import Event"),
+        ("report.py", "from gemmery.lab import RunEvent"),
         ("lab/rungs.py", "from gemmery.inspection.records import Inspection"),
         ("report/page.py", "def f():\n    from gemmery.inspection import pages"),
         ("unheard.py", "import os"),

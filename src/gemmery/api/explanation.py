@@ -20,7 +20,7 @@ from gemmery.errors import ShapeError
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.bench.roofline import Bound
+    from gemmery.bench.limits import Bound
     from gemmery.dispatch import Plan
 
 
@@ -140,7 +140,7 @@ def explain(
     strides = arrays.contiguous(shape, dtypes.get(out).size)
     prepared = prepare(source, out, x.shape, x.strides, y.shape, y.strides, shape, strides, epilogue_name, False)
     assert prepared is not None  # a contiguous C has adjacent elements
-    from gemmery.bench.roofline import attainable
+    from gemmery.bench.limits import attainable
 
     plan, problem, form = prepared
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
@@ -163,7 +163,7 @@ def _which(problem: Problem) -> str:
 def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import on_device
-    from gemmery.bench.roofline import attainable
+    from gemmery.bench.limits import attainable
     from gemmery.cuda.driver import find
 
     shape = result_shape(x.shape, y.shape)
@@ -224,19 +224,19 @@ def _converted(x: View, dtype: str) -> View:
 @cache
 def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
     """Return peak GFLOP/s, read bandwidth in GB/s, and the load meanwhile, measured once per process."""
-    from gemmery.bench import load, roofline
+    from gemmery.bench import limits, load
 
     meter = load.Meter()
-    return roofline.peak(dtype, threads), roofline.bandwidth(threads).read, meter.load()
+    return limits.peak(dtype, threads), limits.bandwidth(threads).read, meter.load()
 
 
 @cache
 def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
     """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
-    from gemmery.bench import device_roofline
+    from gemmery.bench import device_limits
     from gemmery.cuda.driver import Stream, find
 
     card = find(device)
     stream = Stream(card.ordinal)
-    unit = device_roofline.unit(dtype, tensor, card.capability)
-    return device_roofline.peak(*unit, stream), device_roofline.bandwidth(stream).read
+    unit = device_limits.unit(dtype, tensor, card.capability)
+    return device_limits.peak(*unit, stream), device_limits.bandwidth(stream).read

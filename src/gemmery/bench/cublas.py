@@ -18,7 +18,7 @@ from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
 from gemmery.bench.record import version
 from gemmery.bench.replays import Put, replays
-from gemmery.bench.resident import Operands, Resident, Shared
+from gemmery.bench.resident import DeviceOperands, Resident, Shared
 from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
@@ -227,7 +227,7 @@ def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if work.dtype == "bf16" or work.out != work.dtype or work.precision:
         raise RefusedError("CuPy multiplies only f32, f64 and f16 here, each into its own type, and without TF32")
 
-    def arrays(operands: Operands) -> tuple[Any, ...]:
+    def arrays(operands: DeviceOperands) -> tuple[Any, ...]:
         batches = (cupy.asarray(Shared(view)) for view in (operands.a, operands.b, operands.c))
         return tuple(batch[0] if work.batch == 1 else batch for batch in batches)
 

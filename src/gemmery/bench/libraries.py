@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import config, dtypes
-from gemmery.bench import calls
+from gemmery.bench import expressions
 from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work, operands
@@ -127,7 +127,7 @@ def _without_avx512() -> str:
 
 def _prepare_numpy(work: Work) -> RivalProduct:
     if work.arrays:
-        return RivalProduct(calls.sample(work, "numpy", {"np": np}))
+        return RivalProduct(expressions.sample(work, "numpy", {"np": np}))
     a, b, c = operands(work)
     function: Callable[..., object] = np.matmul
     note = ""
@@ -154,7 +154,7 @@ def _prepare_torch(work: Work) -> RivalProduct:
     import torch
 
     if work.arrays:
-        return RivalProduct(calls.sample(work, "torch", {"torch": torch}, as_tensor))
+        return RivalProduct(expressions.sample(work, "torch", {"torch": torch}, as_tensor))
     a, b, c = operands(work)
     function: Callable[..., object] = torch.mv if work.vector else torch.bmm if work.batch > 1 else torch.mm
     note = ""

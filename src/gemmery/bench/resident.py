@@ -1,4 +1,4 @@
-"""Operands of a product in a GPU's memory, in so many copies that no call finds its own in the L2 cache."""
+"""DeviceOperands of a product in a GPU's memory, in so many copies that no call finds its own in the L2 cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIGNMENT = 256  # alignment of operands in bytes, that of the driver's allocati
 
 
 @dataclass(frozen=True)
-class Operands:
+class DeviceOperands:
     """A, B and C of one product, each of shape (batch, rows, columns)."""
 
     a: View
@@ -61,7 +61,7 @@ class Resident:
             self._memory.copy(0, index * each, each)
         driver.synchronize(stream.ordinal)  # the copies run on another stream
         self.sets = tuple(
-            Operands(*(self._view(x, place, offset) for x, place in zip(self.host, starts, strict=True)))
+            DeviceOperands(*(self._view(x, place, offset) for x, place in zip(self.host, starts, strict=True)))
             for offset in range(0, self._memory.size, each)
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.bench import calls
+from gemmery.bench import expressions
 from gemmery.bench.rival import Rival
 from gemmery.bench.work import CALLS, LAYOUTS, Work
 from gemmery.errors import ArgumentError, DTypeError
@@ -183,8 +183,8 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
 def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
     """Yield the calls of a [[product]] table of a suite of kind "calls", for each size."""
     _only(row, _CALLS, where)
-    arrays = _one_of(row.get("arrays", "numpy"), calls.ARRAYS, f"{where}: arrays")
-    known = tuple(name for name, call in calls.CALLS.items() if getattr(call, arrays))
+    arrays = _one_of(row.get("arrays", "numpy"), expressions.ARRAYS, f"{where}: arrays")
+    known = tuple(name for name, call in expressions.CALLS.items() if getattr(call, arrays))
     names = [_one_of(name, known, f"{where}: call") for name in _list(row.get("call", list(known)), f"{where}: call")]
     for (n, _, _), name in product(_shapes(row, where), names):
         if n * n > LARGEST:

@@ -22,8 +22,8 @@ class Work:
 
     A layout is "row", "col" (the transposed view of a row-major matrix) or "strided" (every second row and
     column of a larger one). `call` "out" writes into an existing array, "new" allocates one. With `vector`, B and C
-    are 1-D. In a suite of kind "calls", `call` is a key of `bench.calls.CALLS`. The same Work has the same operands in
-    every process.
+    are 1-D. In a suite of kind "calls", `call` is a key of `bench.expressions.CALLS`. The same Work has the same
+    operands in every process.
     """
 
     m: int
@@ -39,7 +39,7 @@ class Work:
     seed: int = 0
     name: str = ""  # of the comparison it belongs to
     precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
-    arrays: str = ""  # whose arrays a call of `bench.calls` gets, "numpy" or "torch"
+    arrays: str = ""  # whose arrays a call of `bench.expressions` gets, "numpy" or "torch"
 
     @property
     def problem(self) -> Problem:

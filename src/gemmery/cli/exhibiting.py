@@ -12,7 +12,7 @@ from rich.console import Console
 from gemmery.cli.showing import Output, console, instead, judged, said_interrupted
 
 if TYPE_CHECKING:
-    from gemmery.lab import Event
+    from gemmery.lab import RunEvent
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
 
 
@@ -36,7 +36,7 @@ def on_gpu(shown: Exhibit, device: str, seconds: float, store: Path | None, outp
 
     source, so_far, interrupted = nvrtc.text(Path(shown.source).name), list[object](), False
 
-    def on_event(event: Event) -> None:
+    def on_event(event: RunEvent) -> None:
         so_far[:] = [event.run] if event.run else so_far
 
     try:

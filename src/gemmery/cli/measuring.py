@@ -30,7 +30,7 @@ from gemmery.errors import ArgumentError
 from gemmery.experiments import BUILT_IN, CHAIN, LADDER, SWEEPS
 
 if TYPE_CHECKING:
-    from gemmery.lab.asked import Place
+    from gemmery.lab.asked import DeviceChoice
 
 SIZES = {
     (plan.name, device): ",".join(map(str, points.sizes)) for plan in BUILT_IN for device, points in plan.points.items()
@@ -149,13 +149,13 @@ def ladder(
         from gemmery.lab.emulated import MOST
 
         shown = where.card or asked.EMULATED_AS
-        from gemmery.lab.rungs import expected
+        from gemmery.lab.climb import expected
 
         told = expected(len(chosen), lengths, "emulator")
         count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
         return partial(counted, count, shown, reason, output, told)
     from gemmery import lab
-    from gemmery.lab.rungs import expected, meant
+    from gemmery.lab.climb import expected, meant
 
     measure = partial(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
@@ -166,7 +166,7 @@ def ladder(
     return partial(measured, LADDER.name, measure, output, asked.registry(where.kind), store, told)
 
 
-def _emulated_for(context: Context, where: Place) -> str | None:
+def _emulated_for(context: Context, where: DeviceChoice) -> str | None:
     """Why the ladder runs on the emulator: "" when it was asked for, or what CUDA lacks; None when it does not.
 
     Raises ArgumentError for options that have no meaning there.
@@ -305,7 +305,7 @@ def sweep(
     """
     from gemmery import lab
     from gemmery.lab import asked
-    from gemmery.lab.rungs import expected
+    from gemmery.lab.climb import expected
     from gemmery.lab.sweeps import MOST_EMULATED, countable, planned
 
     if n is not None and sizes:

@@ -16,7 +16,7 @@ from gemmery.errors import ArgumentError, InstallError, missing
 
 if TYPE_CHECKING:
     from gemmery.bench.record import Run
-    from gemmery.lab import Event, OnEvent, OnRung
+    from gemmery.lab import OnEvent, OnRung, RunEvent
     from gemmery.ladder.rung import Rung
     from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 
@@ -80,13 +80,13 @@ def measured(
     """
     from gemmery import report
     from gemmery.bench import record
-    from gemmery.lab import results
+    from gemmery.lab import measurements
     from gemmery.lab.asked import registry
 
     rungs, progress = rungs or registry("cpu"), Console(stderr=True)
     so_far: list[Run] = []
 
-    def on_event(event: Event) -> None:
+    def on_event(event: RunEvent) -> None:
         shown.announce(expected)
         so_far[:] = [event.run] if event.run else so_far
         shown.update(event.what, event.done, event.total, event.measurement)
@@ -107,7 +107,7 @@ def measured(
         from gemmery.report.page import page
 
         output.write(name, run.started, page(run, rungs))
-    if any(m.refused.startswith(results.SLOW) for m in run.measurements):
+    if any(m.refused.startswith(measurements.SLOW) for m in run.measurements):
         sys.stderr.write("gemmery: some rungs were skipped as too slow; raise the limit with --seconds\n")
     if store is not None:
         output.say(f"records: {record.path(store, run.machine.name)}")

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from gemmery.lab.asked import ordinal as ordinal
     from gemmery.lab.asked import registry as registry
     from gemmery.lab.chain import chain as chain
+    from gemmery.lab.climb import ladder as ladder
     from gemmery.lab.emulated import OnRung as OnRung
     from gemmery.lab.emulated import emulated_ladder as emulated_ladder
-    from gemmery.lab.event import Event as Event
     from gemmery.lab.event import OnEvent as OnEvent
+    from gemmery.lab.event import RunEvent as RunEvent
     from gemmery.lab.exhibits import emulated_exhibit as emulated_exhibit
     from gemmery.lab.exhibits import exhibit as exhibit
     from gemmery.lab.exhibits import exhibited_on as exhibited_on
     from gemmery.lab.exhibits import predicted as predicted
-    from gemmery.lab.health import Finding as Finding
+    from gemmery.lab.health import Diagnosis as Diagnosis
     from gemmery.lab.health import doctor as doctor
     from gemmery.lab.health import prune as prune
-    from gemmery.lab.rungs import ladder as ladder
     from gemmery.lab.suites import bench as bench
     from gemmery.lab.sweeps import emulated_sweep as emulated_sweep
     from gemmery.lab.sweeps import sweep as sweep
@@ -41,7 +41,7 @@ _HOMES = {
         "emulated_ladder",
     ),
     "gemmery.lab.event": (
-        "Event",
+        "RunEvent",
         "OnEvent",
     ),
     "gemmery.lab.exhibits": (
@@ -51,11 +51,11 @@ _HOMES = {
         "predicted",
     ),
     "gemmery.lab.health": (
-        "Finding",
+        "Diagnosis",
         "doctor",
         "prune",
     ),
-    "gemmery.lab.rungs": ("ladder",),
+    "gemmery.lab.climb": ("ladder",),
     "gemmery.lab.suites": ("bench",),
     "gemmery.lab.sweeps": (
         "emulated_sweep",

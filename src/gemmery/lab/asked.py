@@ -21,7 +21,7 @@ TF32 = "tf32"  # no element type, but f32 of which products may keep 10 bits of 
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceChoice:
     """Where a command runs: on the CPU, on the GPU `ordinal`, or on the emulator as `card`."""
 
     kind: str  # "cpu", "cuda" or "emulator"
@@ -32,7 +32,7 @@ class Place:
         return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.card if self.card else self.kind
 
 
-def place(device: str, card: str = "") -> Place:
+def place(device: str, card: str = "") -> DeviceChoice:
     """Return where to run: `device` is "cpu", "cuda", "cuda:1", "emulator", or a card to emulate.
 
     >>> place("CUDA:1").ordinal, place("rtx3090").kind, place("emulator", "A100").card
@@ -40,21 +40,22 @@ def place(device: str, card: str = "") -> Place:
 
     Raises ArgumentError for an unknown device or card, and for a card beside a device that is not the emulator.
     """
-    kind, _, number = device.strip().lower().partition(":")
-    if kind == "cuda" and (number.isdecimal() or ":" not in device):
-        found = Place("cuda", int(number or 0))
-    elif device.strip().lower() == "cpu":
-        found = Place("cpu")
-    elif device.strip().lower() == "emulator":
-        return Place("emulator", card=emulated_card(card).name)
+    name = device.strip().lower()
+    kind, _, number = name.partition(":")
+    if name == "emulator":
+        return DeviceChoice("emulator", card=emulated_card(card).name)
+    if kind == "cuda" and (number.isdecimal() or ":" not in name):
+        choice = DeviceChoice("cuda", int(number or 0))
+    elif name == "cpu":
+        choice = DeviceChoice("cpu")
     else:
         try:
-            found = Place("emulator", card=emulated_card(device).name)
+            choice = DeviceChoice("emulator", card=emulated_card(device).name)
         except ArgumentError as error:
             raise ArgumentError(f"{error}, or cpu, cuda, cuda:N for the Nth GPU, emulator") from None
     if card:
         raise ArgumentError(f"card {card!r}: only the emulator runs as a named card, and the device is {device!r}")
-    return found
+    return choice
 
 
 def ordinal(device: str) -> int | None:
@@ -195,7 +196,7 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
     return config
 
 
-def taken(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
+def takes(names: Sequence[str], dtype: str, config: Mapping[str, int]) -> None:
     """Raise ArgumentError for an element type or a config key that one of these GPU rungs or exhibits does not have."""
     from gemmery.ladder.exhibits import EXHIBITS
 
@@ -233,13 +234,13 @@ def sides(sizes: Iterable[int], most: int = 0) -> tuple[int, ...]:
 
     Raises ArgumentError for a size below 1, or above `most` where that is not 0.
     """
-    found = tuple(sizes)
-    for n in found:
+    lengths = sorted(set(sizes))
+    for n in lengths:
         if n < 1:
             raise ArgumentError(f"size {n!r}: a side must be a whole number >= 1")
         if most and n > most:
             raise ArgumentError(f"size {n}: the emulator takes sides of 1 to {most}; a GPU takes larger ones")
-    return tuple(sorted(set(found)))
+    return tuple(lengths)
 
 
 def no_threads(threads: int, device: str) -> None:

@@ -13,7 +13,7 @@ from gemmery.bench.record import Machine, Measurement
 from gemmery.bench.rival import Rival
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work
-from gemmery.lab.results import MachineLimits
+from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -21,7 +21,7 @@ Begin = Callable[[str], None]  # tells what begins to be measured
 
 
 @dataclass(frozen=True)
-class Entry:
+class Runnable:
     """Something that multiplies the operands of a work, ready to be checked and timed."""
 
     sampler: Callable[[], Sample]
@@ -41,13 +41,13 @@ class Opponent(Protocol):
 class Stage(Protocol):
     """The operands of one work on a device. Each method raises RefusedError for what does not take them."""
 
-    def rung(self, rung: Rung, config: Config, threads: int) -> Entry:
+    def rung(self, rung: Rung, config: Config, threads: int) -> Runnable:
         """Build a rung for the operands; `config` is complete."""
 
-    def product(self, config: Config, threads: int) -> Entry:
+    def product(self, config: Config, threads: int) -> Runnable:
         """Take `gemmery.matmul` as a user would call it, with the options of `config`."""
 
-    def rival(self, opponent: Any) -> Entry:
+    def rival(self, opponent: Any) -> Runnable:
         """Let a rival of the same backend prepare them."""
 
 
@@ -75,7 +75,7 @@ class Backend(Protocol):
     def stage(self, work: Work) -> Stage:
         """Make the operands of a work. Raises RefusedError if there is not enough memory."""
 
-    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
         """Return the product that shows a rung at size n, in the types of `like`."""
 
     def share(self, threads: int) -> float:

@@ -24,8 +24,8 @@ from gemmery.experiments import CHAIN
 from gemmery.lab import asked, check
 from gemmery.lab.contest import PRODUCT
 from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.measurements import WRONG
 from gemmery.lab.on_cuda import NO_RIVAL, Cuda
-from gemmery.lab.results import WRONG
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery import verify
 from gemmery.bench.resident import Resident
-from gemmery.lab.results import WRONG
+from gemmery.dtypes import Array
+from gemmery.lab.measurements import WRONG
 
-Array = NDArray[Any]
 SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 uses extended precision at 0.3 GFLOP/s
 SAMPLED_WIDE = 2e8  # and for narrower types, which use NumPy's product
 TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in units of f32's 2^-24

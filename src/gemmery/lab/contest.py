@@ -10,8 +10,8 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
-from gemmery.lab import results
-from gemmery.lab.backend import Entry, Opponent, Stage
+from gemmery.lab import measurements
+from gemmery.lab.backend import Opponent, Runnable, Stage
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung, find
 
@@ -94,18 +94,18 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
         for name, times in comparison.timings.items():
             if name in rows:
                 versus = comparison.ratios(name) if task.labels or name in labels else None
-                timed = session.timed if limits else results.timed
+                timed = session.timed if limits else measurements.timed
                 rows[name] = replace(timed(rows[name], times, versus), clock_mhz=clock)
     return list(rows.values())
 
 
-def _entry(stage: Stage, entrant: Entrant, threads: int) -> Entry:
+def _entry(stage: Stage, entrant: Entrant, threads: int) -> Runnable:
     """Return a contestant of a suite on the operands. Raises RefusedError if it does not take them."""
     if entrant.rung is None:
         return stage.product(entrant.config, threads)
     return stage.rung(entrant.rung, {**entrant.rung.default, **entrant.config}, threads)
 
 
-def _checked(entry: Entry) -> dict[str, Any]:
+def _checked(entry: Runnable) -> dict[str, Any]:
     """Check one product; return what its record keeps of that."""
     return {} if entry.error is None else {"error": entry.error(), "checked": True}

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import numpy as np
@@ -20,10 +20,11 @@ from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import select
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import asked, results
+from gemmery.lab import asked, measurements
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.check import TF32
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung, source_lines
+from gemmery.lab.event import followed
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung, RungCounts
 from gemmery.problem import Problem
@@ -59,19 +60,19 @@ def emulated_ladder(
     card = emulated_card(device)
     lengths = asked.sides(sizes or LADDER.points["emulator"].sizes, MOST)
     dtype = dtype and asked.element_type(dtype, "emulator")
-    element, named = "f32" if dtype == "tf32" else dtype, asked.rungs(rungs, "emulator")
-    chosen = [one for one in named if rungs or not element or element in one.dtypes]
-    todo = [(rung, n) for n in lengths for rung in chosen]
-    started, found = record.now(), []
-    for done, (rung, n) in enumerate(todo):
-        work = suited(rung, n, dtype, card)
-        on_rung(f"{rung.name}, {work}", done, len(todo), None)
-        found.append(replace(emulated_rung(rung, work, card), size=n))
-        on_rung(f"{rung.name}, {work}", done + 1, len(todo), found[-1])
-    return EmulatedLadder(card, started, tuple(found))
+    element = "f32" if dtype == "tf32" else dtype
+    takers = [rung for rung in asked.rungs(rungs, "emulator") if rungs or not element or element in rung.dtypes]
+    works = [(rung, n, product_for(rung, n, dtype, card)) for n in lengths for rung in takers]
+
+    def counted(rung: Rung, n: int, work: Work) -> EmulatedRung:
+        return replace(emulated_rung(rung, work, card), size=n)
+
+    started = record.now()
+    steps = [(f"{rung.name}, {work}", partial(counted, rung, n, work)) for rung, n, work in works]
+    return EmulatedLadder(card, started, followed(steps, on_rung))
 
 
-def suited(rung: Rung, n: int, dtype: str, card: Device) -> Work:
+def product_for(rung: Rung, n: int, dtype: str, card: Device) -> Work:
     """The product for a rung at size n: two squares, small ones for the rung of one block, else a row times W'."""
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
@@ -109,7 +110,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         config=rung.explicit(rung.resolve(problem, full)),
         tile=rung.geometry(problem, full).tile if rung.geometry else (0, 0),
         blocks=math.prod(runs[-1].launch.grid),
-        error=results.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
+        error=measurements.error(gemm.c, gemm.a, gemm.b, _bound(rung, problem), rung.normwise),
         counts=counts,
         kinds=dict(together.instructions.most_common()),
         intensity=together.intensity,
@@ -119,7 +120,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
         shared_seconds=limits["shared"],
         issue_seconds=limits["issue"],
         expected=dict(rung.expect) if expects(rung, work) and not config else {},
-        findings=tuple(str(one) for one in together.findings),
+        findings=tuple(map(str, together.findings)),
         chosen=drawn,
         source=source_lines(drawn),
         seconds=seconds,

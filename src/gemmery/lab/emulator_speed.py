@@ -15,7 +15,7 @@ from gemmery.bench.work import Work, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import Device
 from gemmery.errors import GemmeryError, RefusedError
-from gemmery.lab import results
+from gemmery.lab import measurements
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.contest import Task, entrant
 from gemmery.lab.emulated import emulated_rung
@@ -46,7 +46,7 @@ def speeds(suite: str, work: Work, labels: Sequence[str], seconds: float) -> lis
     with threadpoolctl.threadpool_limits(1):
         for label in labels:
             contender = entrant(label, CUDA)
-            plain = results.blank(suite, label, work, 1, config=contender.config)
+            plain = measurements.blank(suite, label, work, 1, config=contender.config)
             plain = replace(plain, case="", flops=0, bytes=0)
             try:
                 if contender.rung is None:
@@ -74,7 +74,7 @@ def _timed(
     }
     timings = timing.tally(_rounds(ways, seconds)).timings
     plain = replace(plain, note=f"PTX of NVRTC {nvrtc.version()} for {card.arch}")
-    rows = [results.timed(replace(plain, case=way), timings[way]) for way in ways]
+    rows = [measurements.timed(replace(plain, case=way), timings[way]) for way in ways]
     error = max(checked.error, 2.0 if checked.findings else 0.0)
     return [replace(row, error=error, checked=True) if row.case != READY else row for row in rows]
 

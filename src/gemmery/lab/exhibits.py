@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx import PtxKernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
-from gemmery.lab import asked, results
+from gemmery.lab import asked, measurements
 from gemmery.lab.emulated_product import prepared
-from gemmery.lab.event import OnEvent, ignore
+from gemmery.lab.event import OnEvent, followed, ignore
 from gemmery.lab.on_cuda import Cuda
 from gemmery.lab.session import Session
 from gemmery.ladder.exhibits import EMULATED, EmulatedExhibit, Exhibit, Floats, find, numbers, put
@@ -80,14 +81,9 @@ def emulated_exhibit(
 
     Raises ArgumentError for an unknown name or device, DeviceError when NVRTC is not installed.
     """
-    exhibit, records = find(name), list[EmulatedExhibit]()
-    configs, arch = exhibit.configs(), asked.emulated_card(device).arch
-    for done, config in enumerate(configs):
-        what = f"{name}, {words(config)}"
-        on_config(what, done, len(configs), None)
-        records.append(_emulated(exhibit, config, n, arch))
-        on_config(what, done + 1, len(configs), records[-1])
-    return tuple(records)
+    exhibit, arch = find(name), asked.emulated_card(device).arch
+    steps = [(f"{name}, {words(config)}", partial(_emulated, exhibit, config, n, arch)) for config in exhibit.configs()]
+    return followed(steps, on_config)
 
 
 def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedExhibit:
@@ -169,14 +165,14 @@ class _Stage:
         cuda.clock()
         comparison = timing.compare([own, *parent], seconds)
         note = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in show.counts(show.n, config).items())
-        done = results.timed(plain, comparison.timings[own.name], comparison.versus)
+        done = measurements.timed(plain, comparison.timings[own.name], comparison.versus)
         return replace(done, error=error, checked=True, note=note, clock_mhz=cuda.clock())
 
     def _plain(self, config: Config) -> Measurement:
         show = self._exhibit.show
         work = Work(1, show.n, 1, "f32", "f32")
         moved = 4 * (show.n + show.results(show.n, config))
-        blank = results.blank("exhibit", self._exhibit.name, work, 0, config=dict(config))
+        blank = measurements.blank("exhibit", self._exhibit.name, work, 0, config=dict(config))
         return replace(blank, flops=show.operations(show.n, config), bytes=moved)
 
     def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:

@@ -21,7 +21,7 @@ from gemmery.cpu import entry, jit, target
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cuda import driver, nvml, nvrtc, sass
 from gemmery.errors import GemmeryError
-from gemmery.lab import check, results
+from gemmery.lab import check, measurements
 from gemmery.lab.on_cuda import build
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -38,7 +38,7 @@ _RECOMPILED = "every process recompiles kernels"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """The result of one check; `advice` tells what to do or to expect, if anything."""
 
     name: str  # "cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder", "torch", ...
@@ -47,7 +47,7 @@ class Finding:
     advice: str = ""
 
 
-def doctor() -> tuple[Finding, ...]:
+def doctor() -> tuple[Diagnosis, ...]:
     """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
 
     >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
@@ -56,122 +56,123 @@ def doctor() -> tuple[Finding, ...]:
     return tuple(_look(name, examine) for name, examine in {**_EXAMINED, **_gpus()}.items())
 
 
-def _look(name: str, examine: Callable[[], Finding]) -> Finding:
+def _look(name: str, examine: Callable[[], Diagnosis]) -> Diagnosis:
     """Run one check; an exception is its finding."""
     try:
         return replace(examine(), name=name)
     except Exception as error:
-        return Finding(name, type(error).__name__, ok=False, advice=str(error))
+        return Diagnosis(name, type(error).__name__, ok=False, advice=str(error))
 
 
-def _cpu() -> Finding:
+def _cpu() -> Diagnosis:
     host = target.host()
-    return Finding("", f"{host.cpu} ({jit.host_cpu()}, {host.machine})")
+    return Diagnosis("", f"{host.cpu} ({jit.host_cpu()}, {host.machine})")
 
 
-def _instruction_set() -> Finding:
+def _instruction_set() -> Diagnosis:
     host, limit = target.host(), config.isa_limit()
     if limit:
-        return Finding(
+        return Diagnosis(
             "",
             f"{host.isa}, limited by GEMMERY_ISA",
             False,
             "unset GEMMERY_ISA to use every instruction set of the CPU",
         )
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
-        return Finding("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower")
-    return Finding("", f"{host.isa}, vectors of {host.vector_bytes} bytes")
+        return Diagnosis("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower")
+    return Diagnosis("", f"{host.isa}, vectors of {host.vector_bytes} bytes")
 
 
-def _features() -> Finding:
+def _features() -> Diagnosis:
     having = sorted(set(_NEWER) & target.host().features)
-    return Finding("", ", ".join(having) or "none of the optional ones")
+    return Diagnosis("", ", ".join(having) or "none of the optional ones")
 
 
-def _caches() -> Finding:
+def _caches() -> Diagnosis:
     host = target.host()
     sizes = {"L1d": host.l1d, "L2": host.l2, "L3": host.l3}
     value = ", ".join(f"{name} {_size(size) if size else 'unknown'}" for name, size in sizes.items())
-    return Finding("", value)
+    return Diagnosis("", value)
 
 
-def _cores() -> Finding:
+def _cores() -> Diagnosis:
     used, there = target.cores(), os.cpu_count() or 1
     if used < there:
-        return Finding("", f"{used} of {there}, limited by the affinity mask or the cgroup")
-    return Finding("", str(used))
+        return Diagnosis("", f"{used} of {there}, limited by the affinity mask or the cgroup")
+    return Diagnosis("", str(used))
 
 
-def _load() -> Finding:
+def _load() -> Diagnosis:
     busy, cores = load.watch(), target.cores()
     value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
     if busy > load.limit(cores):
-        return Finding("", value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties")
-    return Finding("", value)
+        return Diagnosis("", value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties")
+    return Diagnosis("", value)
 
 
-def _threads() -> Finding:
+def _threads() -> Diagnosis:
     count, cores = config.num_threads() or cpu_threads.get(), target.cores()
     if count > cores:
-        return Finding(
+        return Diagnosis(
             "", f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more threads share cores"
         )
-    return Finding("", str(count))
+    return Diagnosis("", str(count))
 
 
-def _numpy_blas() -> Finding:
+def _numpy_blas() -> Diagnosis:
     value = f"NumPy {np.__version__}, {libraries.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
         advice = (
             "NumPy does not use AVX-512 here; OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
         )
-        return Finding("", value, False, advice)
-    return Finding("", value)
+        return Diagnosis("", value, False, advice)
+    return Diagnosis("", value)
 
 
-def _environment() -> Finding:
-    found = config.distorting(libraries.STEERING)
-    found.pop("KMP_DUPLICATE_LIB_OK", None)  # threadpoolctl sets it in this very process
+def _environment() -> Diagnosis:
     steering = libraries.steering()
-    value = ", ".join(f"{name}={text}" for name, text in found.items()) or "no variable that changes a BLAS is set"
+    value = (
+        ", ".join(f"{name}={text}" for name, text in libraries.distorting().items())
+        or "no variable that changes a BLAS is set"
+    )
     if steering:
         advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
-        return Finding("", value, False, advice)
-    return Finding("", value)
+        return Diagnosis("", value, False, advice)
+    return Diagnosis("", value)
 
 
-def _cache_folder() -> Finding:
+def _cache_folder() -> Diagnosis:
     folder = config.cache_dir()
     if folder is None:
-        return Finding("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
+        return Diagnosis("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
     rule = cache.unusable(folder)
     current, others = _by_version(folder)
     if rule and current:  # stored before the file system was made read-only, as in an image of a container
-        return Finding("", f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}")
+        return Diagnosis("", f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}")
     if rule:
-        return Finding("", f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}")
+        return Diagnosis("", f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}")
     value = f"{folder}: {_entries(current)} of this version"
     if not others:
-        return Finding("", value)
+        return Diagnosis("", value)
     advice = "`gemmery doctor` can prune those of other versions, which another installation may use"
-    return Finding("", f"{value}, {_entries(others)} of others", True, advice)
+    return Diagnosis("", f"{value}, {_entries(others)} of others", True, advice)
 
 
-def prune() -> Finding:
+def prune() -> Diagnosis:
     """Remove from the cache what this version of gemmery does not read, and tell how much it was.
 
     >>> prune()  # doctest: +SKIP
-    Finding(name='pruned', value='12 entries (1.4 MiB) removed from ~/.cache/gemmery', ok=True, advice='')
+    Diagnosis(name='pruned', value='12 entries (1.4 MiB) removed from ~/.cache/gemmery', ok=True, advice='')
     """
     folder = config.cache_dir()
     if folder is None or not os.path.exists(folder):
-        return Finding("pruned", "there is no cache folder")
+        return Diagnosis("pruned", "there is no cache folder")
     try:
         removed = cache.prune(folder, _versions())
     except OSError:
-        return Finding("pruned", f"nothing, in {folder}", False, cache.unusable(folder))
-    return Finding("pruned", f"{_entries(removed)} removed from {folder}")
+        return Diagnosis("pruned", f"nothing, in {folder}", False, cache.unusable(folder))
+    return Diagnosis("pruned", f"{_entries(removed)} removed from {folder}")
 
 
 def _by_version(folder: str) -> tuple[list[cache.CacheEntry], list[cache.CacheEntry]]:
@@ -198,119 +199,119 @@ def _entries(entries: Collection[cache.CacheEntry]) -> str:
     return f"{count} entr{'y' if count == 1 else 'ies'} ({_size(sum(file.size for file in entries))})"
 
 
-def _tiers() -> Finding:
+def _tiers() -> Diagnosis:
     """Check that kernels can be compiled in the background."""
     if not tiers.enabled():
-        return Finding("", "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs")
+        return Diagnosis("", "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs")
     tiers.aside("doctor", partial(dispatch.specialised, Problem(8, 8, 8, "f32", "f32")))
     tiers.wait()
     state = tiers.state()
     if state.failures:
-        return Finding("", "on, but background work failed", False, f"report it: {state.failures[-1]}")
-    return Finding("", "on: kernels for products that come back often are compiled in the background")
+        return Diagnosis("", "on, but background work failed", False, f"report it: {state.failures[-1]}")
+    return Diagnosis("", "on: kernels for products that come back often are compiled in the background")
 
 
-def _memory() -> Finding:
+def _memory() -> Diagnosis:
     """Tell how full the bounded caches of this process are."""
-    kept = {
+    caches = {
         "plans": dispatch.plan,
         "specialised plans": dispatch.specialised,
         "prepared products": compute.prepare,
         "prepared on devices": prepared.prepare,
         "specialised on devices": prepared.specialised,
     }
-    infos = {name: function.cache_info() for name, function in kept.items()}
+    infos = {name: function.cache_info() for name, function in caches.items()}
     fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{library} met on devices": counts for library, counts in quick.counts().items()}
-    return Finding("", ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items()))
+    return Diagnosis("", ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items()))
 
 
-def _python() -> Finding:
-    return Finding("", f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}")
+def _python() -> Diagnosis:
+    return Diagnosis("", f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}")
 
 
-def _package(name: str, missing: str) -> Callable[[], Finding]:
+def _package(name: str, missing: str) -> Callable[[], Diagnosis]:
     """Check for an optional package; `missing` tells the effect of its absence."""
 
-    def examine() -> Finding:
+    def examine() -> Diagnosis:
         version = record.version(name)
-        return Finding("", version) if version else Finding("", "not installed", True, missing)
+        return Diagnosis("", version) if version else Diagnosis("", "not installed", True, missing)
 
     return examine
 
 
-def _product() -> Finding:
+def _product() -> Diagnosis:
     """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
-    worst = results.error(gemmery.matmul(a, a), a, a, float)
+    worst = measurements.error(gemmery.matmul(a, a), a, a, float)
     if not worst <= 1:
-        return Finding(
+        return Diagnosis(
             "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this CPU: report it"
         )
-    return Finding("", f"passed ({worst:.2g} of the bound)")
+    return Diagnosis("", f"passed ({worst:.2g} of the bound)")
 
 
-def _cuda() -> Finding:
+def _cuda() -> Diagnosis:
     """Check the compiler of GPU kernels, which needs no GPU."""
     try:
         compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
     except GemmeryError as error:
-        return Finding("", "not installed", True, f"{error}; products on the CPU work without it")
-    return Finding("", compiler)
+        return Diagnosis("", "not installed", True, f"{error}; products on the CPU work without it")
+    return Diagnosis("", compiler)
 
 
-def _nvdisasm() -> Finding:
-    found = sass.nvdisasm()
-    return Finding("", found) if found else Finding("", "not found", True, sass.MISSING)
+def _nvdisasm() -> Diagnosis:
+    path = sass.nvdisasm()
+    return Diagnosis("", path) if path else Diagnosis("", "not found", True, sass.MISSING)
 
 
-def _gpus() -> dict[str, Callable[[], Finding]]:
+def _gpus() -> dict[str, Callable[[], Diagnosis]]:
     """The checks of each device, or one finding that tells what is missing."""
     missing = driver.missing()
     if missing:
-        return {"gpu": lambda: Finding("", "none", True, missing)}
-    found: dict[str, Callable[[], Finding]] = {"cuda driver": _driver}
+        return {"gpu": lambda: Diagnosis("", "none", True, missing)}
+    checks: dict[str, Callable[[], Diagnosis]] = {"cuda driver": _driver}
     for ordinal in range(driver.count()):
-        found[f"cuda:{ordinal}"] = partial(_device, ordinal)
-        found[f"self-test on cuda:{ordinal}"] = partial(_product_on, ordinal)
-    return found | {"cublas": _cublas}
+        checks[f"cuda:{ordinal}"] = partial(_device, ordinal)
+        checks[f"self-test on cuda:{ordinal}"] = partial(_product_on, ordinal)
+    return checks | {"cublas": _cublas}
 
 
-def _driver() -> Finding:
-    return Finding("", f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
+def _driver() -> Diagnosis:
+    return Diagnosis("", f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
 
 
-def _device(ordinal: int) -> Finding:
-    one, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
-    clock = monitor.most_clock / 1e3 or one.clock
+def _device(ordinal: int) -> Diagnosis:
+    device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
+    clock = monitor.most_clock / 1e3 or device.clock
     power = f", limited to {monitor.power_limit:.0f} W" if monitor.power_limit else ""
-    value = f"{one.name}: {one.arch}, {one.sms} multiprocessors up to {clock:.2f} GHz{power}, "
-    value += f"{_size(driver.room(ordinal))} of memory free, L2 {_size(one.l2)}"
+    value = f"{device.name}: {device.arch}, {device.sms} multiprocessors up to {clock:.2f} GHz{power}, "
+    value += f"{_size(driver.room(ordinal))} of memory free, L2 {_size(device.l2)}"
     advice = f"clocks and power are unknown: {monitor.missing}" if monitor.missing else ""
-    return Finding("", value, True, advice)
+    return Diagnosis("", value, True, advice)
 
 
-def _product_on(ordinal: int) -> Finding:
+def _product_on(ordinal: int) -> Diagnosis:
     """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = build(rung, rung.default, resident)
     worst = check.error(resident, lambda: put(0), rung.bound)
     if not worst <= 1:
-        return Finding(
+        return Diagnosis(
             "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
         )
-    return Finding("", f"passed ({worst:.2g} of the bound)")
+    return Diagnosis("", f"passed ({worst:.2g} of the bound)")
 
 
-def _cublas() -> Finding:
+def _cublas() -> Diagnosis:
     """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
     there = [rival.runs() for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:
-        return Finding("", "; ".join(there))
-    return Finding("", "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU")
+        return Diagnosis("", "; ".join(there))
+    return Diagnosis("", "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU")
 
 
 def _size(count: int) -> str:
@@ -320,7 +321,7 @@ def _size(count: int) -> str:
     return f"{count / 2**10:.4g} KiB"
 
 
-_EXAMINED: dict[str, Callable[[], Finding]] = {
+_EXAMINED: dict[str, Callable[[], Diagnosis]] = {
     "cpu": _cpu,
     "instruction set": _instruction_set,
     "features": _features,

@@ -14,8 +14,8 @@ from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.nvrtc import Code, Program
 from gemmery.errors import GemmeryError, RefusedError
-from gemmery.lab import results
-from gemmery.lab.backend import Entry
+from gemmery.lab import measurements
+from gemmery.lab.backend import Runnable
 from gemmery.lab.contest import PRODUCT, Task, contest, entrant
 from gemmery.lab.on_cuda import Cuda, CudaStage, Vendor, build, product
 from gemmery.lab.session import Session
@@ -29,13 +29,13 @@ COMPILATIONS = 5  # of each kind; the median is reported
 class HostStage(CudaStage):
     """The operands of a work, on which the time until a call returns is taken."""
 
-    def product(self, config: Config, threads: int = 0) -> Entry:
+    def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul`."""
-        return Entry(lambda: _warm(cublas.own_calls(self.resident, product(self.resident.work))))
+        return Runnable(lambda: _warm(cublas.own_calls(self.resident, product(self.resident.work))))
 
-    def rival(self, opponent: Vendor) -> Entry:
+    def rival(self, opponent: Vendor) -> Runnable:
         """Take the library's function."""
-        return Entry(lambda: _warm(opponent.caller.calls(self.resident)), note=opponent.runs)
+        return Runnable(lambda: _warm(opponent.caller.calls(self.resident)), note=opponent.runs)
 
 
 def _warm(sample: Sample) -> Sample:
@@ -73,7 +73,7 @@ def compilations(session: Session, task: Task) -> list[Measurement]:
         loaders = zip(COMPILED, _loaders(geometry, resident.stream.ordinal), strict=True)
         seconds = {case: {turn: _seconds(load) for turn in range(COMPILATIONS)} for case, load in loaders}
         timings = timing.tally(seconds).timings
-        rows += [results.timed(replace(blank, case=case), timings[case]) for case in COMPILED]
+        rows += [measurements.timed(replace(blank, case=case), timings[case]) for case in COMPILED]
     return rows
 
 

@@ -9,7 +9,7 @@ from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Comparison, Contestant, Ratio, Sample
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
-from gemmery.lab import results
+from gemmery.lab import measurements
 from gemmery.lab.backend import square
 from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung
@@ -62,7 +62,7 @@ class Level:
 
     def _too_slow(self, rung: Rung, config: Config, before: Measurement | None) -> str:
         """The reason not to run if one call would exceed the limit, predicted from the rate on a smaller product."""
-        flops, small = self._work.problem.flops, self._backend.suited(rung, self._backend.pilot, self._work)
+        flops, small = self._work.problem.flops, self._backend.product_for(rung, self._backend.pilot, self._work)
         if flops <= small.problem.flops:
             return ""
         if before is not None and before.flops >= small.problem.flops:
@@ -70,7 +70,7 @@ class Level:
         else:
             sample = self._backend.stage(small).rung(rung, config, min(self._threads, 1)).sampler()
             predicted = sample(1, 1) / 1e9 * flops / small.problem.flops
-        return results.too_slow(predicted, self._seconds)
+        return measurements.too_slow(predicted, self._seconds)
 
     def _others(self, rung: Rung, threads: int) -> list[Contestant]:
         """Return the rival, and the parent unless it is too slow to take turns."""

@@ -11,16 +11,16 @@ import numpy as np
 
 import gemmery
 from gemmery import arrays, dispatch, dtypes
-from gemmery.bench import libraries, machine, roofline, timing
+from gemmery.bench import fingerprint, libraries, limits, timing
 from gemmery.bench.record import Machine, Measurement
 from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
-from gemmery.lab import asked, results
-from gemmery.lab.backend import Begin, Entry, square
-from gemmery.lab.results import MachineLimits
+from gemmery.lab import asked, measurements
+from gemmery.lab.backend import Begin, Runnable, square
+from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -36,7 +36,7 @@ class CpuStage:
         self.work = work
         self.arrays = operands(work)
 
-    def rung(self, rung: Rung, config: Config, threads: int) -> Entry:
+    def rung(self, rung: Rung, config: Config, threads: int) -> Runnable:
         """Build a rung for the operands."""
         reason = refusal(rung, self.work)
         if reason:
@@ -44,9 +44,9 @@ class CpuStage:
         kernel = rung.build(self.work.problem, config)
         a, b, c = (arrays.view(x if x.ndim == 3 else x[None]) for x in self.arrays)
         run = functools.partial(kernel, a, b, c, threads=threads)
-        return Entry(lambda: timing.calls(run), functools.partial(self._error, run, rung))
+        return Runnable(lambda: timing.calls(run), functools.partial(self._error, run, rung))
 
-    def product(self, config: Config, threads: int) -> Entry:
+    def product(self, config: Config, threads: int) -> Runnable:
         """Take `gemmery.matmul`, with `dtype=` only if the result is wider."""
         a, b, c = self.arrays
         rung = (dispatch.specialised(self.work.problem) or dispatch.plan(self.work.problem)).rung
@@ -60,12 +60,12 @@ class CpuStage:
                 return function(a, b) if c is None else function(a, b, out=c)
 
         sample = timing.products(function, a, b, c)
-        return Entry(lambda: on(threads, sample), functools.partial(self._error, run, rung), rung.name)
+        return Runnable(lambda: on(threads, sample), functools.partial(self._error, run, rung), rung.name)
 
-    def rival(self, opponent: RivalProcess) -> Entry:
+    def rival(self, opponent: RivalProcess) -> Runnable:
         """Let a rival's process make the same operands."""
         note = opponent.prepare(self.work)
-        return Entry(lambda: opponent.sample, note="; ".join(filter(None, (note, opponent.runs))))
+        return Runnable(lambda: opponent.sample, note="; ".join(filter(None, (note, opponent.runs))))
 
     def _error(self, run: Callable[[], Any], rung: Rung) -> float:
         """Error over bound of one product, written over NaN (ones for integers) so that unwritten elements show."""
@@ -73,7 +73,7 @@ class CpuStage:
         if c is not None:
             c.fill(np.nan if dtypes.get(self.work.out).kind in "fc" else 1)
         result = run()
-        return results.error(result if c is None else c, a, b, rung.bound, rung.normwise)
+        return measurements.error(result if c is None else c, a, b, rung.bound, rung.normwise)
 
 
 class Cpu:
@@ -92,7 +92,7 @@ class Cpu:
     @property
     def machine(self) -> Machine:
         """The fingerprint of this machine."""
-        return machine.fingerprint()
+        return fingerprint.cpu()
 
     @property
     def ladder(self) -> tuple[Rung, ...]:
@@ -135,9 +135,9 @@ class Cpu:
         """Make the operands of a work."""
         return CpuStage(work)
 
-    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
         """Return the product that shows a rung at size n."""
-        return suited(rung, n, like)
+        return product_for(rung, n, like)
 
     def share(self, threads: int) -> float:
         """Seconds for one comparison of a rung with its parent and NumPy."""
@@ -149,18 +149,18 @@ class Cpu:
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
         """Return a record without times."""
-        return results.blank(suite, kernel, work, threads, **known)
+        return measurements.blank(suite, kernel, work, threads, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
         """Return the peak of the record's type and the read bandwidth on its threads; the first call measures them."""
-        unit, threads = roofline.unit(record.dtype), record.threads
+        unit, threads = limits.unit(record.dtype), record.threads
         on_threads = f"{threads} thread{'s' * (threads != 1)}"
         if (unit, threads) not in self._peaks:
             begin(f"peak of {unit}, {on_threads}")
-            self._peaks[unit, threads] = roofline.peak(unit, threads)
+            self._peaks[unit, threads] = limits.peak(unit, threads)
         if threads not in self._bandwidths:
             begin(f"memory bandwidth, {on_threads}")
-            self._bandwidths[threads] = roofline.bandwidth(threads).read
+            self._bandwidths[threads] = limits.bandwidth(threads).read
         return MachineLimits(self._peaks[unit, threads], self._bandwidths[threads])
 
     def clock(self) -> int:
@@ -184,7 +184,7 @@ def refusal(rung: Rung, work: Work) -> str:
     return rung.refuses(work.problem)
 
 
-def suited(rung: Rung, n: int, like: Work) -> Work:
+def product_for(rung: Rung, n: int, like: Work) -> Work:
     """Return the product that shows a rung at size n: two squares; a row and a square for a rung that takes vectors; as
     many small products as fill squares of side n for a rung that takes batches.
     """

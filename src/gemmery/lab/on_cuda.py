@@ -9,21 +9,21 @@ from typing import Any
 
 import gemmery
 from gemmery import dispatch
-from gemmery.bench import cublas, device_roofline, machine
+from gemmery.bench import cublas, device_limits, fingerprint
 from gemmery.bench.cublas import Caller, Placed
+from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Machine, Measurement
 from gemmery.bench.replays import Put, replays
 from gemmery.bench.resident import Resident
-from gemmery.bench.roofline import Bandwidth
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.errors import DeviceError, RefusedError
-from gemmery.lab import asked, check, results
-from gemmery.lab.backend import Begin, Entry, square
-from gemmery.lab.results import MachineLimits
+from gemmery.lab import asked, check, measurements
+from gemmery.lab.backend import Begin, Runnable, square
+from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -49,24 +49,24 @@ class CudaStage:
         self._backend = backend
         self.resident = backend.resident(work)
 
-    def rung(self, rung: Rung, config: Config, threads: int = 0) -> Entry:
+    def rung(self, rung: Rung, config: Config, threads: int = 0) -> Runnable:
         """Build a rung for the operands."""
         return self._entry(build(rung, config, self.resident), rung)
 
-    def product(self, config: Config, threads: int = 0) -> Entry:
+    def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul` on arrays of PyTorch if there is one."""
         rung = dispatch.choice(self.resident.problem).rung
         return self._entry(cublas.own(self.resident, product(self.resident.work)), rung, rung.name)
 
-    def rival(self, opponent: Vendor) -> Entry:
+    def rival(self, opponent: Vendor) -> Runnable:
         """Let a library put its product on the stream."""
         placed = opponent.caller.place(self.resident)
         sampler = functools.partial(self._backend.placed, placed, self.resident)
-        return Entry(sampler, note=f"{opponent.runs}, {placed.note}")
+        return Runnable(sampler, note=f"{opponent.runs}, {placed.note}")
 
-    def _entry(self, put: Put, rung: Rung, note: str = "") -> Entry:
+    def _entry(self, put: Put, rung: Rung, note: str = "") -> Runnable:
         sampler = functools.partial(self._backend.sampler, put, len(self.resident.sets))
-        return Entry(sampler, lambda: check.error(self.resident, lambda: put(0), rung.bound), note)
+        return Runnable(sampler, lambda: check.error(self.resident, lambda: put(0), rung.bound), note)
 
 
 class Cuda:
@@ -82,7 +82,7 @@ class Cuda:
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{ordinal}: {reason}")
-        self.machine: Machine = machine.gpu_fingerprint(ordinal)
+        self.machine: Machine = fingerprint.gpu(ordinal)
         self.device = f"cuda:{ordinal}"
         self.stream = Stream(ordinal)
         self.monitor = Monitor(ordinal)
@@ -130,9 +130,9 @@ class Cuda:
         """Return a sampler of a rival's product that records clocks."""
         return placed.sample(resident, self.monitor.look)
 
-    def suited(self, rung: Rung, n: int, like: Work) -> Work:
+    def product_for(self, rung: Rung, n: int, like: Work) -> Work:
         """Return the product that shows a rung at size n."""
-        return suited(rung, n, like, self.device)
+        return product_for(rung, n, like, self.device)
 
     def share(self, threads: int) -> float:
         """Seconds for one comparison of a rung, cuBLAS and the rung's parent."""
@@ -145,21 +145,22 @@ class Cuda:
     def unit(self, kernel: str, dtype: str) -> tuple[str, str]:
         """Return the element type and the unit whose peak bounds a kernel."""
         tensor, capability = not kernel.startswith(ON_CUDA_CORES), driver.device(self.stream.ordinal).capability
-        return device_roofline.unit(dtype, tensor, capability)
+        return device_limits.unit(dtype, tensor, capability)
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int = 0, **known: Any) -> Measurement:
         """Return a record without times; it names the unit of the device that bounds the kernel."""
-        return results.blank(suite, kernel, work, 0, unit=self.unit(kernel, work.precision or work.dtype)[1], **known)
+        unit = self.unit(kernel, work.precision or work.dtype)[1]
+        return measurements.blank(suite, kernel, work, 0, unit=unit, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
         """Return the peak of the record's unit and the bandwidth of memory; the first call measures them."""
         dtype, unit = self.unit(record.kernel, record.precision or record.dtype)
         if (dtype, unit) not in self._unit_peaks:
             begin(f"peak of {dtype} on {unit}")
-            self._unit_peaks[dtype, unit] = device_roofline.peak(dtype, unit, self.stream)
+            self._unit_peaks[dtype, unit] = device_limits.peak(dtype, unit, self.stream)
         if self._bandwidth is None:
             begin("bandwidth of the device's memory")
-            self._bandwidth = device_roofline.bandwidth(self.stream)
+            self._bandwidth = device_limits.bandwidth(self.stream)
         return MachineLimits(self._unit_peaks[dtype, unit], self._bandwidth.read, self._bandwidth.copy)
 
     def clock(self) -> int:
@@ -199,7 +200,7 @@ def build(rung: Rung, config: Config, resident: Resident) -> Put:
     return put
 
 
-def suited(rung: Rung, n: int, like: Work, device: str) -> Work:
+def product_for(rung: Rung, n: int, like: Work, device: str) -> Work:
     """Return the product that shows a rung at size n: two squares, or x W' for a rung that refuses small squares."""
     squares, small = square(like, n), square(like, SMALL)
     vector = replace(squares, m=1, b_layout="col")

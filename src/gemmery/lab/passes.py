@@ -42,10 +42,10 @@ def main(work: dict[str, Any], device: str, rest: float) -> None:
     again: list[float] = []
     rival: list[float] = []
     for _ in range(PASSES):
-        for function, taken in ((gemmery.matmul, again), (theirs, rival)):
+        for function, passes in ((gemmery.matmul, again), (theirs, rival)):
             time.sleep(rest)
-            if not taken or taken[-1] < LONG:
-                taken.append(one_pass(function, pairs, wait)[0])
+            if not passes or passes[-1] < LONG:
+                passes.append(one_pass(function, pairs, wait)[0])
     sys.stdout.write(json.dumps({"first": first, "new": new, "worst": worst, "again": again, "rival": rival}) + "\n")
 
 
@@ -56,8 +56,8 @@ def one_pass(function: Callable[[Any, Any], object], pairs: Pairs, wait: Callabl
         start = time.perf_counter_ns()
         function(a, b)
         wait()
-        taken = time.perf_counter_ns() - start
-        total, worst = total + taken, max(worst, taken)
+        elapsed = time.perf_counter_ns() - start
+        total, worst = total + elapsed, max(worst, elapsed)
     return total / 1e9, worst / 1e9
 
 

@@ -10,9 +10,9 @@ from typing import Self
 from gemmery.bench import load, record, timing
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.timing import Comparison, Contestant, Ratio, Timing
-from gemmery.lab import results
+from gemmery.lab import measurements
 from gemmery.lab.backend import Backend
-from gemmery.lab.event import Event, OnEvent
+from gemmery.lab.event import OnEvent, RunEvent
 
 
 class Session:
@@ -44,7 +44,7 @@ class Session:
 
     def begin(self, what: str) -> None:
         """Tell the listener what begins."""
-        self._on_event(Event(what, self._done, self._total))
+        self._on_event(RunEvent(what, self._done, self._total))
 
     def end(self, *measurements: Measurement) -> None:
         """End a step and record its results."""
@@ -59,7 +59,7 @@ class Session:
         if self._store is not None:
             record.append(record.path(self._store, self._machine.name), Run(self._machine, self._started, measurements))
         for m in measurements:
-            self._on_event(Event(m.kernel, self._done, self._total, m, self.run))
+            self._on_event(RunEvent(m.kernel, self._done, self._total, m, self.run))
 
     def compare(self, contestants: Sequence[Contestant], seconds: float, threads: int) -> tuple[Comparison, int]:
         """Time contestants in turn; return the comparison and the device's clock meanwhile.
@@ -72,7 +72,7 @@ class Session:
 
     def timed(self, plain: Measurement, times: Timing, versus: Mapping[str, Ratio] | None = None) -> Measurement:
         """Return a record with its times, its ratios to others, and the limits of its kernel."""
-        return results.timed(plain, times, versus, self.backend.limits(plain, self.begin))
+        return measurements.timed(plain, times, versus, self.backend.limits(plain, self.begin))
 
 
 def open_session(gpu: int | None, total: int, on_event: OnEvent, store: Path | None = None) -> Session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,15 @@ from gemmery.bench.work import Work
 from gemmery.errors import ArgumentError
 from gemmery.experiments import SWEEPS, Axis, Experiment, Points
 from gemmery.lab import asked
-from gemmery.lab.event import OnEvent, ignore
-from gemmery.lab.rungs import Conditions, RungConfig, climb, element
+from gemmery.lab.climb import Conditions, RungConfig, climb, element
+from gemmery.lab.event import OnEvent, followed, ignore
 from gemmery.ladder.rung import Rung
+from gemmery.problem import Config
 
 if TYPE_CHECKING:
+    from gemmery.lab.emulated import OnRung
     from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 
-OnRung = Callable[[str, int, int, "EmulatedRung | None"], None]  # as in emulated_ladder
 MOST_EMULATED = 1024  # the largest side there
 
 
@@ -88,14 +89,14 @@ def emulated_sweep(
     like = element(asked.element_type(dtype, "emulator"))
     variants = _variants(counted, points, rungs, "emulator", n)
     variants = [(rung, config) for rung, config in variants if rungs or like.dtype in rung.dtypes]
-    started, records = record.now(), list["EmulatedRung"]()
-    for done, (rung, config) in enumerate(variants):
-        label = f"{rung.name} {key}={config[key]}"
-        on_rung(label, done, len(variants), None)
-        emulated = emulated_rung(rung, replace(like, m=n, n=n, k=n), card, config)
-        records.append(replace(emulated, rung=label, size=n))
-        on_rung(label, done + 1, len(variants), records[-1])
-    return EmulatedLadder(card, started, tuple(records))
+    work, started = replace(like, m=n, n=n, k=n), record.now()
+
+    def run(label: str, rung: Rung, config: Config) -> EmulatedRung:
+        return replace(emulated_rung(rung, work, card, config), rung=label, size=n)
+
+    labelled = [(f"{rung.name} {key}={config[key]}", rung, config) for rung, config in variants]
+    steps = [(label, partial(run, label, rung, config)) for label, rung, config in labelled]
+    return EmulatedLadder(card, started, followed(steps, on_rung))
 
 
 def countable(name: str) -> Experiment:
@@ -175,11 +176,11 @@ def sides(rung: Rung, n: int) -> tuple[int, ...]:
 
 
 def _serves(rung: Rung, like: Work, device: str) -> bool:
-    from gemmery.lab.on_cuda import suited  # loads NVIDIA's bindings
+    from gemmery.lab.on_cuda import product_for  # loads NVIDIA's bindings
 
     if like.dtype not in rung.dtypes:
         return False
-    work = suited(rung, 2048, like, device)
+    work = product_for(rung, 2048, like, device)
     return not rung.refuses(work.problem._replace(device=device))
 
 

@@ -73,7 +73,7 @@ def markdown(run: Run, rungs: Sequence[Rung] = ()) -> str:
 def as_json(record: Any) -> str:
     """Return a dataclass or a named tuple, or several, as JSON.
 
-    >>> as_json(Finding("cores", "2"))  # doctest: +SKIP
+    >>> as_json(Diagnosis("cores", "2"))  # doctest: +SKIP
     '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
     """
     return json.dumps(_plain(record), allow_nan=False)

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from gemmery.bench import roofline
+from gemmery.bench import limits
 from gemmery.cpu import jit
 from gemmery.cpu.target import Target, host
 from gemmery.errors import ArgumentError
@@ -30,7 +30,7 @@ DOTS = Target("avx512", frozenset({"avx512_vnni", "avx512_bf16"}))
     ],
 )
 def test_the_unit_that_sets_the_peak(dtype, target, expected):
-    assert roofline.unit(dtype, target) == expected
+    assert limits.unit(dtype, target) == expected
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "i16", "i32", "i64"])
@@ -40,20 +40,20 @@ def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
     target = host().limited(isa)
     if target.machine not in ("x86_64", "amd64") or target.isa != isa:
         pytest.skip(f"this CPU has no {isa}")
-    name = roofline.unit(dtype, target)
-    text = jit.assembly(target, f"peak_{name}", lambda: roofline._peak_module(target, name))
+    name = limits.unit(dtype, target)
+    text = jit.assembly(target, f"peak_{name}", lambda: limits._peak_module(target, name))
     words = {"f32": ("vfmadd", "mulps"), "f64": ("vfmadd", "mulpd"), "bf16": ("vdpbf16ps",), "i8": ("vpdpbusd",)}
     words |= {"i16": ("pmullw",), "i32": ("pmulld", "pmuludq"), "i64": ("pmullq", "pmuludq")}
     count = sum(word in line for line in text.splitlines() for word in words[name])
-    assert count >= roofline._accumulators(target)
+    assert count >= limits._accumulators(target)
 
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_the_bandwidth_kernel_touches_every_byte(copy):
     target = host()
     name = "bandwidth_copy" if copy else "bandwidth_read"
-    kernel = roofline._function(
-        name, lambda: roofline._stream_module(target, name, copy), ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
+    kernel = limits._function(
+        name, lambda: limits._stream_module(target, name, copy), ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p
     )
     size = 16 * 8 * target.vector_bytes
     source = np.random.default_rng(0).integers(-1000, 1000, size // 8)
@@ -66,14 +66,14 @@ def test_the_bandwidth_kernel_touches_every_byte(copy):
 
 
 def test_peak_and_bandwidth_are_measured():
-    assert roofline.peak("f32") > 0
-    assert roofline.peak("f32", threads=2) > 0
-    found = roofline.bandwidth()
+    assert limits.peak("f32") > 0
+    assert limits.peak("f32", threads=2) > 0
+    found = limits.bandwidth()
     assert found.read > 0
     assert found.copy > 0
 
 
-@pytest.mark.parametrize("measure", [lambda: roofline.peak("f32", 0), lambda: roofline.bandwidth(0)])
+@pytest.mark.parametrize("measure", [lambda: limits.peak("f32", 0), lambda: limits.bandwidth(0)])
 def test_at_least_one_thread(measure):
     with pytest.raises(ArgumentError, match="threads=0"):
         measure()
@@ -81,18 +81,18 @@ def test_at_least_one_thread(measure):
 
 def test_a_large_product_is_bound_by_compute_and_a_vector_by_memory():
     square = Problem(4096, 4096, 4096, "f32", "f32")
-    assert roofline.attainable(square, 100.0, 20.0) == roofline.Bound(100.0, "compute")
-    vector = roofline.attainable(Problem(4096, 1, 4096, "f32", "f32"), 100.0, 20.0)
+    assert limits.attainable(square, 100.0, 20.0) == limits.Bound(100.0, "compute")
+    vector = limits.attainable(Problem(4096, 1, 4096, "f32", "f32"), 100.0, 20.0)
     assert vector.by == "memory"
     assert vector.gflops == pytest.approx(2 * 4096**2 / (4 * (4096**2 + 2 * 4096)) * 20.0)
 
 
 def test_operands_in_cache_do_not_wait_for_memory():
     vector = Problem(64, 1, 64, "f32", "f32")
-    assert roofline.attainable(vector, 100.0, 20.0).by == "memory"
-    assert roofline.attainable(vector, 100.0, 20.0, cache=1 << 20).by == "compute"
+    assert limits.attainable(vector, 100.0, 20.0).by == "memory"
+    assert limits.attainable(vector, 100.0, 20.0, cache=1 << 20).by == "compute"
 
 
 def test_an_empty_product_has_a_bound_that_is_a_number():
     empty = Problem(0, 0, 0, "f32", "f32")
-    assert roofline.attainable(empty, 100.0, 20.0) == roofline.Bound(100.0, "compute")
+    assert limits.attainable(empty, 100.0, 20.0) == limits.Bound(100.0, "compute")

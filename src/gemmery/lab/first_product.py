@@ -11,7 +11,7 @@ from gemmery.bench import timing
 from gemmery.bench.first_call import COLD, WARM, pieces
 from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
-from gemmery.lab import new_process, results
+from gemmery.lab import measurements, new_process
 from gemmery.lab.contest import Task
 from gemmery.lab.session import Session
 
@@ -65,7 +65,7 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
     fewer rounds if they take longer than the task's seconds.
     """
     work, threads = task.work, task.threads
-    plain = results.blank(task.suite, WARM, work, threads)
+    plain = measurements.blank(task.suite, WARM, work, threads)
     limits = session.backend.limits(plain, session.begin)
     seconds: dict[str, dict[int, float]] = {WARM: {}, COLD: {}}
     parts: dict[tuple[str, str], dict[int, float]] = {}
@@ -90,12 +90,12 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
                 break
     tally = timing.tally(seconds)
     rows = [
-        results.timed(replace(plain, kernel=kernel), times, tally.versus if kernel == WARM else None, limits)
+        measurements.timed(replace(plain, kernel=kernel), times, tally.versus if kernel == WARM else None, limits)
         for kernel, times in tally.timings.items()
     ]
     for (kernel, piece), rounds in parts.items():
         times = timing.tally({piece: rounds}).timings[piece]
-        rows.append(results.timed(replace(plain, kernel=kernel, case=piece), times, limits=limits))
+        rows.append(measurements.timed(replace(plain, kernel=kernel, case=piece), times, limits=limits))
     return rows
 
 

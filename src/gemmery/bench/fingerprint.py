@@ -14,10 +14,10 @@ from gemmery.cpu import jit, target
 
 
 @functools.cache
-def fingerprint() -> Machine:
+def cpu() -> Machine:
     """Return the fingerprint of this machine.
 
-    >>> fingerprint().name  # doctest: +SKIP
+    >>> cpu().name  # doctest: +SKIP
     'amd-zen4-avx512-2c'
     """
     host, cores = target.host(), target.cores()
@@ -47,7 +47,7 @@ def _blas() -> str:
         return numpy.runs.partition(", ")[2]
 
 
-def gpu_fingerprint(ordinal: int = 0) -> Machine:
+def gpu(ordinal: int = 0) -> Machine:
     """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
 
     Raises DeviceError if there is no such device.
@@ -55,7 +55,7 @@ def gpu_fingerprint(ordinal: int = 0) -> Machine:
     from gemmery.cuda import driver, nvml, nvrtc  # loads the CUDA bindings
 
     device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
-    gpu = Gpu(
+    described = Gpu(
         name=device.name,
         capability=device.capability,
         sms=device.sms,
@@ -66,7 +66,7 @@ def gpu_fingerprint(ordinal: int = 0) -> Machine:
         cuda=driver.version(),
         nvrtc=nvrtc.version(),
     )
-    return replace(fingerprint(), name=_file_safe(gpu.name), gpu=gpu)
+    return replace(cpu(), name=_file_safe(described.name), gpu=described)
 
 
 def _file_safe(name: str) -> str:

@@ -6,8 +6,8 @@ import pytest
 
 import records
 from gemmery import lab
-from gemmery.bench import roofline
-from gemmery.bench.roofline import Bandwidth
+from gemmery.bench import limits
+from gemmery.bench.limits import Bandwidth
 from gemmery.errors import ArgumentError
 from gemmery.lab import contest
 from gemmery.lab.contest import entrant
@@ -28,8 +28,8 @@ shapes = [[5, 6, 7]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(roofline, "peak", lambda dtype, threads: 100.0 * threads)
-    monkeypatch.setattr(roofline, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
+    monkeypatch.setattr(limits, "peak", lambda dtype, threads: 100.0 * threads)
+    monkeypatch.setattr(limits, "bandwidth", lambda threads: Bandwidth(20.0, 18.0))
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import gemmery
-from gemmery.bench import calls as kinds
+from gemmery.bench import expressions as kinds
 from gemmery.bench import libraries
 from gemmery.bench.record import Measurement
 from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
-from gemmery.lab import results
-from gemmery.lab.backend import Entry
+from gemmery.lab import measurements
+from gemmery.lab.backend import Runnable
 from gemmery.lab.contest import Task, contest
 from gemmery.lab.on_cpu import CpuStage, in_force, on
 from gemmery.lab.session import Session
@@ -26,22 +26,22 @@ class CallStage(CpuStage):
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    def product(self, config: Config, threads: int) -> Entry:
+    def product(self, config: Config, threads: int) -> Runnable:
         """Take gemmery's expression of the call; the note has both."""
         convert = _convert(self.work)
 
         def error() -> float:
             with in_force(threads):
-                return min(kinds.error(self.work, _result(self.work, convert)), results.WRONG)
+                return min(kinds.error(self.work, _result(self.work, convert)), measurements.WRONG)
 
         sample = kinds.sample(self.work, "ours", {"gm": gemmery}, convert)
         note = f"{kinds.text(self.work, 'ours')} against {kinds.text(self.work, self.work.arrays)}"
-        return Entry(lambda: on(threads, sample), error, note)
+        return Runnable(lambda: on(threads, sample), error, note)
 
-    def rival(self, opponent: RivalProcess) -> Entry:
+    def rival(self, opponent: RivalProcess) -> Runnable:
         """Take the library's expression."""
         opponent.prepare(self.work)
-        return Entry(lambda: opponent.sample, note=opponent.runs)
+        return Runnable(lambda: opponent.sample, note=opponent.runs)
 
 
 def calls(session: Session, task: Task) -> list[Measurement]:

@@ -8,8 +8,8 @@ import pytest
 
 import gemmery as gm
 from gemmery import lab
-from gemmery.bench import calls, libraries
-from gemmery.bench.calls import CALLS
+from gemmery.bench import expressions, libraries
+from gemmery.bench.expressions import CALLS
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
 
@@ -26,8 +26,8 @@ def value(call: str, library: str, n: int = 8) -> np.ndarray:
     if library == "torch":
         names["torch"] = pytest.importorskip("torch")
         convert = libraries.as_tensor
-    arrays = {name: convert(array) for name, array in calls.operands(one, library).items()}
-    made = calls.result(one, library, {**names, **arrays})
+    arrays = {name: convert(array) for name, array in expressions.operands(one, library).items()}
+    made = expressions.result(one, library, {**names, **arrays})
     return np.asarray(made.float().numpy() if library == "torch" else made)
 
 
@@ -36,8 +36,8 @@ def value(call: str, library: str, n: int = 8) -> np.ndarray:
 def test_every_expression_of_a_call_is_the_same_product(call, library):
     if not getattr(CALLS[call], library):
         pytest.skip(f"{library} has no such call")
-    assert LIBRARIES[library] in calls.text(work(call), library)
-    assert calls.error(work(call), value(call, library)) <= 1
+    assert LIBRARIES[library] in expressions.text(work(call), library)
+    assert expressions.error(work(call), value(call, library)) <= 1
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -45,22 +45,22 @@ def test_a_wrong_result_of_a_call_is_found(call):
     good = np.array(value(call, "numpy"), np.float64)
     worst = good.copy().reshape(-1)
     worst[-1] += 1.0
-    assert calls.error(work(call), worst.reshape(good.shape)) > 1
+    assert expressions.error(work(call), worst.reshape(good.shape)) > 1
     worst[-1] = np.nan
-    assert calls.error(work(call), worst.reshape(good.shape)) > 1
-    assert calls.error(work(call), good[..., None]) > 1
+    assert expressions.error(work(call), worst.reshape(good.shape)) > 1
+    assert expressions.error(work(call), good[..., None]) > 1
 
 
 def test_an_operand_that_is_not_named_is_not_made():
-    assert set(calls.operands(work("gemm, alpha, beta"), "ours")) == {"a", "b", "c"}
-    assert set(calls.operands(work("gemm, out"), "numpy")) == {"a", "b", "out"}
-    views = calls.operands(work("strided views"), "ours")
+    assert set(expressions.operands(work("gemm, alpha, beta"), "ours")) == {"a", "b", "c"}
+    assert set(expressions.operands(work("gemm, out"), "numpy")) == {"a", "b", "out"}
+    views = expressions.operands(work("strided views"), "ours")
     assert {view.strides for view in views.values()} == {(2 * 16 * 4, 8)}
 
 
 def test_a_call_that_a_library_does_not_have_is_refused():
     with pytest.raises(RefusedError, match="torch has no such call"):
-        calls.text(work("f32 by f64"), "torch")
+        expressions.text(work("f32 by f64"), "torch")
 
 
 def test_a_suite_of_calls_records_both_expressions(tmp_path):

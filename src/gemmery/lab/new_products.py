@@ -13,7 +13,7 @@ from gemmery.bench.new_shapes import COMPARED, EMPTY, FIRST, MET, REST, WARM, WO
 from gemmery.bench.record import Measurement
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
-from gemmery.lab import new_process, results
+from gemmery.lab import measurements, new_process
 from gemmery.lab.contest import PRODUCT, Task
 from gemmery.lab.session import Session
 
@@ -63,9 +63,9 @@ def totals(
     rows = []
     for label, rounds in measured.items():
         tally = timing.tally({label: rounds, rival: theirs} if rival and label in COMPARED else {label: rounds})
-        rows.append(results.timed(replace(plain, case=label), tally.timings[label], tally.versus))
+        rows.append(measurements.timed(replace(plain, case=label), tally.timings[label], tally.versus))
     if rival:
-        rows.append(results.timed(replace(plain, kernel=rival), timing.tally({rival: theirs}).timings[rival]))
+        rows.append(measurements.timed(replace(plain, kernel=rival), timing.tally({rival: theirs}).timings[rival]))
     return rows
 
 

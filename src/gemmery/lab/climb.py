@@ -131,8 +131,8 @@ def climb(
     special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
     groups = [[(rung, config, work)] for rung, config, work in special if work]
     with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
-        suited = shape or partial(session.backend.suited, like=like)
-        groups = [[(rung, config, suited(rung, n)) for rung, config in rungs] for n in lengths] + groups
+        product = shape or partial(session.backend.product_for, like=like)
+        groups = [[(rung, config, product(rung, n)) for rung, config in rungs] for n in lengths] + groups
         for rung, _, work in groups[0]:
             plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
             session.backend.limits(plain, session.begin)

@@ -77,9 +77,14 @@ def key(kind: str, version: str, *parts: bytes) -> str:
 
 
 def digest(*parts: bytes) -> bytes:
-    """Return a 32-byte digest of the parts (BLAKE2b, RFC 7693)."""
+    """Return a 32-byte digest of the parts (BLAKE2b, RFC 7693), each after its length: no others give the same bytes.
+
+    >>> digest(b"ab", b"c") == digest(b"a", b"bc")
+    False
+    """
     hasher = blake2b(digest_size=_DIGEST)
     for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -201,7 +201,7 @@ def _stays(text: str, options: tuple[str, ...]) -> bool:
 
 def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = True) -> Ptx:
     """Return PTX from the cache, or make it; `parts` is all that it depends on, except the compiler's version."""
-    key = cache.key("ptx", version(), *_sized(version(), *parts))
+    key = cache.key("ptx", version(), version().encode(), *(part.encode() for part in parts))
     stored = cache.read(config.cache_dir(), key) if keeps else None
     if stored is None:
         program = make()
@@ -278,12 +278,8 @@ def _name(source: str, kernel: str, arch: str) -> str:
 
 def _key(source: str, kernel: str, arch: str) -> tuple[bytes, ...]:
     whole = text(source)
-    return (_shared(), *_sized(version(), source, whole, *ancestors(whole).values(), kernel, arch, *OPTIONS))
-
-
-def _sized(*parts: str) -> Iterator[bytes]:
-    """Yield each part after its length, so that no other parts join to the same bytes."""
-    yield from (f"{len(part)}:{part}".encode() for part in parts)
+    parts = (version(), source, whole, *ancestors(whole).values(), kernel, arch, *OPTIONS)
+    return (_shared(), *(part.encode() for part in parts))
 
 
 def _pack(code: Code) -> bytes:

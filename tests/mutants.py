@@ -351,7 +351,7 @@ MUTANTS = (
     ),
     *_of(
         "mma_ldmatrix",
-        ("fragments.cuh", "lane % 8 + lane / 16 * 8", "lane % 16", "rows of a fragment of B exchanged"),
+        ("mma_ldmatrix.cu", "lane % 8 + lane / 16 * 8", "lane % 16", "rows of a fragment of B exchanged"),
         config=MMA,
         shape=EVEN,
         name="f16",
@@ -359,8 +359,8 @@ MUTANTS = (
     ),
     *_of(
         "mma_ldmatrix",
-        ("fragments.cuh", "b.of[j / 2][j % 2 * 2 + 1]", "b.of[j / 2][j % 2 * 2]", "half of a fragment twice"),
-        ("fragments.cuh", "row + i * 8 + lane / 4", "row + i * 8 + lane / 8", "rows of C on each other"),
+        ("mma.cuh", "b.of[j / 2][j % 2 * 2 + 1]", "b.of[j / 2][j % 2 * 2]", "half of a fragment twice"),
+        ("mma.cuh", "row + i * 8 + lane / 4", "row + i * 8 + lane / 8", "rows of C on each other"),
         config=MMA,
         shape=EVEN,
         name="f16",
@@ -368,7 +368,7 @@ MUTANTS = (
     *_of(
         "mma_ldmatrix",
         (
-            "fragments.cuh",
+            "mma.cuh",
             "sent = high ? word[w] : word[w + offset]",
             "sent = high ? word[w + offset] : word[w]",
             "lanes exchange the wrong words",
@@ -569,7 +569,7 @@ MUTANTS = (
     ),
     *_of(
         "gemv_warp",
-        ("gemv.cuh", "offset = LANES / 2", "offset = LANES / 4", "half of the lanes are not added"),
+        ("gemv_warp.cu", "offset = LANES / 2", "offset = LANES / 4", "half of the lanes are not added"),
         config={"r": 2},
         shape=VECTOR,
     ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda.device import GRID, WARP
-from gemmery.cuda.geometry import Geometry, instance, sum_size, target, vector
+from gemmery.cuda.geometry import Geometry, instance, sum_size, target, template, vector
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.ladder.rung import without_vector
@@ -92,7 +92,7 @@ def _rows(name: str, problem: Problem, config: Config) -> Geometry:
     if rows * steps > _MOST_CHUNKS:
         raise RefusedError(f"rows = {rows}, steps = {steps}: at most {_MOST_CHUNKS} chunks fit a thread's registers")
     threads = max(team, config["threads"] or (128 if rows_in_all * team < 1 << 14 else 256))
-    parameters = (split > 1, vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
+    parameters = (vec, _cover(problem.k, vec * team * split * steps, vec), team, rows, steps, threads)
     return _launches(problem, config, name, parameters, threads // team * rows, threads, split)
 
 
@@ -128,7 +128,7 @@ def _columns(problem: Problem, config: Config) -> Geometry:
     steps = config["steps"] or 2
     threads = config["threads"] or max(64, min(512, _power_above(problem.k) * lanes // steps))
     split = config["split"] or _split(problem.k // 256, -(-in_all // (lanes * vec)), 4 * _BLOCKS)
-    parameters = (split > 1, vec, lanes, steps, threads // WARP)
+    parameters = (vec, lanes, steps, threads // WARP)
     return _launches(problem, config, _COLUMNS, parameters, lanes * vec, threads, split)
 
 
@@ -146,7 +146,8 @@ def _launches(
     """The kernel, and the one that adds up the parts of k if there are several."""
     blocks, block = _grid(problem, each, threads)
     overlaps = _overlaps(problem, config, blocks[0] * blocks[1] * split, threads)
-    kernel = instance(name, problem, _is_column(problem), problem.batch > 1, *parameters, overlaps)
+    launch = template("GemvLaunch", _is_column(problem), problem.batch > 1, split > 1, overlaps)
+    kernel = instance(name, problem, launch, *parameters)
     product = Geometry(f"{name}.cu", kernel, blocks, block, overlaps=overlaps)
     if split == 1:
         return product

@@ -10,6 +10,12 @@ template <class T> struct Gemv {
   int results, k;
 };
 
+// What the host knows of a launch: whether C is a column or a row, whether there are several products, whether other
+// blocks have other parts of k, and whether it may start before the previous launch ends.
+template <bool IS_COLUMN, bool IS_BATCHED, bool IS_PARTIAL, bool OVERLAPS> struct GemvLaunch {
+  static constexpr bool COLUMN = IS_COLUMN, BATCHED = IS_BATCHED, PARTIAL = IS_PARTIAL, OVERLAP = OVERLAPS;
+};
+
 template <bool COLUMN, class T, class Out>
 __device__ __forceinline__ Gemv<T> gemv_of(const Product<T, Out>& p, int batch) {
   if constexpr (COLUMN) return {p.a_at(batch, 0, 0), p.b_at(batch, 0, 0), p.a_row, p.a_col, p.b_row, p.m, p.k};
@@ -19,13 +25,6 @@ __device__ __forceinline__ Gemv<T> gemv_of(const Product<T, Out>& p, int batch) 
 template <int EPILOGUE, bool COLUMN, class T, class Out>
 __device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch, int r, Sum<T, Out> sum) {
   store<EPILOGUE>(p, batch, COLUMN ? r : 0, COLUMN ? 0 : r, sum);
-}
-
-// The sum over LANES adjacent lanes, returned to each of them; the same additions in the same order every time.
-template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
-#pragma unroll
-  for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
-  return sum;
 }
 
 // VEC elements from the k-th on: one of any stride, or several, adjacent and aligned.
@@ -40,11 +39,6 @@ template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk_of_w(
   } else {
     return chunk<VEC>(from, k, step);
   }
-}
-
-// True when x can be read in chunks.
-template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const Gemv<T>& g) {
-  return g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % sizeof(Chunk<T, VEC>) == 0;
 }
 
 // Stores the sum of a part of k: into C if there is one part, else in the workspace for gemv_finish.

@@ -34,13 +34,13 @@ __device__ __forceinline__ void add_columns(S (&sums)[VEC], const Gemv<T>& g, in
   }
 }
 
-template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int LANES, int STEPS,
-          int WARPS, bool OVERLAP>
+template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS>
 __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Product<T, Out> p) {
+  constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;  // results per block
   __shared__ S of_warp[WARPS][EACH];
-  if constexpr (OVERLAP) {
+  if constexpr (Launch::OVERLAP) {
     ptx::griddepcontrol_launch_dependents();
     ptx::griddepcontrol_wait();
   }

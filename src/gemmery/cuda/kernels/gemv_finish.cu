@@ -1,6 +1,6 @@
 // Idea: blocks that shared k left `parts` sums per result in the workspace; LANES lanes per result add them up in a
 // fixed order. Parents: gemv_vectorized and gemv_columns, as their second launch.
-#include "gemv.cuh"
+#include "gemv_warp.cu"
 
 template <class T, class Out, int EPILOGUE, bool COLUMN, int PARTS, int LANES>
 __global__ void gemv_finish(const Product<T, Out> p) {

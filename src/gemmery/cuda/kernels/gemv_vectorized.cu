@@ -5,7 +5,7 @@
 // gemv_columns handles W with contiguous columns.
 // Measured on an H200 in f16: faster than cuBLAS for K = 128 and for K = N = 1024, 4096, 16384. The smallest products
 // take little more than an empty kernel, and W larger than the caches is read at memory bandwidth.
-#include "gemv.cuh"
+#include "gemv_warp.cu"
 
 // Chunks of k per member: different numbers, a multiple of STEPS each, exactly STEPS each.
 enum Cover { PARTS, WHOLE, ONCE };
@@ -84,15 +84,21 @@ template <int TEAM, int ROWS, class S> __device__ __forceinline__ S sum_of_team(
   return mine;
 }
 
-template <class T, class Out, int EPILOGUE, bool COLUMN, bool BATCHED, bool PARTIAL, int VEC, int COVER, int TEAM,
-          int ROWS, int STEPS, int THREADS, bool OVERLAP>
+// True when x can be read in chunks.
+template <int VEC, class T> __device__ __forceinline__ bool is_chunked(const Gemv<T>& g) {
+  return g.x_step == 1 && reinterpret_cast<unsigned long long>(g.x) % sizeof(Chunk<T, VEC>) == 0;
+}
+
+template <class T, class Out, int EPILOGUE, class Launch, int VEC, int COVER, int TEAM, int ROWS, int STEPS,
+          int THREADS>
 __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Product<T, Out> p) {
+  constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
   using S = Sum<T, Out>;
   static_assert(ROWS <= TEAM, "a member stores one row");
   int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
   int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
-  if constexpr (OVERLAP) {  // the previous launch may still run: prefetch lines, but read nothing yet
+  if constexpr (Launch::OVERLAP) {  // the previous launch may still run: prefetch lines, but read nothing yet
     ptx::griddepcontrol_launch_dependents();
     if constexpr (VEC > 1) prefetch<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
     ptx::griddepcontrol_wait();

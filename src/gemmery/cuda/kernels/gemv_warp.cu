@@ -5,6 +5,13 @@
 // slower at every R: two barriers cost more than loading x from L1.
 #include "gemv_thread_smem.cu"
 
+// The sum over LANES adjacent lanes, returned to each of them; the same additions in the same order every time.
+template <int LANES, class S> __device__ __forceinline__ S sum_of_lanes(S sum) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+  return sum;
+}
+
 template <class T, class Out, int EPILOGUE, bool COLUMN, int R, bool STAGED, int TILE>
 __global__ void gemv_warp(const Product<T, Out> p) {
   using S = Sum<T, Out>;

@@ -3,8 +3,8 @@
 // Parent: mma_pipelined. Half of the threads copy tiles of A and half of B, by cp.async in pieces of 16 or of 4 bytes,
 // or, where rows begin at odd elements or no elements are adjacent, through registers. Sums are added in the parent's
 // order, so the bits are the parent's.
-#include "fragments.cuh"
 #include "general.cuh"
+#include "mma.cuh"
 
 // Whether tiles follow k, as they must unless only the sides are adjacent.
 template <class T> __device__ __forceinline__ bool is_k_adjacent(const Panel<T>& panel) {

@@ -5,7 +5,7 @@
 // Measured on an H200, f16: twice as fast as the parent. The limits are the rate of mma.sync, then loading tiles, and
 // at n = 8192 power. One set of fragments instead of two is slower. Rows of odd length are packed first; n = 4097 takes
 // half of cuBLAS's time.
-#include "fragments.cuh"
+#include "mma_ldmatrix.cu"
 #include "packed.cuh"
 
 // The first launch, if operands need packing: the blocks of A and of B of each matrix.

@@ -1,58 +1,9 @@
-// A warp's part of a product by mma.sync: fragments of A and B from shared memory, their products, and the sums into C.
+// A warp's products by mma.sync, and its sums into C.
 // Which lane holds which element: NVIDIA, PTX ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8".
 #pragma once
 #include "epilogue.cuh"
-#include "swizzle.cuh"
+#include "load.cuh"
 #include "tiling.cuh"
-
-template <class T> constexpr int MMA_K = 32 / int(sizeof(T));  // the k of one product: 32 bytes of a row
-
-// A warp's reads of a tile for one product along k: SIDES sides in steps of 16. Four registers hold 16 rows of A, or
-// two times 8 columns of B, in the order that mma expects.
-template <class T, class Tile, bool IS_A, int SIDES> struct Fragments {
-  static constexpr int STEP_BYTES = 16 * Tile::CHUNKS * 16;  // 16 rows further
-  static constexpr bool BY_WORD = sizeof(T) == 4 && !Tile::K_ADJACENT;  // ldmatrix transposes 16-bit elements only
-  unsigned of[SIDES / 16][4];
-
-  // This lane's first byte, as an offset in the tile.
-  static __device__ __forceinline__ unsigned start(int first_side) {
-    int lane = threadIdx.x % 32;
-    if constexpr (BY_WORD) {
-      int side = first_side + lane / 4;
-      return Tile::at(lane % 4, side / Tile::PER_CHUNK) + side % Tile::PER_CHUNK * 4;
-    }
-    bool by_16 = IS_A == Tile::K_ADJACENT;  // true if the second matrix is 8 rows further, else one chunk
-    int row = by_16 ? lane % 16 : lane % 8 + lane / 16 * 8, chunk = by_16 ? lane / 16 : lane / 8 % 2;
-    return Tile::K_ADJACENT ? Tile::at(first_side + row, chunk) : Tile::at(row, first_side / Tile::PER_CHUNK + chunk);
-  }
-
-  // Group `group` of k of the tile at `stage`. A step along a row is an XOR of the chunk's position, whatever the row's
-  // key: from one group of k to the next ^1 ^3 ^1 ^3 in units of 32 bytes.
-  __device__ __forceinline__ void read(unsigned start, unsigned stage, int group) {
-#pragma unroll
-    for (int i = 0; i < SIDES / 16; ++i) {
-      if constexpr (BY_WORD) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          int half = IS_A ? r / 2 : r % 2, eight = IS_A ? r % 2 : r / 2;  // of k, and of the sides
-          unsigned side = (start ^ (4 * i + 2 * eight) * 16) + stage;
-          of[i][r] = ptx::ld_shared_b32(side + (8 * group + 4 * half) * Tile::CHUNKS * 16);
-        }
-      } else if constexpr (Tile::K_ADJACENT) {
-        ptx::ldmatrix_x4(of[i], (start ^ group * 32) + stage + i * STEP_BYTES);
-      } else {
-        ptx::ldmatrix_x4_trans(of[i], (start ^ i * 32) + stage + group * STEP_BYTES);
-      }
-    }
-    if constexpr (sizeof(T) == 4) {  // mma would truncate the remaining bits
-#pragma unroll
-      for (int i = 0; i < SIDES / 16; ++i) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) of[i][r] = ptx::cvt_rna_tf32_f32(of[i][r]);
-      }
-    }
-  }
-};
 
 __device__ __forceinline__ void mma(f16, float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   ptx::mma_m16n8k16_f16(d, a, b0, b1);
@@ -148,16 +99,4 @@ template <class T, int WM, int WN> struct WarpSums {
       }
     }
   }
-};
-
-// The types of a block's tiles, of their copies, and of its warps' fragments.
-template <class T, class Access, class Tiles, bool RAGGED = false> struct MmaBlock {
-  static constexpr int GROUPS = Tiles::BK / MMA_K<T>;
-  using TileA = SwizzledTile<T, Tiles::BM, Tiles::BK, Access::A != COL>;
-  using TileB = SwizzledTile<T, Tiles::BN, Tiles::BK, Access::B == COL>;
-  using CopyA = TileCopy<T, TileA, Access::A_VEC, RAGGED, Tiles::THREADS>;
-  using CopyB = TileCopy<T, TileB, Access::B_VEC, RAGGED, Tiles::THREADS>;
-  using FragmentsA = Fragments<T, TileA, true, Tiles::WM>;
-  using FragmentsB = Fragments<T, TileB, false, Tiles::WN>;
-  using Sums = WarpSums<T, Tiles::WM, Tiles::WN>;
 };

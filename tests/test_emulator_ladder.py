@@ -9,9 +9,9 @@ import pytest
 
 from checked_products import ROWS, accumulator, matrices, place, run
 from gemmery.cuda.device import KNOWN
-from gemmery.lab.emulated import emulated_rung, expects, product_for
 from gemmery.lab.emulated_product import Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
+from gemmery.lab.emulated_rungs import emulated_rung, expects, product_for
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import RungCounts

@@ -146,7 +146,7 @@ def ladder(
     output = Output(json, html, no_html)
     if reason is not None:
         from gemmery import lab
-        from gemmery.lab.emulated import MOST
+        from gemmery.lab.emulated_rungs import MOST
 
         shown = where.card or asked.EMULATED_AS
         from gemmery.lab.climb import expected

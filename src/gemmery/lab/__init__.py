@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gemmery.lab.asked import registry as registry
     from gemmery.lab.chain import chain as chain
     from gemmery.lab.climb import ladder as ladder
-    from gemmery.lab.emulated import OnRung as OnRung
-    from gemmery.lab.emulated import emulated_ladder as emulated_ladder
+    from gemmery.lab.emulated_rungs import OnRung as OnRung
+    from gemmery.lab.emulated_rungs import emulated_ladder as emulated_ladder
     from gemmery.lab.event import OnEvent as OnEvent
     from gemmery.lab.event import RunEvent as RunEvent
     from gemmery.lab.exhibits import emulated_exhibit as emulated_exhibit
@@ -36,7 +36,7 @@ _HOMES = {
         "registry",
     ),
     "gemmery.lab.chain": ("chain",),
-    "gemmery.lab.emulated": (
+    "gemmery.lab.emulated_rungs": (
         "OnRung",
         "emulated_ladder",
     ),

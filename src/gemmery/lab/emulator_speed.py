@@ -18,8 +18,8 @@ from gemmery.errors import GemmeryError, RefusedError
 from gemmery.lab import measurements
 from gemmery.lab.asked import emulated_card
 from gemmery.lab.contest import Task, entrant
-from gemmery.lab.emulated import emulated_rung
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, prepared_anew, problem_of, run_rung
+from gemmery.lab.emulated_rungs import emulated_rung
 from gemmery.lab.session import Session
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung

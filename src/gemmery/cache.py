@@ -71,7 +71,7 @@ def key(kind: str, version: str, *parts: bytes) -> str:
     """Return the name of an entry.
 
     >>> key("cpu", "91c5eb0d22af", b"packed_f32")[:20]
-    'cpu-91c5eb0d22af-29a'
+    'cpu-91c5eb0d22af-f06'
     """
     return f"{kind}-{version}-{digest(*parts).hex()}"
 

@@ -181,7 +181,7 @@ def test_a_larger_tile_of_halves_takes_whole_pieces(present, m, n, k, a, b, addr
 
 @pytest.mark.parametrize("name", ["bf16", "f32", "f64"])
 def test_the_argument_is_that_of_a_launch(present, name):
-    """Its fields are in the order of `launch.arguments`."""
+    """Its fields are in the order of `launch.product_argument`."""
     size = {"bf16": 2, "f32": 4, "f64": 8}[name]
     run = images_of(name).ready(5, 7, 3, (3, 1), (1, 9), (7, 1), 0)
     views = (
@@ -190,7 +190,7 @@ def test_the_argument_is_that_of_a_launch(present, name):
         View(0, (1, 5, 7), (0, 7 * size, size), name),
     )
     problem = Problem(5, 7, 3, name, name, b_layout="col")
-    expected = launch.arguments(problem, False, *views, 1.0, 0.0, None, 0)
+    expected = launch.product_argument(problem, *views)
     assert run._fixed == expected[struct.calcsize("=5Q") :]
 
 
@@ -205,8 +205,7 @@ def test_any_product_is_launched_as_by_its_rung(present, c_layout):
     views.append(View(0, (3, 100, 70), (14000, 140, 2) if c_layout == "row" else (14000, 2, 200), "bf16"))
     bias = View(0, (70,), (4,), "f32")
     run = general.launch(problem, *views, bias)
-    transposed, by_rows = c_layout == "col", problem.by_rows()
-    geometry = rung_of("bf16").geometry(by_rows, {"tile": 64})
+    geometry = rung_of("bf16").geometry(problem.by_rows(), {"tile": 64})
     assert run._launches == [(64, *geometry.grid, *geometry.block, geometry.shared)]
-    assert run._fixed == launch.arguments(by_rows, transposed, *views, 1.0, 0.0, bias, 0)[struct.calcsize("=5Q") :]
-    assert run._transposed == transposed
+    assert run._fixed == launch.product_argument(problem, *views, bias)[struct.calcsize("=5Q") :]
+    assert run._transposed == (c_layout == "col")

@@ -153,12 +153,14 @@ def test_the_argument_is_packed_as_the_compiler_lays_it_out(monkeypatch, out, ty
     c = View(13, (3, 4, 5), (2**33 * e, 7 * e, 3 * e), out)
     bias = View(14, (5,), (8 if out == "f64" else 4,), "f64" if out == "f64" else "f32")
     problem = Problem(4, 5, 6, out, out, 3)
-    given = launch.arguments(problem, False, a, b, c, 2.0, 0.5, bias, 15)
+    given = launch.product_argument(problem, a, b, c, bias, alpha=2.0, beta=0.5, workspace=15)
     expected = [11, 12, 13, 14, 15, 24, 6, 1, -30, 5, 2, 2**33, 7, 3, 0, 1, 4, 5, 6, 3, 2.0, 0.5]
     assert len(given) == size
     assert [struct.unpack_from(form, given, at)[0] for at, form in where.values()] == expected
 
-    transposed = launch.arguments(problem.transposed(), True, a, b, c, 2.0, 0.5, bias, 15)
+    transposed = launch.product_argument(
+        problem._replace(c_layout="col"), a, b, c, bias, alpha=2.0, beta=0.5, workspace=15
+    )
     expected = [12, 11, 13, 14, 15, -30, 2, 5, 24, 1, 6, 2**33, 3, 7, 1, 0, 5, 4, 6, 3, 2.0, 0.5]
     assert [struct.unpack_from(form, transposed, at)[0] for at, form in where.values()] == expected
 

@@ -74,11 +74,10 @@ def fake(monkeypatch):
 
 def prepared(c_layout="row", steps=1, bias=None, overlaps=()):
     problem = Problem(5, 7, 3, "f32", "f32", c_layout=c_layout)
-    transposed = c_layout == "col"
     views = [View(0, shape, contiguous(shape, 4), "f32") for shape in ((1, 5, 3), (1, 3, 7), (1, 5, 7))]
-    argument = launch.arguments(problem.by_rows(), transposed, *views, 1.0, 0.0, bias, 0)
+    argument = launch.product_argument(problem, *views, bias)
     every = [(100 + i, 2, 3, 4, 32, 1, 1, 512 * i) for i in range(steps)]
-    return launch.Ready(every, argument, 0, 0, transposed, overlaps)
+    return launch.Ready(every, argument, 0, 0, c_layout == "col", overlaps)
 
 
 def test_a_call_packs_pointers_and_scalars_and_leaves_the_rest(fake):

@@ -9,7 +9,7 @@ from gemmery import dtypes, tiers
 from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import GeometryOf, tiles, whole_pieces
-from gemmery.cuda.launch import Ready, arguments, first_arguments
+from gemmery.cuda.launch import Ready, first_arguments, product_argument
 from gemmery.cuda.tiles import MMA_GENERAL, SIMT_GENERAL, Tiling, quickest
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -77,15 +77,14 @@ class Images:
 
     def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
         """Return the launch of any product of this element type."""
-        transposed = problem.c_layout == "col"
         p = problem.by_rows()
         side = self._smallest
         if p.m > side and p.n > side and len(self._tiles) > 1 and (not self._halves or whole_pieces(p)):
             side = quickest(self._tiles, p.m, p.n, p.batch, self._sms).bm
         function, threads, shared = self._present[side]
-        argument = arguments(p, transposed, a, b, c, 1.0, 0.0, bias, 0)
+        argument = product_argument(problem, a, b, c, bias)
         launch = first_arguments(function, tiles(p, side, side), (threads, 1, 1), shared)
-        return Ready([launch], argument, self.ordinal, 0, transposed)
+        return Ready([launch], argument, self.ordinal, 0, problem.c_layout == "col")
 
 
 def _whole(m: int, n: int, k: int, a: tuple[int, int], b: tuple[int, int], addresses: int) -> bool:

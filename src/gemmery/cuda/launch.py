@@ -134,9 +134,8 @@ class CudaLaunch:
     """
 
     def __init__(self, problem: Problem, config: Config, geometry: GeometryOf) -> None:
-        self.transposed = problem.c_layout == "col"
-        self.problem = problem.by_rows()
-        self.geometry = geometry(self.problem, config)
+        self.problem = problem
+        self.geometry = geometry(problem.by_rows(), config)
         card = driver.find(problem.device)
         reason = too_large(problem) or refusal(self.geometry, card)
         if reason:
@@ -154,9 +153,10 @@ class CudaLaunch:
 
     def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
         """Return the launches for operands of these shapes and strides, at any addresses."""
-        argument = arguments(self.problem, self.transposed, a, b, c, 1.0, 0.0, bias, 0)
+        argument = product_argument(self.problem, a, b, c, bias)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
-        return Ready(self._launches, argument, self._ordinal, self.geometry.workspace, self.transposed, overlaps)
+        transposed = self.problem.c_layout == "col"
+        return Ready(self._launches, argument, self._ordinal, self.geometry.workspace, transposed, overlaps)
 
     def __call__(
         self,
@@ -179,18 +179,19 @@ class CudaLaunch:
                 ordered.free(scratch, stream, self._ordinal)
 
 
-def arguments(
+def product_argument(
     problem: Problem,
-    transposed: bool,
     a: View,
     b: View,
     c: View,
-    alpha: complex,
-    beta: complex,
-    bias: View | None,
-    workspace: int,
+    bias: View | None = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    workspace: int = 0,
 ) -> bytes:
-    """Return the fields of Product in product.cuh, in order; `problem` has a row-major C."""
+    """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major."""
+    transposed, problem = problem.c_layout == "col", problem.by_rows()
     x, y, z = (_strides(view) for view in (a, b, c))
     step = bias.strides[0] // dtypes.get(bias.dtype).size if bias is not None else 0
     if transposed:

@@ -17,7 +17,7 @@ from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
-from gemmery.cuda.launch import arguments, too_large
+from gemmery.cuda.launch import product_argument, too_large
 from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
@@ -123,9 +123,8 @@ def _argument(problem: Problem, gemm: Gemm, addresses: Mapping[str, int], worksp
     views = {
         name: View(addresses[name], array.shape, array.strides, dtypes_of[name]) for name, array in gemm.arrays.items()
     }
-    transposed, bias = problem.c_layout == "col", views.get("bias")
-    operands = views["A"], views["B"], views["C"]
-    return arguments(problem.by_rows(), transposed, *operands, gemm.alpha, gemm.beta, bias, workspace)
+    operands = views["A"], views["B"], views["C"], views.get("bias")
+    return product_argument(problem, *operands, alpha=gemm.alpha, beta=gemm.beta, workspace=workspace)
 
 
 def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:

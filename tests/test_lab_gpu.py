@@ -2,19 +2,21 @@
 
 import functools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import records
 from gemmery import lab
+from gemmery.bench import cublas, suite
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.resident import DeviceOperands
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import check, climb, contest, level, on_cuda
+from gemmery.lab import check, climb, contest, level, on_cuda, suites
 from gemmery.lab import new_products as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
@@ -63,7 +65,10 @@ class MadeUp(Cuda):
 
     def rival(self, name, threads=0):
         for caller in self.rivals:
-            return Vendor(caller.name, caller.runs(), caller)
+            if caller.name == name and caller.missing():
+                raise RefusedError(caller.missing())
+            if caller.name == name:
+                return Vendor(caller.name, caller.runs(), caller)
         raise RefusedError(NO_RIVAL)
 
     def resident(self, work):
@@ -346,6 +351,72 @@ def test_what_makes_no_sense_is_refused_before_a_device_is_asked_for(ask, words)
     with pytest.raises(ArgumentError) as error:
         ask()
     assert words in str(error.value)
+
+
+@pytest.fixture
+def product(monkeypatch):
+    """gm.matmul on NumPy's arrays, and the time until its call returns."""
+    SPEEDS["gm.matmul"] = 2.0
+    chosen = SimpleNamespace(rung=rung("simt_a", dtypes=("f32", "f16")))
+    monkeypatch.setattr(on_cuda.dispatch, "choice", lambda problem: chosen)
+
+    def own(resident, function):
+        return Put(np.matmul, resident.sets, nanoseconds("gm.matmul", resident.work))
+
+    calls = []
+
+    def own_calls(resident, function):
+        def sample(inner, warm):
+            calls.append(inner)
+            return 5000 * inner
+
+        return sample
+
+    monkeypatch.setattr(cublas, "own", own)
+    monkeypatch.setattr(cublas, "own_calls", own_calls)
+    return calls
+
+
+def records_of(tmp_path, kind, *rivals):
+    """The records of a suite of one product on the made-up device, and the names of what began."""
+    file, begun = tmp_path / "mine.toml", []
+    file.write_text(f'device = "cuda"\n{kind}\n[[product]]\nsquare = [64]')
+    on = Session(MadeUp(rivals=rivals), 1, begun.append)
+    suites.run_suite(on, suite.load(file), 0, (), 0.1)
+    return on.run.measurements, [event.what for event in begun if event.measurement is None]
+
+
+@pytest.mark.usefixtures("product")
+def test_a_suite_compares_the_product_with_what_is_installed(tmp_path):
+    absent = replace(rival(), name="cublas_cupy", missing=lambda: "cupy is not installed")
+    (cupy, ours, theirs), begun = records_of(tmp_path, "", rival(), absent)
+    assert (cupy.kernel, cupy.refused) == ("cublas_cupy", "cupy is not installed")
+    assert (ours.suite, ours.kernel, ours.note, ours.threads) == ("mine", "gm.matmul", "simt_a", 0)
+    assert ours.versus == pytest.approx({"cublas": 0.25}, rel=1e-3)
+    assert ours.checked
+    assert 0 < ours.error <= 1
+    assert (ours.unit, ours.clock_mhz, ours.copy_gbs, ours.peak_gflops) == ("CUDA cores", 1755, 4000.0, 60000.0)
+    assert (theirs.kernel, theirs.note, theirs.versus) == ("cublas", "cuBLAS 99, torch.mm", {})
+    assert begun[-1] == "mine: 64x64x64 f32"
+
+
+def test_the_time_of_a_call_is_taken_after_one_that_compiles(tmp_path, product):
+    theirs = replace(rival(), calls=lambda resident: lambda inner, warm: 20_000 * inner)
+    (ours, cublas), _ = records_of(tmp_path, 'kind = "call"', theirs)
+    assert product[:3] == [1, 1, 1]  # that one, and two that calibrate
+    assert (ours.kernel, ours.checked, ours.seconds) == ("gm.matmul, host", False, pytest.approx(5e-6))
+    assert (ours.versus, cublas.versus) == ({"cublas": pytest.approx(4.0)}, {})
+    assert ours.peak_gflops == ours.bandwidth_gbs == 0.0
+    assert (cublas.kernel, cublas.note) == ("cublas", "cuBLAS 99")
+
+
+def test_a_product_that_the_device_has_no_room_for_is_recorded(tmp_path, monkeypatch):
+    def full(self, work):
+        raise RefusedError("make it smaller")
+
+    monkeypatch.setattr(MadeUp, "resident", full)
+    records, _ = records_of(tmp_path, "", rival())
+    assert [(m.kernel, m.refused) for m in records] == [("gm.matmul", "make it smaller")]
 
 
 def test_without_names_the_suites_of_the_cpu_are_run(monkeypatch):

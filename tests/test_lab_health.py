@@ -164,26 +164,25 @@ def test_without_a_folder_nothing_is_pruned(monkeypatch, tmp_path):
 
 def test_background_work_is_tried(monkeypatch):
     monkeypatch.setattr(tiers, "_work", tiers._Work())
-    assert health._tiers().value.startswith("on: ")
+    assert health._tiers().startswith("on: ")
     monkeypatch.setattr(tiers, "_work", tiers._Work())
 
     def fail(problem):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(health.dispatch, "specialised", fail)
-    found = health._tiers()
-    assert not found.ok
-    assert found.advice == "report it: doctor: RuntimeError: no compiler"
+    _, ok, advice = health._tiers()
+    assert not ok
+    assert advice == "report it: doctor: RuntimeError: no compiler"
     monkeypatch.setenv("GEMMERY_TIERS", "off")
-    assert health._tiers().value.startswith("off, by GEMMERY_TIERS")
+    assert health._tiers().startswith("off, by GEMMERY_TIERS")
     monkeypatch.setenv("GEMMERY_TIERS", "perhaps")
     monkeypatch.setattr(health, "_EXAMINED", {"tiers": health._tiers})
     assert "on or off" in {finding.name: finding for finding in lab.doctor()}["tiers"].advice
 
 
 def test_the_caches_in_memory_are_bounded_and_counted():
-    value = health._memory().value
-    counts = [part.split()[:3] for part in value.split(", ")]
+    counts = [part.split()[:3] for part in health._memory().split(", ")]
     assert len(counts) == 9
     for used, of, places in counts:
         assert (of, 0 <= int(used) <= int(places)) == ("of", True)

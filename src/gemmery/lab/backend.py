@@ -55,22 +55,17 @@ class Backend(Protocol):
     """A device to measure on."""
 
     device: str  # as in a Problem: "cpu", "cuda:0"
+    machine: Machine
+    ladder: tuple[Rung, ...]
+    rivals: Sequence[Rival]  # all libraries that may run beside it, installed or not
     pilot: int  # the side at which a rung's time at its first size is predicted
     slow_parent: float  # seconds of a call from which a parent takes no turns
-
-    @property
-    def machine(self) -> Machine: ...
-    @property
-    def ladder(self) -> tuple[Rung, ...]: ...
-    @property
-    def rivals(self) -> Sequence[Rival]:
-        """All libraries that may run beside it, installed or not."""
 
     def rival(self, name: str, threads: int) -> Opponent:
         """Return a rival that can run here. Raises RefusedError with the reason if it cannot."""
 
     def ladder_rivals(self) -> Sequence[str]:
-        """The names of rivals, of which the ladder takes the first that multiplies the operands."""
+        """Return the names of rivals, of which the ladder takes the first that multiplies the operands."""
 
     def stage(self, work: Work) -> Stage:
         """Make the operands of a work. Raises RefusedError if there is not enough memory."""
@@ -79,11 +74,11 @@ class Backend(Protocol):
         """Return the product that shows a rung at size n, in the types of `like`."""
 
     def share(self, threads: int) -> float:
-        """Seconds for one comparison of a rung with its parent and a rival."""
+        """Return the seconds for one comparison of a rung with its parent and a rival."""
 
     def replaces(self, samples: int, known: int, fastest: bool) -> bool:
-        """True if a rival's new timing is the one to record. It has `samples` and the old one `known`; in `fastest` its
-        turns were with the fastest rung so far.
+        """Return True if a rival's new timing is the one to record. It has `samples` and the old one `known`; in
+        `fastest` its turns were with the fastest rung so far.
         """
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
@@ -93,13 +88,16 @@ class Backend(Protocol):
         """Return the limits of a record's kernel; the first call measures them."""
 
     def clock(self) -> int:
-        """The median clock in MHz since the last call; 0 if it is unknown."""
+        """Return the median clock in MHz since the last call; 0 if it is unknown."""
+        return 0
 
     def children(self) -> tuple[int, ...]:
         """Return the IDs of the processes that it started, which do not count as load."""
+        return ()
 
     def close(self) -> None:
         """End what it started."""
+        return
 
 
 def square(like: Work, n: int) -> Work:

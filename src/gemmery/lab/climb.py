@@ -133,7 +133,7 @@ def climb(
     with open_session(gpu, len(rungs) * len(lengths) + len(groups), how.on_event, how.store) as session:
         product = shape or partial(session.backend.product_for, like=like)
         groups = [[(rung, config, product(rung, n)) for rung, config in rungs] for n in lengths] + groups
-        for rung, _, work in groups[0]:
+        for rung, _, work in next(iter(groups), []):  # the limits before any time
             plain = session.backend.blank(experiment.suite, rung.name, work, threads_of(rung, threads))
             session.backend.limits(plain, session.begin)
         before: dict[object, Measurement] = {}

@@ -22,6 +22,7 @@ from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.ptx import PtxKernel
 from gemmery.emulator.run import run as run_kernel
 from gemmery.errors import ArgumentError, RefusedError
+from gemmery.experiments import EXHIBIT
 from gemmery.lab import asked, measurements
 from gemmery.lab.emulated_product import prepared
 from gemmery.lab.event import OnEvent, followed, ignore
@@ -172,7 +173,7 @@ class _Stage:
         show = self._exhibit.show
         work = Work(1, show.n, 1, "f32", "f32")
         moved = 4 * (show.n + show.results(show.n, config))
-        blank = measurements.blank("exhibit", self._exhibit.name, work, 0, config=dict(config))
+        blank = measurements.blank(EXHIBIT.suite, self._exhibit.name, work, 0, config=dict(config))
         return replace(blank, flops=show.operations(show.n, config), bytes=moved)
 
     def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -47,6 +47,9 @@ class Diagnosis:
     advice: str = ""
 
 
+Result = str | tuple[str, bool, str]  # the value alone, or with `ok` and `advice` of the diagnosis
+
+
 def doctor() -> tuple[Diagnosis, ...]:
     """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
 
@@ -56,107 +59,99 @@ def doctor() -> tuple[Diagnosis, ...]:
     return tuple(_look(name, examine) for name, examine in {**_EXAMINED, **_gpus()}.items())
 
 
-def _look(name: str, examine: Callable[[], Diagnosis]) -> Diagnosis:
-    """Run one check; an exception is its finding."""
+def _look(name: str, examine: Callable[[], Result]) -> Diagnosis:
+    """Run one check; an exception is its result."""
     try:
-        return replace(examine(), name=name)
+        result = examine()
+        return Diagnosis(name, result) if isinstance(result, str) else Diagnosis(name, *result)
     except Exception as error:
         return Diagnosis(name, type(error).__name__, ok=False, advice=str(error))
 
 
-def _cpu() -> Diagnosis:
+def _cpu() -> Result:
     host = target.host()
-    return Diagnosis("", f"{host.cpu} ({jit.host_cpu()}, {host.machine})")
+    return f"{host.cpu} ({jit.host_cpu()}, {host.machine})"
 
 
-def _instruction_set() -> Diagnosis:
+def _instruction_set() -> Result:
     host, limit = target.host(), config.isa_limit()
     if limit:
-        return Diagnosis(
-            "",
-            f"{host.isa}, limited by GEMMERY_ISA",
-            False,
-            "unset GEMMERY_ISA to use every instruction set of the CPU",
-        )
+        advice = "unset GEMMERY_ISA to use every instruction set of the CPU"
+        return f"{host.isa}, limited by GEMMERY_ISA", False, advice
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
-        return Diagnosis("", "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower")
-    return Diagnosis("", f"{host.isa}, vectors of {host.vector_bytes} bytes")
+        return "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower"
+    return f"{host.isa}, vectors of {host.vector_bytes} bytes"
 
 
-def _features() -> Diagnosis:
+def _features() -> Result:
     having = sorted(set(_NEWER) & target.host().features)
-    return Diagnosis("", ", ".join(having) or "none of the optional ones")
+    return ", ".join(having) or "none of the optional ones"
 
 
-def _caches() -> Diagnosis:
+def _caches() -> Result:
     host = target.host()
     sizes = {"L1d": host.l1d, "L2": host.l2, "L3": host.l3}
-    value = ", ".join(f"{name} {_size(size) if size else 'unknown'}" for name, size in sizes.items())
-    return Diagnosis("", value)
+    return ", ".join(f"{name} {_size(size) if size else 'unknown'}" for name, size in sizes.items())
 
 
-def _cores() -> Diagnosis:
+def _cores() -> Result:
     used, there = target.cores(), os.cpu_count() or 1
     if used < there:
-        return Diagnosis("", f"{used} of {there}, limited by the affinity mask or the cgroup")
-    return Diagnosis("", str(used))
+        return f"{used} of {there}, limited by the affinity mask or the cgroup"
+    return str(used)
 
 
-def _load() -> Diagnosis:
+def _load() -> Result:
     busy, cores = load.watch(), target.cores()
     value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
     if busy > load.limit(cores):
-        return Diagnosis("", value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties")
-    return Diagnosis("", value)
+        return value, True, "machine is busy: timings will be noisy, and ratios will be shown as ties"
+    return value
 
 
-def _threads() -> Diagnosis:
+def _threads() -> Result:
     count, cores = config.num_threads() or cpu_threads.get(), target.cores()
     if count > cores:
-        return Diagnosis(
-            "", f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more threads share cores"
-        )
-    return Diagnosis("", str(count))
+        return f"{count} on {cores} cores", False, f"set GEMMERY_NUM_THREADS to {cores}: more threads share cores"
+    return str(count)
 
 
-def _numpy_blas() -> Diagnosis:
+def _numpy_blas() -> Result:
     value = f"NumPy {np.__version__}, {libraries.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
         advice = (
             "NumPy does not use AVX-512 here; OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
         )
-        return Diagnosis("", value, False, advice)
-    return Diagnosis("", value)
+        return value, False, advice
+    return value
 
 
-def _environment() -> Diagnosis:
+def _environment() -> Result:
     steering = libraries.steering()
-    value = (
-        ", ".join(f"{name}={text}" for name, text in libraries.distorting().items())
-        or "no variable that changes a BLAS is set"
-    )
+    variables = ", ".join(f"{name}={text}" for name, text in libraries.distorting().items())
+    value = variables or "no variable that changes a BLAS is set"
     if steering:
         advice = f"unset {' '.join(steering)}: NumPy may run slower kernels; `gemmery bench` ignores these variables"
-        return Diagnosis("", value, False, advice)
-    return Diagnosis("", value)
+        return value, False, advice
+    return value
 
 
-def _cache_folder() -> Diagnosis:
+def _cache_folder() -> Result:
     folder = config.cache_dir()
     if folder is None:
-        return Diagnosis("", "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder")
+        return "none", False, f"{_RECOMPILED}: set HOME, or GEMMERY_CACHE_DIR to a folder"
     rule = cache.unusable(folder)
     current, others = _by_version(folder)
     if rule and current:  # stored before the file system was made read-only, as in an image of a container
-        return Diagnosis("", f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}")
+        return f"{folder}: {_entries(current)} of this version", True, f"others are not stored: {rule}"
     if rule:
-        return Diagnosis("", f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}")
+        return f"{folder}, a link" if os.path.islink(folder) else folder, False, f"{_RECOMPILED}: {rule}"
     value = f"{folder}: {_entries(current)} of this version"
     if not others:
-        return Diagnosis("", value)
+        return value
     advice = "`gemmery doctor` can prune those of other versions, which another installation may use"
-    return Diagnosis("", f"{value}, {_entries(others)} of others", True, advice)
+    return f"{value}, {_entries(others)} of others", True, advice
 
 
 def prune() -> Diagnosis:
@@ -199,19 +194,19 @@ def _entries(entries: Collection[cache.CacheEntry]) -> str:
     return f"{count} entr{'y' if count == 1 else 'ies'} ({_size(sum(file.size for file in entries))})"
 
 
-def _tiers() -> Diagnosis:
+def _tiers() -> Result:
     """Check that kernels can be compiled in the background."""
     if not tiers.enabled():
-        return Diagnosis("", "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs")
+        return "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs"
     tiers.aside("doctor", partial(dispatch.specialised, Problem(8, 8, 8, "f32", "f32")))
     tiers.wait()
     state = tiers.state()
     if state.failures:
-        return Diagnosis("", "on, but background work failed", False, f"report it: {state.failures[-1]}")
-    return Diagnosis("", "on: kernels for products that come back often are compiled in the background")
+        return "on, but background work failed", False, f"report it: {state.failures[-1]}"
+    return "on: kernels for products that come back often are compiled in the background"
 
 
-def _memory() -> Diagnosis:
+def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
     caches = {
         "plans": dispatch.plan,
@@ -224,94 +219,90 @@ def _memory() -> Diagnosis:
     fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{library} met on devices": counts for library, counts in quick.counts().items()}
-    return Diagnosis("", ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items()))
+    return ", ".join(f"{used} of {places} {name}" for name, (used, places) in fills.items())
 
 
-def _python() -> Diagnosis:
-    return Diagnosis("", f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}")
+def _python() -> Result:
+    return f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
 
 
-def _package(name: str, missing: str) -> Callable[[], Diagnosis]:
+def _package(name: str, missing: str) -> Callable[[], Result]:
     """Check for an optional package; `missing` tells the effect of its absence."""
 
-    def examine() -> Diagnosis:
+    def examine() -> Result:
         version = record.version(name)
-        return Diagnosis("", version) if version else Diagnosis("", "not installed", True, missing)
+        return version if version else ("not installed", True, missing)
 
     return examine
 
 
-def _product() -> Diagnosis:
+def _product() -> Result:
     """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
     worst = measurements.error(gemmery.matmul(a, a), a, a, float)
     if not worst <= 1:
-        return Diagnosis(
-            "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this CPU: report it"
-        )
-    return Diagnosis("", f"passed ({worst:.2g} of the bound)")
+        return f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this CPU: report it"
+    return f"passed ({worst:.2g} of the bound)"
 
 
-def _cuda() -> Diagnosis:
+def _cuda() -> Result:
     """Check the compiler of GPU kernels, which needs no GPU."""
     try:
         compiler = f"NVRTC {nvrtc.version()}, cuda-bindings {record.version('cuda-bindings')}"
     except GemmeryError as error:
-        return Diagnosis("", "not installed", True, f"{error}; products on the CPU work without it")
-    return Diagnosis("", compiler)
+        return "not installed", True, f"{error}; products on the CPU work without it"
+    return compiler
 
 
-def _nvdisasm() -> Diagnosis:
+def _nvdisasm() -> Result:
     path = sass.nvdisasm()
-    return Diagnosis("", path) if path else Diagnosis("", "not found", True, sass.MISSING)
+    return path if path else ("not found", True, sass.MISSING)
 
 
-def _gpus() -> dict[str, Callable[[], Diagnosis]]:
+def _gpus() -> dict[str, Callable[[], Result]]:
     """The checks of each device, or one finding that tells what is missing."""
     missing = driver.missing()
     if missing:
-        return {"gpu": lambda: Diagnosis("", "none", True, missing)}
-    checks: dict[str, Callable[[], Diagnosis]] = {"cuda driver": _driver}
+        return {"gpu": lambda: ("none", True, missing)}
+    checks: dict[str, Callable[[], Result]] = {"cuda driver": _driver}
     for ordinal in range(driver.count()):
         checks[f"cuda:{ordinal}"] = partial(_device, ordinal)
         checks[f"self-test on cuda:{ordinal}"] = partial(_product_on, ordinal)
     return checks | {"cublas": _cublas}
 
 
-def _driver() -> Diagnosis:
-    return Diagnosis("", f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}")
+def _driver() -> Result:
+    return f"{nvml.driver_version() or 'version unknown'}, supports CUDA {driver.version()}"
 
 
-def _device(ordinal: int) -> Diagnosis:
+def _device(ordinal: int) -> Result:
     device, monitor = driver.device(ordinal), nvml.Monitor(ordinal)
     clock = monitor.most_clock / 1e3 or device.clock
     power = f", limited to {monitor.power_limit:.0f} W" if monitor.power_limit else ""
     value = f"{device.name}: {device.arch}, {device.sms} multiprocessors up to {clock:.2f} GHz{power}, "
     value += f"{_size(driver.room(ordinal))} of memory free, L2 {_size(device.l2)}"
     advice = f"clocks and power are unknown: {monitor.missing}" if monitor.missing else ""
-    return Diagnosis("", value, True, advice)
+    return value, True, advice
 
 
-def _product_on(ordinal: int) -> Diagnosis:
+def _product_on(ordinal: int) -> Result:
     """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = build(rung, rung.default, resident)
     worst = check.error(resident, lambda: put(0), rung.bound)
     if not worst <= 1:
-        return Diagnosis(
-            "", f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
-        )
-    return Diagnosis("", f"passed ({worst:.2g} of the bound)")
+        return f"failed: error {worst:.3g} times the bound", False, "a kernel is wrong on this device: report it"
+    return f"passed ({worst:.2g} of the bound)"
 
 
-def _cublas() -> Diagnosis:
+def _cublas() -> Result:
     """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
     there = [rival.runs() for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:
-        return Diagnosis("", "; ".join(there))
-    return Diagnosis("", "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU")
+        return "; ".join(there)
+    return "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU"
 
 
 def _size(count: int) -> str:
@@ -321,7 +312,7 @@ def _size(count: int) -> str:
     return f"{count / 2**10:.4g} KiB"
 
 
-_EXAMINED: dict[str, Callable[[], Diagnosis]] = {
+_EXAMINED: dict[str, Callable[[], Result]] = {
     "cpu": _cpu,
     "instruction set": _instruction_set,
     "features": _features,

@@ -12,14 +12,14 @@ import numpy as np
 import gemmery
 from gemmery import arrays, dispatch, dtypes
 from gemmery.bench import fingerprint, libraries, limits, timing
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import Measurement
 from gemmery.bench.rival_process import RivalProcess
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work, operands
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
 from gemmery.lab import asked, measurements
-from gemmery.lab.backend import Begin, Runnable, square
+from gemmery.lab.backend import Backend, Begin, Runnable, square
 from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
@@ -76,7 +76,7 @@ class CpuStage:
         return measurements.error(result if c is None else c, a, b, rung.bound, rung.normwise)
 
 
-class Cpu:
+class Cpu(Backend):
     """The backend of this machine's CPU. Its rivals' processes end with `close`."""
 
     device = "cpu"
@@ -84,25 +84,11 @@ class Cpu:
     slow_parent = SHARE / 10
 
     def __init__(self) -> None:
+        self.machine, self.ladder, self.rivals = fingerprint.cpu(), asked.registry("cpu"), libraries.RIVALS
         self._processes: dict[tuple[str, int], RivalProcess] = {}
         self._refusals: dict[tuple[str, int], str] = {}
         self._peaks: dict[tuple[str, int], float] = {}
         self._bandwidths: dict[int, float] = {}
-
-    @property
-    def machine(self) -> Machine:
-        """The fingerprint of this machine."""
-        return fingerprint.cpu()
-
-    @property
-    def ladder(self) -> tuple[Rung, ...]:
-        """The rungs of the CPU."""
-        return asked.registry("cpu")
-
-    @property
-    def rivals(self) -> Sequence[libraries.Library]:
-        """All libraries that may run beside it."""
-        return libraries.RIVALS
 
     def rival(self, name: str, threads: int) -> RivalProcess:
         """Return the rival's process with that many threads; the first call starts it.
@@ -128,31 +114,31 @@ class Cpu:
         return process
 
     def ladder_rivals(self) -> Sequence[str]:
-        """NumPy, which every machine has."""
         return ("numpy",)
 
     def stage(self, work: Work) -> CpuStage:
-        """Make the operands of a work."""
         return CpuStage(work)
 
     def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product that shows a rung at size n."""
-        return product_for(rung, n, like)
+        """Return two squares; a row and a square for a rung that takes vectors; as many small products as fill squares
+        of side n for a rung that takes batches.
+        """
+        squares = square(like, n)
+        many = Work(BATCHED, BATCHED, BATCHED, like.dtype, like.out, batch=max(1, n // BATCHED) ** 2)
+        works = (squares, Work(1, n, n, like.dtype, like.out), many)
+        return next((work for work in works if not refusal(rung, work)), squares)
 
     def share(self, threads: int) -> float:
-        """Seconds for one comparison of a rung with its parent and NumPy."""
         return THREADED_SHARE if threads > 1 else SHARE
 
     def replaces(self, samples: int, known: int, fastest: bool) -> bool:
-        """True for the timing of more samples."""
         return samples > known
 
     def blank(self, suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
-        """Return a record without times."""
         return measurements.blank(suite, kernel, work, threads, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
-        """Return the peak of the record's type and the read bandwidth on its threads; the first call measures them."""
+        """Return the peak of the record's type and the read bandwidth, on its threads."""
         unit, threads = limits.unit(record.dtype), record.threads
         on_threads = f"{threads} thread{'s' * (threads != 1)}"
         if (unit, threads) not in self._peaks:
@@ -163,16 +149,10 @@ class Cpu:
             self._bandwidths[threads] = limits.bandwidth(threads).read
         return MachineLimits(self._peaks[unit, threads], self._bandwidths[threads])
 
-    def clock(self) -> int:
-        """Return 0: the clock of a CPU is not recorded."""
-        return 0
-
     def children(self) -> tuple[int, ...]:
-        """Return the IDs of the rivals' processes."""
         return tuple(process.pid for process in self._processes.values())
 
     def close(self) -> None:
-        """End the rivals' processes."""
         for process in self._processes.values():
             process.close()
 
@@ -182,18 +162,6 @@ def refusal(rung: Rung, work: Work) -> str:
     if work.dtype not in rung.dtypes:
         return f"it is written for {', '.join(rung.dtypes)}, not {work.dtype}"
     return rung.refuses(work.problem)
-
-
-def product_for(rung: Rung, n: int, like: Work) -> Work:
-    """Return the product that shows a rung at size n: two squares; a row and a square for a rung that takes vectors; as
-    many small products as fill squares of side n for a rung that takes batches.
-    """
-    squares = square(like, n)
-    many = Work(BATCHED, BATCHED, BATCHED, like.dtype, like.out, batch=max(1, n // BATCHED) ** 2)
-    for work in (squares, Work(1, n, n, like.dtype, like.out), many):
-        if not refusal(rung, work):
-            return work
-    return squares
 
 
 def on(threads: int, sample: Sample) -> Sample:

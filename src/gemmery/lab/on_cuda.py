@@ -12,7 +12,7 @@ from gemmery import dispatch
 from gemmery.bench import cublas, device_limits, fingerprint
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import Measurement
 from gemmery.bench.replays import Put, replays
 from gemmery.bench.resident import Resident
 from gemmery.bench.timing import Sample
@@ -22,7 +22,7 @@ from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.lab import asked, check, measurements
-from gemmery.lab.backend import Begin, Runnable, square
+from gemmery.lab.backend import Backend, Begin, Runnable, square
 from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
@@ -69,7 +69,7 @@ class CudaStage:
         return Runnable(sampler, lambda: check.error(self.resident, lambda: put(0), rung.bound), note)
 
 
-class Cuda:
+class Cuda(Backend):
     """The backend of one GPU.
 
     Raises DeviceError if there is none; the message tells what is missing.
@@ -82,25 +82,14 @@ class Cuda:
         reason = driver.missing()
         if reason:
             raise DeviceError(f"device cuda:{ordinal}: {reason}")
-        self.machine: Machine = fingerprint.gpu(ordinal)
+        self.machine, self.ladder, self.rivals = fingerprint.gpu(ordinal), asked.registry("cuda"), cublas.RIVALS
         self.device = f"cuda:{ordinal}"
         self.stream = Stream(ordinal)
         self.monitor = Monitor(ordinal)
         self._unit_peaks: dict[tuple[str, str], float] = {}
         self._bandwidth: Bandwidth | None = None
 
-    @property
-    def ladder(self) -> tuple[Rung, ...]:
-        """The rungs of a GPU."""
-        return asked.registry("cuda")
-
-    @property
-    def rivals(self) -> Sequence[Caller]:
-        """All libraries that call cuBLAS."""
-        return cublas.RIVALS
-
     def rival(self, name: str, threads: int = 0) -> Vendor:
-        """Return an installed rival. Raises RefusedError if it is not installed."""
         caller = cublas.find(name)
         reason = caller.missing()
         if reason:
@@ -108,14 +97,13 @@ class Cuda:
         return Vendor(caller.name, caller.runs(), caller)
 
     def ladder_rivals(self) -> Sequence[str]:
-        """The libraries that are installed; one that cannot run if none is."""
+        """Return the libraries that are installed; one that cannot run if none is."""
         return self._installed() or ["cublas"]
 
     def _installed(self) -> list[str]:
         return [rival.name for rival in self.rivals if not rival.missing()]
 
     def stage(self, work: Work) -> CudaStage:
-        """Copy the operands of a work to the device."""
         return CudaStage(self, work)
 
     def resident(self, work: Work) -> Resident:
@@ -131,15 +119,13 @@ class Cuda:
         return placed.sample(resident, self.monitor.look)
 
     def product_for(self, rung: Rung, n: int, like: Work) -> Work:
-        """Return the product that shows a rung at size n."""
         return product_for(rung, n, like, self.device)
 
     def share(self, threads: int) -> float:
-        """Seconds for one comparison of a rung, cuBLAS and the rung's parent."""
         return SHARE
 
     def replaces(self, samples: int, known: int, fastest: bool) -> bool:
-        """True for the turns with the fastest rung: both run at similar power and clocks."""
+        """Return True for the turns with the fastest rung: both run at similar power and clocks."""
         return fastest
 
     def unit(self, kernel: str, dtype: str) -> tuple[str, str]:
@@ -153,7 +139,7 @@ class Cuda:
         return measurements.blank(suite, kernel, work, 0, unit=unit, **known)
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
-        """Return the peak of the record's unit and the bandwidth of memory; the first call measures them."""
+        """Return the peak of the record's unit and the bandwidth of memory."""
         dtype, unit = self.unit(record.kernel, record.precision or record.dtype)
         if (dtype, unit) not in self._unit_peaks:
             begin(f"peak of {dtype} on {unit}")
@@ -164,15 +150,7 @@ class Cuda:
         return MachineLimits(self._unit_peaks[dtype, unit], self._bandwidth.read, self._bandwidth.copy)
 
     def clock(self) -> int:
-        """The median clock of the multiprocessors since the last call, in MHz."""
         return self.monitor.clock()
-
-    def children(self) -> tuple[int, ...]:
-        """Return nothing: it starts no process."""
-        return ()
-
-    def close(self) -> None:
-        """End nothing: memory and stream are freed with the objects."""
 
 
 def product(work: Work) -> Any:

@@ -95,11 +95,11 @@ def test_the_idea_of_a_rung_is_in_its_file(old, new, line):
     assert line in found.lines[:files]
 
 
-# Rungs that repeat more than a quarter of their lines: how many percent, and why.
+# Rungs that repeat more than a quarter of their lines: at most how many percent, and why.
 REPEATS = {
-    "simt_uncoalesced": (40, "it is its parent with i and j exchanged, which is all that it shows"),
-    "simt_smem_transposed": (30, "its loop has the two barriers of the parent's, in 31 lines"),
-    "gemv_thread_smem": (30, "a loop over the batch and the sum of a result, in 19 lines"),
+    "simt_uncoalesced": (40, "it is its parent with i and j exchanged, which is all that it shows: 3 of 8 lines"),
+    "simt_smem_transposed": (30, "a loop over tiles between two barriers"),
+    "gemv_thread_smem": (30, "a loop over the batch, and the sum of a result"),
 }
 
 
@@ -109,13 +109,14 @@ def code(rung):
     return Counter(line for line in lines if re.search(r"\w", line) and not line.startswith("//"))
 
 
-def test_a_rung_repeats_little_of_its_parent():
+@pytest.mark.parametrize("rung", [rung for rung in CUDA if rung.parent], ids=lambda rung: rung.name)
+def test_a_rung_repeats_little_of_its_parent(rung):
     """Its file holds what is new: shared code is in headers, and an idea of the parent in the parent's file."""
-    for rung in CUDA:
-        if rung.parent:
-            lines = code(rung)
-            repeated = (lines & code(find(CUDA, rung.parent))).total() / lines.total()
-            assert repeated <= REPEATS.get(rung.name, (25, ""))[0] / 100, f"{rung.name}: {repeated:.0%}"
+    lines = code(rung)
+    percent = 100 * (lines & code(find(CUDA, rung.parent))).total() / lines.total()
+    most, why = REPEATS.get(rung.name, (25, ""))
+    assert percent <= most, f"{percent:.0f} % of the lines are its parent's: {why}"
+    assert percent > 25 or not why, "it repeats little: take it out of the table"
 
 
 def test_a_register_tile_is_shown_from_its_header():

@@ -117,15 +117,15 @@ def checked(lowering: Lowering, index: int, step: Step) -> Step:
     if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
-    members = lowering.read(operands[-1], "b32", instruction)
+    read_members = lowering.read(operands[-1], "b32", instruction)
     reads = [lowering.read(operand, "b32", instruction) for operand in operands[-3:-1]] if name == "shfl" else []
     elects = name == "elect"
 
     def run(machine: Machine, mask: Mask) -> None:
-        members_of = members(machine.registers)
+        members = read_members(machine.registers)
         machine.unit(UndefinedValues).pop(index, None)
-        if machine.observers and (members_of.ndim or members_of != FULL or not _in_whole_warps(mask)):
-            at = _Lanes(machine, index, mask, members_of, elects)
+        if machine.observers and (members.ndim or members != FULL or not _in_whole_warps(mask)):
+            at = _Lanes(machine, index, mask, members, elects)
             if not (at.own() or at.missing() or at.differing()) and reads:
                 at.reading(*(read(machine.registers) for read in reads))
         step(machine, mask)
@@ -137,8 +137,8 @@ def _in_whole_warps(mask: Mask) -> bool:
     """Whether all lanes of each warp are active, or none."""
     if mask is None:
         return True
-    there = mask.reshape(-1, 32)
-    return np.array_equal(np.any(there, axis=1), np.all(there, axis=1))
+    active = mask.reshape(-1, 32)
+    return np.array_equal(np.any(active, axis=1), np.all(active, axis=1))
 
 
 def _complete(index: int, step: Step) -> Step:
@@ -146,9 +146,9 @@ def _complete(index: int, step: Step) -> Step:
 
     def run(machine: Machine, mask: Mask) -> None:
         if mask is not None and machine.observers:
-            there = mask.reshape(-1, 32)
-            others = _others(machine, there)
-            threads = np.flatnonzero(there & others.any(axis=1, keepdims=True))
+            active = mask.reshape(-1, 32)
+            others = _others(machine, active)
+            threads = np.flatnonzero(active & others.any(axis=1, keepdims=True))
             if threads.size:
                 name = machine.kernel.instructions[index].opcode.family
                 lanes = ranges(others[threads[0] // 32])
@@ -161,10 +161,10 @@ def _complete(index: int, step: Step) -> Step:
     return run
 
 
-def _others(machine: Machine, there: Flags) -> Flags:
+def _others(machine: Machine, active: Flags) -> Flags:
     """Existing lanes that do not execute the instruction: (warps, 32)."""
     exists = np.arange(machine.threads) % machine.block_threads < machine.launch.block_threads
-    return exists.reshape(-1, 32) & ~there
+    return exists.reshape(-1, 32) & ~active
 
 
 class _Lanes:
@@ -219,10 +219,8 @@ class _Lanes:
             return False
         warp, lane, does = self._at(bad)
         other = int(unlike[warp, lane].argmax())
-        mask = f"{int(self._members[warp, other]):#x}"
-        return self._report(
-            bad, f"{does}, and lane {other} with mask {mask}: all lanes that a mask names pass the same"
-        )
+        what = f"{does}, and lane {other} with mask {int(self._members[warp, other]):#x}"
+        return self._report(bad, f"{what}: all lanes that a mask names pass the same")
 
     def reading(self, b: Any, c: Any) -> bool:
         """Report lanes that use a value from a lane which does not execute the instruction."""

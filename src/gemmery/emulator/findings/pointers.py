@@ -121,7 +121,7 @@ def _of(base: Operand, origins: Mapping[str, Origins]) -> Origins:
 
 def _origins(kernel: PtxKernel) -> dict[str, Origins]:
     """The origins of each 64-bit register."""
-    offsets = {instruction.name: instruction.offset for instruction in kernel.parameters}
+    offsets = {parameter.name: parameter.offset for parameter in kernel.parameters}
     wide = [instruction for instruction in kernel.instructions if _makes_wide(instruction)]
     origins: dict[str, Origins] = {}
     grown = True
@@ -169,7 +169,7 @@ def _advanced(origins: Origins, name: str, sources: Sequence[Operand]) -> Origin
     """Origins after an instruction with these sources: the address of a parameter moves with what is added to it."""
     if name in ("mov", "cvta") or not any(isinstance(origin, tuple) and origin[0] == "parameter" for origin in origins):
         return origins
-    steps = [_signed(origin.bits) for origin in sources if isinstance(origin, Immediate)]
+    steps = [_signed(source.bits) for source in sources if isinstance(source, Immediate)]
     if name != "add" or len(steps) != 1 or len(origins) > 1:
         return frozenset((ANYWHERE,))
     ((kind, offset),) = ((origin[0], origin[1]) for origin in origins if isinstance(origin, tuple))

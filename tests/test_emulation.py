@@ -99,13 +99,14 @@ def test_a_file_and_what_it_includes_beside_it(tmp_path):
     assert (x == 4).all()
 
 
-def test_a_header_of_the_user_keeps_its_lines_whatever_its_name(tmp_path):
+@pytest.mark.parametrize("header", ["types.cuh", "ptx.cuh"])
+def test_a_header_of_the_user_keeps_its_lines_whatever_its_name(tmp_path, header):
     """types.cuh and ptx.cuh are lines of single instructions in this project's kernels alone."""
-    (tmp_path / "types.cuh").write_text("__device__ void put(float* x, int i) {\n  x[i] = 1;\n}\n")
+    (tmp_path / header).write_text("__device__ void put(float* x, int i) {\n  x[i] = 1;\n}\n")
     source = tmp_path / "mine.cu"
-    source.write_text('#include "types.cuh"\n__global__ void f(float* x) {\n  put(x, threadIdx.x + 1);\n}\n')
+    source.write_text(f'#include "{header}"\n__global__ void f(float* x) {{\n  put(x, threadIdx.x + 1);\n}}\n')
     (one,) = gm.emulate(source, "f", 1, 32, [np.zeros(32, np.float32)]).findings
-    assert (str(one.line), str(one.inner)) == ("mine.cu:3", "types.cuh:2")
+    assert (str(one.line), str(one.inner)) == ("mine.cu:3", f"{header}:2")
 
 
 # ---- what is compiled and read again ----

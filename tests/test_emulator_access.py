@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.emulator.access import ACCESSES
 from gemmery.emulator.lower import lowered
-from gemmery.emulator.modifiers import ACCESSES
 from gemmery.emulator.op import NUMPY
 from gemmery.emulator.ptx.module import parse
 

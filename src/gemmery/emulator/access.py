@@ -5,15 +5,17 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gemmery.emulator import modifiers, reach
+from gemmery.emulator import reach
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
-from gemmery.emulator.modifiers import Spelled
+from gemmery.emulator.modifiers import FETCHES, LENGTHS, ORDERED, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import NUMPY, STORED, Mask
 from gemmery.emulator.ptx import Address, Instruction, Opcode, Operand, Register, Vector
 from gemmery.emulator.steps import Handler, Lowering, Step, refused
@@ -22,9 +24,101 @@ WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": L
 MOVED = frozenset(("pred", "f32", "f64", *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64))))
 
 
+_EVICTIONS = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
+_MOVED = {
+    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64"),
+    "length": LENGTHS,
+}
+_SHARED: Kinds = {
+    **_MOVED,
+    "mmio": ("mmio",),
+    "scope": SCOPES,
+    "L1": (*(f"L1::{when}" for when in _EVICTIONS), "L1::no_allocate"),
+    "L2": tuple(f"L2::{when}" for when in _EVICTIONS),
+    "policy": (POLICY,),
+}
+ACCESSES: Mapping[str, Kinds] = {
+    "ld": {
+        **_SHARED,
+        "space": SPACES,
+        "order": ("weak", "volatile", "relaxed", "acquire"),
+        "cache": ("ca", "cg", "cs", "lu", "cv"),
+        "read-only": ("nc",),
+        "fetch": FETCHES,
+    },
+    "st": {
+        **_SHARED,
+        "space": tuple(name for name, space in SPACES.items() if space != "param" and name != "const"),
+        "order": ("weak", "volatile", "relaxed", "release"),
+        "cache": ("wb", "cg", "cs", "wt"),
+    },
+    "ldu": {**_MOVED, "space": ("global",)},
+}
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A load or store, read from its opcode."""
+
+    space: str  # "" for generic
+    count: int  # elements
+    kind: str  # of each, a PTX type
+    policy: bool  # whether a cache policy follows the operands
+
+    @property
+    def width(self) -> int:
+        """Bytes per thread."""
+        return np.dtype(NUMPY[self.kind]).itemsize * self.count
+
+
+def read(opcode: Opcode) -> Spelled | None:
+    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> read(opcode("ld.global.nc.v4.f32"))
+    Spelled(space='global', count=4, kind='f32', policy=False)
+    >>> read(opcode("ld.shared.nc.f32")) is None
+    True
+    """
+    words = sort_by_kind((*opcode.modifiers, *opcode.types), ACCESSES[opcode.name])
+    if words is None or "type" not in words:
+        return None
+    space = words.get("space", "")
+    spelled = Spelled(SPACES.get(space, ""), LENGTHS.get(words.get("length", ""), 1), words["type"], "policy" in words)
+    together = _in_order(words, space) and _cached(words, space) and _narrow(words, spelled)
+    return spelled if together else None
+
+
+def _in_order(words: Mapping[str, str], space: str) -> bool:
+    """Memory order: it needs a scope and memory that other threads see, and excludes cache operations."""
+    order = words.get("order", "weak")
+    if (order in ORDERED) != ("scope" in words):
+        return False
+    if "mmio" in words and (order, words.get("scope", "")) != ("relaxed", "sys"):
+        return False
+    outside = space not in ("const", "local", "param", "param::entry") or (space, order) == ("local", "volatile")
+    return order == "weak" or (outside and "cache" not in words)
+
+
+def _cached(words: Mapping[str, str], space: str) -> bool:
+    """Caches: hints need global memory, and .nc global memory that nothing writes."""
+    if "read-only" in words and (space != "global" or "order" in words or words.get("cache") in ("cv", "lu")):
+        return False
+    if "cache" in words and "L1" in words:
+        return False
+    return space in ("", "global") or not {"L1", "L2", "fetch", "policy"} & set(words)
+
+
+def _narrow(words: Mapping[str, str], spelled: Spelled) -> bool:
+    """Sizes: at most 16 bytes, or on sm_100 32 bytes of global memory in words of 4 or 8; .L2:: needs the latter."""
+    each = spelled.width // spelled.count
+    wide = spelled.width == 32 and each >= 4 and spelled.space in ("", "global") and spelled.count > 2
+    return wide or (spelled.width <= 16 and "L2" not in words)
+
+
 def _spelled(instruction: Instruction) -> Spelled:
     """Read the opcode of a load or store, and check the number of operands."""
-    spelled = modifiers.access(instruction.opcode)
+    spelled = read(instruction.opcode)
     if spelled is None or len(instruction.operands) != 2 + spelled.policy:
         raise refused(instruction)
     return spelled
@@ -152,9 +246,9 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
     """cvta and cvta.to: convert between addresses of a space and generic ones."""
     instruction = lowering.kernel.instructions[index]
     *to, space = instruction.opcode.modifiers or ("",)
-    if to not in ([], ["to"]) or space not in modifiers.SPACES or instruction.opcode.types != ("u64",):
+    if to not in ([], ["to"]) or space not in SPACES or instruction.opcode.types != ("u64",):
         raise refused(instruction)
-    window = WINDOWS.get(modifiers.SPACES[space], 0)
+    window = WINDOWS.get(SPACES[space], 0)
     read = lowering.read(instruction.operands[1], "u64", instruction)
     write = lowering.write(instruction.operands[0], "u64", instruction)
     away = np.uint64(window)

@@ -6,24 +6,43 @@ so a sum of floats may differ in its last bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from gemmery.dtypes import Array
-from gemmery.emulator import modifiers, reach
+from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import Space
-from gemmery.emulator.modifiers import HALVES
+from gemmery.emulator.modifiers import LENGTHS, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ops import half
-from gemmery.emulator.ptx import Address
+from gemmery.emulator.ptx import Address, Opcode
 from gemmery.emulator.steps import Handler, Lowering, Step, refused
 
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
 
 _WHOLE = ("u32", "s32", "u64", "s64")
 _BITS = ("b32", "b64")
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+_CHANGED: Kinds = {
+    "type": (*(f"{kind}{bits}" for kind in "bus" for bits in (32, 64)), "b16", "f32", "f64", *HALVES),
+    "operation": ("add", "min", "max", "and", "or", "xor", "inc", "dec"),
+    "order": ("relaxed", "release"),
+    "scope": SCOPES,
+    "space": ("global", "shared", "shared::cta", "shared::cluster"),
+    "noftz": ("noftz",),
+    "length": LENGTHS,
+    "policy": (POLICY,),
+}
+_MODIFIERS: Mapping[str, Kinds] = {
+    "red": _CHANGED,
+    "atom": {
+        **_CHANGED,
+        "operation": (*_CHANGED["operation"], "exch", "cas"),
+        "order": ("relaxed", "acquire", "release", "acq_rel"),
+    },
+}
 
 
 def _half(name: str) -> Change:
@@ -71,16 +90,39 @@ RUNNING: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def _read(opcode: Opcode) -> dict[str, str] | None:
+    """Read the opcode of atom or red, by kind; returns None if ptxas refuses it.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> _read(opcode("red.global.add.v2.f32"))
+    {'space': 'global', 'operation': 'add', 'length': 'v2', 'type': 'f32'}
+    >>> _read(opcode("red.exch.b32")) is None
+    True
+    """
+    words = sort_by_kind((*opcode.modifiers, *opcode.types), _MODIFIERS[opcode.name])
+    if words is None or "operation" not in words or "type" not in words:
+        return None
+    operation, kind, outside = words["operation"], words["type"], words.get("space", "global") == "global"
+    halves = kind in HALVES
+    most = {"f32": 4, "f16x2": 4, "bf16x2": 4, "f16": 8, "bf16": 8}.get(kind, 0)
+    length = LENGTHS.get(words.get("length", ""), 1)
+    if halves != ("noftz" in words) or (not outside and "policy" in words):
+        return None
+    if length == 1:
+        return None if halves and operation != "add" else words
+    return words if outside and length <= most and (halves or operation == "add") else None
+
+
 def _step(lowering: Lowering, index: int) -> Step:
     """The step of an atom or red."""
     instruction = lowering.kernel.instructions[index]
-    words = modifiers.atomic(instruction.opcode)
+    words = _read(instruction.opcode)
     change = CHANGES.get((words["operation"], words["type"])) if words else None
     if words is None or change is None:
         raise refused(instruction)
     name, kind, operation = instruction.opcode.name, words["type"], words["operation"]
-    space = modifiers.SPACES.get(words.get("space", ""), "")
-    count = modifiers.LENGTHS.get(words.get("length", ""), 1)
+    space = SPACES.get(words.get("space", ""), "")
+    count = LENGTHS.get(words.get("length", ""), 1)
     operands = list(instruction.operands[: len(instruction.operands) - ("policy" in words)])
     target = operands.pop(0) if name == "atom" else None
     if not isinstance(operands[0], Address):

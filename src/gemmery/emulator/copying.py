@@ -7,12 +7,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmery.emulator import modifiers, reach
+from gemmery.emulator import reach
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.machine import Machine
+from gemmery.emulator.modifiers import FETCHES, POLICY, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import STORED, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Register
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
+
+_MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
+
+
+def _read(opcode: Opcode) -> dict[str, str] | None:
+    """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
+
+    >>> from gemmery.emulator.ptx.opcodes import opcode
+    >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
+    {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
+    """
+    spaces = [word for word in opcode.modifiers if word in SPACES]
+    words = sort_by_kind([word for word in opcode.modifiers if word != "global"], _MODIFIERS)
+    if words is None or opcode.types or "cache" not in words or spaces[1:] != ["global"] or "space" not in words:
+        return None
+    return words
 
 
 def _instruction(lowering: Lowering, index: int, count: int) -> Instruction:
@@ -44,7 +61,7 @@ def _wait(lowering: Lowering, index: int) -> Step:
 def _copy(lowering: Lowering, index: int) -> Step:
     """cp.async of 4, 8 or 16 bytes."""
     instruction = lowering.kernel.instructions[index]
-    words = modifiers.copy(instruction.opcode)
+    words = _read(instruction.opcode)
     if words is None:
         raise refused(instruction)
     match instruction.operands[: len(instruction.operands) - ("policy" in words)]:

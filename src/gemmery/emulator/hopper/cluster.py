@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.modifiers import Kinds, sorted_out
+from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
@@ -203,7 +203,7 @@ def _barrier(lowering: Lowering, index: int) -> Step:
     """barrier.cluster.arrive and barrier.cluster.wait."""
     instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
-    if opcode.types or sorted_out(opcode.modifiers, _BARRIERS[opcode.name]) is None:
+    if opcode.types or sort_by_kind(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)
     if opcode.name == "barrier.cluster.arrive":
         return lambda machine, mask: machine.unit(ClusterBarrier).arrive(index, mask)

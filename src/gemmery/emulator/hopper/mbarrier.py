@@ -16,7 +16,7 @@ from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
-from gemmery.emulator.modifiers import Kinds, sorted_out
+from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction, Opcode
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
@@ -154,7 +154,7 @@ def _read(opcode: Opcode, kinds: Kinds) -> ByKind | None:
     >>> _read(opcode("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"), _WAITS)
     {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta'}
     """
-    by_kind = sorted_out(opcode.modifiers, kinds)
+    by_kind = sort_by_kind(opcode.modifiers, kinds)
     if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind):
         return None
     return by_kind

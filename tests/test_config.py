@@ -15,8 +15,8 @@ posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes 
 
 
 FOLDERS = {
-    "linux": ("/home/u/.cache/gemmery", "/home/u/.local/share/gemmery"),
-    "darwin": ("/home/u/Library/Caches/gemmery", "/home/u/Library/Application Support/gemmery"),
+    "linux": ("/users/u/.cache/gemmery", "/users/u/.local/share/gemmery"),
+    "darwin": ("/users/u/Library/Caches/gemmery", "/users/u/Library/Application Support/gemmery"),
 }
 
 
@@ -25,7 +25,7 @@ FOLDERS = {
 @pytest.mark.parametrize("base", ["/somewhere/else", "", "relative", "  ", None])
 def test_folders_are_where_the_system_has_them(monkeypatch, system, base):
     monkeypatch.delenv("GEMMERY_CACHE_DIR", raising=False)
-    monkeypatch.setenv("HOME", "/home/u")
+    monkeypatch.setenv("HOME", "/users/u")
     monkeypatch.setattr(config.sys, "platform", system)
     for variable in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(variable, raising=False)

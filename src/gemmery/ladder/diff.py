@@ -71,8 +71,8 @@ def _lines(old: Rung, new: Rung) -> Iterator[str]:
         yield from difflib.unified_diff(before.splitlines(), after.splitlines(), first, second, n=CONTEXT, lineterm="")
     if both or old.source != new.source:
         olds, news = (_used(rung, kernel=not both) for rung in (old, new))
-        yield from _listed("-", old.name, [one for one in olds if one not in news and one.file != new.source])
-        yield from _listed("+", new.name, [one for one in news if one not in olds and one.file != old.source])
+        yield from _listed("-", old.name, [item for item in olds if item not in news and item.file != new.source])
+        yield from _listed("+", new.name, [item for item in news if item not in olds and item.file != old.source])
 
 
 def _used(rung: Rung, kernel: bool) -> list[Definition]:

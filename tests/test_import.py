@@ -64,7 +64,7 @@ def test_a_ladder_of_the_cpu_loads_nothing_of_a_gpu():
     assert not parts & {"gemmery.cuda", "gemmery.emulator", "gemmery.inspection", "cuda.bindings"}
     assert not loaded & {
         "gemmery.ladder.cuda",
-        "gemmery.report.emulated",
+        "gemmery.report.emulated_tables",
         "gemmery.report.page",
         "jinja2",
         "matplotlib",

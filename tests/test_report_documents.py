@@ -13,7 +13,7 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.report.documents import Documents, main
-from gemmery.report.rungs import refusals, sentence, tree
+from gemmery.report.ladder_text import refusals, sentence, tree_lines
 
 GPU_RUNS = record.read(Path(__file__).parent / "data" / "h200.jsonl")
 NAME = records.MACHINE.name
@@ -287,7 +287,7 @@ def test_every_rung_has_a_lesson_and_a_source_that_is_there(rungs, opening):
 
 
 def test_the_tree_puts_each_rung_under_its_parent():
-    lines = tree(records.RUNGS)
+    lines = tree_lines(records.RUNGS)
     assert len(lines) == len(records.RUNGS)
     assert lines[0].startswith("scalar_naive ")
     depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in lines}

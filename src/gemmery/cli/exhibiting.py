@@ -22,43 +22,46 @@ def listed(json: bool) -> int:
     from gemmery.ladder.exhibits import EXHIBITS
 
     if json:
-        rows = [{"name": one.name, "idea": one.idea, "lesson": one.lesson, "parent": one.parent} for one in EXHIBITS]
+        rows = [
+            {"name": exhibit.name, "idea": exhibit.idea, "lesson": exhibit.lesson, "parent": exhibit.parent}
+            for exhibit in EXHIBITS
+        ]
         sys.stdout.write(f"{report.as_json(rows)}\n")
     else:
         report.list_exhibits(EXHIBITS, console())
     return 0
 
 
-def on_gpu(shown: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
+def on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: Output) -> int:
     """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
     from gemmery import lab, report
     from gemmery.cuda import nvrtc
 
-    source, so_far, interrupted = nvrtc.text(Path(shown.source).name), list[object](), False
+    source, so_far, interrupted = nvrtc.text(Path(exhibit.source).name), list[object](), False
 
     def on_event(event: RunEvent) -> None:
         so_far[:] = [event.run] if event.run else so_far
 
     try:
-        run = lab.exhibit(shown.name, device, seconds, on_event=on_event, store=store)
+        run = lab.exhibit(exhibit.name, device, seconds, on_event=on_event, store=store)
     except KeyboardInterrupt:
         if not so_far:
             raise
         run, interrupted = so_far[0], True  # type: ignore[assignment]
     ran = [m.config for m in run.measurements]
-    predicted = [row for row in lab.predicted(shown) if dict(row[0]) in ran]
+    predicted = [row for row in lab.predicted(exhibit) if dict(row[0]) in ran]
     if output.json:
         sys.stdout.write(f"{report.as_json(run)}\n")
     else:
-        report.show_exhibit(shown, source, predicted, run, console())
+        report.show_exhibit(exhibit, source, predicted, run, console())
     if output.has_page:
         from gemmery.report.exhibit_page import exhibit_page
 
-        output.write("exhibit", run.started, exhibit_page(shown, source, predicted, run))
+        output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
     return said_interrupted() if interrupted else judged(run)
 
 
-def on_emulator(shown: Exhibit, card: str, missing: str, output: Output) -> int:
+def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> int:
     """Count an exhibit on the emulator; 1 when a count is not as predicted.
 
     `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
@@ -69,15 +72,15 @@ def on_emulator(shown: Exhibit, card: str, missing: str, output: Output) -> int:
 
     if missing:
         sys.stderr.write(f"gemmery: {instead(missing, card)}\n")
-    source, so_far, interrupted = nvrtc.text(Path(shown.source).name), list["EmulatedExhibit"](), False
+    source, so_far, interrupted = nvrtc.text(Path(exhibit.source).name), list["EmulatedExhibit"](), False
     with report.Exhibiting(Console(stderr=True)) as progress:
 
-        def on_config(what: str, done: int, total: int, one: EmulatedExhibit | None) -> None:
-            so_far.extend([one] if one else [])
-            progress.update(what, done, total, one)
+        def on_config(what: str, done: int, total: int, run: EmulatedExhibit | None) -> None:
+            so_far.extend([run] if run else [])
+            progress.update(what, done, total, run)
 
         try:
-            lab.emulated_exhibit(shown.name, device=card, on_config=on_config)
+            lab.emulated_exhibit(exhibit.name, device=card, on_config=on_config)
         except KeyboardInterrupt:
             if not so_far:
                 raise
@@ -85,15 +88,15 @@ def on_emulator(shown: Exhibit, card: str, missing: str, output: Output) -> int:
     if output.json:
         sys.stdout.write(f"{report.as_json(so_far)}\n")
     else:
-        report.show_emulated_exhibit(shown, source, so_far, console())
+        report.show_emulated_exhibit(exhibit, source, so_far, console())
     if output.has_page:
         from gemmery.report.exhibit_page import emulated_exhibit_page
 
-        output.write("exhibit", record.now(), emulated_exhibit_page(shown, source, so_far))
-    wrong = _wrong(shown, so_far)
+        output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, so_far))
+    wrong = _wrong(exhibit, so_far)
     sys.stderr.writelines(wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0
 
 
-def _wrong(shown: Exhibit, emulated: Sequence[EmulatedExhibit]) -> list[str]:
-    return [f"gemmery: {shown.name} at {one.config} {line}\n" for one in emulated for line in one.wrong]
+def _wrong(exhibit: Exhibit, emulated: Sequence[EmulatedExhibit]) -> list[str]:
+    return [f"gemmery: {exhibit.name} at {run.config} {line}\n" for run in emulated for line in run.wrong]

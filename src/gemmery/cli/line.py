@@ -21,8 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     2
     """
     try:
-        asked = app(list(arguments), prog_name="gemmery", standalone_mode=False)
-        code = int(asked() if callable(asked) else asked or 0)
+        action = app(list(arguments), prog_name="gemmery", standalone_mode=False)
+        code = int(action() if callable(action) else action or 0)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed at exit

@@ -137,7 +137,7 @@ def ladder(
         _nothing_before(context)
         return None
     where = asked.place(device or ("emulator" if card else "cpu"), card)
-    lengths, chosen = asked.sides(numbers("--sizes", sizes)), asked.rungs(names(rungs), where.kind)
+    lengths, selected = asked.sides(numbers("--sizes", sizes)), asked.rungs(names(rungs), where.kind)
     dtype = asked.element_type(dtype, where.kind) if dtype else ""
     asked.limit(seconds)
     if where.kind != "cpu":
@@ -148,12 +148,12 @@ def ladder(
         from gemmery import lab
         from gemmery.lab.emulated_rungs import MOST
 
-        shown = where.card or asked.EMULATED_AS
+        emulated_as = where.card or asked.EMULATED_AS
         from gemmery.lab.climb import expected
 
-        told = expected(len(chosen), lengths, "emulator")
-        count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, shown)
-        return partial(counted, count, shown, reason, output, told)
+        duration = expected(len(selected), lengths, "emulator")
+        count = partial(lab.emulated_ladder, names(rungs), asked.sides(lengths, MOST), dtype, emulated_as)
+        return partial(counted, count, emulated_as, reason, output, duration)
     from gemmery import lab
     from gemmery.lab.climb import expected, meant
 
@@ -161,9 +161,9 @@ def ladder(
         lab.ladder, names(rungs), lengths, dtype or "f32", threads, seconds, device=str(where), store=store
     )
     check_store(store)
-    special = sum(meant(rung, dtype or "f32") is not None for rung in chosen) if where.kind == "cpu" else 0
-    told = f"{expected(len(chosen), lengths, where.kind, special)}{threads_in_words(threads)}"
-    return partial(measured, LADDER.name, measure, output, asked.registry(where.kind), store, told)
+    special = sum(meant(rung, dtype or "f32") is not None for rung in selected) if where.kind == "cpu" else 0
+    duration = f"{expected(len(selected), lengths, where.kind, special)}{threads_in_words(threads)}"
+    return partial(measured, LADDER.name, measure, output, asked.registry(where.kind), store, duration)
 
 
 def _emulated_for(context: Context, where: DeviceChoice) -> str | None:
@@ -177,25 +177,25 @@ def _emulated_for(context: Context, where: DeviceChoice) -> str | None:
     if where.kind == "cuda":
         from gemmery.cuda import driver
 
-        return None if _said(context, "store") else driver.missing() or None
+        return None if _is_given(context, "store") else driver.missing() or None
     return None
 
 
 def _emulator_only_counts(context: Context) -> None:
     """Raise ArgumentError for options that have no meaning on the emulator."""
     for option in ("seconds", "store"):
-        if _said(context, option):
+        if _is_given(context, option):
             raise ArgumentError(f"--{option}: the emulator measures no times; leave it out")
 
 
-def _said(context: Context, name: str) -> bool:
+def _is_given(context: Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _nothing_before(context: Context) -> None:
     for name in context.params:
-        if _said(context, name):
+        if _is_given(context, name):
             option = "--as" if name == "card" else f"--{name.replace('_', '-')}"
             raise ArgumentError(f"{option}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
 
@@ -259,9 +259,9 @@ def bench(
     measure = partial(lab.bench, suites or (), names(rivals), threads, seconds, folder, device=device)
     every = (suite.load(suite.find(name)) for name in suite.names())
     kind = asked.place(device or "cpu").kind
-    told = expected(loaded or [one for one in every if one.device == kind], threads, seconds)
-    told += threads_in_words(threads)
-    return partial(measured, "bench", measure, output, store=folder, expected=told)
+    duration = expected(loaded or [candidate for candidate in every if candidate.device == kind], threads, seconds)
+    duration += threads_in_words(threads)
+    return partial(measured, "bench", measure, output, store=folder, expected=duration)
 
 
 def _known(rivals: Sequence[str], device: str) -> None:
@@ -314,21 +314,23 @@ def sweep(
     if n is not None and experiment not in at_one_size:
         having = ", ".join(at_one_size)
         raise ArgumentError(f"--n {n}: only {having} run at one size; give --sizes {n} for `sweep {experiment}`")
-    chosen = (n,) if n is not None else numbers("--sizes", sizes)
+    lengths = (n,) if n is not None else numbers("--sizes", sizes)
     if card or (device and asked.place(device).kind == "emulator"):
         _emulator_only_counts(context)
         asked.no_threads(threads, "the emulator")
-        shown, output = asked.place(device or "emulator", card).card, Output(json, html, no_html)
+        emulated_as, output = asked.place(device or "emulator", card).card, Output(json, html, no_html)
         countable(experiment)
-        count = partial(lab.emulated_sweep, experiment, names(rungs), asked.sides(chosen, MOST_EMULATED), dtype, shown)
-        return partial(counted, count, shown, "", output)
-    plan = planned(experiment, names(rungs), chosen, dtype, threads, seconds, device)
+        count = partial(
+            lab.emulated_sweep, experiment, names(rungs), asked.sides(lengths, MOST_EMULATED), dtype, emulated_as
+        )
+        return partial(counted, count, emulated_as, "", output)
+    plan = planned(experiment, names(rungs), lengths, dtype, threads, seconds, device)
     check_store(store)
     output = Output(json, html, no_html)
-    measure = partial(lab.sweep, experiment, names(rungs), chosen, dtype, threads, seconds, device=device, store=store)
-    told = expected(len(plan.variants), plan.sizes, plan.kind) + threads_in_words(threads)
+    measure = partial(lab.sweep, experiment, names(rungs), lengths, dtype, threads, seconds, device=device, store=store)
+    duration = expected(len(plan.variants), plan.sizes, plan.kind) + threads_in_words(threads)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
-    return partial(measured, f"sweep-{experiment}", measure, output, every, store, told)
+    return partial(measured, f"sweep-{experiment}", measure, output, every, store, duration)
 
 
 @app.command(
@@ -372,7 +374,7 @@ def exhibit(
         if html is not None:
             raise ArgumentError(f"--html {html}: name an exhibit; the list has no page")
         return partial(listed, json)
-    shown, output = find(name), Output(json, html, html is None)
+    selected, output = find(name), Output(json, html, html is None)
     check_store(store)
     missing = ""
     if where.kind == "cuda":
@@ -380,5 +382,5 @@ def exhibit(
 
         missing = driver.missing()
     if where.kind == "emulator" or (missing and store is None):
-        return partial(on_emulator, shown, where.card or asked.EMULATED_AS, missing, output)
-    return partial(on_gpu, shown, str(where), seconds, store, output)
+        return partial(on_emulator, selected, where.card or asked.EMULATED_AS, missing, output)
+    return partial(on_gpu, selected, str(where), seconds, store, output)

@@ -10,11 +10,11 @@ from typer import CallbackParam, Option
 from gemmery.errors import ArgumentError
 
 
-def place(option: CallbackParam, given: Path | None) -> Path | None:
+def place(option: CallbackParam, path: Path | None) -> Path | None:
     """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
-    if given == Path("-"):
+    if path == Path("-"):
         raise ArgumentError(f"{option.opts[-1]} -: stdout is for tables and JSON; give a path")
-    return given
+    return path
 
 
 Rungs = Annotated[str, Option(metavar="A,B", help="Only these rungs.", show_default="all")]
@@ -54,19 +54,19 @@ def names(text: str) -> tuple[str, ...]:
 
 def numbers(option: str, text: str) -> tuple[int, ...]:
     """Split `1,2` into whole numbers; "" has none. Raises ArgumentError for anything else."""
-    found = names(text)
-    for name in found:
+    parts = names(text)
+    for name in parts:
         if not name.isdecimal():
             raise ArgumentError(f"{option} {text}: {name!r} is not a whole number; write {option} 256,1024")
-    return tuple(int(name) for name in found)
+    return tuple(int(name) for name in parts)
 
 
 def settings(text: str) -> dict[str, int]:
     """Split `bm=128,bk=16` into whole numbers by name. Raises ArgumentError for anything else."""
-    found = {}
+    values = {}
     for part in names(text):
         name, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
             raise ArgumentError(f"--config {text}: {part!r} is not KEY=NUMBER; write --config bm=128,bk=16")
-        found[name] = int(number)
-    return found
+        values[name] = int(number)
+    return values

@@ -87,12 +87,12 @@ def measured(
     so_far: list[Run] = []
 
     def on_event(event: RunEvent) -> None:
-        shown.announce(expected)
+        display.announce(expected)
         so_far[:] = [event.run] if event.run else so_far
-        shown.update(event.what, event.done, event.total, event.measurement)
+        display.update(event.what, event.done, event.total, event.measurement)
 
     interrupted = False
-    with report.Progressing(rungs, progress) as shown:
+    with report.Progressing(rungs, progress) as display:
         try:
             run = measure(on_event)
         except KeyboardInterrupt:
@@ -140,12 +140,12 @@ def counted(
     started = record.now()
 
     def on_rung(what: str, done: int, total: int, rung: EmulatedRung | None) -> None:
-        shown.announce(expected)
+        display.announce(expected)
         so_far.extend([rung] if rung else [])
-        shown.update(what, done, total, rung)
+        display.update(what, done, total, rung)
 
     interrupted = False
-    with report.Counting(Console(stderr=True)) as shown:
+    with report.Counting(Console(stderr=True)) as display:
         try:
             ladder = count(on_rung)
         except KeyboardInterrupt:
@@ -159,7 +159,7 @@ def counted(
     if output.has_page:
         output.write("emulated", ladder.started, emulated_page(ladder))
     wrong = report.complaints(ladder)
-    sys.stderr.writelines(f"gemmery: {one}\n" for one in wrong)
+    sys.stderr.writelines(f"gemmery: {fault}\n" for fault in wrong)
     return said_interrupted() if interrupted else 1 if wrong else 0
 
 

@@ -46,7 +46,7 @@ def warm(
 
     place = device.strip().lower()
     try:
-        wanted = [dtypes.resolve(name, dtypes.BY_NAME) for text in dtype or () for name in names(text)]
+        types = [dtypes.resolve(name, dtypes.BY_NAME) for text in dtype or () for name in names(text)]
         if place != "cpu" and place.partition(":")[0] != "cuda":
             from gemmery.cuda.device import card
 
@@ -55,12 +55,12 @@ def warm(
         raise ArgumentError(f"--dtype: {error}") from None
     except DeviceError as error:
         raise ArgumentError(f"--device: {error}; or cpu") from None
-    if dtype and not wanted:
+    if dtype and not types:
         raise ArgumentError(f"--dtype {' '.join(dtype)!r} names no element type: leave it out for all")
-    return partial(_warm, [dtypes.get(name).numpy for name in wanted], place, threads, json)
+    return partial(_warm, [dtypes.get(name).numpy for name in types], place, threads, json)
 
 
-def _warm(wanted: list[str], device: str, threads: int, json: bool) -> int:
+def _warm(types: list[str], device: str, threads: int, json: bool) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -72,7 +72,7 @@ def _warm(wanted: list[str], device: str, threads: int, json: bool) -> int:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         warmed = gemmery.warm(
-            wanted or None,
+            types or None,
             device,
             threads=threads or None,
             progress=lambda done, total, name: bar.update(task, completed=done, total=total, description=name),

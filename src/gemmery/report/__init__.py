@@ -8,13 +8,13 @@ from gemmery import load_lazily
 
 if TYPE_CHECKING:
     from gemmery.report.diff import show_difference as show_difference
-    from gemmery.report.emulated import Counting as Counting
-    from gemmery.report.emulated import complaints as complaints
-    from gemmery.report.emulated import show_emulated as show_emulated
-    from gemmery.report.exhibits import Exhibiting as Exhibiting
-    from gemmery.report.exhibits import list_exhibits as list_exhibits
-    from gemmery.report.exhibits import show_emulated_exhibit as show_emulated_exhibit
-    from gemmery.report.exhibits import show_exhibit as show_exhibit
+    from gemmery.report.emulated_tables import complaints as complaints
+    from gemmery.report.emulated_terminal import Counting as Counting
+    from gemmery.report.emulated_terminal import show_emulated as show_emulated
+    from gemmery.report.exhibit_terminal import Exhibiting as Exhibiting
+    from gemmery.report.exhibit_terminal import list_exhibits as list_exhibits
+    from gemmery.report.exhibit_terminal import show_emulated_exhibit as show_emulated_exhibit
+    from gemmery.report.exhibit_terminal import show_exhibit as show_exhibit
     from gemmery.report.terminal import Progressing as Progressing
     from gemmery.report.terminal import findings as findings
     from gemmery.report.terminal import show as show
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "gemmery.report.diff": ("show_difference",),
-    "gemmery.report.emulated": (
-        "Counting",
-        "complaints",
-        "show_emulated",
-    ),
-    "gemmery.report.exhibits": (
+    "gemmery.report.emulated_tables": ("complaints",),
+    "gemmery.report.emulated_terminal": ("Counting", "show_emulated"),
+    "gemmery.report.exhibit_terminal": (
         "Exhibiting",
         "list_exhibits",
         "show_emulated_exhibit",

@@ -33,8 +33,8 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.rung import Rung
 from gemmery.report import modelled, words
 from gemmery.report.figures import figures
+from gemmery.report.ladder_text import ladder
 from gemmery.report.overview import overview, summary
-from gemmery.report.rungs import ladder
 from gemmery.report.stored import Query, Stored, missing, query
 from gemmery.report.suite_tables import is_own
 from gemmery.report.svg import Plot, standalone
@@ -76,8 +76,8 @@ class Documents:
         Raises ArgumentError for an unknown suite, figure or field, and for a `value` that matches several records.
         """
 
-        def replaced(found: re.Match[str]) -> str:
-            kind, marker = found[1], found[2] or ""
+        def replaced(marked: re.Match[str]) -> str:
+            kind, marker = marked[1], marked[2] or ""
             opening = f"<!-- {kind}{': ' if marker else ''}{marker} -->"
             body = self._made[kind](path, marker)
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
@@ -85,12 +85,12 @@ class Documents:
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
     def _ladder(self, path: Path, marker: str) -> str:
-        wanted = query(f"ladder {marker}")
-        rungs, gpu = self._rungs_of(wanted.others)
+        selection = query(f"ladder {marker}")
+        rungs, gpu = self._rungs_of(selection.others)
         if gpu:
-            runs = self._stored.newest_of_each_type(replace(wanted, machine="gpu"))
+            runs = self._stored.newest_of_each_type(replace(selection, machine="gpu"))
         else:
-            runs = self._stored.newest(replace(wanted, machine=wanted.machine or "cpu"))
+            runs = self._stored.newest(replace(selection, machine=selection.machine or "cpu"))
         return ladder(rungs, runs, self.root, path.parent)
 
     def _rungs_of(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
@@ -114,37 +114,37 @@ class Documents:
         return modelled.machine() if marker == "machine" else modelled.instructions()
 
     def _overview(self, _: Path, marker: str) -> str:
-        wanted, runs, about = self._suites(marker)
-        parts = (f"{_taken(run)}\n\n{table(overview(run, about))}" for run in runs)
-        return "\n".join(parts) or missing(wanted)
+        selection, runs, about = self._suites(marker)
+        parts = (f"{_provenance(run)}\n\n{table(overview(run, about))}" for run in runs)
+        return "\n".join(parts) or missing(selection)
 
     def _summary(self, _: Path, marker: str) -> str:
-        wanted, runs, about = self._suites(marker)
-        parts = (f"{table(summary(run, about))}\n{_taken(run)}" for run in runs[:1])
-        return "\n".join(parts) or missing(wanted)
+        selection, runs, about = self._suites(marker)
+        parts = (f"{table(summary(run, about))}\n{_provenance(run)}" for run in runs[:1])
+        return "\n".join(parts) or missing(selection)
 
     def _suites(self, marker: str) -> tuple[Query, list[Run], dict[str, str]]:
         """Return what a marker over several suites asks for, the runs with all of them, and what each suite is."""
-        wanted = query(marker)
-        suites = (wanted.suite, *wanted.others)
+        selection = query(marker)
+        suites = (selection.suite, *selection.others)
         about = {name: suite.load(suite.find(name)).about for name in suites if name in suite.names()}
-        runs = self._stored.everything(suites, wanted.machine)
-        return Query(" ".join(suites), (), {}, wanted.machine), runs, about
+        runs = self._stored.everything(suites, selection.machine)
+        return Query(" ".join(suites), (), {}, selection.machine), runs, about
 
     def _table(self, _: Path, marker: str) -> str:
-        wanted = query(marker)
-        runs = self._stored.newest(wanted)
+        selection = query(marker)
+        runs = self._stored.newest(selection)
         if not runs:
-            return missing(wanted)
+            return missing(selection)
         parts = []
         for run in runs:
-            made = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self._of(run))]
-            parts += [f"{_taken(run)}\n", *made]
+            tables = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self._of(run))]
+            parts += [f"{_provenance(run)}\n", *tables]
         return "\n".join(parts)
 
     def _figure(self, path: Path, marker: str) -> str:
         parts = [
-            f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_taken(run)}"
+            f"**{plot.title}**. {plot.caption}\n\n{image}\n\n{_provenance(run)}"
             for run, plot, image in self._drawn(path, marker)
         ]
         return "\n\n".join(parts) or missing(query(marker))
@@ -158,28 +158,28 @@ class Documents:
 
     def _drawn(self, path: Path, marker: str) -> Iterator[tuple[Run, Plot, str]]:
         """The figures of a marker, each with the run it shows and the HTML that shows it in the document at `path`."""
-        wanted = query(marker)
-        for run in self._stored.newest(wanted):
+        selection = query(marker)
+        for run in self._stored.newest(selection):
             plots = {plot.name: plot for plot in figures(run, self._of(run))}
-            if not plots.keys() >= set(wanted.others):
+            if not plots.keys() >= set(selection.others):
                 raise ArgumentError(f"marker {marker!r}: these records make the figures {', '.join(plots) or 'none'}")
-            for plot in [plots[name] for name in wanted.others] or plots.values():
-                of = [] if wanted.suite in plot.name else [wanted.suite]
-                narrowed = [value for _, value in sorted(wanted.fields.items()) if value]
+            for plot in [plots[name] for name in selection.others] or plots.values():
+                of = [] if selection.suite in plot.name else [selection.suite]
+                narrowed = [value for _, value in sorted(selection.fields.items()) if value]
                 file = self.root / FIGURES / f"{_stem(run.machine.name, *of, plot.name, *narrowed)}.svg"
                 self.written[file] = standalone(plot.svg)
                 link = os.path.relpath(file, path.parent)
                 yield run, plot, f'<img src="{link}" alt="{html.escape(plot.title)}" width="100%">'
 
     def _value(self, _: Path, marker: str) -> str:
-        wanted = query(marker)
-        runs = self._stored.newest(wanted)
-        chosen = [m for run in runs for m in run.measurements if "kernel" in wanted.fields or is_own(m)]
+        selection = query(marker)
+        runs = self._stored.newest(selection)
+        records = [m for run in runs for m in run.measurements if "kernel" in selection.fields or is_own(m)]
         if not runs:
             return "(not measured yet)"
-        if len(chosen) != 1 or len(wanted.others) != 1:
-            raise ArgumentError(f"marker {marker!r}: matches {len(chosen)} records; name one value and one record")
-        return _value(chosen[0], wanted.others[0], marker)
+        if len(records) != 1 or len(selection.others) != 1:
+            raise ArgumentError(f"marker {marker!r}: matches {len(records)} records; name one value and one record")
+        return _value(records[0], selection.others[0], marker)
 
 
 def _value(m: Measurement, what: str, marker: str) -> str:
@@ -195,13 +195,13 @@ def _value(m: Measurement, what: str, marker: str) -> str:
     raise ArgumentError(f"marker {marker!r}: {what!r} is not rate, share, time or a rival in that record")
 
 
-def _taken(run: Run) -> str:
+def _provenance(run: Run) -> str:
     """One line: machine, rival libraries, and when it was measured."""
-    found = run.machine
-    caches = (f"{name} {words.size(held)}" for name, held in words.caches(found))
+    machine = run.machine
+    caches = (f"{name} {words.size(size)}" for name, size in words.caches(machine))
     notes = [m.note for m in run.measurements if m.kernel in words.RIVALS and m.note]
-    cores = f"{found.gpu.sms} multiprocessors" if found.gpu.name else f"{found.cores} cores"
-    where = ", ".join([*words.processor(found), cores, *caches])
+    cores = f"{machine.gpu.sms} multiprocessors" if machine.gpu.name else f"{machine.cores} cores"
+    where = ", ".join([*words.processor(machine), cores, *caches])
     return f"*{'; '.join([where, *_joined(notes)])}. Measured {words.when(run)}.*"
 
 
@@ -213,9 +213,9 @@ def _joined(notes: Iterable[str]) -> Iterator[str]:
     """
     by_head: dict[str, dict[str, None]] = {}
     for note in notes:
-        for said in note.split("; "):
-            returned = said.partition(":")[0]
-            part = f"PyTorch {returned} where C is float32" if said.startswith("returns ") else said
+        for sentence in note.split("; "):
+            returned = sentence.partition(":")[0]
+            part = f"PyTorch {returned} where C is float32" if sentence.startswith("returns ") else sentence
             head, comma, tail = part.rpartition(", ")
             by_head.setdefault(head + comma if comma else part, {})[tail if comma else ""] = None
     for head, tails in by_head.items():

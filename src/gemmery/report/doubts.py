@@ -20,27 +20,31 @@ def doubts(run: Run) -> tuple[str, ...]:
     ('Other processes used up to 1.7 of the 2 cores during the measurement.',)
     """
     busy = max((m.load for m in run.measurements), default=0.0)
-    found = []
+    reasons = []
     if busy > load.limit(run.machine.cores):
         there = f"{run.machine.cores} core{'s' * (run.machine.cores != 1)}"
-        found.append(f"Other processes used up to {busy:.1f} of the {there} during the measurement.")
+        reasons.append(f"Other processes used up to {busy:.1f} of the {there} during the measurement.")
     peaks = {(m.dtype, m.threads): m for m in run.measurements if m.peak_gflops and not m.unit}
     for (dtype, threads), m in sorted(peaks.items()):
-        fewer = [one for (other, count), one in peaks.items() if other == dtype and count < threads]
-        higher = max(fewer, key=lambda one: one.peak_gflops, default=m)
+        fewer = [peak for (name, count), peak in peaks.items() if name == dtype and count < threads]
+        higher = max(fewer, key=lambda peak: peak.peak_gflops, default=m)
         if m.peak_gflops < SHARED * higher.peak_gflops:
-            low, high = (f"{words.digits(one.peak_gflops)} {words.rate(one)}" for one in (m, higher))
-            more, less = words.cores(threads), words.cores(higher.threads)
-            found.append(f"The measured {dtype} peak of {more}, {low}, is below that of {less}, {high}: impossible.")
-    return tuple(found)
+            own, other = (
+                f"{words.cores(peak.threads)}, {words.digits(peak.peak_gflops)} {words.rate(peak)}"
+                for peak in (m, higher)
+            )
+            reasons.append(f"The measured {dtype} peak of {own}, is below that of {other}: impossible.")
+    return tuple(reasons)
 
 
 def banner(run: Run) -> str:
     """Return the warning to show with unreliable figures, "" for reliable ones."""
-    found = doubts(run)
-    if not found:
+    reasons = doubts(run)
+    if not reasons:
         return ""
-    return f"Unreliable figures: {' '.join(found)} All ratios are marked as ties (~). Measure again on an idle machine."
+    return (
+        f"Unreliable figures: {' '.join(reasons)} All ratios are marked as ties (~). Measure again on an idle machine."
+    )
 
 
 def weighed(run: Run) -> Run:

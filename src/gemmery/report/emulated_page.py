@@ -8,7 +8,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import words
-from gemmery.report.emulated import (
+from gemmery.report.emulated_tables import (
     COUNTED,
     PARENTS,
     ROOF,

@@ -71,16 +71,16 @@ DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
 def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     """One bar for each rung that ran one problem, with the peaks and the rivals as lines across them."""
     by_name = {rung.name: rung for rung in rungs}
-    shown = [m for m in group.rungs if m.seconds]
-    if not shown:
+    ran = [m for m in group.rungs if m.seconds]
+    if not ran:
         return None
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
     rate = words.rate(group.first)
-    with axes(ROW * len(shown) + 110) as on:
-        _vertical(on, lines, len(shown), top)
+    with axes(ROW * len(ran) + 110) as on:
+        _vertical(on, lines, len(ran), top)
         _headings(on, rate)
-        for place, m in enumerate(shown):
+        for place, m in enumerate(ran):
             rung = by_name[m.kernel]
             gain = speedup(m, rung.parent, group) if rung.parent else None
             lost = gain is not None and gain[0] < 1 - gain[1]
@@ -89,8 +89,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             )
             _figures(on, place, m, words.times(*gain) if gain else "")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
-        on.set(xlim=(0, top), ylim=(len(shown) - 0.45, HEADROOM))
-        on.set_yticks([place - 0.12 for place in range(len(shown))], [m.kernel for m in shown])
+        on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
+        on.set_yticks([place - 0.12 for place in range(len(ran))], [m.kernel for m in ran])
         for tick in on.get_yticklabels():
             tick.set(family="DejaVu Sans Mono", size=12, color=INK)
         on.grid(False, axis="y")
@@ -127,14 +127,14 @@ def _figures(on: Axes, place: int, m: Measurement, gain: str) -> None:
 def _limits(group: Group) -> list[tuple[float, str, str, str]]:
     """Rate, words, colour and dashes of each line across the bars."""
     peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
-    named = len(peaks) > 1 or group.first.unit
-    found = [(rate, f"peak, {place}" if named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
+    is_named = len(peaks) > 1 or group.first.unit
+    lines = [(rate, f"peak, {place}" if is_named else "peak", INK, "-") for place, rate in sorted(peaks.items())]
     rivals = [m for m in group.rivals if m.seconds]
     several = len({m.threads for m in rivals}) > 1
     for m in rivals:
         name = words.kernel(m.kernel) + (f", {words.cores(m.threads)}" if several else "")
-        found.append((words.reached(m), name, RIVAL, "--"))
-    return found
+        lines.append((words.reached(m), name, RIVAL, "--"))
+    return lines
 
 
 def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:

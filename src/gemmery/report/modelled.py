@@ -63,7 +63,7 @@ def _barriers() -> set[str]:
 
 
 def _listed(words: Iterable[str]) -> str:
-    numbers = {word: [int(one) for one in re.findall(r"\d+", word)] for word in words}
+    numbers = {word: [int(number) for number in re.findall(r"\d+", word)] for word in words}
     return ", ".join(sorted(numbers, key=lambda word: (re.sub(r"\d.*", "", word), "x" in word, numbers[word])))
 
 

@@ -51,10 +51,10 @@ def summary(run: Run, about: Mapping[str, str]) -> Sheet:
 
 
 def _row(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:
-    stand = [(m, found) for m in measurements if (found := fastest(m))]
+    stand = [(m, over) for m in measurements if (over := fastest(m))]
     ratios = [ratio for _, (ratio, _) in stand]
     shares = [part for m in measurements if (part := words.share(m)) is not None]
-    slower = [f"{product(m)} ({words.times(*found)})" for m, found in stand if standing(*found) == "bad"]
+    slower = [f"{product(m)} ({words.times(*over)})" for m, over in stand if standing(*over) == "bad"]
     return (
         Cell(what),
         Cell(str(len(stand))),

@@ -24,29 +24,29 @@ POINTS = (
 
 def roofs(ladder: EmulatedLadder) -> tuple[Plot, ...]:
     """A figure for each size: every rung that ran with its four roofs."""
-    sizes = dict.fromkeys(one.size for one in ladder.rungs)
-    ran = {size: [one for one in ladder.rungs if one.size == size and not one.refused] for size in sizes}
+    sizes = dict.fromkeys(run.size for run in ladder.rungs)
+    ran = {size: [run for run in ladder.rungs if run.size == size and not run.refused] for size in sizes}
     return tuple(_roofs(size, rungs) for size, rungs in ran.items() if rungs)
 
 
 def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
-    seen = [time * 1e6 for one in rungs for time in one.roofs.values() if time]
+    times = [time * 1e6 for run in rungs for time in run.roofs.values() if time]
     with axes(ROW * len(rungs) + 90) as on:
         on.set_xscale("log")
-        low, high = min(seen) / 1.5, max(seen) * 1.6
-        for place, one in enumerate(rungs):
-            top = one.roof_seconds * 1e6
+        low, high = min(times) / 1.5, max(times) * 1.6
+        for place, run in enumerate(rungs):
+            top = run.roof_seconds * 1e6
             on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
             on.annotate(
                 words.digits(top), (top, place), (9, 0), textcoords="offset points", va="center", size=11, bbox=HALO
             )
         for name, colour in COLOURS.items():
-            points = [(one.roofs[name] * 1e6, place) for place, one in enumerate(rungs) if one.roofs[name]]
+            points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
             if points:
                 x, y = zip(*points, strict=True)
                 on.plot(x, y, "o", color=colour, label=name, zorder=4)
         on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
-        on.set_yticks(range(len(rungs)), [_label(one, rungs[0]) for one in rungs])
+        on.set_yticks(range(len(rungs)), [_label(run, rungs[0]) for run in rungs])
         for tick in on.get_yticklabels():
             tick.set(family="DejaVu Sans Mono", size=11, color=INK)
         on.xaxis.set_major_locator(LogLocator(10))
@@ -60,35 +60,39 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
     return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", ROOFS, svg)
 
 
-def _label(one: EmulatedRung, first: EmulatedRung) -> str:
-    vector = ", vector" if 1 in (one.m, one.n) else ""
-    dtype = f", {one.dtype}" if one.dtype != first.dtype else ""
-    return f"{one.rung}{dtype}{vector}"
+def _label(run: EmulatedRung, first: EmulatedRung) -> str:
+    vector = ", vector" if 1 in (run.m, run.n) else ""
+    dtype = f", {run.dtype}" if run.dtype != first.dtype else ""
+    return f"{run.rung}{dtype}{vector}"
 
 
 def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> Plot | None:
     """The roofline of an inspected rung: two points under the roofs of its device; None without a peak."""
     points = {"as it loads": loads, "each element once": once}
     peak, bandwidth = loads.peak, loads.bandwidth
-    if not peak or not bandwidth or not all(one.intensity for one in points.values()):
+    if not peak or not bandwidth or not all(point.intensity for point in points.values()):
         return None
     ridge = peak / bandwidth
-    intensities = [one.intensity for one in points.values()]
+    intensities = [point.intensity for point in points.values()]
     with axes(300) as on:
         on.set_xscale("log", base=2)
         on.set_yscale("log")
         left, right = min([*intensities, ridge]) / 6, max([*intensities, ridge]) * 6
         on.set(xlim=(left, right), ylim=(0.7 * bandwidth * left, 2.5 * peak))
         slopes(on, peak, bandwidth)
-        for (name, one), colour in zip(points.items(), (SERIES[0], SERIES[1]), strict=True):
+        for (name, point), colour in zip(points.items(), (SERIES[0], SERIES[1]), strict=True):
             on.plot(
-                [one.intensity, one.intensity], [on.get_ylim()[0], one.attainable], ":", color=colour, linewidth=1.5
+                [point.intensity, point.intensity],
+                [on.get_ylim()[0], point.attainable],
+                ":",
+                color=colour,
+                linewidth=1.5,
             )
-            on.plot(one.intensity, one.attainable, "o", color=colour, zorder=5)
-            side = "right" if one.intensity > (left * right) ** 0.5 else "left"
+            on.plot(point.intensity, point.attainable, "o", color=colour, zorder=5)
+            side = "right" if point.intensity > (left * right) ** 0.5 else "left"
             on.annotate(
                 name,
-                (one.intensity, one.attainable),
+                (point.intensity, point.attainable),
                 (-8 if side == "right" else 8, -16),
                 textcoords="offset points",
                 ha=side,

@@ -27,7 +27,7 @@ class Query:
     def matches(self, measurement: Measurement) -> bool:
         """Return True for a record of the suite whose fields have the wanted values."""
         return measurement.suite == self.suite and all(
-            str(getattr(measurement, name)) == wanted for name, wanted in self.fields.items()
+            str(getattr(measurement, name)) == value for name, value in self.fields.items()
         )
 
 
@@ -54,35 +54,39 @@ class Stored:
     def __init__(self, root: Path) -> None:
         files = sorted((root / FOLDER).glob("*.jsonl"))
         self._runs: dict[str, tuple[Run, ...]] = {file.stem: record.read(file) for file in files}
-        held = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
-        self._known = {*(experiment.suite for experiment in experiments.every()), *held}
+        recorded = {m.suite for runs in self._runs.values() for run in runs for m in run.measurements}
+        self._known = {*(experiment.suite for experiment in experiments.every()), *recorded}
 
     @property
     def machines(self) -> tuple[str, ...]:
         """The names of the machines that have a file."""
         return tuple(self._runs)
 
-    def newest(self, wanted: Query) -> list[Run]:
+    def newest(self, selection: Query) -> list[Run]:
         """Return for each machine the newest run with matching records, reduced to these.
 
         Raises ArgumentError for an unknown suite.
         """
-        if wanted.suite not in self._known:
-            raise ArgumentError(f"marker: suite {wanted.suite!r} is not known; known: {', '.join(sorted(self._known))}")
-        found = []
+        if selection.suite not in self._known:
+            raise ArgumentError(
+                f"marker: suite {selection.suite!r} is not known; known: {', '.join(sorted(self._known))}"
+            )
+        newest = list[Run]()
         for name, runs in self._runs.items():
-            of = [run for run in reversed(runs) if wanted.machine in ("", "first", name, _kind(run))]
-            found += [run for run in (_only(wanted, run) for run in of) if run.measurements][:1]
-        return found[:1] if wanted.machine == "first" else found
+            of = [run for run in reversed(runs) if selection.machine in ("", "first", name, _kind(run))]
+            newest += [run for run in (_only(selection, run) for run in of) if run.measurements][:1]
+        return newest[:1] if selection.machine == "first" else newest
 
-    def newest_of_each_type(self, wanted: Query) -> list[Run]:
+    def newest_of_each_type(self, selection: Query) -> list[Run]:
         """Return for each machine one run with the newest matching records of every element type."""
-        held = (m for runs in self._runs.values() for run in runs for m in run.measurements if wanted.matches(m))
-        types = dict.fromkeys((m.dtype, m.precision) for m in held)
+        records = (m for runs in self._runs.values() for run in runs for m in run.measurements if selection.matches(m))
+        types = dict.fromkeys((m.dtype, m.precision) for m in records)
         return _merged(
             run
             for dtype, precision in types
-            for run in self.newest(replace(wanted, fields={**wanted.fields, "dtype": dtype, "precision": precision}))
+            for run in self.newest(
+                replace(selection, fields={**selection.fields, "dtype": dtype, "precision": precision})
+            )
         )
 
     def everything(self, suites: Sequence[str], machine: str = "") -> list[Run]:
@@ -105,13 +109,13 @@ def _kind(run: Run) -> str:
     return "gpu" if run.machine.gpu.name else "cpu"
 
 
-def _only(wanted: Query, run: Run) -> Run:
-    return Run(run.machine, run.started, tuple(filter(wanted.matches, run.measurements)))
+def _only(selection: Query, run: Run) -> Run:
+    return Run(run.machine, run.started, tuple(filter(selection.matches, run.measurements)))
 
 
-def missing(wanted: Query) -> str:
+def missing(selection: Query) -> str:
     """Return the text of a block without records."""
-    where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(wanted.machine, f" on `{wanted.machine}`")
-    device = "cuda" if wanted.machine == "gpu" else ""
-    command = experiments.find(wanted.suite).command(device, wanted.fields.get("dtype", ""), FOLDER)
+    where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(selection.machine, f" on `{selection.machine}`")
+    device = "cuda" if selection.machine == "gpu" else ""
+    command = experiments.find(selection.suite).command(device, selection.fields.get("dtype", ""), FOLDER)
     return f"Not measured{where} yet: `{command}` stores the records."

@@ -113,7 +113,7 @@ def render(on: Axes, name: str, label: str) -> str:
         r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', rf'<svg viewBox="\1" {_ROOT} aria-label="{escape(label)}">', svg
     )
     svg = re.sub(r'\bid="', f'id="{name}-', svg).replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    svg = re.sub(r"#0000[0-9a-f]{2}\b", lambda found: f"var(--{NAMES[found[0]]})", svg)
+    svg = re.sub(r"#0000[0-9a-f]{2}\b", lambda token: f"var(--{NAMES[token[0]]})", svg)
     return svg.replace("'DejaVu Sans Mono'", MONO).replace("'DejaVu Sans'", SANS).strip() + "\n"
 
 
@@ -162,12 +162,12 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
             centres[-2], clusters[-2], gap, 1
         ):
             merged = clusters[-2] + clusters[-1]
-            clusters[-2:], centres[-2:] = [merged], [sum(places[one] for one in merged) / len(merged)]
-    found = list(places)
+            clusters[-2:], centres[-2:] = [merged], [sum(places[member] for member in merged) / len(merged)]
+    spaced = list(places)
     for centre, cluster in zip(centres, clusters, strict=True):
         for rank, index in enumerate(cluster):
-            found[index] = centre + (rank - (len(cluster) - 1) / 2) * gap
-    return found
+            spaced[index] = centre + (rank - (len(cluster) - 1) / 2) * gap
+    return spaced
 
 
 def _reach(centre: float, cluster: Sequence[int], gap: float, way: int) -> float:

@@ -206,16 +206,16 @@ def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
 
 def _folded(sheet: Sheet, width: int) -> list[list[int]]:
     """The columns of each table of a sheet: labels are in all of them, other columns in one."""
-    kept = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
-    labels = [index for index in kept if index in sheet.left]
+    present = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
+    labels = [index for index in present if index in sheet.left]
     blank = 1 + sum(min(_width(sheet, index), LABEL) + 2 for index in labels)
-    blocks, left = [labels], width - blank
-    for index in kept[len(labels) :]:
+    blocks, room = [labels], width - blank
+    for index in present[len(labels) :]:
         wide = _width(sheet, index) + 2  # one space after the column and one before the next
-        if wide > left and blocks[-1] != labels:
-            blocks, left = [*blocks, labels], width - blank
+        if wide > room and blocks[-1] != labels:
+            blocks, room = [*blocks, labels], width - blank
         blocks[-1] = [*blocks[-1], index]
-        left -= wide
+        room -= wide
     return blocks
 
 

@@ -15,30 +15,32 @@ from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.tables import sheets
 
 
-def machine(found: Machine) -> str:
+def machine(machine: Machine) -> str:
     """Return the machine of a run in one line."""
-    if found.gpu.name:
-        return _gpu(found)
-    caches = ", ".join(f"{name} {words.size(held)}" for name, held in words.caches(found))
+    if machine.gpu.name:
+        return _gpu(machine)
+    caches = ", ".join(f"{name} {words.size(size)}" for name, size in words.caches(machine))
     software = ", ".join(
         f"{name} {version}"
         for name, version in (
-            ("Python", found.python),
-            ("NumPy", found.numpy),
-            ("llvmlite", found.llvmlite),
-            ("gemmery", found.gemmery),
+            ("Python", machine.python),
+            ("NumPy", machine.numpy),
+            ("llvmlite", machine.llvmlite),
+            ("gemmery", machine.gemmery),
         )
         if version
     )
-    return f"{found.cpu}, {found.isa}, {found.cores} cores, {caches}; {found.os}; {software}; NumPy runs {found.blas}"
+    hardware = f"{machine.cpu}, {machine.isa}, {machine.cores} cores, {caches}"
+    return f"{hardware}; {machine.os}; {software}; NumPy runs {machine.blas}"
 
 
-def _gpu(found: Machine) -> str:
-    gpu = found.gpu
+def _gpu(machine: Machine) -> str:
+    gpu = machine.gpu
     power = f", {gpu.power_w:g} W" if gpu.power_w else ""
     device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
-    software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {found.python}"
-    return f"{device}, L2 {words.size(gpu.l2)}; {software}" + (f", gemmery {found.gemmery}" if found.gemmery else "")
+    software = f"driver {gpu.driver or 'unknown'}, CUDA {gpu.cuda}, NVRTC {gpu.nvrtc}, Python {machine.python}"
+    version = f", gemmery {machine.gemmery}" if machine.gemmery else ""
+    return f"{device}, L2 {words.size(gpu.l2)}; {software}{version}"
 
 
 def table(sheet: Sheet) -> str:

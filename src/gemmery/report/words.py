@@ -165,7 +165,7 @@ def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
     """Return the caches of known size, the nearest first; for a run on a GPU, those of the GPU."""
     if machine.gpu.name:
         return (("L2", machine.gpu.l2),)
-    return tuple((name, held) for name, held in (("L1d", machine.l1d), ("L2", machine.l2), ("L3", machine.l3)) if held)
+    return tuple((name, size) for name, size in (("L1d", machine.l1d), ("L2", machine.l2), ("L3", machine.l3)) if size)
 
 
 def title(run: Run) -> str:

@@ -28,20 +28,22 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
     link = os.path.relpath(root / "src" / "gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]
-    tree_lines = [
-        f"{'  ' * depth}{rung.name:{max(28 - 2 * depth, 1)}} {rung.idea}" for depth, rung in walk(tree(rungs))
-    ]
-    return "\n\n".join(["```\n" + "\n".join(tree_lines) + "\n```", *sections])
+    return "\n\n".join(["```\n" + "\n".join(tree_lines(rungs)) + "\n```", *sections])
+
+
+def tree_lines(rungs: Sequence[Rung]) -> list[str]:
+    """Return lines that show each rung indented below its parent."""
+    return [f"{'  ' * depth}{rung.name:{max(28 - 2 * depth, 1)}} {rung.idea}" for depth, rung in walk(tree(rungs))]
 
 
 def published(file: Path) -> dict[str, list[str]]:
     """Return sentences on published figures, by rung; none without the file."""
-    found: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     rows = tomllib.loads(file.read_text(encoding="utf-8"))["figure"] if file.exists() else []
     for row in rows:
-        figures = ", ".join(f"{taken:,} ms at {row['by']} = {at}" for at, taken in row["milliseconds"].items())
-        found.setdefault(row["rung"], []).append(f"On {row['source']}: {figures}.")
-    return found
+        figures = ", ".join(f"{time:,} ms at {row['by']} = {at}" for at, time in row["milliseconds"].items())
+        sentences.setdefault(row["rung"], []).append(f"On {row['source']}: {figures}.")
+    return sentences
 
 
 def refusals(rung: Rung) -> tuple[str, ...]:
@@ -49,7 +51,7 @@ def refusals(rung: Rung) -> tuple[str, ...]:
     name = rung.dtypes[0]
     plain = Problem(40, 48, 56, name, name)
     whole = [other for other in rung.dtypes if dtypes.get(other).kind in "iu"]
-    asked = [
+    problems = [
         plain,
         plain._replace(n=1),
         plain._replace(batch=2),
@@ -61,7 +63,7 @@ def refusals(rung: Rung) -> tuple[str, ...]:
         plain._replace(c_layout="any"),
         *(plain._replace(dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
     ]
-    return tuple(dict.fromkeys(reason for problem in asked if (reason := rung.refuses(problem))))
+    return tuple(dict.fromkeys(reason for problem in problems if (reason := rung.refuses(problem))))
 
 
 def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source: str, known: Sequence[str]) -> str:
@@ -79,7 +81,7 @@ def _section(rung: Rung, measured: Sequence[tuple[Run, Sequence[Group]]], source
         " ".join(filter(None, facts)),
         "\n".join(f"- Parameter `{name}`: {', '.join(map(str, values))}." for name, values in rung.space.items()),
         "\n".join(f"- Refuses: {reason}." for reason in refusals(rung)),
-        *(_step(rung, run, found) for run, found in measured),
+        *(_step(rung, run, problems) for run, problems in measured),
         "\n".join(f"- Published. {sentence}" for sentence in known),
     ]
     return "\n\n".join(filter(None, parts))
@@ -90,9 +92,9 @@ def sentence(words: str) -> str:
     return words[:1].upper() + words[1:] if re.match(r"a |[a-z]{2,}(?!\.)\b", words) else words
 
 
-def _step(rung: Rung, run: Run, found: Sequence[Group]) -> str:
+def _step(rung: Rung, run: Run, problems: Sequence[Group]) -> str:
     """A table of what the rung reached on one machine, and how much faster it is than its parent."""
-    ran = [(group, m) for group in found for m in group.rungs if m.kernel == rung.name and m.seconds]
+    ran = [(group, m) for group in problems for m in group.rungs if m.kernel == rung.name and m.seconds]
     if not ran:
         return ""
     ran.sort(key=lambda pair: words.types(pair[1]))

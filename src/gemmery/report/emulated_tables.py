@@ -1,0 +1,257 @@
+"""The counters of the ladder on the emulator as sheets and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from gemmery.cuda.device import Device
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+from gemmery.report import words
+from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery.report.words import plural
+
+KINDS = {
+    "fma": ("fma",),
+    "mma": ("mma",),
+    "loads": ("ld", "ldmatrix"),
+    "stores": ("st", "stmatrix"),
+    "cp.async": ("cp.async",),
+    "barriers": ("bar",),
+}  # instructions with a column of their own
+PARENTS = {rung.name: rung.parent for rung in CUDA}
+CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
+COUNTED = (
+    "Counted on the emulator, over the whole product. Sectors are the 32-byte pieces of global memory that warps move; "
+    "no cache is modelled. Wavefronts are passes over the banks of shared memory; bank conflicts are the extra passes "
+    "because lanes need different words of one bank. Instructions are warp instructions."
+)
+ROOF = (
+    "The roof is the longest of four times: sectors at the bandwidth of memory, operations at the peak of their unit "
+    "(compute), wavefronts at 1 (shared) and instructions at 4 (issue) per clock and multiprocessor. It assumes that "
+    "the grid fills the device, as a large product does. × parent is the parent's roof over the rung's. No time was "
+    "measured."
+)
+
+
+MEMORY = {
+    "accesses of warps": "requests",
+    "sectors": "sectors",
+    "sectors per load": "load_sectors_a_request",
+    "sectors per store": "store_sectors_a_request",
+    "bytes used per loaded sector": "load_bytes_a_sector",
+    "bytes used per stored sector": "store_bytes_a_sector",
+}  # headings -> counters
+SHARED = {
+    "wavefronts": "wavefronts",
+    "by loads": "shared_load_wavefronts",
+    "by stores": "shared_store_wavefronts",
+    "bank conflicts": "bank_conflicts",
+    "wavefronts for the bytes alone": "wavefronts_ideal",
+    "branches of warps": "branches",
+    "divergent branches": "divergent_branches",
+}
+
+
+Runs = Sequence[EmulatedRung]
+
+
+def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
+    """One table for each size: what each rung counted, its roof, and how that compares with its parent's."""
+    return tuple(_overview(ladder, runs) for runs in by_size(ladder) if not all(run.refused for run in runs))
+
+
+def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
+    """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
+    return tuple(sheet(runs) for runs in by_size(ladder) for sheet in (memory, _shared, _roofs, _kinds, _checks))
+
+
+def verdict(ladder: EmulatedLadder) -> str:
+    """The checks of all rungs in a sentence.
+
+    >>> verdict(lab.emulated_ladder(["simt_naive", "simt_smem"]))  # doctest: +SKIP
+    '2 of 2 results are right, no findings, all claims hold.'
+    """
+    ran = [run for run in ladder.rungs if not run.refused]
+    if not ran:
+        return f"No rung ran: {'; '.join(dict.fromkeys(f'{run.rung}, {run.refused}' for run in ladder.rungs))}."
+    right = sum(run.error <= 1 for run in ran)
+    count, unmet = sum(len(run.findings) for run in ran), sum(len(run.unmet) for run in ran)
+    findings = plural(count, "finding") if count else "no findings"
+    claims = f"{plural(unmet, 'claim')} not met" if unmet else "all claims hold"
+    absent = len(ladder.rungs) - len(ran)
+    refused = f"; {plural(absent, 'rung')} did not run" if absent else ""
+    return f"{right} of {len(ran)} results are right, {findings}, {claims}{refused}."
+
+
+def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
+    """The faults of the rungs, a line each; () when there are none."""
+    return tuple(f"{run.rung}, {shape(run)}, {run.dtype}: it {fault}" for run in ladder.rungs for fault in run.wrong)
+
+
+def described(device: Device) -> str:
+    """The device in a line: its architecture, and the limits that the roofs come from."""
+    peaks = "; ".join(
+        f"{words.digits(device.peak(unit))} GFLOP/s by {name}"
+        for unit, name in words.UNITS.items()
+        if device.peak(unit)
+    )
+    where = f"{device.name}: {device.arch}, {device.sms} multiprocessors at {device.clock:.4g} GHz"
+    return f"{where}, {words.digits(device.bandwidth)} GB/s; {peaks}"
+
+
+def shape(run: EmulatedRung) -> str:
+    """`n = 256`, or all three sides where they differ."""
+    return f"n = {run.n}" if run.m == run.n == run.k else f"{run.m} × {run.n} × {run.k}"
+
+
+def by_size(ladder: EmulatedLadder) -> list[list[EmulatedRung]]:
+    """Return the rungs of each size, in the order of the ladder."""
+    sizes = dict.fromkeys(run.size for run in ladder.rungs)
+    return [[run for run in ladder.rungs if run.size == size] for size in sizes]
+
+
+def _sheet(title: str, runs: Runs, columns: Columns[EmulatedRung], notes: Sequence[str] = ()) -> Sheet:
+    """A row for each rung that ran."""
+    ran = [run for run in runs if not run.refused]
+    return tabulate(f"{title}, n = {runs[0].size}", [("rung", lambda run: run.rung), *columns], ran, notes)
+
+
+def _number(value: float) -> Cell:
+    """A count, or a figure; zeros are faint."""
+    text = f"{value:,}" if isinstance(value, int) else words.digits(value)
+    return Cell(text if value else "0", tone="" if value else "faint")
+
+
+def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
+    """A column for each counter under its heading."""
+
+    def cell(run: EmulatedRung, name: str) -> Cell:
+        return _number(getattr(run.counts, name))
+
+    return [(head, partial(cell, name=name)) for head, name in names.items()]
+
+
+def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
+    def gain(run: EmulatedRung) -> str:
+        parent = PARENTS.get(run.rung)
+        factor = ladder.gain(run, parent)
+        return f"{words.digits(factor)}× {parent}" if factor else ""
+
+    names = {"sectors": "sectors", "wavefronts": "wavefronts", "bank conflicts": "bank_conflicts"}
+    columns: Columns[EmulatedRung] = [
+        *_counters({**names, "instructions": "warp_instructions"}),
+        ("roof, µs", lambda run: _number(run.roof_seconds * 1e6)),
+        ("limit", lambda run: run.limit),
+        ("× parent", gain),
+    ]
+    ran = [run for run in runs if not run.refused]
+    return _sheet("Counters and roofs", runs, columns, [*_products(runs), *_tiles(ran, ladder.device)])
+
+
+def _products(runs: Runs) -> list[str]:
+    """Notes on rungs with another product than most, and on those that did not run."""
+    others: dict[str, list[str]] = {}
+    for run in runs:
+        if not run.refused and (not run.m == run.n == run.k == run.size or run.dtype != runs[0].dtype):
+            others.setdefault(f"{shape(run)}, {run.dtype}", []).append(run.rung)
+    listed = "; ".join(f"{product}: {', '.join(names)}" for product, names in others.items())
+    notes = [f"Other products: {listed}."] if listed else []
+    return notes + [f"{run.rung} did not run: {run.refused}" for run in runs if run.refused]
+
+
+def _tiles(ran: Runs, device: Device) -> list[str]:
+    """How full the grids leave the device, and which rungs chose their tiles by the size of the product."""
+    notes = []
+    if few := [run for run in ran if run.blocks < device.sms]:
+        least, most = min(run.blocks for run in few), max(run.blocks for run in few)
+        blocks = plural(least, "block") if least == most else f"{least} to {most} blocks"
+        which = "All grids have" if len(few) == len(ran) else f"{len(few)} of {len(ran)} grids have"
+        if len(few) == 1:
+            which = "The grid has" if len(ran) == 1 else f"1 of {len(ran)} grids has"
+        notes.append(
+            f"{which} {blocks} at this size, fewer than the {device.sms} multiprocessors; the roofs are those of "
+            "larger products."
+        )
+    if tiles := [f"{run.rung} {run.tile[0]} × {run.tile[1]}" for run in ran if run.rung in CHOOSING]:
+        notes.append(
+            f"Rungs that choose their tile by the size of the product: {', '.join(tiles)}. Smaller tiles fill the "
+            "device, and load more."
+        )
+    return notes
+
+
+def memory(runs: Runs) -> Sheet:
+    """Return the accesses to global memory."""
+    note = "Bytes used are those of a 32-byte sector that a lane requests."
+    return _sheet("Global memory", runs, _counters(MEMORY), [note, *_products(runs)])
+
+
+def _shared(runs: Runs) -> Sheet:
+    return _sheet("Shared memory and branches", runs, _counters(SHARED), _wavefronts(runs))
+
+
+def _wavefronts(runs: Runs) -> list[str]:
+    """Why wavefronts are not the sum of conflicts and of those for the bytes, for each rung where they are not."""
+    rests = [
+        (run.rung, run.counts.wavefronts - run.counts.bank_conflicts - run.counts.wavefronts_ideal) for run in runs
+    ]
+    fewer = ", ".join(f"{name} {-rest:,}" for name, rest in rests if rest < 0)
+    extra = ", ".join(f"{name} {rest:,}" for name, rest in rests if rest > 0)
+    return [
+        words.IDEAL_WAVEFRONTS,
+        f"Fewer, because lanes that read the same words share a wavefront of a wide load: {fewer}." if fewer else "",
+        "More without a conflict, because cp.async takes a wavefront for each line of global memory and row of "
+        f"banks that it joins: {extra}."
+        if extra
+        else "",
+    ]
+
+
+def _roofs(runs: Runs) -> Sheet:
+    def roof(run: EmulatedRung, name: str) -> Cell:
+        time = run.roofs[name]
+        return Cell(words.digits(time * 1e6), tone="best" if name == run.limit else "" if time else "faint")
+
+    columns: Columns[EmulatedRung] = [
+        ("Mflop", lambda run: _number(run.counts.flops / 1e6)),
+        ("MB", lambda run: _number(run.counts.bytes / 1e6)),
+        ("flops a byte", lambda run: _number(run.intensity)),
+        *((f"{name}, µs", lambda run, name=name: roof(run, name)) for name in runs[0].roofs),
+        ("blocks", lambda run: _number(run.blocks)),
+    ]
+    return _sheet("Roofs", runs, columns)
+
+
+def _kinds(runs: Runs) -> Sheet:
+    def count(run: EmulatedRung, column: str) -> int:
+        return sum(number for kind, number in run.kinds.items() if kind in KINDS[column])
+
+    present = [column for column in KINDS if any(count(run, column) for run in runs)]
+
+    def others(run: EmulatedRung) -> Cell:
+        return _number((run.counts.warp_instructions - sum(count(run, column) for column in present)) / 1e3)
+
+    columns: Columns[EmulatedRung] = [
+        *((column, lambda run, column=column: _number(count(run, column) / 1e3)) for column in present),
+        ("others", others),
+    ]
+    return _sheet("Warp instructions by kind, in thousands", runs, columns)
+
+
+def _checks(runs: Runs) -> Sheet:
+    def claims(run: EmulatedRung) -> Cell:
+        if run.unmet:
+            return Cell(f"{len(run.unmet)} not met !", tone="bad")
+        return Cell("met" if run.expected else "")
+
+    columns: Columns[EmulatedRung] = [
+        ("error/bound", lambda run: f"{run.error:.2g}" if run.error <= 1 else Cell(f"{run.error:.2g} !", tone="bad")),
+        ("findings", lambda run: Cell(f"{len(run.findings)} !", tone="bad") if run.findings else "none"),
+        ("claims", claims),
+    ]
+    notes = [f"{run.rung} {fault}" for run in runs for fault in run.wrong]
+    if any(not run.refused and not run.expected for run in runs):
+        notes.append("Claims hold for products without partial tiles; the cell of a rung without claims is empty.")
+    return _sheet("Checks", runs, columns, notes)

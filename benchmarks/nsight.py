@@ -79,7 +79,7 @@ def launch(rungs: list[Rung], plan: Path) -> None:
     with plan.open("w", encoding="utf-8") as file:
         for rung, work in products(rungs, "cuda:0"):
             kernel, digest = run(rung, work)
-            launches = [described(one) for one in (*kernel.geometry.before, kernel.geometry)]
+            launches = [described(geometry) for geometry in (*kernel.geometry.before, kernel.geometry)]
             file.write(json.dumps({"rung": rung.name, "work": asdict(work), "c": digest, "launches": launches}) + "\n")
 
 
@@ -105,14 +105,14 @@ def run(rung: Rung, work: Work) -> tuple[Any, str]:
 
 def described(geometry: Geometry) -> dict[str, Any]:
     """Return one launch, with the digest of its kernel's PTX."""
-    made = nvrtc.compiled(geometry.source, geometry.kernel, driver.device().arch)
+    program = nvrtc.compiled(geometry.source, geometry.kernel, driver.device().arch)
     return {
         "kernel": geometry.kernel,
-        "entry": made.entry,
+        "entry": program.entry,
         "grid": geometry.grid,
         "block": geometry.block,
         "shared": geometry.shared,
-        "ptx": ptx_digest(made.ptx),
+        "ptx": ptx_digest(program.ptx),
     }
 
 
@@ -126,11 +126,11 @@ def profile(rungs: list[Rung], ncu: str, folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in plan.read_text(encoding="utf-8").splitlines()]
     counted = actions(report.with_suffix(".ncu-rep"))
     for row in rows:
-        for one in row["launches"]:
-            one.update(counters(one["entry"], next(counted)))
-    left = [action.name() for action in counted]
-    if left:
-        raise SystemExit(f"Nsight Compute saw {len(left)} launches more than were planned: {left[:3]}")
+        for launch in row["launches"]:
+            launch.update(counters(launch["entry"], next(counted)))
+    unplanned = [action.name() for action in counted]
+    if unplanned:
+        raise SystemExit(f"Nsight Compute saw {len(unplanned)} launches more than were planned: {unplanned[:3]}")
     return rows
 
 
@@ -141,8 +141,8 @@ def actions(report: Path) -> Iterator[Any]:
     except ImportError:
         raise SystemExit("ncu_report: put extras/python of Nsight Compute's folder on PYTHONPATH") from None
     context = ncu_report.load_report(str(report))
-    for one in (context.range_by_idx(index) for index in range(context.num_ranges())):
-        yield from (one.action_by_idx(index) for index in range(one.num_actions()))
+    for section in (context.range_by_idx(index) for index in range(context.num_ranges())):
+        yield from (section.action_by_idx(index) for index in range(section.num_actions()))
 
 
 def counters(entry: str, action: Any) -> dict[str, Any]:
@@ -151,20 +151,20 @@ def counters(entry: str, action: Any) -> dict[str, Any]:
         raise SystemExit(f"launch of {action.name(action.NameBase_MANGLED)}, where {entry} was planned")
     memory: dict[tuple[int, str], Counter[str]] = {}
     kinds: Counter[str] = Counter()
-    found = {name: by_address(action.metric_by_name(metric)) for name, metric in SOURCE.items()}
-    for address, executed in found["executed"].items():
+    values = {name: by_address(action.metric_by_name(metric)) for name, metric in SOURCE.items()}
+    for address, executed in values["executed"].items():
         opcode = opcode_of(action.sass_by_pc(address))
         kinds[sass.kind(opcode)] += executed
         if opcode.split(".")[0] in MEMORY:
             line = action.source_info(address)
             at = (Path(line.file_name()).name, line.line(), opcode) if line else ("", 0, opcode)
-            memory.setdefault(at, Counter()).update({name: values.get(address, 0) for name, values in found.items()})
+            memory.setdefault(at, Counter()).update({name: counts.get(address, 0) for name, counts in values.items()})
     return {
         **{name: int(action.metric_by_name(metric).as_uint64()) for name, metric in GLOBAL.items()},
         "instructions": dict(sorted(kinds.items())),
         "memory": [
-            {"file": file, "line": line, "opcode": opcode, **values}
-            for (file, line, opcode), values in sorted(memory.items())
+            {"file": file, "line": line, "opcode": opcode, **counts}
+            for (file, line, opcode), counts in sorted(memory.items())
         ],
     }
 
@@ -192,10 +192,10 @@ def main() -> None:
     parser.add_argument(
         "--launch", type=Path, metavar="PLAN", help="run them once, and write to PLAN what was launched"
     )
-    given = parser.parse_args()
-    rungs = [find(CUDA, name) for name in given.rungs] or list(CUDA)
-    if given.launch:
-        launch(rungs, given.launch)
+    options = parser.parse_args()
+    rungs = [find(CUDA, name) for name in options.rungs] or list(CUDA)
+    if options.launch:
+        launch(rungs, options.launch)
         return
     ncu = shutil.which("ncu")
     if not ncu:
@@ -212,8 +212,8 @@ def main() -> None:
 
 def version(ncu: str) -> str:
     """Return Nsight Compute's version, "2025.3.1.0"."""
-    said = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
-    return said.partition("Version ")[2].split()[0]
+    text = subprocess.run([ncu, "--version"], capture_output=True, text=True, check=True).stdout
+    return text.partition("Version ")[2].split()[0]
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class Difference:
 
 def machine(file: Path) -> dict[str, Any]:
     """Return the GPU and the version of ncu of a file."""
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
-    return found
+    head: dict[str, Any] = json.loads(file.read_text(encoding="utf-8").partition("\n")[0])
+    return head
 
 
 def stored(file: Path) -> list[dict[str, Any]]:
@@ -81,8 +81,8 @@ def stored(file: Path) -> list[dict[str, Any]]:
 
 def kind(row: dict[str, Any]) -> str:
     """Return the type in which a product is computed: "f16", "tf32"."""
-    found: str = row["work"]["precision"] or row["work"]["dtype"]
-    return found
+    dtype: str = row["work"]["precision"] or row["work"]["dtype"]
+    return dtype
 
 
 @cache
@@ -93,23 +93,23 @@ def noted() -> dict[str, Any]:
 
 def known(row: dict[str, Any]) -> list[Difference]:
     """Return the known differences of a product."""
-    counts = [one for table in noted()["known"] for one in table["counts"]]
+    counts = [count for table in noted()["known"] for count in table["counts"]]
     return [Difference(*rest) for rung, of, *rest in counts if (rung, of) == (row["rung"], kind(row))]
 
 
 def alike(row: dict[str, Any]) -> frozenset[str]:
     """Return sets of source lines that a product's machine code is known to confuse."""
-    pairs = [one for table in noted()["alike"] for one in table["lines"]]
+    pairs = [lines for table in noted()["alike"] for lines in table["lines"]]
     return frozenset(line for rung, of, *lines in pairs if (rung, of) == (row["rung"], kind(row)) for line in lines)
 
 
 def measured(launch: dict[str, Any]) -> Counted:
     """Return the profiler's counters of a launch."""
-    found = sum((Counter(access(line)) for line in launch["memory"]), Counter())
+    counts = sum((Counter(access(line)) for line in launch["memory"]), Counter())
     for opcode, executed in launch["instructions"].items():
         if opcode.split(".")[0] in ARITHMETIC:
-            found[ARITHMETIC[opcode.split(".")[0]]] += executed
-    return {**found, **{name: launch[name] for name in HARDWARE}}
+            counts[ARITHMETIC[opcode.split(".")[0]]] += executed
+    return {**counts, **{name: launch[name] for name in HARDWARE}}
 
 
 def access(line: dict[str, Any]) -> dict[str, int]:
@@ -120,12 +120,12 @@ def access(line: dict[str, Any]) -> dict[str, int]:
     opcode = line["opcode"].split(".")[0]
     if opcode == "LDS" and not line["wavefronts"]:
         return {}
-    found = {ACCESSES[opcode]: line["executed"]}
+    counts = {ACCESSES[opcode]: line["executed"]}
     if opcode in SHARED:
-        found |= {f"{SHARED[opcode]}_{name}": line[name] for name in ("wavefronts", "ideal")}
+        counts |= {f"{SHARED[opcode]}_{name}": line[name] for name in ("wavefronts", "ideal")}
     if opcode in GLOBAL:
-        found[GLOBAL[opcode]] = line["sectors"]
-    return found
+        counts[GLOBAL[opcode]] = line["sectors"]
+    return counts
 
 
 def counted(counts: Counts) -> Counted:
@@ -134,15 +134,15 @@ def counted(counts: Counts) -> Counted:
     banks = {"loads": counts.shared.loads, "stores": counts.shared.stores}
     return {
         **dict(zip(HARDWARE, (loads.requests, loads.sectors, stores.requests, stores.sectors), strict=True)),
-        **{f"{way}_wavefronts": held.wavefronts for way, held in banks.items()},
-        **{f"{way}_ideal": held.wavefronts_ideal for way, held in banks.items()},
+        **{f"{way}_wavefronts": shared.wavefronts for way, shared in banks.items()},
+        **{f"{way}_ideal": shared.wavefronts_ideal for way, shared in banks.items()},
         **{name: counts.instructions[name] for name in (*ARITHMETIC.values(), *ACCESSES.values())},
     }
 
 
-def differences(row: dict[str, Any], found: list[Counts]) -> Iterator[Difference]:
+def differences(row: dict[str, Any], launches: list[Counts]) -> Iterator[Difference]:
     """Return where the emulator's counters of a product's launches differ from the profiler's."""
-    for launch, counts in zip(row["launches"], found, strict=True):
+    for launch, counts in zip(row["launches"], launches, strict=True):
         ours, theirs = counted(counts), measured(launch)
         for name in sorted({*ours, *theirs}):
             if ours.get(name, 0) != theirs.get(name, 0):
@@ -156,15 +156,15 @@ def by_place(counts: Counts, launch: dict[str, Any], together: frozenset[str]) -
     ptxas gives an instruction its own line, or that of an inlined call around it, so a place is a set of lines that
     cannot be distinguished. `together` are lines that ptxas is known to confuse.
     """
-    frames = {tuple(map(str, lines)): counted(held) for lines, held in counts.frames.items()}
+    frames = {tuple(map(str, lines)): counted(part) for lines, part in counts.frames.items()}
     lines: dict[str, Counter[str]] = {}
     for line in launch["memory"]:
         lines.setdefault(f"{line['file']}:{line['line']}", Counter()).update(access(line))
-    for name in sorted({name for held in lines.values() for name in held}):
-        theirs = {line: held[name] for line, held in lines.items() if held[name]}
-        named = together.union(theirs)
-        ours = {at: held[name] for at, held in frames.items() if held[name]}
-        where = {at: named.intersection(at) or frozenset(at[-1:]) for at in ours}
+    for name in sorted({name for values in lines.values() for name in values}):
+        theirs = {line: values[name] for line, values in lines.items() if values[name]}
+        listed = together.union(theirs)
+        ours = {at: values[name] for at, values in frames.items() if values[name]}
+        where = {at: listed.intersection(at) or frozenset(at[-1:]) for at in ours}
         for place in joined([*where.values(), *(frozenset((line,)) for line in theirs), together]):
             here = sum(value for at, value in ours.items() if where[at] <= place)
             there = sum(value for line, value in theirs.items() if line in place)
@@ -178,11 +178,11 @@ def joined(sets: Iterable[frozenset[str]]) -> list[frozenset[str]]:
     >>> joined([frozenset("ab"), frozenset("c"), frozenset("bd")]) == [frozenset("c"), frozenset("abd")]
     True
     """
-    found: list[frozenset[str]] = []
-    for one in sets:
-        touched = [other for other in found if other & one]
-        found = [other for other in found if not other & one] + [one.union(*touched)]
-    return found
+    merged: list[frozenset[str]] = []
+    for lines in sets:
+        touched = [other for other in merged if other & lines]
+        merged = [other for other in merged if not other & lines] + [lines.union(*touched)]
+    return merged
 
 
 def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
@@ -217,15 +217,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("rungs", nargs="*", help="names in the GPU ladder; all when none is given")
-    given = parser.parse_args()
-    for row in stored(given.file):
-        if given.rungs and row["rung"] not in given.rungs:
+    options = parser.parse_args()
+    for row in stored(options.file):
+        if options.rungs and row["rung"] not in options.rungs:
             continue
-        found, digest = emulated(row)
+        launches, digest = emulated(row)
         expected = known(row)
-        said = [f"{one}{' (known)' * (one in expected)}" for one in differences(row, found)]
-        said += ["the bytes of C"] * (digest != row["c"])
-        sys.stdout.write("".join(f"{row['rung']}, {Work(**row['work'])}: {line}\n" for line in said or ["equal"]))
+        lines = [f"{each}{' (known)' * (each in expected)}" for each in differences(row, launches)]
+        lines += ["the bytes of C"] * (digest != row["c"])
+        sys.stdout.write("".join(f"{row['rung']}, {Work(**row['work'])}: {line}\n" for line in lines or ["equal"]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import gemmery
 from gemmery import cli, lab
 from gemmery.cuda import driver, nvrtc
 from gemmery.errors import ArgumentError
-from gemmery.lab import exhibits
+from gemmery.lab import exhibit_runs
 from gemmery.ladder.exhibits import EMULATED, EXHIBITS, find, numbers
 
 EACH = [pytest.param(one, id=one.name) for one in EXHIBITS]
@@ -121,6 +121,6 @@ def test_as_json_it_is_what_the_library_gives(capsys):
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_counter_that_is_not_as_predicted_is_told_and_fails(capsys, monkeypatch):
-    monkeypatch.setattr(exhibits, "_counted", lambda *_: {"divergent_branches": 7})
+    monkeypatch.setattr(exhibit_runs, "_counted", lambda *_: {"divergent_branches": 7})
     assert cli.run(["exhibit", "divergence_warp"]) == 1
     assert "has 7 divergent branches, not the 0 predicted" in capsys.readouterr().err

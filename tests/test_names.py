@@ -18,8 +18,8 @@ CONTENTLESS = {
 
 # What is still to be renamed: bindings in each part, and names of classes and aliases with two definitions. A test
 # fails where there are more, and where there are fewer, so that these numbers only fall.
-BINDINGS: dict[str, int] = {"cli": 27, "emulator": 2, "inspection": 2, "ladder": 1, "report": 122}
-FILE_NAMES: set[str] = {"diff.py", "emulated.py", "exhibits.py", "products.py"}
+BINDINGS: dict[str, int] = {"emulator": 2, "inspection": 2, "ladder": 1, "report": 3}
+FILE_NAMES: set[str] = {"diff.py", "products.py"}
 CLASSES: set[str] = {"DType", "Device", "End", "Experiment", "Line", "Machine", "Row", "Run", "Side", "Sides", "Store"}
 
 # Modules that share a file name, and why they may.

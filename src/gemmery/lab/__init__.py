@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from gemmery.lab.emulated_rungs import emulated_ladder as emulated_ladder
     from gemmery.lab.event import OnEvent as OnEvent
     from gemmery.lab.event import RunEvent as RunEvent
-    from gemmery.lab.exhibits import emulated_exhibit as emulated_exhibit
-    from gemmery.lab.exhibits import exhibit as exhibit
-    from gemmery.lab.exhibits import exhibited_on as exhibited_on
-    from gemmery.lab.exhibits import predicted as predicted
+    from gemmery.lab.exhibit_runs import emulated_exhibit as emulated_exhibit
+    from gemmery.lab.exhibit_runs import exhibit as exhibit
+    from gemmery.lab.exhibit_runs import exhibited_on as exhibited_on
+    from gemmery.lab.exhibit_runs import predicted as predicted
     from gemmery.lab.health import Diagnosis as Diagnosis
     from gemmery.lab.health import doctor as doctor
     from gemmery.lab.health import prune as prune
@@ -44,7 +44,7 @@ _HOMES = {
         "RunEvent",
         "OnEvent",
     ),
-    "gemmery.lab.exhibits": (
+    "gemmery.lab.exhibit_runs": (
         "emulated_exhibit",
         "exhibit",
         "exhibited_on",

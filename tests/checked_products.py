@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmery import dtypes, verify
 from gemmery.emulator.findings import Finding
-from gemmery.emulator.run import Run
+from gemmery.emulator.run import EmulatedRun
 from gemmery.errors import RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
@@ -82,7 +82,7 @@ def needed(rung: Rung, name: str) -> str:
 
 def run(
     rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None
-) -> tuple[Run, ...]:
+) -> tuple[EmulatedRun, ...]:
     """Multiply and check; return () if the rung refuses."""
     precision = needed(rung, a.name)
     row = None if bias is None else bias.array[0, 0]

@@ -38,7 +38,7 @@ STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", 
 class Traits:
     """An instruction in the table of `instructions`: what other parts need to know of it."""
 
-    kind: str = ""  # its key in Run.instructions: "fma", "mma"; "" for the first word of its name
+    kind: str = ""  # its key in EmulatedRun.instructions: "fma", "mma"; "" for the first word of its name
     issues: int = 1  # machine instructions that ptxas makes of it
     lanes: str = ""  # whom it waits for: "mask" the lanes that its last operand names, "warp", "warpgroup", or nobody
     writes: bool = True  # whether its first operand, if that is a register, is a result

@@ -30,7 +30,7 @@ Place = TypeVar("Place", Line, Frames)
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class EmulatedRun:
     """The result of a launch: its counts, as a profiler shows them, and the faults found in it.
 
     `merged` counts accesses as ptxas merges them, `as_ptx` as they are in the PTX; the other attributes are the merged
@@ -112,9 +112,9 @@ class Run:
         """The same, as a notebook displays it."""
         return display.preformatted(str(self))
 
-    def __add__(self, other: Run) -> Run:
+    def __add__(self, other: EmulatedRun) -> EmulatedRun:
         """Add the counts and findings of two launches; the name is that of the second."""
-        return Run(
+        return EmulatedRun(
             other.kernel,
             other.launch,
             _together(self.merged, other.merged),
@@ -124,7 +124,7 @@ class Run:
         )
 
 
-def _table(run: Run) -> Iterator[str]:
+def _table(run: EmulatedRun) -> Iterator[str]:
     grid, block = (" x ".join(map(str, sides)) for sides in (run.launch.grid, run.launch.block))
     yield f"{run.kernel}: grid {grid}, block {block}"
     yield f"{'':16} {'requests':>12} {'sectors':>12} {'bytes used':>12}"
@@ -171,13 +171,13 @@ def emulated(
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
     observers: Sequence[Observer] = (),
-) -> Run:
+) -> EmulatedRun:
     """Run a kernel with all counters, and with `check` with all findings."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
     run(program, launch, memory, every, seed=seed, max_steps=max_steps)
-    return Run(
+    return EmulatedRun(
         program.kernel.name,
         launch,
         counters.counts(),

@@ -25,7 +25,7 @@ from gemmery.emulator.lower import LoweredKernel, lowered
 from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.ptx import Line, PtxModule, calling
 from gemmery.emulator.ptx.module import parse
-from gemmery.emulator.run import Run, emulated
+from gemmery.emulator.run import EmulatedRun, emulated
 from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
@@ -87,7 +87,7 @@ def run_rung(
     config: Mapping[str, int],
     gemm: Gemm,
     options: EmulationOptions = EmulationOptions(),
-) -> tuple[Run, ...]:
+) -> tuple[EmulatedRun, ...]:
     """Run the launches of a rung for a product on the emulator, in place.
 
     `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses the

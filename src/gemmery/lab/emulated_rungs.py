@@ -15,7 +15,7 @@ from gemmery.bench import record
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import Device
 from gemmery.cuda.roofline import roofs, unit
-from gemmery.emulator.run import Run
+from gemmery.emulator.run import EmulatedRun
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import select
 from gemmery.errors import EmulationError, RefusedError
@@ -149,7 +149,7 @@ def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
     return (lambda k: rung.bound(k) + TF32) if problem.precision == "tf32" else rung.bound
 
 
-def _counts(run: Run) -> RungCounts:
+def _counts(run: EmulatedRun) -> RungCounts:
     moved, shared = run.global_, run.shared
     return RungCounts(
         flops=run.flops,

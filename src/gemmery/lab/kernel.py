@@ -17,7 +17,7 @@ from gemmery.emulator.arguments import bound
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import Dims, LaunchConfig
 from gemmery.emulator.ptx import PtxKernel
-from gemmery.emulator.run import Run, emulated
+from gemmery.emulator.run import EmulatedRun, emulated
 from gemmery.emulator.spinning import LIMIT
 from gemmery.errors import ArgumentError, CompileError, DeviceError
 from gemmery.lab.emulated_product import parsed, prepared
@@ -49,7 +49,7 @@ def emulate(
     check: bool = True,
     seed: int | None = None,
     max_steps: int = LIMIT,
-) -> Run:
+) -> EmulatedRun:
     """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
 
     `source` is CUDA C++, compiled for `arch` ("sm_90", "RTX3090"), or PTX, as text or as the path of a file. `kernel`

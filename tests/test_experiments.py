@@ -82,25 +82,29 @@ def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
 def test_a_new_sweep_is_one_entry(monkeypatch):
     trial = experiments._sweep(
         "depth",
-        "Time against the depth of a tile",
-        Axis("depth of a tile", key="bk"),
+        "Time against the depth of a block",
+        Axis("depth of a block", key="kc"),
         TableKind.BY_KEY,
-        {"cuda": Points((("simt_vectorized", {}),), (512,), (8, 16))},
+        {"cpu": Points((("packed", {}),), (512,), (128, 256))},
     )
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
     experiments.find.cache_clear()
     plan = planned("depth", (), (), "f32", 0, 1.0, "")
     assert [(rung.name, config) for rung, config in plan.variants] == [
-        ("simt_vectorized", {"bk": 8}),
-        ("simt_vectorized", {"bk": 16}),
+        ("packed", {"kc": 128}),
+        ("packed", {"kc": 256}),
     ]
-    taken = [records.measurement(trial.suite, "simt_vectorized", 512, 100 * bk, config={"bk": bk}) for bk in (8, 16)]
+    taken = [
+        records.measurement(trial.suite, "packed", 512, kc, config={"kc": kc}, versus={"numpy": 2.0})
+        for kc in (128, 256)
+    ]
     run = Run(records.MACHINE, records.STARTED, tuple(taken))
     (sheet,) = sheets(run, ())
     (plot,) = figures(run)
-    assert sheet.head[1] == "depth of a tile"
-    assert sheet.title == plot.title == "Time against the depth of a tile, n = 512, f32"
+    assert sheet.head[1] == "depth of a block"
+    assert sheet.head[5] == "× NumPy"
+    assert sheet.title == plot.title == "Time against the depth of a block, n = 512, f32"
     assert words.title(run) == trial.title
     assert "`gemmery sweep depth --store" in missing(Query(trial.suite, (), {}))
     experiments.find.cache_clear()

@@ -37,6 +37,7 @@ def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet
     """Return a row for each value of a key, for each rung."""
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
     best = {m.kernel: min(other.seconds for other in ran if other.kernel == m.kernel) for m in ran}
+    rival = next((name for m in ran for name in m.versus if name in words.RIVALS), "cublas")
     variants = along(measurements, axis)
     names = {id(m): name for name, same in variants.items() for m in same}
 
@@ -51,7 +52,7 @@ def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet
                 ("ms", time),
                 (words.rate(measurements[0]), rate),
                 ("% of peak", share),
-                ("× cuBLAS", lambda m: next((ratio(m, name) for name in m.versus if name in words.RIVALS), "")),
+                (f"× {words.kernel(rival)}", lambda m: ratio(m, rival)),
                 ("error/bound", error),
             ],
             absent="refused",

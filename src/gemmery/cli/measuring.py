@@ -12,7 +12,7 @@ from typer import Argument, Context, Option
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import (
     As,
-    DType,
+    ElementType,
     Html,
     Json,
     Keep,
@@ -48,7 +48,7 @@ Sizes = Annotated[
         ),
     ),
 ]
-Device = Annotated[
+LadderDevice = Annotated[
     str, Option(metavar="NAME", help="cpu, cuda, cuda:N (Nth GPU), emulator, or a card to emulate.", show_default="cpu")
 ]
 LadderDType = Annotated[
@@ -66,18 +66,18 @@ SuiteDevice = Annotated[
     str, Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.", show_default="the suites'")
 ]
 Workload = Annotated[str, Option(metavar="NAME", help="chain: R = A (A + B) on a GPU, instead of suites.")]
-Sides = Annotated[
+WorkloadSides = Annotated[
     str, Option("--n", metavar="N,M", help="Sides of the workload's matrices.", show_default=SIZES[CHAIN.name, "cuda"])
 ]
 Repeats = Annotated[int | None, Option(metavar="N", min=1, help="Steps of the workload.", show_default="10")]
 WorkDType = Annotated[str, Option("--dtype", metavar="TYPE", help="Element type of the workload.", show_default="f32")]
-Store = Annotated[
+BenchStore = Annotated[
     Path | None,
     Option(metavar="DIR", help="Append records to a file there.", show_default="your data folder", callback=place),
 ]
 NoStore = Annotated[bool, Option("--no-store", help="Keep no records.")]
 
-Experiment = Annotated[
+SweepName = Annotated[
     str,
     Argument(
         metavar="EXPERIMENT",
@@ -85,7 +85,7 @@ Experiment = Annotated[
         show_default=False,
     ),
 ]
-Side = Annotated[
+SweepSide = Annotated[
     int | None,
     Option("--n", metavar="N", min=1, help="The size at which a config is varied.", show_default="the experiment's"),
 ]
@@ -119,7 +119,7 @@ def ladder(
     dtype: LadderDType = "",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
-    device: Device = "",
+    device: LadderDevice = "",
     card: As = "",
     store: Keep = None,
     json: Json = False,
@@ -217,10 +217,10 @@ def bench(
     seconds: Budget = 3.0,
     device: SuiteDevice = "",
     workload: Workload = "",
-    n: Sides = "",
+    n: WorkloadSides = "",
     repeats: Repeats = None,
     dtype: WorkDType = "",
-    store: Store = None,
+    store: BenchStore = None,
     no_store: NoStore = False,
     json: Json = False,
     html: Html = None,
@@ -285,11 +285,11 @@ def _known(rivals: Sequence[str], device: str) -> None:
 )
 def sweep(
     context: Context,
-    experiment: Experiment,
-    n: Side = None,
+    experiment: SweepName,
+    n: SweepSide = None,
     sizes: SweptSizes = "",
     rungs: Rungs = "",
-    dtype: DType = "f32",
+    dtype: ElementType = "f32",
     threads: Threads = 0,
     seconds: Seconds = 5.0,
     device: SweptOn = "",

@@ -25,7 +25,7 @@ DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(v
 Colours = Mapping[str, str]
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A curve: its name, which stands at its right end, and its points; x is None for a level line."""
 
     name: str
@@ -34,7 +34,7 @@ class Line(NamedTuple):
     points: Sequence[tuple[float | None, float]]
 
 
-End = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
+CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
 
 
 def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
@@ -132,7 +132,7 @@ def sweep_plot(measurements: Sequence[Measurement], machine: Machine, experiment
     variants = along(measurements, axis)
     shades = dict(zip(variants, _shades(same[0].kernel for same in variants.values()), strict=True))
     lines = [
-        Line(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
+        Curve(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
         for name, same in variants.items()
     ]
     with axes(460) as on:
@@ -238,7 +238,7 @@ def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement]
     lines = []
     for (kernel, threads), name in _names(ran).items():
         own = sorted((m for m in ran if (m.kernel, m.threads) == (kernel, threads)), key=lambda m: m.n)
-        lines.append(Line(name, shades[kernel], _dashes(kernel), [(m.n, value(m)) for m in own]))
+        lines.append(Curve(name, shades[kernel], _dashes(kernel), [(m.n, value(m)) for m in own]))
     ends = _draw(on, lines)
     sizes = sorted({m.n for m in ran})
     on.set_xlim(sizes[0] / 1.08, sizes[-1] * (sizes[-1] / sizes[0]) ** 0.3)
@@ -249,7 +249,7 @@ def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement]
     on.grid(False, axis="x")
 
 
-def _draw(on: Axes, lines: Sequence[Line]) -> list[End]:
+def _draw(on: Axes, lines: Sequence[Curve]) -> list[CurveEnd]:
     """The lines; their ends, where their names belong."""
     left, right = on.get_xlim()
     ends = []
@@ -267,7 +267,7 @@ def _draw(on: Axes, lines: Sequence[Line]) -> list[End]:
     return ends
 
 
-def _name(on: Axes, ends: Sequence[End], size: int) -> None:
+def _name(on: Axes, ends: Sequence[CurveEnd], size: int) -> None:
     """Names next to points on a logarithmic y axis, moved apart where they would overlap."""
     on.figure.canvas.draw()
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]

@@ -10,7 +10,7 @@ from gemmery.bench.record import Measurement
 from gemmery.report import words
 
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
-Row = TypeVar("Row")
+RowType = TypeVar("RowType")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Sheet:
         return (0, 1) if self.aside else (0,)
 
 
-Columns = Sequence[tuple[str, Callable[[Row], Cell | str]]]  # headings, and the cell of a row
+Columns = Sequence[tuple[str, Callable[[RowType], Cell | str]]]  # headings, and the cell of a row
 
 
-def tabulate(title: str, columns: Columns[Row], rows: Iterable[Row], notes: Iterable[str] = ()) -> Sheet:
+def tabulate(title: str, columns: Columns[RowType], rows: Iterable[RowType], notes: Iterable[str] = ()) -> Sheet:
     """Return a sheet with a row of cells for each of `rows`; each note once."""
     return Sheet(
         title,

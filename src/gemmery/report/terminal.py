@@ -32,14 +32,14 @@ from gemmery.report.tables import Results, results, sheets, tabulated
 from gemmery.report.text import machine as described
 from gemmery.report.tree import tree, walk
 
-Record = TypeVar("Record")
+StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # from this width the ideas are in the table; in narrower terminals they follow it
 LABEL = 16  # the least width of a label before a table is split
 NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
-class Growing(Generic[Record]):
+class Growing(Generic[StepRecord]):
     """Rows above a progress bar on a terminal; elsewhere one line for each finished step.
 
     Nothing is drawn between events: a thread that redraws would disturb the timing.
@@ -47,7 +47,7 @@ class Growing(Generic[Record]):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._rows: list[Record] = []
+        self._rows: list[StepRecord] = []
         self._announced = False
         self._printed = 0  # steps that have been printed
         self._bar = Progress(
@@ -62,15 +62,15 @@ class Growing(Generic[Record]):
         self._task = self._bar.add_task("starting", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
-    def line(self, record: Record) -> str:
+    def line(self, record: StepRecord) -> str:
         """Return a finished step as one line."""
         raise NotImplementedError
 
-    def sheets(self, rows: Sequence[Record]) -> Sequence[Sheet]:
+    def sheets(self, rows: Sequence[StepRecord]) -> Sequence[Sheet]:
         """Return the tables of the rows so far."""
         raise NotImplementedError
 
-    def place(self, record: Record) -> object:
+    def place(self, record: StepRecord) -> object:
         """Return what the rows of one table have in common: a row of another table replaces them."""
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class Growing(Generic[Record]):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._announced = True
 
-    def update(self, what: str, done: int, total: int, record: Record | None = None) -> None:
+    def update(self, what: str, done: int, total: int, record: StepRecord | None = None) -> None:
         """Show that a step begins (`record` is None) or has ended."""
         if record is not None:
             self._keep(record)
@@ -105,7 +105,7 @@ class Growing(Generic[Record]):
         self._bar.update(self._task, description=escape(what), completed=done, total=total)
         self._live.update(Group(*self._so_far(), self._bar), refresh=True)
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: StepRecord) -> None:
         last = self._rows[-1] if self._rows else record
         if self.place(last) != self.place(record):
             self._rows.clear()

@@ -178,12 +178,7 @@ def _move(lowering: Lowering, index: int) -> Step:
     """mov, which also packs and unpacks registers."""
     instruction = lowering.kernel.instructions[index]
     kind = instruction.opcode.type
-    if (
-        instruction.opcode.modifiers
-        or instruction.opcode.types != (kind,)
-        or kind not in MOVED
-        or len(instruction.operands) != 2
-    ):
+    if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in MOVED:
         raise refused(instruction)
     target, source = instruction.operands
     if (isinstance(target, Vector) or isinstance(source, Vector)) and kind[0] != "b":
@@ -292,7 +287,7 @@ TABLE = {
     "ld": Handler(step=_load, count=_count_loads),
     "ldu": Handler(step=_load),
     "st": Handler(step=_store),
-    "mov": Handler(step=_move, effect=False),
+    "mov": Handler(step=_move, operands=(2,), effect=False),
     "cvta": Handler(step=_convert_address, effect=False),
     "isspacep": Handler(step=_is_in_space, effect=False),
 }

@@ -5,6 +5,9 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 
 from gemmery.emulator import reach
@@ -12,8 +15,8 @@ from gemmery.emulator.copies import Copies
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.modifiers import FETCHES, POLICY, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import STORED, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Immediate, Not, Opcode, Register
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, only_constant, refused
 
 _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
 
@@ -32,30 +35,17 @@ def _read(opcode: Opcode) -> dict[str, str] | None:
     return words
 
 
-def _instruction(lowering: Lowering, index: int, count: int) -> Instruction:
-    """Return an instruction without modifiers, which must have so many operands."""
-    instruction = lowering.kernel.instructions[index]
-    if instruction.opcode.modifiers or instruction.opcode.types or len(instruction.operands) != count:
-        raise refused(instruction)
-    return instruction
-
-
 def _commit(lowering: Lowering, index: int) -> Step:
-    _instruction(lowering, index, 0)
     return lambda machine, mask: machine.unit(Copies).commit(mask)
 
 
 def _wait_all(lowering: Lowering, index: int) -> Step:
-    _instruction(lowering, index, 0)
     return lambda machine, mask: machine.unit(Copies).wait_all(mask)
 
 
 def _wait(lowering: Lowering, index: int) -> Step:
-    instruction = _instruction(lowering, index, 1)
-    pending = instruction.operands[0]
-    if not isinstance(pending, Immediate):
-        raise refused(instruction)
-    return lambda machine, mask: machine.unit(Copies).wait(mask, pending.bits)
+    pending = only_constant(lowering.kernel.instructions[index])
+    return lambda machine, mask: machine.unit(Copies).wait(mask, pending)
 
 
 def _copy(lowering: Lowering, index: int) -> Step:
@@ -95,9 +85,13 @@ def _copy(lowering: Lowering, index: int) -> Step:
     return step
 
 
+def _group(step: Callable[[Lowering, int], Step], name: str, operands: int) -> Handler:
+    return Handler(step=step, spelled=re.compile(re.escape(name)), operands=(operands,), kind=name, orders=True)
+
+
 TABLE = {
     "cp.async": Handler(step=_copy, kind="cp.async", orders=True),
-    "cp.async.commit_group": Handler(step=_commit, kind="cp.async.commit_group", orders=True),
-    "cp.async.wait_group": Handler(step=_wait, kind="cp.async.wait_group", orders=True),
-    "cp.async.wait_all": Handler(step=_wait_all, kind="cp.async.wait_all", orders=True),
+    "cp.async.commit_group": _group(_commit, "cp.async.commit_group", 0),
+    "cp.async.wait_group": _group(_wait, "cp.async.wait_group", 1),
+    "cp.async.wait_all": _group(_wait_all, "cp.async.wait_all", 0),
 }

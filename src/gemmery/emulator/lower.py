@@ -132,12 +132,11 @@ def _step(lowering: Lowering, index: int) -> Step:
 
 
 def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
-    opcode = instruction.opcode
-    match find(opcode):
+    match find(instruction.opcode):
         case Op() as op:
             step = lowering.computed(instruction, op)
-        case Handler() as action if action.spelled is None or action.spelled.fullmatch(opcode.spelling):
-            step = action.step(lowering, index)
+        case Handler() as handler if handler.takes(instruction):
+            step = handler.step(lowering, index)
         case _:
             raise refused(instruction)
     step = convergence.checked(lowering, index, step)

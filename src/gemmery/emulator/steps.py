@@ -189,7 +189,21 @@ class Handler(Traits):
 
     step: Callable[[Lowering, int], Step]
     spelled: re.Pattern[str] | None = None  # its opcodes; None if `step` refuses those that are not modelled
+    operands: tuple[int, ...] = ()  # how many it may have; empty if `step` refuses other numbers
     count: Callable[[Opcode], tuple[str, int]] | None = None  # `kind` and `issues`, if they depend on the modifiers
+
+    def takes(self, instruction: Instruction) -> bool:
+        """Whether an instruction is spelled so, and has so many operands."""
+        spelled = self.spelled is None or self.spelled.fullmatch(instruction.opcode.spelling) is not None
+        return spelled and (not self.operands or len(instruction.operands) in self.operands)
+
+
+def only_constant(instruction: Instruction) -> int:
+    """Return the only operand, which must be a constant."""
+    (operand,) = instruction.operands
+    if not isinstance(operand, Immediate):
+        raise refused(instruction)
+    return operand.bits
 
 
 def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None], several: bool) -> Step:

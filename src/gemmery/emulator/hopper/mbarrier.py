@@ -168,11 +168,11 @@ def _entry(
     def step(lowering: Lowering, index: int) -> Step:
         instruction = lowering.kernel.instructions[index]
         by_kind = _read(instruction.opcode, kinds)
-        if by_kind is None or len(instruction.operands) not in operands:
+        if by_kind is None:
             raise refused(instruction)
         return lower(lowering, instruction, index, by_kind)
 
-    return Handler(step=step, kind=kind, waits=waits, orders=True)
+    return Handler(step=step, operands=operands, kind=kind, waits=waits, orders=True)
 
 
 def _address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:

@@ -19,8 +19,8 @@ from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Immediate, Instruction
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
+from gemmery.emulator.ptx import Address, Instruction
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, only_constant, refused
 from gemmery.errors import EmulationError
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -41,11 +41,8 @@ def _commit(lowering: Lowering, index: int) -> Step:
 
 
 def _wait(lowering: Lowering, index: int) -> Step:
-    instruction = lowering.kernel.instructions[index]
-    pending = instruction.operands[0]
-    if not isinstance(pending, Immediate):
-        raise refused(instruction)
-    return lambda machine, mask: machine.unit(Bulk).wait(mask, pending.bits)
+    pending = only_constant(lowering.kernel.instructions[index])
+    return lambda machine, mask: machine.unit(Bulk).wait(mask, pending)
 
 
 def _prefetch(lowering: Lowering, index: int) -> Step:

@@ -15,7 +15,7 @@ from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, only_constant, refused
 
 
 def _fence(lowering: Lowering, index: int) -> Step:
@@ -27,11 +27,8 @@ def _commit(lowering: Lowering, index: int) -> Step:
 
 
 def _wait(lowering: Lowering, index: int) -> Step:
-    instruction = lowering.kernel.instructions[index]
-    pending = instruction.operands[0]
-    if not isinstance(pending, Immediate):
-        raise refused(instruction)
-    return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending.bits)
+    pending = only_constant(lowering.kernel.instructions[index])
+    return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending)
 
 
 def _multiply(lowering: Lowering, index: int) -> Step:
@@ -133,8 +130,8 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
 def _registers(lowering: Lowering, index: int) -> Step:
     """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
     instruction = lowering.kernel.instructions[index]
-    count = instruction.operands[0]
-    if not isinstance(count, Immediate) or count.bits % 8 or not 24 <= count.bits <= 256:
+    count = only_constant(instruction)
+    if count % 8 or not 24 <= count <= 256:
         raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
     return lambda machine, mask: None
 

@@ -10,17 +10,20 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "gemmery"
 FILES = {str(path.relative_to(SOURCE)): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
-# Participles and pronouns that fit every value. `left` is allowed beside `right`.
+# Participles and pronouns that fit every value. `left` is allowed beside `right`, and what others read has its name.
 CONTENTLESS = {
     "asked", "came", "chosen", "found", "given", "held", "hurry", "kept", "left", "made", "met", "more", "named", "one",
     "said", "seen", "settled", "shown", "stated", "suited", "taken", "told", "wanted",
 }  # fmt: skip
 
+# Keys of the JSON that `gemmery inspect --json` prints.
+PUBLISHED = {"inspection/records.py": {"chosen"}, "ladder/rung_counts.py": {"chosen"}}
+
 # What is still to be renamed: bindings in each part, and names of classes and aliases with two definitions. A test
 # fails where there are more, and where there are fewer, so that these numbers only fall.
-BINDINGS: dict[str, int] = {"emulator": 2, "inspection": 2, "ladder": 1, "report": 3}
-FILE_NAMES: set[str] = {"diff.py", "products.py"}
-CLASSES: set[str] = {"DType", "Device", "End", "Experiment", "Line", "Machine", "Row", "Side", "Sides", "Store"}
+BINDINGS: dict[str, int] = {"emulator": 2, "report": 3}
+FILE_NAMES: set[str] = {"diff.py"}
+CLASSES: set[str] = {"Machine"}
 
 # Modules that share a file name, and why they may.
 SAME_FILE_NAME: dict[str, str] = {
@@ -32,6 +35,7 @@ SAME_FILE_NAME: dict[str, str] = {
     "gemv.py": "the kernel of the CPU, and the rungs of a GPU",
     "mma.py": "an instruction in the emulator, and the rungs that use it",
     "options.py": "the options of a product, and those of a command",
+    "products.py": "the products of arrays, and those of a warpgroup",
 }
 
 
@@ -83,7 +87,8 @@ def same_file_names(paths: list[str]) -> set[str]:
 def test_a_name_says_what_the_thing_is():
     counts = Counter({path.split("/")[0]: 0 for path in FILES})
     for path, source in FILES.items():
-        counts[path.split("/")[0]] += len(contentless(source))
+        names = [name for name in contentless(source) if name not in PUBLISHED.get(path, ())]
+        counts[path.split("/")[0]] += len(names)
     assert {part: count for part, count in counts.items() if count} == BINDINGS
 
 

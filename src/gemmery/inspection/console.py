@@ -127,8 +127,10 @@ def _table(section: Section) -> Table:
     table = Table(box=box.SIMPLE_HEAD if head else None, show_header=bool(head), padding=(0, gap, 0, 0))
     for index in range(len(rows[0]) if rows else len(head)):
         name = head[index] if head else ""
-        left = index == 0 or not head or name == SOURCE
-        table.add_column(name, justify="left" if left else "right", no_wrap=index == 0 or bool(head), overflow="fold")
+        is_name = index == 0 or not head or name == SOURCE
+        table.add_column(
+            name, justify="left" if is_name else "right", no_wrap=index == 0 or bool(head), overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell, style="dim" if index == 0 else "") for index, cell in enumerate(row)))
     return table

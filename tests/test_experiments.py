@@ -11,6 +11,7 @@ from gemmery.bench.record import Run
 from gemmery.cli.app import app
 from gemmery.errors import ArgumentError
 from gemmery.experiments import Axis, FigureKind, Points, TableKind
+from gemmery.lab.climb import Conditions
 from gemmery.lab.sweeps import planned
 from gemmery.report import words
 from gemmery.report.figures import DRAWINGS, figures
@@ -90,7 +91,7 @@ def test_a_new_sweep_is_one_entry(monkeypatch):
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
     experiments.find.cache_clear()
-    plan = planned("depth", (), (), "f32", 0, 1.0, "")
+    plan = planned("depth", (), (), "f32", Conditions(""))
     assert [(rung.name, config) for rung, config in plan.variants] == [
         ("packed", {"kc": 128}),
         ("packed", {"kc": 256}),

@@ -1,6 +1,7 @@
 """Suites whose products are run by named rungs, against each other and the rivals."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,9 +9,12 @@ import records
 from gemmery import lab
 from gemmery.bench import limits
 from gemmery.bench.limits import Bandwidth
-from gemmery.errors import ArgumentError
+from gemmery.bench.work import Work
+from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.lab import contest
-from gemmery.lab.contest import entrant
+from gemmery.lab.backend import Runnable
+from gemmery.lab.contest import Task, entrant
+from gemmery.lab.session import open_session
 from gemmery.ladder.cpu import CPU
 from gemmery.report.suite_tables import products
 
@@ -107,3 +111,29 @@ def test_a_rival_that_takes_no_part_is_a_note_and_no_column():
     (sheet,) = products("who", [absent, row])
     assert sheet.head == ("product", "packed", "peak")
     assert sheet.notes == ("PyTorch did not run: suite who leaves it out",)
+
+
+class Stage:
+    """Operands on which gm.matmul can be checked and not timed, and a rival that dies."""
+
+    def product(self, config, threads):
+        def refuse():
+            raise RefusedError("no room for a graph")
+
+        return Runnable(refuse, lambda: 0.5)
+
+    def rival(self, opponent):
+        raise GemmeryError("its process ended")
+
+
+def test_what_cannot_be_timed_is_recorded_as_refused_and_not_as_checked():
+    task = Task("mine", Work(4, 4, 4, "f32", "f32"), (), 1, (), 0.1)
+    with open_session(None, 1, lambda event: None) as session:
+        (m,) = contest.contest(session, task, Stage())
+    assert (m.refused, m.checked, m.error, m.peak_gflops) == ("no room for a graph", False, 0.0, 0.0)
+
+
+def test_a_rival_that_dies_ends_the_run():
+    task = Task("mine", Work(4, 4, 4, "f32", "f32"), (), 1, (SimpleNamespace(name="numpy", runs=""),), 0.1)
+    with open_session(None, 1, lambda event: None) as session, pytest.raises(GemmeryError, match="process ended"):
+        contest.contest(session, task, Stage())

@@ -305,7 +305,7 @@ def sweep(
     """
     from gemmery import lab
     from gemmery.lab import asked
-    from gemmery.lab.climb import expected
+    from gemmery.lab.climb import Conditions, expected
     from gemmery.lab.sweeps import MOST_EMULATED, countable, planned
 
     if n is not None and sizes:
@@ -324,7 +324,7 @@ def sweep(
             lab.emulated_sweep, experiment, names(rungs), asked.sides(lengths, MOST_EMULATED), dtype, emulated_as
         )
         return partial(counted, count, emulated_as, "", output)
-    plan = planned(experiment, names(rungs), lengths, dtype, threads, seconds, device)
+    plan = planned(experiment, names(rungs), lengths, dtype, Conditions(device, threads, seconds))
     check_store(store)
     output = Output(json, html, no_html)
     measure = partial(lab.sweep, experiment, names(rungs), lengths, dtype, threads, seconds, device=device, store=store)

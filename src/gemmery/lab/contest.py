@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gemmery.bench.record import Measurement
@@ -63,39 +64,37 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
     `versus` of a record has its ratio to each other contestant; a rival has ratios next to named rungs alone. `stage`
     takes the place of the backend's for calls of another kind, of which no `limits` are measured: overhead counts.
     """
-    backend, work = session.backend, task.work
-    stage = stage or backend.stage(work)
+    backend, labels = session.backend, task.labels or (PRODUCT,)
+    stage = stage or backend.stage(task.work)
     rows: dict[str, Measurement] = {}
     contestants: list[Contestant] = []
-    labels = task.labels or (PRODUCT,)
-    for label in labels:
-        config = (contender := entrant(label, backend.ladder)).config
-        rows[label] = backend.blank(task.suite, label, work, task.threads, config=config)
+
+    def enter(take: Callable[[], Runnable], refusal: type[GemmeryError], name: str, **known: Any) -> None:
+        """Check a contestant and make its sampler, or record the reason of its refusal."""
+        rows[name] = plain = backend.blank(task.suite, name, task.work, task.threads, **known)
         try:
-            entry = _entry(stage, contender, task.threads)
-            rows[label] = replace(rows[label], note=entry.note, **_checked(entry))
-            contestants.append(Contestant(label, entry.sampler()))
-        except GemmeryError as refused:
-            rows[label] = replace(rows[label], refused=str(refused))
-        if limits:
-            backend.limits(rows[label], session.begin)
-    if task.threads > 1 and limits and not task.labels and contestants:
+            entry = take()
+            checked = replace(plain, note=entry.note, **_checked(entry))
+            contestants.append(Contestant(name, entry.sampler()))
+            rows[name] = checked
+        except refusal as refused:
+            rows[name] = replace(plain, refused=str(refused))
+
+    for label in labels:
+        contender = entrant(label, backend.ladder)
+        enter(partial(_entry, stage, contender, task.threads), GemmeryError, label, config=contender.config)
+    for contestant in contestants if limits else ():  # before the times are taken
+        backend.limits(rows[contestant.name], session.begin)
+    if task.threads > 1 and limits and contestants and not task.labels:
         contestants.append(Contestant(ONE_THREAD, stage.product({}, 1).sampler()))
     for rival in task.rivals:
-        rows[rival.name] = backend.blank(task.suite, rival.name, work, task.threads)
-        try:
-            entry = stage.rival(rival)
-            rows[rival.name] = replace(rows[rival.name], note=entry.note)
-            contestants.append(Contestant(rival.name, entry.sampler()))
-        except RefusedError as refused:
-            rows[rival.name] = replace(rows[rival.name], refused=str(refused))
+        enter(partial(stage.rival, rival), RefusedError, rival.name)
     if contestants:
         comparison, clock = session.compare(contestants, task.seconds, task.threads)
-        for name, times in comparison.timings.items():
-            if name in rows:
-                versus = comparison.ratios(name) if task.labels or name in labels else None
-                timed = session.timed if limits else measurements.timed
-                rows[name] = replace(timed(rows[name], times, versus), clock_mhz=clock)
+        for name in rows.keys() & comparison.timings.keys():
+            versus = comparison.ratios(name) if task.labels or name in labels else None
+            timed = session.timed if limits else measurements.timed
+            rows[name] = replace(timed(rows[name], comparison.timings[name], versus), clock_mhz=clock)
     return list(rows.values())
 
 

@@ -51,13 +51,12 @@ def sweep(
 
     Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
     """
-    plan = planned(experiment, rungs, sizes, dtype, threads, seconds, device)
+    plan = planned(experiment, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
     varied, variants = experiments.sweep(experiment), plan.variants
     if plan.kind == "cuda" and not rungs:  # those that take the type
-        variants = [(rung, config) for rung, config in variants if _serves(rung, element(plan.dtype), plan.device)]
-    how = Conditions(plan.device, threads, seconds, on_event, store)
+        variants = [(rung, config) for rung, config in variants if _serves(rung, element(plan.dtype), plan.how.device)]
     shape = partial(_vector, varied.axis, element(plan.dtype)) if varied.axis.fixed else None
-    return climb(varied, variants, plan.sizes, plan.dtype, how, shape)
+    return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
 
 
 def emulated_sweep(
@@ -115,22 +114,14 @@ class SweepPlan:
     variants: list[RungConfig]
     sizes: tuple[int, ...]
     dtype: str
-    device: str
     kind: str  # of the device: "cpu" or "cuda"
+    how: Conditions
 
 
-def planned(
-    experiment: str,
-    rungs: Sequence[str],
-    sizes: Sequence[int],
-    dtype: str,
-    threads: int,
-    seconds: float,
-    device: str,
-) -> SweepPlan:
-    """Check the arguments of `sweep`. Raises its ArgumentErrors."""
+def planned(experiment: str, rungs: Sequence[str], sizes: Sequence[int], dtype: str, how: Conditions) -> SweepPlan:
+    """Check the arguments of `sweep`; the device "" is the first of the experiment. Raises its ArgumentErrors."""
     varied = experiments.sweep(experiment)
-    where = device or varied.devices[0]
+    where = how.device or varied.devices[0]
     kind = "cpu" if asked.ordinal(where) is None else "cuda"
     if kind not in varied.devices:
         raise ArgumentError(f"device {where!r}: `sweep {experiment}` runs on {' or '.join(varied.devices)}")
@@ -140,10 +131,10 @@ def planned(
         raise ArgumentError(f"sizes {list(lengths)}: the {varied.axis.key} is varied at one size; give one")
     variants = _variants(varied, points, rungs, kind, lengths[0])
     like = asked.element_type(dtype, kind)
-    asked.limit(seconds)
+    asked.limit(how.seconds)
     if kind == "cuda":
-        asked.no_threads(threads, where)
-    return SweepPlan(variants, lengths, like, where, kind)
+        asked.no_threads(how.threads, where)
+    return SweepPlan(variants, lengths, like, kind, replace(how, device=where))
 
 
 def _variants(experiment: Experiment, points: Points, names: Sequence[str], kind: str, n: int) -> list[RungConfig]:

@@ -9,8 +9,7 @@ from gemmery.bench.replays import replays
 from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
-from gemmery.lab import chain as chains
-from gemmery.lab import launches, on_cuda
+from gemmery.lab import launches, on_cuda, workload
 from gemmery.lab.check import TF32, compared
 from gemmery.lab.contest import Task, contest
 from gemmery.lab.on_cuda import Cuda, build
@@ -136,12 +135,12 @@ def test_the_whole_ladder_is_checked_at_a_small_size(dtype, monkeypatch):
 
 def test_a_chain_is_right_and_stays_finite(stream):
     work = Work(201, 201, 201, "f32", "f32")  # no row but the first is aligned
-    held = chains.ChainOperands(work, stream)
+    held = workload.ChainOperands(work, stream)
     run = lab.chain([201], repeats=9, seconds=0.05)
     ours = run.measurements[0]
     assert ours.kernel == "gm.matmul"
     assert 0 < ours.error <= 1
-    put = chains.own(held, "cuda:0", work)[0]
+    put = workload.own(held, "cuda:0", work)[0]
     held.begin()
     for step in range(20):
         put(step)

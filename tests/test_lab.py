@@ -1,6 +1,7 @@
 """What the commands do: the ladder, suites, sweeps and the doctor, on small products and made-up rungs."""
 
 import math
+import pkgutil
 import time
 from dataclasses import replace
 
@@ -528,3 +529,8 @@ def test_the_doctor_tells_a_busy_machine(monkeypatch, busy, advice):
     assert finding.ok
     assert finding.advice.startswith(advice)
     assert bool(finding.advice) == bool(advice)
+
+
+def test_no_module_hides_a_public_name():
+    """With a file lab/chain.py, `lab.chain` would be the module once something has imported it."""
+    assert not {module.name for module in pkgutil.iter_modules(lab.__path__)} & set(lab.__all__)

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from gemmery.lab.asked import emulated_card as emulated_card
     from gemmery.lab.asked import ordinal as ordinal
     from gemmery.lab.asked import registry as registry
-    from gemmery.lab.chain import chain as chain
     from gemmery.lab.climb import ladder as ladder
     from gemmery.lab.emulated_rungs import OnRung as OnRung
     from gemmery.lab.emulated_rungs import emulated_ladder as emulated_ladder
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from gemmery.lab.suites import bench as bench
     from gemmery.lab.sweeps import emulated_sweep as emulated_sweep
     from gemmery.lab.sweeps import sweep as sweep
+    from gemmery.lab.workload import chain as chain
     from gemmery.ladder.diff import Difference as Difference
     from gemmery.ladder.diff import diff as diff
 
@@ -35,7 +35,7 @@ _HOMES = {
         "ordinal",
         "registry",
     ),
-    "gemmery.lab.chain": ("chain",),
+    "gemmery.lab.workload": ("chain",),
     "gemmery.lab.emulated_rungs": (
         "OnRung",
         "emulated_ladder",

@@ -135,14 +135,15 @@ MANNERED = (
 
 
 def texts_of_source() -> dict[str, str]:
-    """What users read of the package: every string that is no docstring, by file."""
+    """What users read of the package: every string that is no docstring, and every template, by file."""
     texts = {}
     for path in sorted((ROOT / "src" / "gemmery").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in docs]
         texts[str(path.relative_to(ROOT))] = "\n".join(value for value in strings if isinstance(value, str))
-    return texts
+    templates = (ROOT / "src" / "gemmery").rglob("*.html")
+    return texts | {str(path.relative_to(ROOT)): path.read_text() for path in sorted(templates)}
 
 
 def mannered(text: str) -> list[str]:

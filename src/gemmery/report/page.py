@@ -15,37 +15,6 @@ from gemmery.report.summary import over_fastest
 from gemmery.report.tables import results, tabulated
 from gemmery.report.tree import tree
 
-PROTOCOL = """
-All kernels of a problem take turns in one run, so that they see the same clocks and the same other processes. A time
-is the median over the samples; a sample repeats short calls until the resolution of the clock no longer matters.
-
-Ratios are taken pair by pair within a round; the median is shown. A difference smaller than half the interquartile
-range of the ratios is a tie, marked ~.
-
-The peak is a loop of independent fused multiply-adds, the bandwidth a loop of reads, both measured in this run. Each
-rival library runs in its own process, without environment variables that change its speed.
-
-Every result is compared with a product in higher precision, element by element. error/bound is the largest error
-divided by its bound f(k) u |A||B|: 1 or less passes.
-"""
-
-PROTOCOL_GPU = """
-All kernels of a problem take turns in one run, so that they see the same clocks. A time is the median over the
-samples; a sample lasts some milliseconds between two events on the device. Short calls are captured in a graph and
-replayed. The operands are standard normal numbers and rotate over at least three times the L2 cache, so a call reads
-them from memory, unless they are smaller than a thousandth of that.
-
-Ratios are taken pair by pair within a round; the median is shown. A difference smaller than half the interquartile
-range of the ratios is a tie, marked ~.
-
-The peak of each unit is a loop of independent multiply-adds in registers, the bandwidth a loop of reads, both
-measured in this run. The peak of tensor cores is that of mma.sync; Hopper's wgmma is faster. cuBLAS runs in this
-process, on the same stream, with TF32 off unless the types say tf32, and sums in float32.
-
-Every element of every result is checked to have been written, and a sample of rows and columns is compared with a
-product in higher precision. error/bound is the largest error divided by its bound f(k) u |A||B|: 1 or less passes.
-"""
-
 LEAD = (
     "Every rung is one kernel for the same matrix product, C = A B, and changes one thing in the rung that it grew "
     "from, its parent. This page shows what each change gained on this machine, next to {}."
@@ -76,7 +45,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         gains_at=words.shape(fullest(problems).first) if problems else "",
         sheets=tabulated(of),
         lessons=[(rung, _measured(rung, problems)) for rung in climbed],
-        protocol=(PROTOCOL_GPU if gpu else PROTOCOL).strip().split("\n\n"),
+        gpu=bool(gpu),
         facts=_facts(run.machine),
         footer=f"gemmery {run.machine.gemmery}, {words.when(run)}",
     )

@@ -150,8 +150,7 @@ def _load(lowering: Lowering, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         values = reach.load(machine, index, space, address(machine.registers), mask, dtype, count, width)
         for write, value in zip(writes, values, strict=True):
-            if write is not None:
-                write(machine.registers, mask, value)
+            write(machine.registers, mask, value)
 
     return step
 
@@ -190,8 +189,7 @@ def _move(lowering: Lowering, index: int) -> Step:
     read, write = lowering.read(source, kind, instruction), lowering.write(target, kind, instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        if write is not None:
-            write(machine.registers, mask, read(machine.registers))
+        write(machine.registers, mask, read(machine.registers))
 
     return step
 
@@ -215,8 +213,7 @@ def _unpack(lowering: Lowering, instruction: Instruction, kind: str, targets: Ve
     def step(machine: Machine, mask: Mask) -> None:
         whole = read(machine.registers)
         for write, shift in zip(writes, shifts, strict=True):
-            if write is not None:
-                write(machine.registers, mask, (whole >> shift).astype(NUMPY[part]))
+            write(machine.registers, mask, (whole >> shift).astype(NUMPY[part]))
 
     return step
 
@@ -231,8 +228,7 @@ def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vect
         whole = reads[0](registers).astype(NUMPY[kind])
         for read, shift in zip(reads[1:], shifts[1:], strict=True):
             whole = whole | (read(registers).astype(NUMPY[kind]) << shift)
-        if write is not None:
-            write(registers, mask, whole)
+        write(registers, mask, whole)
 
     return step
 
@@ -252,8 +248,7 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
         value = read(machine.registers)
         if window:
             value = value - away if to else value + away
-        if write is not None:
-            write(machine.registers, mask, value)
+        write(machine.registers, mask, value)
 
     return step
 
@@ -277,8 +272,7 @@ def _is_in_space(lowering: Lowering, index: int) -> Step:
 
     def step(machine: Machine, mask: Mask) -> None:
         value = read(machine.registers)
-        if write is not None:
-            write(machine.registers, mask, (value >= low) & (value < high))
+        write(machine.registers, mask, (value >= low) & (value < high))
 
     return step
 

@@ -18,7 +18,7 @@ from gemmery.emulator.modifiers import LENGTHS, POLICY, SCOPES, SPACES, Kinds, s
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ops import half
 from gemmery.emulator.ptx import Address, Opcode
-from gemmery.emulator.steps import Handler, Lowering, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
 
@@ -131,9 +131,9 @@ def _step(lowering: Lowering, index: int) -> Step:
     reads = [[lowering.read(element, kind, instruction) for element in lowering.flat((part,))] for part in operands[1:]]
     if any(len(part) != count for part in reads) or len(reads) != (2 if operation == "cas" else 1):
         raise refused(instruction, f"{len(operands)} operands:")
-    writes = (
-        [] if target is None else [lowering.write(element, kind, instruction) for element in lowering.flat((target,))]
-    )
+    writes: list[Write] = [drop] * count
+    if target is not None:
+        writes = [lowering.write(element, kind, instruction) for element in lowering.flat((target,))]
     size = np.dtype(NUMPY[kind]).itemsize
     running = None if kind in HALVES else RUNNING.get(operation)
 
@@ -149,9 +149,7 @@ def _step(lowering: Lowering, index: int) -> Step:
             for place in range(count):
                 operands_here = [part[place] for part in values]
                 old = _changed(memory, checked + place * size, some, NUMPY[kind], change, running, operands_here)
-                write = writes[place] if writes else None
-                if write is not None:
-                    write(registers, some, old)
+                writes[place](registers, some, old)
 
     return step
 

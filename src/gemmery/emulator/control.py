@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gemmery.emulator.op import STORED, Traits
 from gemmery.emulator.ptx import Immediate, Instruction, Register
-from gemmery.emulator.steps import Lowering, Read, Write, refused
+from gemmery.emulator.steps import Lowering, Read, Write, drop, refused
 
 WARP_SYNC = "bar.warp.sync"
 WHOLE_WARP = -1  # the barrier number that observers receive for bar.warp.sync
@@ -75,7 +75,7 @@ def lowered_barrier(lowering: Lowering, instruction: Instruction, barrier: Barri
     if way:
         result, *operands, predicate = operands
         write = lowering.write(result, kind, instruction)
-        if write is None:
+        if write is drop:
             raise refused(instruction)
         reduction = Reduction(way, lowering.read(predicate, "pred", instruction), write)
     for operand in operands:  # the barrier's number or the members of a warp, and a count of threads

@@ -35,8 +35,7 @@ def _load_matrix(lowering: Lowering, index: int) -> Step:
         rows = reach.rows(machine, index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
         loaded = fragments.loaded(rows.reshape(machine.warps, 32, ROW // 4)[:, : 8 * count], trans)
         for write, value in zip(writes, loaded, strict=True):
-            if write is not None:
-                write(machine.registers, mask, value.reshape(-1))
+            write(machine.registers, mask, value.reshape(-1))
 
     return step
 
@@ -105,8 +104,7 @@ def _loading(
                 piece.put([value.reshape(machine.warps, 32) for value in values], parts)
         filled = parts[: fragment.registers // fragment.copies] * fragment.copies
         for write, value in zip(writes, filled, strict=True):
-            if write is not None:
-                write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
+            write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
 
     return step
 

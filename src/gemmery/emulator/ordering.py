@@ -43,8 +43,7 @@ def _policy(lowering: Lowering, index: int) -> Step:
     write = lowering.write(instruction.operands[0], "b64", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        if write is not None:
-            write(machine.registers, mask, np.uint64(0))
+        write(machine.registers, mask, np.uint64(0))
 
     return step
 

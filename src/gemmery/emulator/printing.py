@@ -47,8 +47,7 @@ def _printf(lowering: Lowering, index: int) -> Step:
                 raise EmulationError(f"{instruction.line}: {error}") from None
             sys.stdout.write(text)
             counts[thread] = arguments.count
-        if write is not None:
-            write(machine.registers, mask, counts)
+        write(machine.registers, mask, counts)
 
     return step
 

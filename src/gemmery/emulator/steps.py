@@ -42,6 +42,10 @@ WAYS_OUT = (
 )
 
 
+def drop(registers: list[Any], mask: Mask, value: Any) -> None:
+    """Write to the sink `_`."""
+
+
 def refused(instruction: Instruction, what: str = "instruction") -> EmulationError:
     """Return the error for an instruction that is not modelled."""
     return EmulationError(f"{what} {instruction.text!r} ({instruction.line}) is not modelled: {WAYS_OUT}")
@@ -118,12 +122,12 @@ class Lowering:
         read = self.read(base, "s64", instruction)
         return (lambda registers: read(registers) + offset) if memory.offset else read
 
-    def write(self, operand: Operand, kind: str, instruction: Instruction) -> Write | None:
-        """Return a function that writes a value of a PTX type to a register; None for the sink."""
+    def write(self, operand: Operand, kind: str, instruction: Instruction) -> Write:
+        """Return a function that writes a value of a PTX type to a register; `drop` for the sink."""
         if not isinstance(operand, Register):
             raise refused(instruction, f"result {operand} of it")
         if operand.name == "_":
-            return None
+            return drop
         stored, dtype = STORED[operand.type], NUMPY[kind]
         number = self.slot(operand.name, stored)
         if stored == dtype:
@@ -206,16 +210,15 @@ def only_constant(instruction: Instruction) -> int:
     return operand.bits
 
 
-def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None], several: bool) -> Step:
+def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write], several: bool) -> Step:
     first = writes[0]
-    if several or first is None:
+    if several:
 
         def many(machine: Machine, mask: Mask) -> None:
             registers = machine.registers
             values = meaning(*[read(registers) for read in reads])
-            for write, value in zip(writes, values if several else (values,), strict=False):
-                if write is not None:
-                    write(registers, mask, value)
+            for write, value in zip(writes, values, strict=False):
+                write(registers, mask, value)
 
         return many
 
@@ -226,15 +229,14 @@ def _lane_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
     return single
 
 
-def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write | None]) -> Step:
+def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Write]) -> Step:
     def run(machine: Machine, mask: Mask) -> None:
         registers, shape = machine.registers, (machine.warps, 32)
         active = np.ones(shape, bool) if mask is None else mask.reshape(shape)
         lanes = [machine.spread(read(registers)).reshape(shape) for read in reads]
         values = meaning(active, *lanes)
         for write, value in zip(writes, values if isinstance(values, tuple | list) else (values,), strict=False):
-            if write is not None:
-                write(registers, mask, value.reshape(-1))
+            write(registers, mask, value.reshape(-1))
 
     return run
 

@@ -141,8 +141,7 @@ def _map_address(lowering: Lowering, index: int) -> Step:
         registers = machine.registers
         offset = read(registers).astype(np.int64) - window & OFFSET
         mapped = (its_rank(registers).astype(np.int64) + 1 << RANK_AT) + offset + window
-        if write is not None:
-            write(registers, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
+        write(registers, mask, mapped.astype(np.uint32 if kind == "u32" else np.uint64))
 
     return step
 
@@ -161,8 +160,7 @@ def _rank_of(lowering: Lowering, index: int) -> Step:
         addresses = machine.spread(read(machine.registers).astype(np.int64) - window)
         rank = addresses >> RANK_AT
         own = np.repeat(ranks(machine), machine.block_threads)
-        if write is not None:
-            write(machine.registers, mask, np.where(rank > 0, rank - 1, own).astype(np.uint32))
+        write(machine.registers, mask, np.where(rank > 0, rank - 1, own).astype(np.uint32))
 
     return step
 

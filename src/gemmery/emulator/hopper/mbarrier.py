@@ -19,7 +19,7 @@ from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction, Opcode
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
+from gemmery.emulator.steps import Handler, Lowering, Read, Step, drop, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -262,8 +262,8 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
         raise refused(instruction, f"{len(instruction.operands)} operands:")
     locate = _located(lowering, instruction, operands[0], index, by_kind)
     count = lowering.read(operands[1], "u32", instruction) if len(operands) > 1 else None
-    write = None if result is None else lowering.write(result, "b64", instruction)
-    if write is not None and by_kind.get("space") == cluster.SPACE:
+    write = drop if result is None else lowering.write(result, "b64", instruction)
+    if write is not drop and by_kind.get("space") == cluster.SPACE:
         raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -276,10 +276,9 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
         if drops:
             mbarriers.drop(places, counts)
         state = mbarriers.arrive(index, threads, places, counts)
-        if write is not None:
-            states = np.zeros(machine.threads, np.uint64)
-            states[threads] = state
-            write(machine.registers, mask, states)
+        states = np.zeros(machine.threads, np.uint64)
+        states[threads] = state
+        write(machine.registers, mask, states)
 
     return step
 
@@ -300,8 +299,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
         machine.failed = failed
         if not waits.all():
             cluster.report_order(machine, index, threads[~waits], mbarriers.offsets(places[~waits]), acquired=True)
-        if write is not None:
-            write(machine.registers, mask, ~failed)
+        write(machine.registers, mask, ~failed)
 
     return step
 
@@ -311,8 +309,7 @@ def _pending_count(lowering: Lowering, instruction: Instruction, index: int, by_
     write = lowering.write(instruction.operands[0], "u32", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
-        if write is not None:
-            write(machine.registers, mask, (read(machine.registers) >> np.uint64(PENDING_AT)).astype(np.uint32))
+        write(machine.registers, mask, (read(machine.registers) >> np.uint64(PENDING_AT)).astype(np.uint32))
 
     return step
 

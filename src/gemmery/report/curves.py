@@ -158,8 +158,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: Machine, experiment
     return Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, svg)
 
 
-def roofline(measurements: Sequence[Measurement], suite: str, named: bool) -> Plot | None:
-    """Rate against intensity under the two roofs, bandwidth times intensity and the peak; `named` labels kernels."""
+def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) -> Plot | None:
+    """Rate against intensity under the two roofs, bandwidth times intensity and the peak; kernels are `labelled`."""
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if len({words.types(m) for m in ran}) != 1:
         return None  # each type has its own roof
@@ -179,7 +179,7 @@ def roofline(measurements: Sequence[Measurement], suite: str, named: bool) -> Pl
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
-        _points(on, ran, _last(ran) if named else [], colours(measurements))
+        _points(on, ran, _last(ran) if labelled else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "

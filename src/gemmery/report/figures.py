@@ -59,9 +59,9 @@ DRAWINGS: dict[FigureKind, Callable[[Records], Sequence[Plot | None]]] = {
     FigureKind.TIMES: lambda of: [seconds(of.measurements)],
     FigureKind.BLOCKS: lambda of: [blocks(of.measurements, of.machine)],
     FigureKind.SWEEP: lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
-    FigureKind.RUNG_ROOFLINE: lambda of: [roofline(of.measurements, of.experiment.suite, named=True)],
+    FigureKind.RUNG_ROOFLINE: lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
     FigureKind.ROOFLINE: lambda of: [
-        roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, named=False)
+        roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, labelled=False)
     ],
     FigureKind.TOURNAMENTS: _tournaments,
     FigureKind.SPEEDUPS: lambda of: [standing(of.experiment.suite, _of_products(of))],

@@ -113,10 +113,10 @@ class Growing(Generic[StepRecord]):
 
     def _so_far(self) -> list[RenderableType]:
         room = max(self._console.height - 8, 1)
-        shown = self.sheets(self._rows) if self._rows else ()
+        sheets = self.sheets(self._rows) if self._rows else ()
         width = self._console.width
-        rooms = [max(room // len(_folded(sheet, width)), 1) for sheet in shown]
-        cut = [replace(sheet, rows=sheet.rows[-last:], notes=()) for sheet, last in zip(shown, rooms, strict=True)]
+        rooms = [max(room // len(_folded(sheet, width)), 1) for sheet in sheets]
+        cut = [replace(sheet, rows=sheet.rows[-last:], notes=()) for sheet, last in zip(sheets, rooms, strict=True)]
         return [part for sheet in cut for part in laid_out(sheet, width)]
 
 

@@ -1,6 +1,8 @@
 """Timing on a GPU without one: how calls are captured and repeated, what bounds a kernel, how operands lie."""
 
+import gc
 import itertools
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -69,6 +71,25 @@ def test_a_short_call_is_timed_by_its_graph_and_not_by_its_launch(monkeypatch):
     sample = replays.replays(device.put, device, sets=3)
     assert sample(1000, 1) == pytest.approx(2e6, rel=1e-6)
     assert device.graphs[-1].launches >= 1
+
+
+@pytest.mark.parametrize("seconds", [2e-6, 1e-3])
+def test_a_sampler_keeps_the_operands_that_its_calls_read(monkeypatch, seconds):
+    device = Device(monkeypatch, seconds)
+
+    class Operands:
+        pass
+
+    operands = Operands()
+    alive = weakref.ref(operands)
+    sample = replays.replays(lambda index, _=operands: device.put(index), device, sets=1)
+    del operands
+    gc.collect()
+    assert alive() is not None
+    assert bool(device.graphs) == (seconds < 1e-4)
+    del sample
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("sets", [1, 3, 64, 700, 1024])

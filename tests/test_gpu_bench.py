@@ -133,6 +133,12 @@ def test_the_whole_ladder_is_checked_at_a_small_size(dtype, monkeypatch):
     assert len([m for m in own if not m.refused]) >= 10
 
 
+def test_a_rung_is_predicted_from_a_smaller_product_whose_operands_are_gone_afterwards():
+    run = lab.ladder(["simt_naive", "simt_smem"], sizes=[640, 768], seconds=1.0, device="cuda")
+    assert [m.refused for m in run.measurements if m.kernel.startswith("simt")] == [""] * 4
+    assert all(m.checked and m.error <= 1 for m in run.measurements if m.kernel.startswith("simt"))
+
+
 def test_a_chain_is_right_and_stays_finite(stream):
     work = Work(201, 201, 201, "f32", "f32")  # no row but the first is aligned
     held = workload.ChainOperands(work, stream)

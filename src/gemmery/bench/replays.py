@@ -80,6 +80,7 @@ class _Replayed:
     """A graph of `calls` calls, a multiple of the sets, so that a repeated graph does not find its operands in L2."""
 
     def __init__(self, put: Put, stream: Stream, sets: int, calls: int, look: Callable[[], None]) -> None:
+        self._put = put  # it owns the operands, of which the graph has only the addresses
         self._stream, self._calls, self._look = stream, calls, look
         self._start, self._end = Event(stream.ordinal), Event(stream.ordinal)
         self._graph = Graph(stream)

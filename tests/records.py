@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.ladder.rung import Rung
 
-MACHINE = Machine(
+MACHINE = MachineRecord(
     name="made-up-avx512-2c",
     cpu="Made-up CPU <1>",
     isa="avx512",

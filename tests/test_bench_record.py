@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from gemmery.bench import fingerprint, libraries, record
-from gemmery.bench.record import Gpu, Machine, Measurement, Run
+from gemmery.bench.record import Gpu, MachineRecord, Measurement, Run
 from gemmery.errors import ArgumentError
 
-MACHINE = Machine(
+MACHINE = MachineRecord(
     "a-cpu-avx2-4c", "A CPU", "avx2", 4, 32768, 1 << 20, 0, "Linux 6", "3.11.0", "2.0", "0.50", "blas", "0.1"
 )
 

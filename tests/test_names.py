@@ -21,9 +21,9 @@ PUBLISHED = {"inspection/records.py": {"chosen"}, "ladder/rung_counts.py": {"cho
 
 # What is still to be renamed: bindings in each part, and names of classes and aliases with two definitions. A test
 # fails where there are more, and where there are fewer, so that these numbers only fall.
-BINDINGS: dict[str, int] = {"emulator": 2, "report": 3}
-FILE_NAMES: set[str] = {"diff.py"}
-CLASSES: set[str] = {"Machine"}
+BINDINGS: dict[str, int] = {"emulator": 2}
+FILE_NAMES: set[str] = set()
+CLASSES: set[str] = set()
 
 # Modules that share a file name, and why they may.
 SAME_FILE_NAME: dict[str, str] = {

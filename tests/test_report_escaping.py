@@ -20,7 +20,7 @@ from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import rendering
-from gemmery.report.diff import difference_page
+from gemmery.report.difference import difference_page
 from gemmery.report.emulated_page import emulated_page
 from gemmery.report.exhibit_page import emulated_exhibit_page
 from gemmery.report.page import page

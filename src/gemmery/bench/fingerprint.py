@@ -8,13 +8,13 @@ import re
 from dataclasses import replace
 
 from gemmery.bench import libraries
-from gemmery.bench.record import Gpu, Machine, version
+from gemmery.bench.record import Gpu, MachineRecord, version
 from gemmery.bench.rival_process import RivalProcess
 from gemmery.cpu import jit, target
 
 
 @functools.cache
-def cpu() -> Machine:
+def cpu() -> MachineRecord:
     """Return the fingerprint of this machine.
 
     >>> cpu().name  # doctest: +SKIP
@@ -22,7 +22,7 @@ def cpu() -> Machine:
     """
     host, cores = target.host(), target.cores()
     model = jit.host_cpu().replace("znver", "amd-zen")
-    return Machine(
+    return MachineRecord(
         name=_file_safe(f"{model}-{host.isa}-{cores}c"),
         cpu=host.cpu,
         isa=host.isa,
@@ -47,7 +47,7 @@ def _blas() -> str:
         return numpy.runs.partition(", ")[2]
 
 
-def gpu(ordinal: int = 0) -> Machine:
+def gpu(ordinal: int = 0) -> MachineRecord:
     """Return the fingerprint of this machine for runs on its GPU, named after the GPU: "nvidia-h200".
 
     Raises DeviceError if there is no such device.

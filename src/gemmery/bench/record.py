@@ -35,7 +35,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineRecord:
     """The properties of a machine that measurements depend on."""
 
     name: str  # short, file-name safe, e.g. "amd-zen4-avx512-2c"
@@ -99,7 +99,7 @@ class Measurement:
 class Run:
     """Measurements taken by one command on one machine."""
 
-    machine: Machine
+    machine: MachineRecord
     started: str  # UTC, ISO 8601 with microseconds: the ID of the run
     measurements: tuple[Measurement, ...]
 
@@ -166,7 +166,7 @@ def read(file: Path) -> tuple[Run, ...]:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ArgumentError(f"records {str(file)!r}: {error.strerror}; name a file of records") from error
-    machines: dict[str, Machine] = {}
+    machines: dict[str, MachineRecord] = {}
     measurements: dict[str, list[Measurement]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -177,7 +177,7 @@ def read(file: Path) -> tuple[Run, ...]:
             if not isinstance(row["run"], str):
                 raise TypeError(f"run {row['run']!r} is not text")
             if "machine" in row:
-                machines[row["run"]] = _build(Machine, row["machine"])
+                machines[row["run"]] = _build(MachineRecord, row["machine"])
             else:
                 measurements.setdefault(row["run"], []).append(_build(Measurement, row["measurement"]))
         except (KeyError, TypeError) as error:

@@ -43,7 +43,7 @@ def _diff(old: str, new: str, html: Path | None) -> int:
     difference = lab.diff(old, new)
     report.show_difference(difference, console())
     if html is not None:
-        from gemmery.report.diff import difference_page
+        from gemmery.report.difference import difference_page
 
         sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
     return 0

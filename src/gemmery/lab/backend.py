@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.bench.rival import Rival
 from gemmery.bench.timing import Sample
 from gemmery.bench.work import Work
@@ -55,7 +55,7 @@ class Backend(Protocol):
     """A device to measure on."""
 
     device: str  # as in a Problem: "cpu", "cuda:0"
-    machine: Machine
+    machine: MachineRecord
     ladder: tuple[Rung, ...]
     rivals: Sequence[Rival]  # all libraries that may run beside it, installed or not
     pilot: int  # the side at which a rung's time at its first size is predicted

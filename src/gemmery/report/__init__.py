@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gemmery import load_lazily
 
 if TYPE_CHECKING:
-    from gemmery.report.diff import show_difference as show_difference
+    from gemmery.report.difference import show_difference as show_difference
     from gemmery.report.emulated_tables import complaints as complaints
     from gemmery.report.emulated_terminal import Counting as Counting
     from gemmery.report.emulated_terminal import show_emulated as show_emulated
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gemmery.report.text import markdown as markdown
 
 _HOMES = {
-    "gemmery.report.diff": ("show_difference",),
+    "gemmery.report.difference": ("show_difference",),
     "gemmery.report.emulated_tables": ("complaints",),
     "gemmery.report.emulated_terminal": ("Counting", "show_emulated"),
     "gemmery.report.exhibit_terminal": (

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
 from gemmery.report.problems import is_square
@@ -37,7 +37,7 @@ class Curve(NamedTuple):
 CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
 
 
-def curves(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
+def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot | None:
     """Rate against n, a line for each kernel, with the sizes at which three matrices fill each cache."""
     ran = [m for m in measurements if m.seconds and is_square(m)]
     if len({m.n for m in ran}) < 2:
@@ -91,7 +91,7 @@ def vectors(case: str, measurements: Sequence[Measurement]) -> Plot | None:
     return Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, svg)
 
 
-def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None:
+def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> Plot | None:
     """Time against the side of a block, the caches marked, the best side named."""
     swept = sorted((m for m in measurements if m.seconds and "block" in m.config), key=lambda m: m.config["block"])
     if len(swept) < 2:
@@ -123,7 +123,7 @@ def blocks(measurements: Sequence[Measurement], machine: Machine) -> Plot | None
     return Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, svg)
 
 
-def sweep_plot(measurements: Sequence[Measurement], machine: Machine, experiment: Experiment) -> Plot | None:
+def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, experiment: Experiment) -> Plot | None:
     """Time against the varied quantity: a line for each rung and config, and one for cuBLAS."""
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
     values = sorted({value for m in measurements if (value := axis.of(m)) is not None})
@@ -318,7 +318,7 @@ def colours(measurements: Iterable[Measurement]) -> Colours:
     return dict(zip(kernels, _shades(kernels), strict=True))
 
 
-def _caches(on: Axes, machine: Machine, dtype: str) -> None:
+def _caches(on: Axes, machine: MachineRecord, dtype: str) -> None:
     """Dotted lines at the sides of which three squares fill a cache."""
     places = [(side(size, dtype), f"{name} {words.size(size)}") for name, size in words.caches(machine)]
     _mark(on, places, 1, (4, -4), va="top", bbox=None)

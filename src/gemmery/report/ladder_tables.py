@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.problems import Group, label, rival, speedup
@@ -15,7 +15,7 @@ from gemmery.report.sheet import Cell, Columns, Sheet, error, limits, measured, 
 IDEA = "what it changed"
 
 
-def square(group: Group, rungs: Sequence[Rung], machine: Machine) -> Sheet:
+def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet:
     """Return one problem: all rungs, then the rivals."""
     by_name = {rung.name: rung for rung in rungs}
     unit, scale = words.tick(group.first)

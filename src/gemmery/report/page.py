@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmery.bench.record import Gpu, Machine, Run
+from gemmery.bench.record import Gpu, MachineRecord, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts
@@ -96,7 +96,7 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
     )
 
 
-def _facts(machine: Machine) -> list[tuple[str, str]]:
+def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
     """The properties of a machine by name; those without a value are not shown."""
     return [
         *_gpu(machine.gpu),

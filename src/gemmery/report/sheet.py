@@ -37,7 +37,7 @@ class Sheet:
     aside: bool = False
 
     @property
-    def left(self) -> tuple[int, ...]:
+    def left_aligned(self) -> tuple[int, ...]:
         """The left-aligned columns; the others are right-aligned."""
         return (0, 1) if self.aside else (0,)
 

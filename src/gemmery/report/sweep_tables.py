@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gemmery import dtypes
-from gemmery.bench.record import Machine, Measurement
+from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, error, limits, measured, rate, ratio, share, tabulate
@@ -136,7 +136,7 @@ def side(cache: int, dtype: str) -> float:
     return math.sqrt(cache / (3 * dtypes.get(dtype).size))
 
 
-def by_block(measurements: Sequence[Measurement], machine: Machine) -> Sheet:
+def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> Sheet:
     """Return times by the side of a block, and the cache that three blocks fit into; rivals have no block."""
     best = min((m.seconds for m in measurements if m.seconds and "block" in m.config), default=0.0)
     caches = words.caches(machine)
@@ -180,7 +180,7 @@ def _refusals(name: str, same: Sequence[Measurement], axis: Axis) -> list[str]:
     return [f"{name}{where[reason]}: {same[0].refused}" for reason, same in reasons.items()]
 
 
-def marks(measurements: Sequence[Measurement], axis: Axis, machine: Machine) -> tuple[tuple[float, str], ...]:
+def marks(measurements: Sequence[Measurement], axis: Axis, machine: MachineRecord) -> tuple[tuple[float, str], ...]:
     """The limits of the device as places on the axis and their names."""
     if axis.threads:  # a config that does not fit for another reason is refused with it
         return ((BLOCK ** (1 / axis.threads), f"{BLOCK:,} threads, the limit of a block"),)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemmery import experiments
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER, Experiment, TableKind
 from gemmery.ladder.rung import Rung
 from gemmery.report import ladder_tables, suite_tables, sweep_tables
@@ -21,7 +21,7 @@ class Records:
 
     experiment: Experiment
     measurements: tuple[Measurement, ...]
-    machine: Machine
+    machine: MachineRecord
     rungs: Sequence[Rung]
     problems: tuple[Group, ...]
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemmery import experiments
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import MachineRecord, Measurement, Run
 from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
@@ -36,7 +36,7 @@ StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
 WIDE = 120  # from this width the ideas are in the table; in narrower terminals they follow it
 LABEL = 16  # the least width of a label before a table is split
-NOWHERE = Machine("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
+NOWHERE = MachineRecord("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 
 
 class Growing(Generic[StepRecord]):
@@ -207,7 +207,7 @@ def laid_out(sheet: Sheet, width: int) -> list[RenderableType]:
 def _folded(sheet: Sheet, width: int) -> list[list[int]]:
     """The columns of each table of a sheet: labels are in all of them, other columns in one."""
     present = [index for index in range(len(sheet.head)) if index != 1 or not sheet.aside or width >= WIDE]
-    labels = [index for index in present if index in sheet.left]
+    labels = [index for index in present if index in sheet.left_aligned]
     blank = 1 + sum(min(_width(sheet, index), LABEL) + 2 for index in labels)
     blocks, room = [labels], width - blank
     for index in present[len(labels) :]:
@@ -228,8 +228,8 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
     """A table of these columns of a sheet."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for index in columns:
-        folds = index in sheet.left
-        justify: Literal["left", "right"] = "left" if index in sheet.left else "right"
+        folds = index in sheet.left_aligned
+        justify: Literal["left", "right"] = "left" if index in sheet.left_aligned else "right"
         table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not folds, overflow="fold")
     for row in sheet.rows:
         table.add_row(*(_cell(row[index]) for index in columns))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gemmery.bench.record import Machine, Run
+from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner
@@ -15,7 +15,7 @@ from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.tables import sheets
 
 
-def machine(machine: Machine) -> str:
+def machine(machine: MachineRecord) -> str:
     """Return the machine of a run in one line."""
     if machine.gpu.name:
         return _gpu(machine)
@@ -34,7 +34,7 @@ def machine(machine: Machine) -> str:
     return f"{hardware}; {machine.os}; {software}; NumPy runs {machine.blas}"
 
 
-def _gpu(machine: Machine) -> str:
+def _gpu(machine: MachineRecord) -> str:
     gpu = machine.gpu
     power = f", {gpu.power_w:g} W" if gpu.power_w else ""
     device = f"{gpu.name}, sm_{gpu.capability}, {gpu.sms} multiprocessors, up to {gpu.clock_mhz} MHz{power}"
@@ -47,7 +47,7 @@ def table(sheet: Sheet) -> str:
     """Return a sheet as a table, without its title."""
     lines = [
         _line(sheet.head),
-        _line([":---" if index in sheet.left else "---:" for index in range(len(sheet.head))]),
+        _line([":---" if index in sheet.left_aligned else "---:" for index in range(len(sheet.head))]),
         *(_line([_marked(cell) for cell in row]) for row in sheet.rows),
     ]
     notes = "".join(f"\n{note}\n" for note in sheet.notes)

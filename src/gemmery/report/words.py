@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gemmery import experiments
-from gemmery.bench.record import Machine, Measurement, Run
+from gemmery.bench.record import MachineRecord, Measurement, Run
 
 RIVALS = {
     "numpy": "NumPy",
@@ -161,7 +161,7 @@ def shape(measurement: Measurement) -> str:
     return f"n = {n}" if m == n == k else f"{m} × {n} × {k}"
 
 
-def caches(machine: Machine) -> tuple[tuple[str, int], ...]:
+def caches(machine: MachineRecord) -> tuple[tuple[str, int], ...]:
     """Return the caches of known size, the nearest first; for a run on a GPU, those of the GPU."""
     if machine.gpu.name:
         return (("L2", machine.gpu.l2),)
@@ -174,7 +174,7 @@ def title(run: Run) -> str:
     return titles.pop() if len(titles) == 1 else experiments.COMPARED
 
 
-def processor(machine: Machine) -> tuple[str, str]:
+def processor(machine: MachineRecord) -> tuple[str, str]:
     """Return the CPU and its instruction set, or the GPU and its architecture."""
     gpu = machine.gpu
     return (gpu.name, f"sm_{gpu.capability}") if gpu.name else (machine.cpu, machine.isa)

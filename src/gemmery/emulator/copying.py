@@ -55,7 +55,7 @@ def _copy(lowering: Lowering, index: int) -> Step:
     if words is None:
         raise refused(instruction)
     match instruction.operands[: len(instruction.operands) - ("policy" in words)]:
-        case Address() as target, Address() as source, Immediate(width), *more if len(more) < 2:
+        case Address() as target, Address() as source, Immediate(width), *fourth if len(fourth) < 2:
             pass
         case _:
             raise refused(instruction)
@@ -65,7 +65,7 @@ def _copy(lowering: Lowering, index: int) -> Step:
     # The fourth operand is the number of bytes to read (the rest is zeros), or a predicate: true reads nothing.
     extra: Read | None = None
     ignored = False
-    match more:
+    match fourth:
         case [Not() | Register(type="pred") as predicate]:
             extra, ignored = lowering.read(predicate, "pred", instruction), True
         case [Immediate(count)] if count > width:

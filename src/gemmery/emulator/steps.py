@@ -81,8 +81,8 @@ class Lowering:
                 raise refused(instruction, "the sink _ as a source of")
             case Register(name, declared):
                 return _viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
-            case Immediate(bits, given):
-                value = _constant(bits, given, dtype)
+            case Immediate(bits, type_):
+                value = _constant(bits, type_, dtype)
                 return lambda _: value
             case Special(name) if not specials.is_modelled(name):
                 return _refusing(refused(instruction, f"special register {name} of"))

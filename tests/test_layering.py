@@ -20,6 +20,7 @@ OWNERS = {
     "jinja2": ("report",),
     "matplotlib": ("report",),
     "ml_dtypes": ("bench", "lab"),
+    "platformdirs": ("config.py",),
     "rich": ("report", "inspection", "cli"),
     "threadpoolctl": ("bench", "lab"),
     "torch": ("bench/libraries.py", "bench/cublas.py"),

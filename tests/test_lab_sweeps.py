@@ -213,7 +213,7 @@ def test_a_sweep_is_shown_in_a_terminal_and_on_a_page(run):
 def test_progress_says_what_was_varied(capsys):
     run = of_threads()
     shown = io.StringIO()
-    with report.Progressing(CUDA, Console(file=shown, width=200)) as progress:
+    with report.progress(CUDA, Console(file=shown, width=200)) as progress:
         progress.update("", 1, 2, run.measurements[0])
         progress.update("", 2, 2, run.measurements[10])
     assert "threads 2: 65.4 s" in shown.getvalue()

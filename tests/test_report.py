@@ -309,7 +309,7 @@ def test_labels_are_moved_apart():
 
 def test_progress_is_lines_where_there_is_no_terminal(capsys):
     first, *_ = RUNS["ladder"].measurements
-    with report.Progressing(records.RUNGS, Console(stderr=True, force_terminal=False)) as progress:
+    with report.progress(records.RUNGS, Console(stderr=True, force_terminal=False)) as progress:
         progress.update("scalar_naive, 512", 0, 2)
         progress.update("scalar_naive, 512", 1, 2, first)
         progress.update("strassen, 512", 2, 2, replace(first, kernel="strassen", refused="too small", seconds=0.0))
@@ -320,7 +320,7 @@ def test_progress_is_lines_where_there_is_no_terminal(capsys):
 
 
 def test_progress_on_a_terminal_shows_the_rows_so_far(capsys):
-    with report.Progressing(records.RUNGS, Console(stderr=True, force_terminal=True, width=80)) as progress:
+    with report.progress(records.RUNGS, Console(stderr=True, force_terminal=True, width=80)) as progress:
         for done, m in enumerate(RUNS["ladder"].measurements[:3], 1):
             progress.update(m.kernel, done, 3, m)
     err = capsys.readouterr().err

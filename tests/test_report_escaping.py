@@ -22,7 +22,7 @@ from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import rendering
 from gemmery.report.difference import difference_page
 from gemmery.report.emulated_page import emulated_page
-from gemmery.report.exhibit_page import emulated_exhibit_page
+from gemmery.report.exhibit_results import emulated_exhibit_page
 from gemmery.report.page import page
 
 pytest.importorskip("cuda.bindings")

@@ -55,7 +55,7 @@ def on_gpu(exhibit: Exhibit, device: str, seconds: float, store: Path | None, ou
     else:
         report.show_exhibit(exhibit, source, predicted, run, console())
     if output.has_page:
-        from gemmery.report.exhibit_page import exhibit_page
+        from gemmery.report.exhibit_results import exhibit_page
 
         output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
     return said_interrupted() if interrupted else judged(run)
@@ -73,7 +73,7 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
     if missing:
         sys.stderr.write(f"gemmery: {instead(missing, card)}\n")
     source, so_far, interrupted = nvrtc.text(Path(exhibit.source).name), list["EmulatedExhibit"](), False
-    with report.Exhibiting(Console(stderr=True)) as progress:
+    with report.exhibit_progress(Console(stderr=True)) as progress:
 
         def on_config(what: str, done: int, total: int, run: EmulatedExhibit | None) -> None:
             so_far.extend([run] if run else [])
@@ -90,7 +90,7 @@ def on_emulator(exhibit: Exhibit, card: str, missing: str, output: Output) -> in
     else:
         report.show_emulated_exhibit(exhibit, source, so_far, console())
     if output.has_page:
-        from gemmery.report.exhibit_page import emulated_exhibit_page
+        from gemmery.report.exhibit_results import emulated_exhibit_page
 
         output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, so_far))
     wrong = _wrong(exhibit, so_far)

@@ -92,7 +92,7 @@ def measured(
         display.update(event.what, event.done, event.total, event.measurement)
 
     interrupted = False
-    with report.Progressing(rungs, progress) as display:
+    with report.progress(rungs, progress) as display:
         try:
             run = measure(on_event)
         except KeyboardInterrupt:
@@ -145,7 +145,7 @@ def counted(
         display.update(what, done, total, rung)
 
     interrupted = False
-    with report.Counting(Console(stderr=True)) as display:
+    with report.emulated_progress(Console(stderr=True)) as display:
         try:
             ladder = count(on_rung)
         except KeyboardInterrupt:

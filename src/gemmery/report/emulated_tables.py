@@ -1,15 +1,19 @@
-"""The counters of the ladder on the emulator as sheets and sentences."""
+"""The counters of the ladder on the emulator as sheets and sentences, and these in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
+from rich.console import Console, Group
+from rich.text import Text
+
 from gemmery.cuda.device import Device
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
 from gemmery.report import words
 from gemmery.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery.report.terminal import Growing, laid_out
 from gemmery.report.words import plural
 
 KINDS = {
@@ -64,7 +68,7 @@ def overviews(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
 
 def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
-    return tuple(sheet(runs) for runs in by_size(ladder) for sheet in (memory, _shared, _roofs, _kinds, _checks))
+    return tuple(sheet(runs) for runs in by_size(ladder) for sheet in (_memory, _shared, _roofs, _kinds, _checks))
 
 
 def verdict(ladder: EmulatedLadder) -> str:
@@ -87,7 +91,7 @@ def verdict(ladder: EmulatedLadder) -> str:
 
 def complaints(ladder: EmulatedLadder) -> tuple[str, ...]:
     """The faults of the rungs, a line each; () when there are none."""
-    return tuple(f"{run.rung}, {shape(run)}, {run.dtype}: it {fault}" for run in ladder.rungs for fault in run.wrong)
+    return tuple(f"{run.rung}, {_shape(run)}, {run.dtype}: it {fault}" for run in ladder.rungs for fault in run.wrong)
 
 
 def described(device: Device) -> str:
@@ -101,7 +105,7 @@ def described(device: Device) -> str:
     return f"{where}, {words.digits(device.bandwidth)} GB/s; {peaks}"
 
 
-def shape(run: EmulatedRung) -> str:
+def _shape(run: EmulatedRung) -> str:
     """`n = 256`, or all three sides where they differ."""
     return f"n = {run.n}" if run.m == run.n == run.k else f"{run.m} × {run.n} × {run.k}"
 
@@ -155,7 +159,7 @@ def _products(runs: Runs) -> list[str]:
     others: dict[str, list[str]] = {}
     for run in runs:
         if not run.refused and (not run.m == run.n == run.k == run.size or run.dtype != runs[0].dtype):
-            others.setdefault(f"{shape(run)}, {run.dtype}", []).append(run.rung)
+            others.setdefault(f"{_shape(run)}, {run.dtype}", []).append(run.rung)
     listed = "; ".join(f"{product}: {', '.join(names)}" for product, names in others.items())
     notes = [f"Other products: {listed}."] if listed else []
     return notes + [f"{run.rung} did not run: {run.refused}" for run in runs if run.refused]
@@ -182,8 +186,7 @@ def _tiles(ran: Runs, device: Device) -> list[str]:
     return notes
 
 
-def memory(runs: Runs) -> Sheet:
-    """Return the accesses to global memory."""
+def _memory(runs: Runs) -> Sheet:
     note = "Bytes used are those of a 32-byte sector that a lane requests."
     return _sheet("Global memory", runs, _counters(MEMORY), [note, *_products(runs)])
 
@@ -255,3 +258,29 @@ def _checks(runs: Runs) -> Sheet:
     if any(not run.refused and not run.expected for run in runs):
         notes.append("Claims hold for products without partial tiles; the cell of a rung without claims is empty.")
     return _sheet("Checks", runs, columns, notes)
+
+
+def emulated_progress(console: Console) -> Growing[EmulatedRung]:
+    """Return the progress of an emulated ladder; `update` it with every rung."""
+    return Growing(console, _line, lambda runs: [_memory(runs)], lambda run: run.size)
+
+
+def _line(run: EmulatedRung) -> str:
+    what = f"{run.rung}, {_shape(run)}, {run.dtype}"
+    if run.refused:
+        return f"{what}: not run, {run.refused}"
+    counts = f"{run.counts.sectors:,} sectors, {run.counts.bank_conflicts:,} bank conflicts"
+    return f"{what}: {counts}, error/bound {run.error:.2g}" + "".join(f"; it {fault}" for fault in run.wrong)
+
+
+def show_emulated(ladder: EmulatedLadder, console: Console) -> None:
+    """Print one table for each size, what it means, and the verdict."""
+    for sheet in overviews(ladder):
+        console.print(Group(*laid_out(sheet, console.width)))
+    if any(not run.refused for run in ladder.rungs):
+        for text in (COUNTED, ROOF, f"{described(ladder.device)}."):
+            console.print(Text(text, style="dim"))
+    faults = complaints(ladder)
+    console.print(Text(verdict(ladder), style="bold red" if faults else "bold"))
+    for fault in faults:
+        console.print(Text(fault, style="red"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
 from types import TracebackType
@@ -42,11 +42,23 @@ NOWHERE = MachineRecord("", "", "", 0, 0, 0, 0, "", "", "", "", "", "")
 class Growing(Generic[StepRecord]):
     """Rows above a progress bar on a terminal; elsewhere one line for each finished step.
 
+    `line` returns a finished step as one line, `sheets` the tables of the rows so far, and `place` what the rows of
+    one table have in common: a row of another table replaces them. `update` it with every event:
+
+    >>> with progress(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
+    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
+
     Nothing is drawn between events: a thread that redraws would disturb the timing.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(
+        self,
+        console: Console,
+        line: Callable[[StepRecord], str],
+        sheets: Callable[[Sequence[StepRecord]], Sequence[Sheet]],
+        place: Callable[[StepRecord], object],
+    ) -> None:
+        self._console, self._line, self._sheets, self._place = console, line, sheets, place
         self._rows: list[StepRecord] = []
         self._announced = False
         self._printed = 0  # steps that have been printed
@@ -61,18 +73,6 @@ class Growing(Generic[StepRecord]):
         )
         self._task = self._bar.add_task("starting", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True)
-
-    def line(self, record: StepRecord) -> str:
-        """Return a finished step as one line."""
-        raise NotImplementedError
-
-    def sheets(self, rows: Sequence[StepRecord]) -> Sequence[Sheet]:
-        """Return the tables of the rows so far."""
-        raise NotImplementedError
-
-    def place(self, record: StepRecord) -> object:
-        """Return what the rows of one table have in common: a row of another table replaces them."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -93,52 +93,30 @@ class Growing(Generic[StepRecord]):
     def update(self, what: str, done: int, total: int, record: StepRecord | None = None) -> None:
         """Show that a step begins (`record` is None) or has ended."""
         if record is not None:
-            self._keep(record)
+            if self._rows and self._place(self._rows[-1]) != self._place(record):
+                self._rows.clear()
+            self._rows.append(record)
         if not self._console.is_terminal:
-            if (
-                record is not None and done > self._printed
-            ):  # one line per step: the rivals' records arrive with that of a rung
+            if record is not None and done > self._printed:  # the rivals' records arrive with that of a rung
                 self._printed = done
-                line = f"{done}/{total} {self.line(record)}"
+                line = f"{done}/{total} {self._line(record)}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         self._bar.update(self._task, description=escape(what), completed=done, total=total)
         self._live.update(Group(*self._so_far(), self._bar), refresh=True)
 
-    def _keep(self, record: StepRecord) -> None:
-        last = self._rows[-1] if self._rows else record
-        if self.place(last) != self.place(record):
-            self._rows.clear()
-        self._rows.append(record)
-
     def _so_far(self) -> list[RenderableType]:
         room = max(self._console.height - 8, 1)
-        sheets = self.sheets(self._rows) if self._rows else ()
+        sheets = self._sheets(self._rows) if self._rows else ()
         width = self._console.width
         rooms = [max(room // len(_folded(sheet, width)), 1) for sheet in sheets]
         cut = [replace(sheet, rows=sheet.rows[-last:], notes=()) for sheet, last in zip(sheets, rooms, strict=True)]
         return [part for sheet in cut for part in laid_out(sheet, width)]
 
 
-class Progressing(Growing[Measurement]):
-    """The progress of a command that measures; `update` it with every event.
-
-    >>> with Progressing(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
-    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
-    """
-
-    def __init__(self, rungs: Sequence[Rung], console: Console) -> None:
-        super().__init__(console)
-        self._rungs = rungs
-
-    def line(self, record: Measurement) -> str:
-        return _line(record)
-
-    def sheets(self, rows: Sequence[Measurement]) -> Sequence[Sheet]:
-        return sheets(Run(NOWHERE, "", tuple(rows)), self._rungs)
-
-    def place(self, record: Measurement) -> object:
-        return _place(record)
+def progress(rungs: Sequence[Rung], console: Console) -> Growing[Measurement]:
+    """Return the progress of a command that measures these rungs."""
+    return Growing(console, _line, lambda rows: sheets(Run(NOWHERE, "", tuple(rows)), rungs), _place)
 
 
 def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
@@ -228,11 +206,11 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
     """A table of these columns of a sheet."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for index in columns:
-        folds = index in sheet.left_aligned
-        justify: Literal["left", "right"] = "left" if index in sheet.left_aligned else "right"
-        table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not folds, overflow="fold")
+        label = index in sheet.left_aligned
+        justify: Literal["left", "right"] = "left" if label else "right"
+        table.add_column(_heading(sheet.head[index]), justify=justify, no_wrap=not label, overflow="fold")
     for row in sheet.rows:
-        table.add_row(*(_cell(row[index]) for index in columns))
+        table.add_row(*(styled(row[index]) for index in columns))
     return table
 
 
@@ -241,7 +219,8 @@ def _heading(name: str) -> str:
     return "\n".join(wrap(name.replace("error/bound", "error/ bound"), 8, break_long_words=False))
 
 
-def _cell(cell: Cell) -> Text:
+def styled(cell: Cell) -> Text:
+    """Return a cell in the style of its tone."""
     return Text(cell.text, style=STYLES[cell.tone])
 
 

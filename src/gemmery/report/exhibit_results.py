@@ -1,0 +1,167 @@
+"""An exhibit in a terminal and as a page: what is predicted next to what was measured, or counted on the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from textwrap import wrap
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemmery.bench.record import Measurement, Run
+from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
+from gemmery.problem import Config
+from gemmery.report import words
+from gemmery.report.doubts import banner, weighed
+from gemmery.report.sheet import Cell, Columns, Sheet, ratio, tabulate
+from gemmery.report.terminal import Growing, styled
+
+Predicted = Sequence[tuple[Config, Mapping[str, int]]]  # each config with its counts
+TITLE = "Each config"
+RULES = "The counts are those of one launch, predicted by the rules of the hardware."
+
+
+def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
+    """Return the values of a config, its time, its ratio to the parent, and the predicted counts."""
+    by_config = {_key(m.config): m for m in run.measurements}
+    rows = [(config, by_config[_key(config)], counts) for config, counts in predicted]
+    parent = exhibit.parent or ""
+    columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
+        *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),
+        ("time", lambda row: words.duration(row[1].seconds) if row[1].seconds else "refused"),
+        *([(f"× {parent}", lambda row: ratio(row[1], parent))] if parent else []),
+        *((_plain(name), lambda row, name=name: f"{row[2][name]:,}") for name in predicted[0][1]),
+    ]
+    return tabulate(TITLE, columns, rows, _faults(run.measurements))
+
+
+def _faults(measurements: Sequence[Measurement]) -> list[str]:
+    """Return a note for each config that was refused, or whose result is wrong."""
+    return [
+        f"{m.config}: {m.refused or 'an element of the result is wrong'}"
+        for m in measurements
+        if m.refused or not words.passed(m)
+    ]
+
+
+def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) -> Sheet:
+    """Return two rows for each config, under these names: the predicted counts, and those of the emulator."""
+    rows = tuple(row for run in emulated for row in _rows(run, rules, emulator))
+    return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), rows)
+
+
+def _rows(run: EmulatedExhibit, rules: str, emulator: str) -> Iterator[tuple[Cell, ...]]:
+    config = [Cell(str(value)) for value in run.config.values()]
+    yield (*config, Cell(rules), *(Cell(f"{count:,}") for count in run.predicted.values()))
+    counts = (
+        Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad")
+        for name, count in run.predicted.items()
+    )
+    yield (*[Cell("")] * len(config), Cell(emulator, tone="faint"), *counts)
+
+
+def _key(config: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(config.items()))
+
+
+def _plain(name: str) -> str:
+    """Return the name of a counter in words."""
+    return name.replace("_", " ")
+
+
+def exhibit_progress(console: Console) -> Growing[EmulatedExhibit]:
+    """Return progress while the emulator runs an exhibit; `update` it with every config."""
+    return Growing(console, _line, lambda _: (), lambda run: run.name)
+
+
+def _line(run: EmulatedExhibit) -> str:
+    config = ", ".join(f"{key} {value}" for key, value in run.config.items())
+    counted = ", ".join(f"{value:,} {_plain(name)}" for name, value in run.counted.items())
+    return f"{run.name}, {config}: {counted}"
+
+
+def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
+    """Print a line for each exhibit: its name and the effect that it shows."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for exhibit in exhibits:
+        table.add_row(Text(exhibit.name, style="bold"), Text(exhibit.idea))
+    console.print(table)
+
+
+def show_exhibit(exhibit: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
+    """Print an exhibit: idea, lesson and kernel, then the predicted counts and the measured times."""
+    _introduce(exhibit, source, console)
+    _print(_measured(exhibit, predicted, weighed(run)), console)
+    if warning := banner(run):
+        console.print(Text(warning, style="bold red"))
+    console.print(Text("Counts are those that the rules of the hardware predict for one launch.", style="dim"))
+    for fault in _faults(run.measurements):
+        console.print(Text(fault))
+
+
+def show_emulated_exhibit(exhibit: Exhibit, source: str, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
+    """Print an exhibit without a GPU: the counts that the rules predict next to those of the emulator."""
+    _introduce(exhibit, source, console)
+    _print(_emulated(emulated, "rules", "emulator"), console)
+    for line in (
+        f"rules: the counts that the rules of the hardware predict for one launch on {emulated[0].n:,} elements",
+        f"emulator: the counts of the kernel's PTX for {emulated[0].arch}; every result was checked",
+    ):
+        console.print(Text(line, style="dim"))
+
+
+def _introduce(exhibit: Exhibit, source: str, console: Console) -> None:
+    console.print(Text.assemble((exhibit.name, "bold"), (f": {exhibit.idea}", "dim")))
+    console.print(Text(exhibit.lesson))
+    console.print()
+    console.print(Text("\n".join(folded(source, console.width)), style="dim"))
+    console.print()
+
+
+def _print(sheet: Sheet, console: Console) -> None:
+    """A sheet without its title and notes."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    for name in sheet.head:
+        table.add_column(name, justify="right")
+    for row in sheet.rows:
+        table.add_row(*map(styled, row))
+    console.print(table)
+
+
+def folded(source: str, width: int) -> Iterator[str]:
+    """Lines of code wrapped to so many columns; comments continue as comments.
+
+    >>> list(folded("  x = first + second;", 16))
+    ['  x = first +', '      second;']
+    """
+    for line in source.rstrip().splitlines():
+        code = line.lstrip()
+        below = line[: len(line) - len(code)] + ("// " if code.startswith("//") else "    ")
+        yield from wrap(line, width, subsequent_indent=below, break_on_hyphens=False) or [""]
+
+
+def exhibit_page(exhibit: Exhibit, source: str, predicted: Predicted, run: Run) -> str:
+    """Return the page of an exhibit that was measured on a GPU."""
+    sheet = _measured(exhibit, predicted, weighed(run))
+    where = " · ".join([*words.processor(run.machine), words.when(run)])
+    return _page(exhibit, source, where, replace(sheet, notes=(RULES, *sheet.notes)), banner(run))
+
+
+def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[EmulatedExhibit]) -> str:
+    """Return the page of an exhibit that was counted on the emulator."""
+    sheet, first = _emulated(emulated, "predicted", "counted"), emulated[0]
+    note = f"{RULES} The emulator counted them in the kernel's PTX for {first.arch}, and checked every result."
+    where = f"Emulated, {first.arch}, {first.n:,} elements"
+    return _page(exhibit, source, where, replace(sheet, notes=(note,)))
+
+
+def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
+    from gemmery.report.rendering import render
+
+    title = f"Exhibit {exhibit.name}"
+    return render(
+        "exhibit.html", title=title, exhibit=exhibit, where=where, warning=warning, sheet=sheet, source=source
+    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LANES = 32  # of a warp
+WARP = 32  # lanes
 BANKS, BANK = 32, 4  # of shared memory; bytes of one
 SECTOR = 32  # bytes
 ROWS = 8  # of a matrix that ldmatrix and stmatrix move, 16 bytes each
@@ -68,13 +68,13 @@ def served(addresses: Integers, active: Active, width: int, kind: str) -> Served
     if kind in ("ldmatrix", "stmatrix"):
         return _matrices(addresses, active, width // BANK)
     if kind in ("atom", "red"):  # one lane after the other, even for the same word
-        plain = _together(addresses, active, width, LANES * BANK // max(width, BANK))
+        plain = _together(addresses, active, width, WARP * BANK // max(width, BANK))
         wavefronts = _crowd(addresses, active, max(width, BANK))
         total = int(wavefronts.sum())
         return plain._replace(wavefronts=total, conflicts=total - int(np.count_nonzero(wavefronts)))
     element = max(width, BANK)
-    lanes = LANES * BANK // element
-    paired = _are_paired(addresses, active) if kind == "ld" and lanes < LANES else np.False_
+    lanes = WARP * BANK // element
+    paired = _are_paired(addresses, active) if kind == "ld" and lanes < WARP else np.False_
     if paired.all():
         return _together(addresses, active, width, 2 * lanes)
     if not paired.any():
@@ -131,7 +131,7 @@ def _transfers(addresses: Integers, sources: Integers, fetched: NDArray[np.bool_
     Sectors are written together if the same halves are needed, and the two lowest bits of their place in the line and
     in the row, counted in halves, differ in the same way.
     """
-    to, source, idle = addresses >> 4, sources >> 4, -1 - np.arange(LANES)
+    to, source, idle = addresses >> 4, sources >> 4, -1 - np.arange(WARP)
     fetched = fetched & (
         _before(np.where(fetched, to, idle)) == 0
     )  # of two lanes that write one place, only the first does
@@ -153,7 +153,7 @@ def _before(values: Integers) -> Integers:
     again = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     if again.any():
         values, counted = values[again], counts[again]
-        for apart in range(1, LANES):
+        for apart in range(1, WARP):
             counted[:, apart:] += values[:, apart:] == values[:, :-apart]
         counts[again] = counted
     return counts
@@ -161,7 +161,7 @@ def _before(values: Integers) -> Integers:
 
 def _places(addresses: Integers, active: Active, width: int) -> Integers:
     """Return the place of each lane in a row of 128 bytes, in groups of 128 bytes; idle lanes get unique places."""
-    lanes = LANES * BANK // width
+    lanes = WARP * BANK // width
     places = (addresses // width % lanes).reshape(-1, lanes)
     return places if active is None else np.where(active.reshape(-1, lanes), places, lanes + np.arange(lanes))
 
@@ -178,8 +178,8 @@ def _crowd(addresses: Integers, active: Active, width: int) -> Integers:
 def _together(addresses: Integers, active: Active, width: int, lanes: int) -> Served:
     """Return the cost if groups of `lanes` adjacent lanes are served together."""
     element = max(width, BANK)
-    wavefronts = _wavefronts(_elements(addresses, element), active, lanes, LANES * BANK // element)
-    asking = LANES if active is None else active.sum(axis=1)
+    wavefronts = _wavefronts(_elements(addresses, element), active, lanes, WARP * BANK // element)
+    asking = WARP if active is None else active.sum(axis=1)
     ideal = np.minimum(wavefronts.sum(axis=1), -(-asking * width // (BANKS * BANK)))
     total = int(wavefronts.sum())
     return Served(len(addresses), total, int(ideal.sum()), total - int(np.count_nonzero(wavefronts)))
@@ -222,7 +222,7 @@ def _are_paired(addresses: Integers, active: Active) -> NDArray[np.bool_]:
 
 
 def _partners(lanes: NDArray[Any], apart: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    pairs = lanes.reshape(-1, LANES // (2 * apart), 2, apart)
+    pairs = lanes.reshape(-1, WARP // (2 * apart), 2, apart)
     return pairs[:, :, 0], pairs[:, :, 1]
 
 
@@ -265,5 +265,5 @@ def _distinct(values: Integers) -> int:
     if np.count_nonzero(flat[1:] < flat[:-1]) != np.count_nonzero(values[1:, 0] < values[:-1, -1]):
         flat = np.sort(values, axis=1).ravel()
     changes = flat[1:] != flat[:-1]
-    between = changes[LANES - 1 :: LANES]
+    between = changes[WARP - 1 :: WARP]
     return len(values) + int(np.count_nonzero(changes) - np.count_nonzero(between))

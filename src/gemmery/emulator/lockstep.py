@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.banks import WARP
 from gemmery.emulator import specials
 from gemmery.emulator.lower import Block, LoweredKernel
-from gemmery.emulator.machine import WARP, LaunchConfig, Machine, Observer, UnitState, report_misuse
+from gemmery.emulator.machine import LaunchConfig, Machine, Observer, UnitState, report_misuse
 from gemmery.emulator.memory import Global, Own
 from gemmery.emulator.op import Indices, Mask, Values
 from gemmery.emulator.places import Places

@@ -14,7 +14,6 @@ from gemmery.emulator.op import Flags, Indices, Mask, Values
 from gemmery.emulator.places import Places
 from gemmery.emulator.ptx import PtxKernel
 
-WARP = 32
 Dims = tuple[int, int, int]
 UnitState = TypeVar("UnitState")
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.banks import WARP
 from gemmery.emulator import convergence
 from gemmery.emulator.control import WHOLE_WARP, LoweredBarrier, Reduction
 from gemmery.emulator.convergence import Gathering
 from gemmery.emulator.lower import LoweredKernel
-from gemmery.emulator.machine import WARP, Machine
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Indices, Mask
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import banks
-from gemmery.banks import BANK, BANKS, LANES
+from gemmery.banks import BANK, BANKS, WARP
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import Geometry
 from gemmery.errors import ArgumentError, RefusedError
@@ -150,7 +150,7 @@ def divergent(lanes: Sequence[bool]) -> int:
     >>> divergent([lane > 15 for lane in range(64)])
     1
     """
-    warps = [lanes[first : first + LANES] for first in range(0, len(lanes), LANES)]
+    warps = [lanes[first : first + WARP] for first in range(0, len(lanes), WARP)]
     return sum(any(warp) and not all(warp) for warp in warps)
 
 
@@ -190,7 +190,7 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
 
     def launch(name: str, n: int, config: Config) -> Geometry:
         block = config["threads"]
-        if block < LANES or block & (block - 1):
+        if block < WARP or block & (block - 1):
             raise RefusedError(
                 f"{block} threads per block: the tree halves them down to a warp; use a power of two >= 32"
             )
@@ -205,7 +205,7 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
     def counts(n: int, config: Config) -> dict[str, int]:
         block = config["threads"]
         blocks, each = -(-n // block), levels(block)
-        working = sum(any(lanes[first : first + LANES]) for lanes in each for first in range(0, block, LANES))
+        working = sum(any(lanes[first : first + WARP]) for lanes in each for first in range(0, block, WARP))
         return {
             "working_warps": blocks * working,
             "divergent_warps": blocks * sum(divergent(lanes) for lanes in each),
@@ -231,7 +231,7 @@ def _strided(block: int) -> list[list[bool]]:
 
 def _shuffled(block: int) -> list[list[bool]]:
     """Every lane adds at each of five levels, and then those of the first warp once more."""
-    return 5 * [[True] * block] + 5 * [[thread < LANES for thread in range(block)]]
+    return 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]
 
 
 # ---- banks of shared memory ----
@@ -248,7 +248,7 @@ def _bank_launch(name: str, n: int, config: Config) -> Geometry:
 
 
 def _bank_expected(x: Floats, config: Config) -> Floats:
-    lanes, steps = np.arange(LANES)[:, None], np.arange(config["steps"])[None]
+    lanes, steps = np.arange(WARP)[:, None], np.arange(config["steps"])[None]
     elements = x[: x.size // 4 * 4].reshape(-1, config["width"] // 4)
     sums = elements[lanes * config["stride"] + 2 * (steps % 16) + steps // 16 % 2].sum(axis=(1, 2))
     return np.resize(sums, x.size)
@@ -256,9 +256,9 @@ def _bank_expected(x: Floats, config: Config) -> Floats:
 
 def _bank_counts(n: int, config: Config) -> dict[str, int]:
     width, stride = config["width"], config["stride"]
-    loads = -(-n // _BANK_BLOCK) * (_BANK_BLOCK // LANES) * config["steps"]
-    each = wavefronts([width * stride * lane for lane in range(LANES)], width)
-    ideal = width * LANES // (BANKS * BANK)
+    loads = -(-n // _BANK_BLOCK) * (_BANK_BLOCK // WARP) * config["steps"]
+    each = wavefronts([width * stride * lane for lane in range(WARP)], width)
+    ideal = width * WARP // (BANKS * BANK)
     return {"shared_loads": loads, "wavefronts": loads * each, "bank_conflicts": loads * (each - ideal)}
 
 
@@ -292,8 +292,8 @@ def _copy_counts(n: int, config: Config) -> dict[str, int]:
     """Return requests and sectors read; as many are written."""
     width, stride = config["width"], config["stride"]
     apart = n * 4 // width // stride  # threads that take elements `stride` apart, before the next element
-    each = [sectors([width * (stride * lane + turn) for lane in range(LANES)], width) for turn in range(stride)]
-    return {"requests": apart // LANES * stride, "sectors": apart // LANES * sum(each)}
+    each = [sectors([width * (stride * lane + turn) for lane in range(WARP)], width) for turn in range(stride)]
+    return {"requests": apart // WARP * stride, "sectors": apart // WARP * sum(each)}
 
 
 _COPIED = Show(3 << 23, _copy_launch, lambda n, _: n, lambda x, _: x, _copy_counts, lambda *_: 0)
@@ -314,7 +314,7 @@ EXHIBITS = (
             "A warp executes one instruction at a time. When its lanes disagree at a branch, it runs both paths one "
             "after the other, with half of its lanes idle on each. The same work takes twice as long."
         ),
-        show=_branches(LANES, 15),
+        show=_branches(WARP, 15),
         default={"steps": 1024},
         expect={"divergent_branches": 1 << 17},
     ),
@@ -325,7 +325,7 @@ EXHIBITS = (
             "The same two paths, but whole warps take them: no warp has lanes that disagree, so none runs both. Where "
             "threads must branch, let them branch by warps."
         ),
-        show=_branches(2 * LANES, LANES - 1),
+        show=_branches(2 * WARP, WARP - 1),
         parent="divergence_split",
         default={"steps": 1024},
         expect={"divergent_branches": 0},

@@ -68,10 +68,10 @@ class Counters(Observer):
         if active is None:
             self._branches[index] += machine.warps
         else:
-            active = active.reshape(-1, banks.LANES)
+            active = active.reshape(-1, banks.WARP)
             self._branches[index] += int(np.count_nonzero(active.any(axis=1)))
         if np.ndim(jumps):
-            rows = jumps.reshape(-1, banks.LANES)
+            rows = jumps.reshape(-1, banks.WARP)
             going, staying = (rows, ~rows) if active is None else (rows & active, ~rows & active)
             self._divergent[index] += int(np.count_nonzero(going.any(axis=1) & staying.any(axis=1)))
 
@@ -108,7 +108,7 @@ class Counters(Observer):
         if not event.addresses.ndim and event.mask is None:
             pattern = self._patterns.get((event.kind, event.width))
             if pattern is None:
-                lanes = np.zeros((1, banks.LANES), np.int64)
+                lanes = np.zeros((1, banks.WARP), np.int64)
                 pattern = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
             return tuple(machine.warps * value for value in pattern)
         place = event.index, event.width
@@ -249,7 +249,7 @@ def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
 
 
 def _warps(addresses: Indices, mask: Mask) -> tuple[Indices, Mask]:
-    shape = (-1, banks.LANES)
+    shape = (-1, banks.WARP)
     return addresses.reshape(shape), None if mask is None else mask.reshape(shape)
 
 
@@ -268,7 +268,7 @@ def _copied(machine: Machine, event: Access) -> tuple[int, ...]:
 def _interleaved(machine: Machine, event: Access) -> tuple[int, ...]:
     """Count local memory, where each 4-byte word of the 32 lanes takes 128 consecutive bytes."""
     lanes, mask = _warps(machine.spread(event.addresses), event.mask)
-    places = (lanes >> 2) * (4 * banks.LANES) + 4 * np.arange(banks.LANES)
+    places = (lanes >> 2) * (4 * banks.WARP) + 4 * np.arange(banks.WARP)
     words = -(-event.width // 4)
     requests, sectors, used = banks.moved(places, mask, min(4, event.width))
     return requests, words * sectors, words * used

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.banks import WARP
 from gemmery.emulator.convergence import WAY_OUT, ranges
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
-from gemmery.emulator.machine import WARP, Access, Machine, Observer
+from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import PtxKernel
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.emulator.findings.clocks import Clocks, Words
 from gemmery.emulator.findings.races import History
-from gemmery.emulator.machine import WARP, Machine
+from gemmery.emulator.machine import Machine
 from gemmery.emulator.op import Flags, Mask
 
 

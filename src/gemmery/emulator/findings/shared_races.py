@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.emulator.control import BARRIERS
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
@@ -16,7 +17,7 @@ from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
 from gemmery.emulator.hopper.products import Products
-from gemmery.emulator.machine import WARP, Access, Machine
+from gemmery.emulator.machine import Access, Machine
 from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.ptx import Immediate
 

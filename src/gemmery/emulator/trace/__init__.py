@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.emulator.instructions import written
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Mask
 from gemmery.emulator.ptx import Instruction, Line, PtxKernel, Register, Vector
 from gemmery.emulator.ptx.variables import SIZES
 
-WARP = 32
 MOST = 64  # largest number of stretches kept after a branch
 ActiveLanes = tuple[bool, ...]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from gemmery.banks import WARP
 from gemmery.emulator.trace import Divergence, Stretch
 from gemmery.report import words
 from gemmery.report.pictures.drawing import cell, label, legend, line_of, svg, with_callers
 from gemmery.report.svg import Plot
 from gemmery.report.words import plural
 
-WARP = 32
 LEFT, LANE = 150, 13  # of the picture: labels, and the width of a lane
 TOP, GAP = 22, 3
 READING = "Lanes run across, time runs down; a band is as high as the logarithm of its instructions."

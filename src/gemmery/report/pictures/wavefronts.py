@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gemmery import banks
-from gemmery.banks import BANK, BANKS, LANES
+from gemmery.banks import BANK, BANKS, WARP
 from gemmery.emulator.trace import WarpAccess
 from gemmery.emulator.trace.selection import served
 from gemmery.report.pictures.drawing import (
@@ -76,7 +76,7 @@ def groups(access: WarpAccess) -> list[tuple[int, ...]]:
     """
     if access.kind in ("ldmatrix", "stmatrix"):
         return _every(access, banks.ROWS)
-    passes, together = served(access), min(LANES, BANK * BANKS // access.width)
+    passes, together = served(access), min(WARP, BANK * BANKS // access.width)
     narrow = _every(access, together)
     # Pairs that agree are served in groups twice as wide; the number of groups shows it.
     return narrow if len(narrow) == passes.wavefronts - passes.conflicts else _every(access, 2 * together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,3 +70,8 @@ class Op(Traits):
     complement: Meaning | None = None  # for setp: the function that gives q, if "p|q" is written
     kind: str = field(default="alu", kw_only=True)
     effect: bool = field(default=False, kw_only=True)
+
+
+def same(name: str, kinds: Iterable[str], arity: int, meaning: Meaning, kind: str) -> dict[str, Op]:
+    """The entries of an instruction whose operands and result have one type, for each of these types."""
+    return {f"{name}.{t}": Op((t,), (t,) * arity, meaning, kind=kind) for t in kinds}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.ops.half import from_bf16
 from gemmery.emulator.ops.integer import choose
 
 EQUAL: dict[str, Meaning] = {"eq": np.equal, "ne": np.not_equal}
@@ -26,6 +27,7 @@ OPPOSITE: dict[Meaning, Meaning] = {
 BOOLEAN: dict[str, np.ufunc | None] = {"": None, ".and": np.bitwise_and, ".or": np.bitwise_or, ".xor": np.bitwise_xor}
 INTEGERS = tuple(f"{sign}{width}" for sign in "bus" for width in (16, 32, 64))
 FLOATS = ("f16", "bf16", "f32", "f64")
+PAIRS = ("f16x2", "bf16x2")
 SUBNORMAL = {"f16": np.float16(2.0**-14), "f32": np.float32(2.0**-126)}  # smaller numbers are flushed by .ftz
 
 
@@ -67,11 +69,6 @@ def comparisons(kind: str) -> dict[str, Meaning]:
     return FLOAT
 
 
-def bf16(x: Values) -> Values:
-    """Convert the bits of bfloat16 to float32."""
-    return (x.astype(np.uint32) << 16).view(np.float32)
-
-
 def flushed(kind: str) -> Meaning:
     """Replace subnormal numbers by zero."""
     return lambda x: choose(np.abs(x) < SUBNORMAL[kind], x.dtype.type(0), x)
@@ -95,7 +92,7 @@ def joined(compare: Meaning, join: np.ufunc | None) -> Meaning:
 def scalar_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
     """Yield for one type "lt.ftz" without Boolean operator, its comparison and the opposite one."""
     for ftz in ("", ".ftz") if kind in SUBNORMAL else ("",):
-        convert = flushed(kind) if ftz else bf16 if kind == "bf16" else None
+        convert = flushed(kind) if ftz else from_bf16 if kind == "bf16" else None
         for name, compare in comparisons(kind).items():
             opposite = OPPOSITE[compare] if kind in INTEGERS else negated(compare)
             yield name + ftz, read_as(convert, compare), read_as(convert, opposite)
@@ -105,20 +102,6 @@ def spelled(compare: str, boolean: str) -> str:
     """Insert the Boolean operator before .ftz."""
     name, _, ftz = compare.partition(".")
     return name + boolean + ("." + ftz if ftz else "")
-
-
-def setp() -> dict[str, Op]:
-    """Comparisons into predicates."""
-    table = {}
-    for kind in (*INTEGERS, *FLOATS):
-        for name, compare, opposite in scalar_comparisons(kind):
-            for boolean, join in BOOLEAN.items():
-                operands = (kind, kind) if join is None else (kind, kind, "pred")
-                second = None if kind in ("f16", "bf16") else joined(opposite, join)
-                table[f"setp.{spelled(name, boolean)}.{kind}"] = Op(
-                    ("pred",), operands, joined(compare, join), kind="setp", complement=second
-                )
-    return table
 
 
 def pair(first: Meaning, second: Meaning) -> Meaning:
@@ -132,16 +115,28 @@ def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:
         yield name, read_as(half(0, kind[:-2]), compare), read_as(half(1, kind[:-2]), compare)
 
 
-def setp_packed() -> dict[str, Op]:
-    """Comparisons of packed pairs: p for the lower values, q for the upper ones."""
+def combinations(kind: str) -> Iterator[tuple[str, tuple[str, ...], Meaning, Meaning]]:
+    """Yield each comparison of a type with each Boolean operator: "lt.and.ftz", the operands' types, and two functions.
+
+    The second function is the opposite comparison, or for packed pairs that of the upper values.
+    """
+    for name, first, second in (packed_comparisons if kind in PAIRS else scalar_comparisons)(kind):
+        for boolean, join in BOOLEAN.items():
+            operands = (kind, kind) if join is None else (kind, kind, "pred")
+            yield spelled(name, boolean), operands, joined(first, join), joined(second, join)
+
+
+def setp() -> dict[str, Op]:
+    """Comparisons into predicates; of packed pairs, p for the lower values and q for the upper ones."""
     table = {}
-    for kind in ("f16x2", "bf16x2"):
-        for name, low, high in packed_comparisons(kind):
-            for boolean, join in BOOLEAN.items():
-                operands = (kind, kind) if join is None else (kind, kind, "pred")
-                table[f"setp.{spelled(name, boolean)}.{kind}"] = Op(
-                    ("pred", "pred"), operands, pair(joined(low, join), joined(high, join)), kind="setp"
-                )
+    for kind in (*INTEGERS, *FLOATS, *PAIRS):
+        for name, operands, first, second in combinations(kind):
+            if kind in PAIRS:
+                op = Op(("pred", "pred"), operands, pair(first, second), kind="setp")
+            else:
+                complement = None if kind in ("f16", "bf16") else second
+                op = Op(("pred",), operands, first, kind="setp", complement=complement)
+            table[f"setp.{name}.{kind}"] = op
     return table
 
 
@@ -174,7 +169,7 @@ def answered_packed(low: Meaning, high: Meaning, kind: str) -> Meaning:
 
 def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
     """The types of results of set for operands of a type."""
-    if kind.endswith("x2"):
+    if kind in PAIRS:
         return kind, "u32", "s32"
     if kind == "bf16":
         return "bf16", "u16", "s16", "u32", "s32"
@@ -185,17 +180,11 @@ def set_results(kind: str, ftz: bool) -> tuple[str, ...]:
 def set_() -> dict[str, Op]:
     """Comparisons with numbers as results."""
     table = {}
-    for kind in (*INTEGERS, *FLOATS, "f16x2", "bf16x2"):
-        packed = kind.endswith("x2")
-        for name, first, second in packed_comparisons(kind) if packed else scalar_comparisons(kind):
-            for boolean, join in BOOLEAN.items():
-                operands = (kind, kind) if join is None else (kind, kind, "pred")
-                low, high = joined(first, join), joined(second, join)
-                for result in set_results(kind, ".ftz" in name):
-                    meaning = answered_packed(low, high, result) if packed else answered(low, result)
-                    table[f"set.{spelled(name, boolean)}.{result}.{kind}"] = Op(
-                        (result,), operands, meaning, kind="set"
-                    )
+    for kind in (*INTEGERS, *FLOATS, *PAIRS):
+        for name, operands, low, high in combinations(kind):
+            for result in set_results(kind, ".ftz" in name):
+                meaning = answered_packed(low, high, result) if kind in PAIRS else answered(low, result)
+                table[f"set.{name}.{result}.{kind}"] = Op((result,), operands, meaning, kind="set")
     return table
 
 
@@ -218,7 +207,6 @@ SELECTED = (*INTEGERS, "f32", "f64")
 
 TABLE: dict[str, Op] = {
     **setp(),
-    **setp_packed(),
     **set_(),
     **{f"selp.{t}": Op((t,), (t, t, "pred"), selp, kind="selp") for t in SELECTED},
     **{f"slct.{t}.{c}": Op((t,), (t, t, c), slct, kind="slct") for t in SELECTED for c in ("s32", "f32")},

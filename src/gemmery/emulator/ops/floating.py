@@ -32,14 +32,14 @@ def saturated(x: Values) -> Values:
     return where(np.isnan(x), kind(0), np.minimum(np.maximum(x, kind(0)), kind(1)) + kind(0))
 
 
-def modified(meaning: Meaning, modifiers: str) -> Meaning:
-    """Add ".ftz" (subnormal operands and results become zero) and ".sat" to a meaning."""
+def modified(meaning: Meaning, modifiers: str, flush: Meaning = flushed) -> Meaning:
+    """Add ".ftz" (`flush` subnormal operands and results to zero) and ".sat" to a meaning."""
     ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
     if not ftz and not sat:
         return meaning
 
     def changed(*operands: Values) -> Values:
-        result = flushed(meaning(*map(flushed, operands))) if ftz else meaning(*operands)
+        result = flush(meaning(*map(flush, operands))) if ftz else meaning(*operands)
         return saturated(result) if sat else result
 
     return changed

@@ -16,7 +16,7 @@ import numpy as np
 from gemmery.emulator import exact
 from gemmery.emulator.exact import where
 from gemmery.emulator.op import Meaning, Op, Values
-from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, flushed, saturated, with_ftz
+from gemmery.emulator.ops.floating import EXTREMES, FTZ, SAT, flushed, modified, with_ftz
 
 BF16_NAN = np.uint16(0x7FFF)
 
@@ -94,13 +94,7 @@ def _flushed(x: Values) -> Values:
 
 def _modified(meaning: Meaning, modifiers: str) -> Meaning:
     """Add .ftz and .sat to a meaning for float16."""
-    ftz, sat = ".ftz" in modifiers, ".sat" in modifiers
-
-    def changed(*operands: Values) -> Values:
-        result = _flushed(meaning(*map(_flushed, operands))) if ftz else meaning(*operands)
-        return saturated(result) if sat else result
-
-    return changed if ftz or sat else meaning
+    return modified(meaning, modifiers, _flushed)
 
 
 def _rectified(meaning: Meaning) -> Meaning:

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values, same
 
 SIGNED = ("s16", "s32", "s64")
 TYPES = ("u16", "u32", "u64", *SIGNED)
@@ -199,25 +199,20 @@ def product_carry(product: Meaning) -> Meaning:
     return lambda a, b, c, carry: add_carry(product(a, b), c, carry)
 
 
-def same(name: str, kinds: tuple[str, ...], arity: int, meaning: Meaning, kind: str = "int") -> dict[str, Op]:
-    """An instruction whose operands and result have one type."""
-    return {f"{name}.{t}": Op((t,), (t,) * arity, meaning, kind=kind) for t in kinds}
-
-
 def arithmetic() -> dict[str, Op]:
     """Sums, differences, minima, maxima, quotients."""
     table = {
-        **same("add", TYPES, 2, np.add),
-        **same("sub", TYPES, 2, np.subtract),
-        **same("min", TYPES, 2, np.minimum),
-        **same("max", TYPES, 2, np.maximum),
-        **same("div", TYPES, 2, div),
-        **same("rem", TYPES, 2, rem),
-        **same("sad", TYPES, 3, sad),
-        **same("neg", SIGNED, 1, np.negative),
-        **same("abs", SIGNED, 1, np.abs),
-        **same("add.sat", ("s32",), 2, lambda a, b: clamped(np.add(a, b, dtype=np.int64))),
-        **same("sub.sat", ("s32",), 2, lambda a, b: clamped(np.subtract(a, b, dtype=np.int64))),
+        **same("add", TYPES, 2, np.add, "int"),
+        **same("sub", TYPES, 2, np.subtract, "int"),
+        **same("min", TYPES, 2, np.minimum, "int"),
+        **same("max", TYPES, 2, np.maximum, "int"),
+        **same("div", TYPES, 2, div, "int"),
+        **same("rem", TYPES, 2, rem, "int"),
+        **same("sad", TYPES, 3, sad, "int"),
+        **same("neg", SIGNED, 1, np.negative, "int"),
+        **same("abs", SIGNED, 1, np.abs, "int"),
+        **same("add.sat", ("s32",), 2, lambda a, b: clamped(np.add(a, b, dtype=np.int64)), "int"),
+        **same("sub.sat", ("s32",), 2, lambda a, b: clamped(np.subtract(a, b, dtype=np.int64)), "int"),
     }
     extremes: tuple[tuple[str, Meaning], ...] = (("min", np.minimum), ("max", np.maximum))
     for name, meaning in extremes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values, same
 from gemmery.emulator.ops.integer import choose
 
 WIDTHS = ("b16", "b32", "b64")
@@ -90,13 +90,11 @@ def prmt_mode(mode: str) -> Meaning:
 
 
 TABLE: dict[str, Op] = {
-    **{
-        f"{name}.{t}": Op((t,), (t, t), meaning, kind="logic")
-        for name, meaning in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))
-        for t in ("pred", *WIDTHS)
-    },
-    **{f"not.{t}": Op((t,), (t,), np.invert, kind="logic") for t in ("pred", *WIDTHS)},
-    **{f"cnot.{t}": Op((t,), (t,), cnot, kind="logic") for t in WIDTHS},
+    **same("and", ("pred", *WIDTHS), 2, np.bitwise_and, "logic"),
+    **same("or", ("pred", *WIDTHS), 2, np.bitwise_or, "logic"),
+    **same("xor", ("pred", *WIDTHS), 2, np.bitwise_xor, "logic"),
+    **same("not", ("pred", *WIDTHS), 1, np.invert, "logic"),
+    **same("cnot", WIDTHS, 1, cnot, "logic"),
     "lop3.b32": Op(("b32",), ("b32", "b32", "b32", "u32"), lop3, kind="logic"),
     **{
         f"lop3.{name}.b32": Op(("b32", "pred"), ("b32", "b32", "b32", "u32", "pred"), lop3_with(join), kind="logic")

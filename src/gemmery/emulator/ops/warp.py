@@ -34,42 +34,32 @@ def _once(x: Array) -> Array:
 # ---- shfl ----
 
 
-def _up(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
-    source = lane - b
-    return source, source >= limit
+# The lane that each lane reads, from its own number, b, and the lanes of its segment.
+_SHUFFLES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "up": lambda lane, b, segment: lane - b,
+    "down": lambda lane, b, segment: lane + b,
+    "bfly": lambda lane, b, segment: lane ^ b,
+    "idx": lambda lane, b, segment: lane & segment | b & ~segment,
+}
 
 
-def _down(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
-    source = lane + b
-    return source, source <= limit
-
-
-def _bfly(lane: Array, b: Array, limit: Array, _segment: Array) -> tuple[Array, Array]:
-    source = lane ^ b
-    return source, source <= limit
-
-
-def _idx(lane: Array, b: Array, limit: Array, segment: Array) -> tuple[Array, Array]:
-    source = lane & segment | b & ~segment
-    return source, source <= limit
-
-
-def _sources(mode: Callable[..., tuple[Array, Array]], b: Array, c: Array) -> tuple[Array, Array]:
+def _sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     """The lane that each lane reads, itself if the source is out of range, and whether it is in range."""
     b, c = (_once(x).astype("i4") for x in (b, c))
     segment = c >> 8 & 31
     limit = LANES & segment | c & 31 & ~segment
-    source, inside = mode(LANES, b & 31, limit, segment)
+    source = _SHUFFLES[mode](LANES, b & 31, segment)
+    inside = source >= limit if mode == "up" else source <= limit
     source, inside = np.broadcast_arrays(np.where(inside, source, LANES), inside)
     return source, inside
 
 
 def sources(mode: str, b: Array, c: Array) -> Array:
     """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx: (warps, 32), or one row for all warps."""
-    return _sources(_SHUFFLES[mode], b, c)[0]
+    return _sources(mode, b, c)[0]
 
 
-def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
+def _shfl(mode: str, active: Array, a: Array, b: Array, c: Array, _mask: Array) -> Any:
     source, inside = _sources(mode, b, c)
     if len(source) == 1:
         values, there = a[:, source[0]], active[:, source[0]]
@@ -78,9 +68,6 @@ def _shfl(mode: Callable[..., tuple[Array, Array]], active: Array, a: Array, b: 
     if not there.all():
         values = np.where(there, values, UNDEFINED)
     return values, np.broadcast_to(inside, a.shape)
-
-
-_SHUFFLES = {"up": _up, "down": _down, "bfly": _bfly, "idx": _idx}
 
 
 # ---- votes ----
@@ -175,10 +162,7 @@ def _op(results: tuple[str, ...], operands: tuple[str, ...], meaning: Callable[.
 
 
 TABLE: dict[str, Op] = {
-    **{
-        f"shfl.sync.{name}.b32": _op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl")
-        for name, mode in _SHUFFLES.items()
-    },
+    **{f"shfl.sync.{mode}.b32": _op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl") for mode in _SHUFFLES},
     **{
         f"vote.sync.{name}.pred": _op(("pred",), ("pred", "b32"), meaning, "vote")
         for name, meaning in {"all": _all, "any": _any, "uni": _uni}.items()

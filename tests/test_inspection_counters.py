@@ -22,7 +22,7 @@ from gemmery.inspection.pages import inspection_page, side_by_side_page
 from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
-from gemmery.report.roofs import roofline_plot
+from gemmery.report.curves import roofline_plot
 
 SIDE = 256  # of what is emulated
 

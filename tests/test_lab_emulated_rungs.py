@@ -20,9 +20,8 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import EmulatedLadder
 from gemmery.report import svg
-from gemmery.report.emulated_page import emulated_page
+from gemmery.report.emulated_page import emulated_page, roofs
 from gemmery.report.emulated_tables import complaints, emulated_sheets, overviews
-from gemmery.report.roofs import roofs
 
 pytest.importorskip("cuda.bindings")
 

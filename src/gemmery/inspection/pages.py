@@ -8,9 +8,9 @@ from dataclasses import replace
 from gemmery.inspection import counters, side_by_side
 from gemmery.inspection.records import Inspection, SideBySide
 from gemmery.inspection.sections import codes, lesson, sections, subject
+from gemmery.report.curves import roofline_plot
 from gemmery.report.pictures import pictures
 from gemmery.report.rendering import render
-from gemmery.report.roofs import roofline_plot
 from gemmery.report.svg import Plot
 
 

@@ -6,21 +6,36 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
 from gemmery.report.problems import is_square
-from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, Plot, annotate, axes, render, spread
+from gemmery.report.svg import (
+    HALO,
+    INK,
+    MUTED,
+    NUMBER,
+    RIVAL,
+    SERIES,
+    Plot,
+    annotate,
+    axes,
+    logarithmic,
+    render,
+    spread,
+)
 from gemmery.report.sweep_tables import along, marks, side
+
+if TYPE_CHECKING:
+    from gemmery.cuda.roofline import Roofline
 
 LABEL = 15  # height of one line of labels
 REASON = 36  # characters per line of a reason
-NUMBER = FuncFormatter(lambda value, _: f"{value:g}")
 DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", words.duration(value)))
 Colours = Mapping[str, str]
 
@@ -136,12 +151,9 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         for name, same in variants.items()
     ]
     with axes(460) as on:
-        on.set_xscale("log", base=2)
-        on.set_yscale("log")
+        logarithmic(on, DURATION)
         on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)
         _ticks(on, values, 8)
-        on.yaxis.set_major_formatter(DURATION)
-        on.yaxis.set_minor_formatter(NullFormatter())
         on.set(xlabel=axis.label, ylabel="time of one product")
         on.set_ylim(min(m.seconds for m in ran) / 1.6, 2.6 * max(m.seconds for m in ran))
         on.grid(False, axis="x")
@@ -169,12 +181,10 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
     ridges = [peak / bandwidth / scale for peak, bandwidth in roofs.values()]
     left, right = min([*intensities, *ridges]) / 16, max([*intensities, *ridges]) * 8
     with axes(460) as on:
-        on.set_xscale("log", base=2)
-        on.set_yscale("log")
+        logarithmic(on)
         lowest, highest = min(words.reached(m) for m in ran), max(peak for peak, _ in roofs.values())
         on.set(xlim=(left, right), ylim=(lowest / 2.5, 3 * highest))
         on.xaxis.set_major_formatter(NUMBER)
-        _plain(on)
         on.set(xlabel="operations per byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
@@ -186,6 +196,34 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         "caches kept everything; a kernel far below its roof moves bytes again and again."
     )
     return Plot(f"roofline-{suite}", "Roofline", caption, svg)
+
+
+def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> Plot | None:
+    """The roofline of one inspected rung: two points under the roofs of its device; None without a peak."""
+    points = {"as it loads": loads, "each element once": once}
+    peak, bandwidth = loads.peak, loads.bandwidth
+    if not peak or not bandwidth or not all(point.intensity for point in points.values()):
+        return None
+    intensities = [peak / bandwidth, *(point.intensity for point in points.values())]
+    left, right = min(intensities) / 6, max(intensities) * 6
+    with axes(300) as on:
+        logarithmic(on, FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        on.xaxis.set_major_formatter(NUMBER)
+        on.set(xlim=(left, right), ylim=(0.7 * bandwidth * left, 2.5 * peak))
+        slopes(on, peak, bandwidth)
+        for (name, point), colour in zip(points.items(), SERIES[:2], strict=True):
+            x, y = point.intensity, point.attainable
+            on.plot([x, x], [on.get_ylim()[0], y], ":", color=colour, linewidth=1.5)
+            on.plot(x, y, "o", color=colour, zorder=5)
+            away, align = (-8, "right") if x > (left * right) ** 0.5 else (8, "left")
+            annotate(on, name, (x, y), (away, -16), ha=align, color=colour, zorder=6)
+        on.set(xlabel="operations a byte", ylabel="GFLOP/s")
+        svg = render(on, "roofline", f"the roofline of {rung} on {device}")
+    caption = (
+        "Both axes are logarithmic. As it loads counts every load of A and B as one from memory; each element once is "
+        "what perfect caches would leave. Caches keep a kernel between the two."
+    )
+    return Plot("roofline", "Roofline", caption, svg)
 
 
 def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: str = "", below: bool = False) -> None:
@@ -233,8 +271,7 @@ def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement
 
 def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
     """A line for each kernel against n, on logarithmic axes."""
-    on.set_xscale("log", base=2)
-    on.set_yscale("log")
+    logarithmic(on)
     lines = []
     for (kernel, threads), name in _names(ran).items():
         own = sorted((m for m in ran if (m.kernel, m.threads) == (kernel, threads)), key=lambda m: m.n)
@@ -245,7 +282,6 @@ def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement]
     for n in dict.fromkeys(at[0] for _, at, _ in ends):
         _name(on, [end for end in ends if end[1][0] == n], 12)
     _ticks(on, sizes, 12)
-    _plain(on)
     on.grid(False, axis="x")
 
 
@@ -281,12 +317,6 @@ def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
     marked = values if len(values) <= most else [value for value in values if value & (value - 1) == 0]
     on.set_xticks(marked, [str(value) for value in marked])
     on.xaxis.set_minor_locator(NullLocator())
-
-
-def _plain(on: Axes) -> None:
-    """Powers of ten on the y axis as plain numbers."""
-    on.yaxis.set_major_formatter(NUMBER)
-    on.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _names(ran: Iterable[Measurement]) -> dict[tuple[str, int], str]:

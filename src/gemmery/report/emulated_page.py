@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from matplotlib.ticker import LogLocator, NullFormatter
+
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.rung_counts import EmulatedLadder
-from gemmery.report import words
+from gemmery.ladder.rung_counts import EmulatedLadder, EmulatedRung
+from gemmery.report import rendering, words
 from gemmery.report.emulated_tables import (
     COUNTED,
-    PARENTS,
     ROOF,
     by_size,
     complaints,
     described,
     emulated_sheets,
+    over_parent,
     overviews,
     verdict,
 )
 from gemmery.report.pictures import pictures
-from gemmery.report.rendering import render
-from gemmery.report.roofs import roofs
-from gemmery.report.svg import Plot
+from gemmery.report.svg import NUMBER, RIVAL, SERIES, TOKENS, Plot, annotate, axes, legend, name_rows, render
 from gemmery.report.tree import tree
+
+ROW = 26  # height of a rung
+COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (RIVAL, *SERIES[1:4]), strict=True))
 
 
 def emulated_page(ladder: EmulatedLadder) -> str:
@@ -31,7 +34,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
     ran = {rung.rung for rung in ladder.rungs}
     rungs = tuple(rung for rung in CUDA if rung.name in ran)
     title = "The ladder" if rungs else "The sweep"
-    return render(
+    return rendering.render(
         "emulated.html",
         title=f"{title} on the emulator, as {ladder.device.name}",
         heading=f"{title}, emulated",
@@ -41,21 +44,11 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         overviews=overviews(ladder),
         meaning=(COUNTED, ROOF),
         branches=tree(rungs),
-        gains=_gains(ladder),
+        gains={run.rung: over_parent(ladder, run) for run in by_size(ladder)[-1]} if ladder.rungs else {},
         roofs=roofs(ladder),
         lessons=list(_lessons(ladder, rungs)),
         sheets=emulated_sheets(ladder),
     )
-
-
-def _gains(ladder: EmulatedLadder) -> dict[str, str]:
-    """The gain of each rung over its parent by their roofs, at the largest size."""
-    gains = {}
-    for rung in by_size(ladder)[-1] if ladder.rungs else ():
-        parent = PARENTS.get(rung.rung)
-        if gain := ladder.gain(rung, parent):
-            gains[rung.rung] = f"{words.digits(gain)}× {parent}"
-    return gains
 
 
 def _lessons(ladder: EmulatedLadder, rungs: Sequence[Rung]) -> Iterator[tuple[Rung, str, Plot | None]]:
@@ -78,3 +71,44 @@ def _picture(ladder: EmulatedLadder, name: str, explained: set[str]) -> Plot | N
             explained.add(kind)
             return plot
     return None
+
+
+def roofs(ladder: EmulatedLadder) -> tuple[Plot, ...]:
+    """A figure for each size: every rung that ran with its four roofs."""
+    sizes = [[run for run in runs if not run.refused] for runs in by_size(ladder)]
+    return tuple(_roofs(runs[0].size, runs) for runs in sizes if runs)
+
+
+def _roofs(size: int, rungs: list[EmulatedRung]) -> Plot:
+    times = [time * 1e6 for run in rungs for time in run.roofs.values() if time]
+    with axes(ROW * len(rungs) + 90) as on:
+        on.set_xscale("log")
+        low, high = min(times) / 1.5, max(times) * 1.6
+        for place, run in enumerate(rungs):
+            top = run.roof_seconds * 1e6
+            on.barh(place, top - low, left=low, height=0.5, color=TOKENS["soft"], linewidth=0)
+            annotate(on, words.digits(top), (top, place), (9, 0), va="center", size=11)
+        for name, colour in COLOURS.items():
+            points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
+            if points:
+                x, y = zip(*points, strict=True)
+                on.plot(x, y, "o", color=colour, label=name, zorder=4)
+        on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
+        name_rows(on, range(len(rungs)), [_label(run, rungs[0]) for run in rungs], code_size=11)
+        on.xaxis.set_major_locator(LogLocator(10))
+        on.xaxis.set_major_formatter(NUMBER)
+        on.xaxis.set_minor_formatter(NullFormatter())
+        legend(on)
+        on.set_xlabel("µs")
+        svg = render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
+    caption = (
+        "Each dot is the least time under one limit of the device; the bar reaches to the longest, the roof. Shorter "
+        "is better. The axis is logarithmic."
+    )
+    return Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, svg)
+
+
+def _label(run: EmulatedRung, first: EmulatedRung) -> str:
+    vector = ", vector" if 1 in (run.m, run.n) else ""
+    dtype = f", {run.dtype}" if run.dtype != first.dtype else ""
+    return f"{run.rung}{dtype}{vector}"

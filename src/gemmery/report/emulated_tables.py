@@ -137,18 +137,20 @@ def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
     return [(head, partial(cell, name=name)) for head, name in names.items()]
 
 
-def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
-    def gain(run: EmulatedRung) -> str:
-        parent = PARENTS.get(run.rung)
-        factor = ladder.gain(run, parent)
-        return f"{words.digits(factor)}× {parent}" if factor else ""
+def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
+    """Return the gain of a rung over its parent by their roofs, "" without one."""
+    parent = PARENTS.get(run.rung)
+    factor = ladder.gain(run, parent)
+    return f"{words.digits(factor)}× {parent}" if factor else ""
 
+
+def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
     names = {"sectors": "sectors", "wavefronts": "wavefronts", "bank conflicts": "bank_conflicts"}
     columns: Columns[EmulatedRung] = [
         *_counters({**names, "instructions": "warp_instructions"}),
         ("roof, µs", lambda run: _number(run.roof_seconds * 1e6)),
         ("limit", lambda run: run.limit),
-        ("× parent", gain),
+        ("× parent", partial(over_parent, ladder)),
     ]
     ran = [run for run in runs if not run.refused]
     return _sheet("Counters and roofs", runs, columns, [*_products(runs), *_tiles(ran, ladder.device)])

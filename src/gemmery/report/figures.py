@@ -16,7 +16,7 @@ from gemmery.report import words
 from gemmery.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
 from gemmery.report.problems import Group, fullest, rival, speedup
 from gemmery.report.suite_tables import OWN, product, tournaments
-from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, render
+from gemmery.report.svg import HALO, INK, MUTED, RIVAL, SERIES, TOKENS, Plot, axes, legend, name_rows, render
 from gemmery.report.tables import Records, Results, results
 
 ROW = 52  # height of one rung in the bars
@@ -90,11 +90,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             _figures(on, place, m, words.times(*gain) if gain else "")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
-        on.set_yticks([place - 0.12 for place in range(len(ran))], [m.kernel for m in ran])
-        for tick in on.get_yticklabels():
-            tick.set(family="DejaVu Sans Mono", size=12, color=INK)
-        on.grid(False, axis="y")
-        on.spines[["left", "bottom"]].set_visible(False)
+        name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
         on.set_xlabel(rate)
         svg = render(on, "ladder", f"{rate} of every rung at {words.shape(group.first)}")
     title = f"The ladder at {words.shape(group.first)}, {words.types(group.first)}"
@@ -178,11 +174,11 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> Plot | None:
         on.axvline(1, color=INK, linewidth=1.5)
         low, high = on.get_xlim()
         on.set(xlim=(min(low, 0.8), max(high, 1.25)), ylim=(len(own) - 0.4, -0.6))
-        on.set_yticks(range(len(own)), [product(m) + (f", {words.place(m)}" if several else "") for m in own])
+        names = [product(m) + (f", {words.place(m)}" if several else "") for m in own]
+        name_rows(on, range(len(own)), names)
         on.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         on.xaxis.set_minor_formatter(NullFormatter())
-        on.spines[["left", "bottom"]].set_visible(False)
-        on.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0, labelcolor=INK)
+        legend(on)
         on.set_xlabel("times faster than the rival")
         svg = render(on, f"standing-{suite}", "speed-up over each rival on every problem")
     caption = (

@@ -14,6 +14,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 # name -> (on a light background, on a dark one). The series are distinct without red or without green.
 PALETTE = {
@@ -99,6 +100,32 @@ def annotate(on: Axes, text: str, at: tuple[float, float], offset: tuple[float, 
     on.annotate(text, at, offset, textcoords="offset points", **{"bbox": HALO, **style})
 
 
+NUMBER = FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def logarithmic(on: Axes, numbers: FuncFormatter = NUMBER) -> None:
+    """Make both axes logarithmic, with powers of ten on the y axis as such numbers."""
+    on.set_xscale("log", base=2)
+    on.set_yscale("log")
+    on.yaxis.set_major_formatter(numbers)
+    on.yaxis.set_minor_formatter(NullFormatter())
+
+
+def name_rows(on: Axes, places: Sequence[float], names: Sequence[str], code_size: int = 0) -> None:
+    """Name the rows of a figure without a frame; names of kernels are code of a size."""
+    on.set_yticks(places, names)
+    on.spines[["left", "bottom"]].set_visible(False)
+    if code_size:
+        on.grid(False, axis="y")
+        for tick in on.get_yticklabels():
+            tick.set(family="DejaVu Sans Mono", size=code_size, color=INK)
+
+
+def legend(on: Axes) -> None:
+    """Name the series above the axes."""
+    on.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderpad=0, labelcolor=INK)
+
+
 def render(on: Axes, name: str, label: str) -> str:
     """The figure of `on` as an <svg> element whose colours are CSS variables and whose ids begin with `name`."""
     figure = on.figure
@@ -120,23 +147,21 @@ def render(on: Axes, name: str, label: str) -> str:
 _ROOT = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
 
 
+def _colours(scheme: int) -> str:
+    return " ".join(f"--{name}: {pair[scheme]};" for name, pair in PALETTE.items())
+
+
 def variables() -> str:
     """CSS that gives every name of the palette its colour, in both schemes."""
-    light = " ".join(f"--{name}: {pair[0]};" for name, pair in PALETTE.items())
-    dark = " ".join(f"--{name}: {pair[1]};" for name, pair in PALETTE.items())
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
-    )
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {_colours(1)} }} }}"
+    return f":root {{ color-scheme: light dark; {_colours(0)} }}\n{dark}"
 
 
 def schemes() -> str:
     """CSS that fixes one scheme for a page whose root says `data-scheme`, whatever the system prefers."""
-    sides = {"light": 0, "dark": 1}
     return "\n".join(
-        f':root[data-scheme="{scheme}"] {{ color-scheme: {scheme}; '
-        + " ".join(f"--{name}: {pair[side]};" for name, pair in PALETTE.items())
-        + " }"
-        for scheme, side in sides.items()
+        f':root[data-scheme="{scheme}"] {{ color-scheme: {scheme}; {_colours(side)} }}'
+        for side, scheme in enumerate(("light", "dark"))
     )
 
 

@@ -393,9 +393,18 @@ def test_a_closed_pipe_is_quiet(options):
 
 @pytest.mark.parametrize(
     ("module", "line"),
-    [("typer", "doctor"), ("rich", "doctor"), ("matplotlib", "ladder --sizes 8"), ("threadpoolctl", "doctor")],
+    [
+        ("typer", "doctor"),
+        ("rich", "doctor"),
+        ("matplotlib", "ladder --sizes 8"),
+        ("threadpoolctl", "doctor"),
+        ("jinja2", "ladder --sizes 8"),
+        ("jinja2", "ladder diff simt_smem simt_naive --html page.html"),
+        ("jinja2", "inspect simt_naive --html page.html"),
+    ],
 )
-def test_without_the_extra_one_line_says_what_to_install(module, line):
+def test_without_the_extra_one_line_says_what_to_install(module, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     process = command(*line.split(), script=f"import sys\nsys.modules[{module!r}] = None")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 2

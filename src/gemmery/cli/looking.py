@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from gemmery.cli.app import Action, app, ladder_app
 from gemmery.cli.options import As, HtmlToo, Json, place, settings
-from gemmery.cli.showing import check_writable, console, write_page
+from gemmery.cli.showing import check_page, check_writable, console, write_page
 from gemmery.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def diff(
 
     The two kernels are compared line by line. Functions and types in headers are listed where only one rung uses them.
     """
+    if html is not None:
+        check_page(html, "jinja2")
     return partial(_diff, old, new, html)
 
 
@@ -109,7 +111,7 @@ def inspect(
         if code and other and not json:
             raise ArgumentError(f"{option}: side by side, no code is shown; inspect one of them, or add --json")
     if html is not None:
-        check_writable(html)
+        check_page(html, "jinja2")
     if svg is not None:
         check_writable(svg / "picture.svg", "--svg")
     from gemmery.inspection.gather import inspect_rung, shared_dtype

@@ -39,9 +39,7 @@ class Output:
         if self.html is not None and self.no_html:
             raise ArgumentError(f"--html {self.html} --no-html: give one of them")
         if self.has_page:
-            for library in filter(_is_missing, ("matplotlib", "jinja2")):
-                raise InstallError(missing("lab", f"the page needs {library}"), name=library)
-            check_writable(self.html or Path("out", "page.html"))
+            check_page(self.html or Path("out", "page.html"), "matplotlib", "jinja2")
 
     @property
     def has_page(self) -> bool:
@@ -166,6 +164,16 @@ def counted(
 def instead(missing: str, card: str) -> str:
     """Return the line that announces the emulator in place of a GPU."""
     return f"no CUDA device ({missing}): using the emulator as {card} instead, which counts instead of timing"
+
+
+def check_page(path: Path, *libraries: str) -> None:
+    """Check that a page can be drawn with these libraries and written there.
+
+    Raises InstallError for a library that is missing, ArgumentError if the file cannot be written.
+    """
+    for library in filter(_is_missing, libraries):
+        raise InstallError(missing("lab", f"the page needs {library}"), name=library)
+    check_writable(path)
 
 
 def check_writable(path: Path, option: str = "--html") -> None:

@@ -161,7 +161,7 @@ def test_a_parted_warp_is_followed_until_its_lanes_meet(traced):
     trace, _, kernel = traced
     (found,) = trace.divergences.values()
     assert found.warp == 0
-    assert found.jumping == tuple(lane < 20 for lane in range(32))
+    assert found.taken == tuple(lane < 20 for lane in range(32))
     assert found.active == (True,) * 32
     before, way, after = found.stretches
     assert before.lanes == after.lanes == (True,) * 32
@@ -176,7 +176,7 @@ def test_the_costliest_are_chosen_and_the_tile_with_its_store_and_load(traced):
     found = select(trace, {"x": (4 * 16, 4)})
     assert [one.opcode for one in found.shared] == ["ld.shared.f32", "st.shared.f32"]
     (tile,) = found.tiles
-    assert tile.contents[8 * 19] == (1, 3)
+    assert tile.held[8 * 19] == (1, 3)
     assert (tile.store.opcode, tile.load.opcode) == ("st.shared.f32", "ld.shared.f32")
     assert len(found.divergences) == 1
 

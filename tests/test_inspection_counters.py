@@ -5,7 +5,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ from rich.console import Console
 import gemmery as gm
 from gemmery import cli, report
 from gemmery.cli.pictures import FOLDER, drawn
+from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
+from gemmery.emulator.trace.selection import Selection
 from gemmery.errors import ArgumentError
 from gemmery.inspection import side_by_side
 from gemmery.inspection.console import SHORT, fitted, show_inspection, show_side_by_side
 from gemmery.inspection.gather import inspect_rung, shared_dtype
 from gemmery.inspection.pages import inspection_page, side_by_side_page
-from gemmery.inspection.records import SideBySide
+from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, Inspection, LineCounts, SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.inspection.side_by_side import glance
 from gemmery.report.curves import roofline_plot
@@ -252,11 +254,29 @@ def test_an_exhibit_is_looked_at_like_a_rung():
     assert found.emulated.total.divergent_branches == warps
     assert found.emulated.total.flops == 2 * 64 * found.emulated.problem.n
     (split,) = found.emulated.chosen.divergences
-    assert split.jumping.count(True) == split.jumping.count(False) == 16
+    assert split.taken.count(True) == split.taken.count(False) == 16
     assert "Roofline" not in [section.title for section in sections(found)]
     page = inspection_page(found)
     assert "4,194,304 elements, f32, steps 64" in page
     assert "Lanes at the branch of divergence_split.cu:10" in page
+
+
+@pytest.mark.parametrize(
+    ("record", "keys"),
+    [
+        (Inspection, "rung idea problem config device kernels tile workspace unit loads once emulated exhibit"),
+        (CompiledLaunch, "name source arch grid block registers spilled occupancy counts loop step multiply_adds ptx"),
+        (EmulatorCounts, "problem lines total kinds chosen source"),
+        (LineCounts, "line code instructions wavefronts bank_conflicts requests sectors used flops depth"),
+        (Selection, "shared tiles global_ divergences untraced"),
+        (WarpAccess, "line inner opcode space kind width addresses warp frames"),
+        (TileLayout, "operand held store load"),
+        (Divergence, "line taken active stretches warp frames"),
+        (Stretch, "first last instructions lanes busiest"),
+    ],
+)
+def test_no_key_of_the_json_changes_its_name(record, keys):
+    assert set(keys.split()) <= {field.name for field in fields(record)}
 
 
 def test_the_main_loop_has_a_column_where_there_is_one(smem):

@@ -49,11 +49,11 @@ class WarpAccess:
 class TileLayout:
     """A tile in shared memory: its contents, and one warp's access that stores it and one that loads it.
 
-    `contents` maps a byte offset in shared memory to the row and the column of the operand's element that begins there.
+    `held` maps a byte offset in shared memory to the row and the column of the operand's element that begins there.
     """
 
     operand: str  # "A"
-    contents: Mapping[int, tuple[int, int]]
+    held: Mapping[int, tuple[int, int]]
     store: WarpAccess | None = None
     load: WarpAccess | None = None
 
@@ -74,7 +74,7 @@ class Divergence:
     """A branch at which the lanes of a warp diverge, and what the warp executes around it."""
 
     line: Line  # of the branch
-    jumping: ActiveLanes  # the lanes that take the branch
+    taken: ActiveLanes  # the lanes that take the branch
     active: ActiveLanes  # the lanes that execute the branch
     stretches: tuple[Stretch, ...]
     warp: int = 0  # of its block

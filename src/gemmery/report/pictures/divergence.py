@@ -41,7 +41,7 @@ def divergence_picture(branch: Divergence, source: Mapping[str, str], name: str 
     issued = sum(stretch.instructions for stretch in branch.stretches)
     worked = sum(stretch.instructions * sum(stretch.lanes) for stretch in branch.stretches)
     apart = sum(stretch.instructions for stretch in branch.stretches if _way(branch, stretch) != "together")
-    branching, active = sum(branch.jumping), sum(branch.active)
+    branching, active = sum(branch.taken), sum(branch.active)
     caption = (
         f"{with_callers(branch)}: {branching} of {plural(active, 'lane')} branch, {active - branching} do not, and the "
         f"warp runs both paths one after the other. It issues {apart:,} of {plural(issued, 'instruction')} for some "
@@ -58,7 +58,7 @@ def _height(instructions: int) -> float:
 
 def _way(branch: Divergence, stretch: Stretch) -> str:
     """The path that a stretch belongs to: that of the lanes that branch, that of the others, or both."""
-    lanes = zip(branch.active, branch.jumping, stretch.lanes, strict=True)
+    lanes = zip(branch.active, branch.taken, stretch.lanes, strict=True)
     sides = {branches for active, branches, works in lanes if works and active}
     if len(sides) != 1:
         return "together"

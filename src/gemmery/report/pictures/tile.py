@@ -46,7 +46,7 @@ def tile_picture(layout: TileLayout, name: str = "tile") -> Plot:
 def _rows(addresses: Sequence[int | None], layout: TileLayout) -> list[int]:
     """The rows that are shown: those touched, and as many after them as show the pattern."""
     touched = sorted({address // BANK_ROW for address in addresses if address is not None})
-    filled = sorted({offset // BANK_ROW for offset in layout.contents})
+    filled = sorted({offset // BANK_ROW for offset in layout.held})
     after = [row for row in filled if touched and row > touched[0] and row not in touched]
     return sorted((touched + after[: max(0, FEWEST - len(touched))])[:MOST])
 
@@ -56,7 +56,7 @@ def _panel(
 ) -> tuple[list[str], float]:
     """The rows under one access, and where they end."""
     size = max(access.piece, BANK)
-    longest = max((len(f"{row}, {column}") for row, column in layout.contents.values()), default=0)
+    longest = max((len(f"{row}, {column}") for row, column in layout.held.values()), default=0)
     lines = 1 if longest * EM * SMALL < size * BYTE - 2 else 2
     height = 18 + 10 * lines
     title = f"{_verb(access)}, {spoken(group)}: {access.opcode}, {line_of(access)}"
@@ -103,7 +103,7 @@ def _cell(
     """One place of the tile: the lanes above, what it holds below."""
     x, width = LEFT + at % BANK_ROW * BYTE, size * BYTE
     by, fill = touched or ((), "rule")
-    element = layout.contents.get(at)
+    element = layout.held.get(at)
     texts = () if element is None else (f"{element[0]}, {element[1]}",) if lines == 1 else tuple(map(str, element))
     holds = f"{layout.operand}[{element[0]}][{element[1]}]" if element else "nothing of the tile"
     tooltip = f"{holds} at byte {at:,}" + (f": {spoken(by)}" if by else "")

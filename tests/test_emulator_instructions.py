@@ -81,8 +81,7 @@ def test_an_instruction_that_computes_is_one_entry(monkeypatch):
 
 
 def test_an_instruction_that_needs_the_machine_is_one_entry(monkeypatch):
-    def count_threads(lowering, index):
-        instruction = lowering.kernel.instructions[index]
+    def count_threads(lowering, instruction, index):
         write = lowering.write(instruction.operands[0], "u32", instruction)
         return lambda machine, mask: write(machine.registers, mask, np.uint32(machine.threads))
 

@@ -137,8 +137,7 @@ def _count_loads(opcode: Opcode) -> tuple[str, int]:
     return f"ld.{opcode.space}" if opcode.space in ("param", "const") else "ld", 1
 
 
-def _load(lowering: Lowering, index: int) -> Step:
-    instruction = lowering.kernel.instructions[index]
+def _load(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
     if not isinstance(source, Address):
@@ -155,8 +154,7 @@ def _load(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _store(lowering: Lowering, index: int) -> Step:
-    instruction = lowering.kernel.instructions[index]
+def _store(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     spelled = _spelled(instruction)
     target, source = instruction.operands[:2]
     if not isinstance(target, Address):
@@ -173,9 +171,8 @@ def _store(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _move(lowering: Lowering, index: int) -> Step:
+def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mov, which also packs and unpacks registers."""
-    instruction = lowering.kernel.instructions[index]
     kind = instruction.opcode.type
     if instruction.opcode.modifiers or instruction.opcode.types != (kind,) or kind not in MOVED:
         raise refused(instruction)
@@ -233,9 +230,8 @@ def _pack(lowering: Lowering, instruction: Instruction, kind: str, sources: Vect
     return step
 
 
-def _convert_address(lowering: Lowering, index: int) -> Step:
+def _convert_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cvta and cvta.to: convert between addresses of a space and generic ones."""
-    instruction = lowering.kernel.instructions[index]
     *to, space = instruction.opcode.modifiers or ("",)
     if to not in ([], ["to"]) or space not in SPACES or instruction.opcode.types != ("u64",):
         raise refused(instruction)
@@ -253,9 +249,8 @@ def _convert_address(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _is_in_space(lowering: Lowering, index: int) -> Step:
+def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """isspacep: test whether a generic address is in a space."""
-    instruction = lowering.kernel.instructions[index]
     space = instruction.opcode.space
     if len(instruction.opcode.modifiers) > 1 or space not in ("global", "shared", "shared::cluster", "local"):
         raise refused(instruction)

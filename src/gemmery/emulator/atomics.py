@@ -17,7 +17,7 @@ from gemmery.emulator.memory import Space
 from gemmery.emulator.modifiers import LENGTHS, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import NUMPY, Mask
 from gemmery.emulator.ops import half
-from gemmery.emulator.ptx import Address, Opcode
+from gemmery.emulator.ptx import Address, Instruction, Opcode
 from gemmery.emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
@@ -113,9 +113,8 @@ def _read(opcode: Opcode) -> dict[str, str] | None:
     return words if outside and length <= most and (halves or operation == "add") else None
 
 
-def _step(lowering: Lowering, index: int) -> Step:
+def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """The step of an atom or red."""
-    instruction = lowering.kernel.instructions[index]
     words = _read(instruction.opcode)
     change = CHANGES.get((words["operation"], words["type"])) if words else None
     if words is None or change is None:

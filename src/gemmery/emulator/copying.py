@@ -6,7 +6,6 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Non-bulk copy".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from gemmery.emulator.copies import Copies
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.modifiers import FETCHES, POLICY, SPACES, Kinds, sort_by_kind
 from gemmery.emulator.op import STORED, Mask
-from gemmery.emulator.ptx import Address, Immediate, Not, Opcode, Register
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, only_constant, refused
+from gemmery.emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register
+from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
 _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
 
@@ -35,22 +34,21 @@ def _read(opcode: Opcode) -> dict[str, str] | None:
     return words
 
 
-def _commit(lowering: Lowering, index: int) -> Step:
+def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return lambda machine, mask: machine.unit(Copies).commit(mask)
 
 
-def _wait_all(lowering: Lowering, index: int) -> Step:
+def _wait_all(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return lambda machine, mask: machine.unit(Copies).wait_all(mask)
 
 
-def _wait(lowering: Lowering, index: int) -> Step:
-    pending = only_constant(lowering.kernel.instructions[index])
+def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    pending = only_constant(instruction)
     return lambda machine, mask: machine.unit(Copies).wait(mask, pending)
 
 
-def _copy(lowering: Lowering, index: int) -> Step:
+def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async of 4, 8 or 16 bytes."""
-    instruction = lowering.kernel.instructions[index]
     words = _read(instruction.opcode)
     if words is None:
         raise refused(instruction)
@@ -85,7 +83,7 @@ def _copy(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _group(step: Callable[[Lowering, int], Step], name: str, operands: int) -> Handler:
+def _group(step: Lower, name: str, operands: int) -> Handler:
     return Handler(step=step, spelled=re.compile(re.escape(name)), operands=(operands,), kind=name, orders=True)
 
 

@@ -136,7 +136,7 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
         case Op() as op:
             step = lowering.computed(instruction, op)
         case Handler() as handler if handler.takes(instruction):
-            step = handler.step(lowering, index)
+            step = handler.step(lowering, instruction, index)
         case _:
             raise refused(instruction)
     step = convergence.checked(lowering, index, step)

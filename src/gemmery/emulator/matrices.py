@@ -21,9 +21,8 @@ ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
 Lanes = NDArray[np.bool_]
 
 
-def _load_matrix(lowering: Lowering, index: int) -> Step:
+def _load_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """ldmatrix."""
-    instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
     if not isinstance(source, Address) or not isinstance(target, Vector) or len(target.elements) != count:
@@ -40,9 +39,8 @@ def _load_matrix(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _store_matrix(lowering: Lowering, index: int) -> Step:
+def _store_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """stmatrix."""
-    instruction = lowering.kernel.instructions[index]
     count, trans = fragments.matrices(instruction.opcode)
     target, source = instruction.operands
     if not isinstance(target, Address) or not isinstance(source, Vector) or len(source.elements) != count:
@@ -62,9 +60,8 @@ def _store_matrix(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _warp_matrix(lowering: Lowering, index: int) -> Step:
+def _warp_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """wmma.load and wmma.store; wmma.mma only computes."""
-    instruction = lowering.kernel.instructions[index]
     fragment = fragments.wmma_fragment(instruction.opcode)
     place, registers = instruction.operands[:2]
     loads = isinstance(place, Vector)

@@ -13,7 +13,8 @@ import numpy as np
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.modifiers import SCOPES
 from gemmery.emulator.op import Mask
-from gemmery.emulator.steps import Handler, Lowering, Step
+from gemmery.emulator.ptx import Instruction
+from gemmery.emulator.steps import Handler, Lowering, Step, no_step
 
 _EVICTED = r"\.L2::evict_(?:last|normal|first|unchanged)"
 _ORDERED_IN = rf"\.(?:{'|'.join(SCOPES)})"
@@ -37,9 +38,8 @@ _FENCES = re.compile(
 _ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fences that are not for shared memory
 
 
-def _policy(lowering: Lowering, index: int) -> Step:
+def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """createpolicy: caches are not modelled, so every policy is 0."""
-    instruction = lowering.kernel.instructions[index]
     write = lowering.write(instruction.operands[0], "b64", instruction)
 
     def step(machine: Machine, mask: Mask) -> None:
@@ -48,16 +48,11 @@ def _policy(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _nothing(lowering: Lowering, index: int) -> Step:
-    """Hints, and waits for other grids."""
-    return lambda machine, mask: None
-
-
-def _fence(lowering: Lowering, index: int) -> Step:
+def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """Fences, which do nothing here: lock step keeps the order. Observers are told of those for shared memory."""
-    words = lowering.kernel.instructions[index].opcode.modifiers
+    words = instruction.opcode.modifiers
     if not _ELSEWHERE.isdisjoint(words) or words == ("proxy", "async", "global"):
-        return lambda machine, mask: None
+        return no_step(lowering, instruction, index)
 
     def step(machine: Machine, mask: Mask) -> None:
         for observer in machine.observers:
@@ -69,8 +64,8 @@ def _fence(lowering: Lowering, index: int) -> Step:
 _HINTS = ("prefetch", "prefetchu", "applypriority", "pmevent", "griddepcontrol")
 TABLE = {
     "createpolicy": Handler(step=_policy, spelled=_POLICIES, effect=False),
-    **{name: Handler(step=_nothing, spelled=_WITHOUT_EFFECT) for name in _HINTS},
-    "nanosleep": Handler(step=_nothing, spelled=_WITHOUT_EFFECT, writes=False),
+    **{name: Handler(step=no_step, spelled=_WITHOUT_EFFECT) for name in _HINTS},
+    "nanosleep": Handler(step=no_step, spelled=_WITHOUT_EFFECT, writes=False),
     "membar": Handler(step=_fence, spelled=_FENCES, orders=True),
     "fence": Handler(step=_fence, spelled=_FENCES, orders=True),
 }

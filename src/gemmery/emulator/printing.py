@@ -18,6 +18,7 @@ from gemmery.emulator import reach
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import Bytes
 from gemmery.emulator.op import Mask
+from gemmery.emulator.ptx import Instruction
 from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
@@ -28,9 +29,8 @@ WIDEST = 1 << 12  # largest width and precision, in characters
 LONGEST = 1 << 16  # bytes of an unterminated string that are printed
 
 
-def _printf(lowering: Lowering, index: int) -> Step:
+def _printf(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """Return the step of a call of vprintf(format, buffer), which returns the number of arguments."""
-    instruction = lowering.kernel.instructions[index]
     if len(instruction.operands) != 3:
         raise refused(instruction)
     write = lowering.write(instruction.operands[0], "u32", instruction)
@@ -129,12 +129,11 @@ class _Arguments:
         return space.data[first : first + count].copy()
 
 
-def _call(lowering: Lowering, index: int) -> Step:
+def _call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """A call of a function outside the text: printf, or an error when a thread reaches it."""
-    instruction = lowering.kernel.instructions[index]
     (name,) = instruction.opcode.modifiers
     if name == "vprintf":
-        return _printf(lowering, index)
+        return _printf(lowering, instruction, index)
     error = EmulationError(
         f"a call of {name} ({instruction.line}) is not modelled: remove it for the emulator, for "
         "example with #ifndef EMULATED and options=('-DEMULATED',)"

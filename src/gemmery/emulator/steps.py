@@ -184,14 +184,17 @@ class Lowering:
         return self.faster.get(op.meaning, op.meaning)
 
 
+Lower = Callable[[Lowering, Instruction, int], Step]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Handler(Traits):
     """An instruction that needs the machine, or reads its operands in its own way.
 
-    `step` lowers the instruction with an index.
+    `step` lowers an instruction, which has this index in its kernel.
     """
 
-    step: Callable[[Lowering, int], Step]
+    step: Lower
     spelled: re.Pattern[str] | None = None  # its opcodes; None if `step` refuses those that are not modelled
     operands: tuple[int, ...] = ()  # how many it may have; empty if `step` refuses other numbers
     count: Callable[[Opcode], tuple[str, int]] | None = None  # `kind` and `issues`, if they depend on the modifiers
@@ -200,6 +203,11 @@ class Handler(Traits):
         """Whether an instruction is spelled so, and has so many operands."""
         spelled = self.spelled is None or self.spelled.fullmatch(instruction.opcode.spelling) is not None
         return spelled and (not self.operands or len(instruction.operands) in self.operands)
+
+
+def no_step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """Lower an instruction that has no effect here, such as a hint to caches."""
+    return lambda machine, mask: None
 
 
 def only_constant(instruction: Instruction) -> int:

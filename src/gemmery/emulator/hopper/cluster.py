@@ -15,6 +15,7 @@ from gemmery.emulator.machine import LaunchConfig, Machine
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask, Values
+from gemmery.emulator.ptx import Instruction
 from gemmery.emulator.steps import Handler, Lowering, Step, refused
 from gemmery.errors import EmulationError
 
@@ -126,9 +127,8 @@ def resolved(addresses: Values, own: Indices, cluster: int) -> Indices:
     return blocks
 
 
-def _map_address(lowering: Lowering, index: int) -> Step:
+def _map_address(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """mapa: map an address to the shared memory of the block with a rank."""
-    instruction = lowering.kernel.instructions[index]
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
     if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
@@ -146,9 +146,8 @@ def _map_address(lowering: Lowering, index: int) -> Step:
     return step
 
 
-def _rank_of(lowering: Lowering, index: int) -> Step:
+def _rank_of(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """getctarank: the rank of the block that an address belongs to."""
-    instruction = lowering.kernel.instructions[index]
     space, kind = instruction.opcode.modifiers, instruction.opcode.type
     if space not in ((), (SPACE,)) or instruction.opcode.types not in (("u32",), ("u64",)):
         raise refused(instruction)
@@ -197,9 +196,8 @@ class ClusterBarrier:
         report_order(self._machine, index, threads, np.full(threads.shape, BARRIER), acquired)
 
 
-def _barrier(lowering: Lowering, index: int) -> Step:
+def _barrier(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """barrier.cluster.arrive and barrier.cluster.wait."""
-    instruction = lowering.kernel.instructions[index]
     opcode = instruction.opcode
     if opcode.types or sort_by_kind(opcode.modifiers, _BARRIERS[opcode.name]) is None:
         raise refused(instruction)

@@ -18,8 +18,8 @@ from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask
-from gemmery.emulator.ptx import Address, Instruction, Opcode
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, drop, refused
+from gemmery.emulator.ptx import Address, Instruction
+from gemmery.emulator.steps import Handler, Lowering, Step, drop, refused
 
 SIZE = 8  # bytes of an mbarrier
 MOST = (1 << 20) - 1  # largest number of expected arrivals, and of bytes
@@ -147,40 +147,18 @@ def _distinct(places: Indices, count: int) -> Indices:
 # ---- instructions ----
 
 
-def _read(opcode: Opcode, kinds: Kinds) -> ByKind | None:
-    """Return the modifiers of an instruction by kind; None if ptxas refuses it.
-
-    >>> from gemmery.emulator.ptx.opcodes import opcode
-    >>> _read(opcode("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64"), _WAITS)
-    {'order': 'acquire', 'scope': 'cta', 'space': 'shared::cta'}
-    """
-    by_kind = sort_by_kind(opcode.modifiers, kinds)
-    if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind):
-        return None
-    return by_kind
-
-
 def _entry(
     lower: Callable[..., Step], kinds: Kinds, *operands: int, kind: str = "mbarrier", waits: bool = False
 ) -> Handler:
     """An instruction with these modifiers and numbers of operands."""
 
-    def step(lowering: Lowering, index: int) -> Step:
-        instruction = lowering.kernel.instructions[index]
-        by_kind = _read(instruction.opcode, kinds)
-        if by_kind is None:
+    def step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+        opcode, by_kind = instruction.opcode, sort_by_kind(instruction.opcode.modifiers, kinds)
+        if by_kind is None or opcode.types != ("b64",) or ("order" in by_kind) != ("scope" in by_kind):
             raise refused(instruction)
         return lower(lowering, instruction, index, by_kind)
 
     return Handler(step=step, operands=operands, kind=kind, waits=waits, orders=True)
-
-
-def _address(lowering: Lowering, operand: Any, instruction: Instruction, by_kind: ByKind) -> Read:
-    """Return the address of an mbarrier, which may be generic, as an offset in shared memory."""
-    if not isinstance(operand, Address):
-        raise refused(instruction)
-    read = lowering.address(operand, instruction)
-    return read if "space" in by_kind else lambda registers: read(registers) - SHARED_WINDOW
 
 
 def active(machine: Machine, mask: Mask) -> Indices:
@@ -199,12 +177,17 @@ def of(value: Any, threads: Indices) -> Indices:
 def _located(
     lowering: Lowering, instruction: Instruction, operand: Any, index: int, by_kind: ByKind, fresh: bool = False
 ) -> Callable[[Machine, Mask], tuple[Mbarriers, Indices, Indices]]:
-    """Return a function that gives the mbarriers, the active threads that name one, and the place of each."""
-    where = _address(lowering, operand, instruction, by_kind)
+    """Return a function that gives the mbarriers, the active threads that name one, and the place of each.
+
+    The address of an mbarrier may be generic.
+    """
+    if not isinstance(operand, Address):
+        raise refused(instruction)
+    where, window = lowering.address(operand, instruction), 0 if "space" in by_kind else SHARED_WINDOW
 
     def locate(machine: Machine, mask: Mask) -> tuple[Mbarriers, Indices, Indices]:
         mbarriers, threads = machine.unit(Mbarriers), active(machine, mask)
-        return mbarriers, *mbarriers.places(index, threads, of(where(machine.registers), threads), fresh)
+        return mbarriers, *mbarriers.places(index, threads, of(where(machine.registers), threads) - window, fresh)
 
     return locate
 

@@ -6,7 +6,6 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tenso
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
-from gemmery.emulator.steps import Handler, Lowering, Read, Step, only_constant, refused
+from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
 from gemmery.errors import EmulationError
 
 TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
@@ -36,23 +35,17 @@ _ADDED = re.compile(rf"cp\.reduce\.async\.bulk{_TENSOR}\.global\.shared::cta\.ad
 _PREFETCHED = re.compile(rf"cp\.async\.bulk\.prefetch{_TENSOR}?\.L2\.global{_TILE}{_HINT}")
 
 
-def _commit(lowering: Lowering, index: int) -> Step:
+def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return lambda machine, mask: machine.unit(Bulk).commit(mask)
 
 
-def _wait(lowering: Lowering, index: int) -> Step:
-    pending = only_constant(lowering.kernel.instructions[index])
+def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    pending = only_constant(instruction)
     return lambda machine, mask: machine.unit(Bulk).wait(mask, pending)
 
 
-def _prefetch(lowering: Lowering, index: int) -> Step:
-    """A prefetch changes no value."""
-    return lambda machine, mask: None
-
-
-def _copy(lowering: Lowering, index: int) -> Step:
+def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async.bulk and cp.reduce.async.bulk, with or without tensors."""
-    instruction = lowering.kernel.instructions[index]
     opcode, spelling = instruction.opcode, str(instruction.opcode)
     stores = _STORED.fullmatch(spelling) or _ADDED.fullmatch(spelling)
     sends, multicast = spelling == _SENT, "multicast::cluster" in opcode.modifiers
@@ -319,16 +312,14 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
     return step
 
 
-def _entry(
-    step: Callable[[Lowering, int], Step], spelled: re.Pattern[str] | None, kind: str = "cp.async.bulk"
-) -> Handler:
+def _entry(step: Lower, spelled: re.Pattern[str] | None, kind: str = "cp.async.bulk") -> Handler:
     return Handler(step=step, spelled=spelled, kind=kind, orders=True)
 
 
 TABLE = {
     **{name: _entry(_copy, None) for name in ("cp.async.bulk", "cp.async.bulk.tensor")},
     "cp.reduce.async.bulk.tensor": _entry(_copy, _ADDED, "cp.reduce"),
-    **{f"cp.async.bulk.prefetch{of}": _entry(_prefetch, _PREFETCHED) for of in ("", ".tensor")},
+    **{f"cp.async.bulk.prefetch{of}": _entry(no_step, _PREFETCHED) for of in ("", ".tensor")},
     "cp.async.bulk.commit_group": _entry(_commit, re.compile(r"cp\.async\.bulk\.commit_group")),
     "cp.async.bulk.wait_group": _entry(_wait, re.compile(r"cp\.async\.bulk\.wait_group(?:\.read)?")),
 }

@@ -6,7 +6,6 @@ PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", and "Miscellane
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,24 +14,23 @@ from gemmery.emulator.hopper.products import THREADS, Products, WarpgroupProduct
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.op import Indices, Mask
 from gemmery.emulator.ptx import Immediate, Instruction, Register, Vector
-from gemmery.emulator.steps import Handler, Lowering, Step, only_constant, refused
+from gemmery.emulator.steps import Handler, Lower, Lowering, Step, only_constant, refused
 
 
-def _fence(lowering: Lowering, index: int) -> Step:
+def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return lambda machine, mask: machine.unit(Products).fence(_groups(machine, index, mask))
 
 
-def _commit(lowering: Lowering, index: int) -> Step:
+def _commit(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     return lambda machine, mask: machine.unit(Products).commit(_groups(machine, index, mask))
 
 
-def _wait(lowering: Lowering, index: int) -> Step:
-    pending = only_constant(lowering.kernel.instructions[index])
+def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    pending = only_constant(instruction)
     return lambda machine, mask: machine.unit(Products).wait(index, _groups(machine, index, mask), pending)
 
 
-def _multiply(lowering: Lowering, index: int) -> Step:
-    instruction = lowering.kernel.instructions[index]
+def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     shape = shape_of(instruction.opcode)
     if shape is None:
         raise refused(instruction)
@@ -127,16 +125,15 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
     return starts[complete]
 
 
-def _registers(lowering: Lowering, index: int) -> Step:
+def _registers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """setmaxnreg: registers are not limited here, but a number that the hardware refuses is an error."""
-    instruction = lowering.kernel.instructions[index]
     count = only_constant(instruction)
     if count % 8 or not 24 <= count <= 256:
         raise refused(instruction, "a number of registers that is not a multiple of 8 from 24 to 256:")
     return lambda machine, mask: None
 
 
-def _of_groups(step: Callable[[Lowering, int], Step], name: str) -> Handler:
+def _of_groups(step: Lower, name: str) -> Handler:
     """An instruction for which a whole warpgroup waits."""
     spelled = re.compile(rf"wgmma\.{name}\.sync\.aligned")
     return Handler(step=step, spelled=spelled, kind=f"wgmma.{name}", lanes="warpgroup")

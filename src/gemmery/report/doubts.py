@@ -22,7 +22,7 @@ def doubts(run: Run) -> tuple[str, ...]:
     busy = max((m.load for m in run.measurements), default=0.0)
     reasons = []
     if busy > load.limit(run.machine.cores):
-        there = f"{run.machine.cores} core{'s' * (run.machine.cores != 1)}"
+        there = words.plural(run.machine.cores, "core")
         reasons.append(f"Other processes used up to {busy:.1f} of the {there} during the measurement.")
     peaks = {(m.dtype, m.threads): m for m in run.measurements if m.peak_gflops and not m.unit}
     for (dtype, threads), m in sorted(peaks.items()):

@@ -82,7 +82,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
         _headings(on, rate)
         for place, m in enumerate(ran):
             rung = by_name[m.kernel]
-            gain = speedup(m, rung.parent, group) if rung.parent else None
+            gain = speedup(m, rung.parent, group)
             lost = gain is not None and gain[0] < 1 - gain[1]
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0

@@ -13,7 +13,9 @@ from gemmery.bench.record import Run
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
-from gemmery.report.problems import Group, groups, is_of_ladder, speedup
+from gemmery.report.problems import Group, gain, groups, is_of_ladder
+from gemmery.report.sheet import rate, share, tabulate
+from gemmery.report.text import table
 from gemmery.report.tree import tree, walk
 
 OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
@@ -98,14 +100,12 @@ def _step(rung: Rung, run: Run, problems: Sequence[Group]) -> str:
     if not ran:
         return ""
     ran.sort(key=lambda pair: words.types(pair[1]))
-    gains = [speedup(m, rung.parent, group) if rung.parent else None for group, m in ran]
-    head = [", ".join([*words.processor(run.machine), run.started[:10]]), words.rate(ran[0][1]), "% of peak"]
-    rows = [
-        [f"{words.shape(m)}, {words.types(m)}", words.digits(words.reached(m)), words.percent(words.share(m))]
-        for _, m in ran
+    gains = [gain(m, rung.parent, group) for group, m in ran]
+    where = ", ".join([*words.processor(run.machine), run.started[:10]])
+    columns = [
+        (where, lambda row: f"{words.shape(row[0])}, {words.types(row[0])}"),
+        (words.rate(ran[0][1]), lambda row: rate(row[0])),
+        ("% of peak", lambda row: share(row[0])),
+        *([("× parent", lambda row: row[1])] if any(gains) else []),
     ]
-    if any(gains):
-        head.append("× parent")
-        rows = [[*row, words.times(*gain) if gain else ""] for row, gain in zip(rows, gains, strict=True)]
-    rule = [":---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+    return table(tabulate("", columns, zip((m for _, m in ran), gains, strict=True))).rstrip()

@@ -9,7 +9,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts
 from gemmery.report.figures import drawn
-from gemmery.report.problems import Group, fullest, label, largest, speedup
+from gemmery.report.problems import Group, fullest, gain, gains, label, largest
 from gemmery.report.rendering import render
 from gemmery.report.summary import over_fastest
 from gemmery.report.tables import results, tabulated
@@ -28,6 +28,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     """
     of = results(run, rungs)
     problems, climbed, gpu = of.problems, of.climbed, run.machine.gpu.name
+    over = gains(climbed, problems) if problems else {}
     fastest = largest(problems) if problems else None
     title, library = words.title(run), "cuBLAS, the vendor's library" if gpu else "the library that NumPy calls"
     return render(
@@ -41,7 +42,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         tiles_of=f"{words.shape(fastest.first)}, {words.types(fastest.first)}" if fastest else "",
         plots=drawn(of),
         branches=tree(climbed) if len(climbed) > 1 else (),
-        gains=_gains(climbed, problems),
+        gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
         sheets=tabulated(of),
         lessons=[(rung, _measured(rung, problems)) for rung in climbed],
@@ -68,25 +69,11 @@ def _tiles(group: Group) -> list[tuple[str, str]]:
     return tiles
 
 
-def _gains(rungs: Sequence[Rung], problems: Sequence[Group]) -> dict[str, str]:
-    """The gain of each rung over its parent, in the problem that most of them ran."""
-    if not problems:
-        return {}
-    group = fullest(problems)
-    own = {m.kernel: m for m in group.rungs}
-    return {
-        rung.name: f"{words.times(*gain)} {rung.parent}"
-        for rung in rungs
-        if rung.parent and rung.name in own and (gain := speedup(own[rung.name], rung.parent, group))
-    }
-
-
 def _measured(rung: Rung, problems: Sequence[Group]) -> str:
     """A rung's gain over its parent at every size, or its times if it has none, and its config."""
     own = [(group, m) for group in problems for m in group.rungs if m.kernel == rung.name]
     if rung.parent:
-        gains = [(m, speedup(m, rung.parent, group)) for group, m in own]
-        results = [f"{words.times(*gain)} at {words.shape(m)}" for m, gain in gains if gain]
+        results = [f"{over} at {words.shape(m)}" for group, m in own if (over := gain(m, rung.parent, group))]
     else:
         results = [f"{words.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
     configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}

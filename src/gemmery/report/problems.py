@@ -21,14 +21,19 @@ class Group:
     rivals: tuple[Measurement, ...]
 
     @property
+    def every(self) -> tuple[Measurement, ...]:
+        """Rungs and rivals."""
+        return (*self.rungs, *self.rivals)
+
+    @property
     def all(self) -> tuple[Measurement, ...]:
         """Rungs and rivals that ran."""
-        return tuple(m for m in (*self.rungs, *self.rivals) if m.seconds)
+        return tuple(m for m in self.every if m.seconds)
 
     @property
     def first(self) -> Measurement:
         """Any of them, for what they have in common."""
-        return (*self.rungs, *self.rivals)[0]
+        return self.every[0]
 
 
 def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[Group, ...]:
@@ -67,9 +72,9 @@ def is_square(measurement: Measurement) -> bool:
     return measurement.m == measurement.n == measurement.k and measurement.batch == 1 and not measurement.case
 
 
-def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, float] | None:
+def speedup(measurement: Measurement, rival: str | None, group: Group) -> tuple[float, float] | None:
     """Return (speed-up over `rival`, spread), from pairs of measurements if there are any, else from the medians."""
-    if not measurement.seconds or measurement.kernel == rival:
+    if not rival or not measurement.seconds or measurement.kernel == rival:
         return None
     if rival in measurement.versus:
         return measurement.versus[rival], measurement.spread.get(rival, 0.0)
@@ -77,6 +82,18 @@ def speedup(measurement: Measurement, rival: str, group: Group) -> tuple[float, 
         if other.kernel == rival:
             return other.seconds / measurement.seconds, measurement.spread.get(ANY, 0.0)
     return None
+
+
+def gain(measurement: Measurement, rival: str | None, group: Group) -> str:
+    """Return the speed-up over a rival or a parent as text, "" where there is none."""
+    return words.times(*(speedup(measurement, rival, group) or (None,)))
+
+
+def gains(rungs: Sequence[Rung], problems: Sequence[Group]) -> dict[str, str]:
+    """Return the gain of each rung over its parent as text, in the problem that most of them ran."""
+    group = fullest(problems)
+    own = {m.kernel: m for m in group.rungs}
+    return {rung.name: gain(own[rung.name], rung.parent, group) for rung in rungs if rung.name in own}
 
 
 def rival(group: Group) -> str:

@@ -45,13 +45,16 @@ class Sheet:
 Columns = Sequence[tuple[str, Callable[[RowType], Cell | str]]]  # headings, and the cell of a row
 
 
-def tabulate(title: str, columns: Columns[RowType], rows: Iterable[RowType], notes: Iterable[str] = ()) -> Sheet:
-    """Return a sheet with a row of cells for each of `rows`; each note once."""
+def tabulate(
+    title: str, columns: Columns[RowType], rows: Iterable[RowType], notes: Iterable[str] = (), aside: bool = False
+) -> Sheet:
+    """Return a sheet with a row of cells for each of `rows`; each note that is not empty once."""
     return Sheet(
         title,
         tuple(head for head, _ in columns),
-        tuple(tuple(_cell(of(row)) for _, of in columns) for row in rows),
-        once(notes),
+        tuple(tuple(Cell(cell) if isinstance(cell := of(row), str) else cell for _, of in columns) for row in rows),
+        tuple(filter(None, dict.fromkeys(notes))),
+        aside,
     )
 
 
@@ -65,18 +68,23 @@ def measured(columns: Columns[Measurement], absent: str = "not run") -> Columns[
     return [(head, unless_refused(of, cell)) for (head, of), cell in zip(columns, instead, strict=False)]
 
 
-def _cell(value: Cell | str) -> Cell:
-    return Cell(value) if isinstance(value, str) else value
-
-
-def once(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes that are not empty, each once."""
-    return tuple(filter(None, dict.fromkeys(notes)))
+def entry(
+    measurement: Measurement | None, text: Callable[[Measurement], str], best: float, absent: str = "not run"
+) -> Cell:
+    """Return the cell of a record among others of the same product: blank without one, marked if its time is `best`."""
+    if measurement is None or measurement.refused:
+        return Cell(absent if measurement else "", tone="faint" if measurement else "")
+    return Cell(text(measurement), tone="best" if measurement.seconds == best else "")
 
 
 def rate(measurement: Measurement) -> str:
     """Return the rate as text, in the unit of `words.rate`; "" for what did not run."""
     return words.digits(words.reached(measurement)) if measurement.seconds else ""
+
+
+def bandwidth(measurement: Measurement) -> str:
+    """Return the bytes that must move by the time."""
+    return words.digits(measurement.bytes / measurement.seconds / 1e9)
 
 
 def share(measurement: Measurement) -> Cell:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from gemmery.bench.first_call import PIECES
 from gemmery.bench.new_shapes import CASES, FIRST, REST, WORST
 from gemmery.bench.record import Measurement
 from gemmery.report import words
-from gemmery.report.sheet import Cell, Columns, Sheet, limits, measured, not_run, rate, ratio, share, tabulate
+from gemmery.report.sheet import (
+    Cell,
+    Columns,
+    Sheet,
+    bandwidth,
+    entry,
+    limits,
+    measured,
+    not_run,
+    rate,
+    ratio,
+    share,
+    tabulate,
+)
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 
@@ -44,11 +56,8 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
     def cell(by_kernel: dict[str, Measurement], kernel: str) -> Cell:
-        m = by_kernel.get(kernel)
-        if m is None or m.refused:
-            return Cell("not run" if m else "", tone="faint")
-        best = min(other.seconds for other in by_kernel.values() if other.seconds)
-        return Cell(words.duration(m.seconds) if short else rate(m), tone="best" if m.seconds == best else "")
+        best = min((other.seconds for other in by_kernel.values() if other.seconds), default=0.0)
+        return entry(by_kernel.get(kernel), _duration if short else rate, best)
 
     def peak(by_kernel: dict[str, Measurement]) -> str:
         ran = [m for m in by_kernel.values() if m.seconds]
@@ -86,7 +95,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     rates: Columns[Measurement] = [
         (_rate_of(own), rate),
         ("% of peak", share),
-        ("GB/s", lambda m: words.digits(m.bytes / m.seconds / 1e9)),
+        ("GB/s", bandwidth),
     ]
 
     def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
@@ -112,8 +121,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         for m in measurements
         if m.refused
     ]
-    sheet = tabulate(f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *notes])
-    return replace(sheet, aside=True)
+    return tabulate(f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *notes], aside=True)
 
 
 def _on_threads(measurements: Sequence[Measurement]) -> str:

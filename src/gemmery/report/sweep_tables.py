@@ -10,7 +10,7 @@ from gemmery import dtypes
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.experiments import Axis, Experiment
 from gemmery.report import words
-from gemmery.report.sheet import Cell, Columns, Sheet, error, limits, measured, rate, ratio, share, tabulate
+from gemmery.report.sheet import Cell, Columns, Sheet, entry, error, limits, measured, rate, ratio, share, tabulate
 
 BLOCK = 1024  # threads: CUDA Programming Guide, "Technical Specifications per Compute Capability"
 
@@ -41,15 +41,15 @@ def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet
     variants = along(measurements, axis)
     names = {id(m): name for name, same in variants.items() for m in same}
 
-    def time(m: Measurement) -> Cell:
-        return Cell(words.digits(m.seconds * 1e3), tone="best" if axis.of(m) and m.seconds == best[m.kernel] else "")
+    def value(m: Measurement) -> str:
+        return "" if axis.of(m) is None else str(axis.of(m))
 
     columns = [
         ("rung", lambda m: names[id(m)]),
-        (axis.label, lambda m: _value(m, axis)),
+        (axis.label, value),
         *measured(
             [
-                ("ms", time),
+                ("ms", lambda m: entry(m, _milliseconds, best[m.kernel] if axis.of(m) else 0.0)),
                 (words.rate(measurements[0]), rate),
                 ("% of peak", share),
                 (f"× {words.kernel(rival)}", lambda m: ratio(m, rival)),
@@ -64,11 +64,6 @@ def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet
     return tabulate(title, columns, rows, notes)
 
 
-def _value(m: Measurement, axis: Axis) -> str:
-    value = axis.of(m)
-    return "" if value is None else str(value)
-
-
 def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet:
     """Return microseconds: a row for each variant, a column for each length."""
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
@@ -76,10 +71,14 @@ def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Shee
     values = sorted({axis.of(m) or 0 for m in measurements})
     best = {value: min((m.seconds for m in own if axis.of(m) == value), default=0.0) for value in values}
     variants = along(measurements, axis)
+
+    def time(m: Measurement | None, best: float) -> Cell:
+        return entry(m, lambda m: words.digits(m.seconds * 1e6), best, absent="refused")
+
     rows = [(name, {axis.of(m): m for m in same}) for name, same in variants.items()]
     columns: Columns[tuple[str, dict[int | None, Measurement]]] = [
         ("µs", lambda row: row[0]),
-        *((str(value), lambda row, value=value: _time(row[1].get(value), 1e6, best[value])) for value in values),
+        *((str(value), lambda row, value=value: time(row[1].get(value), best[value])) for value in values),
     ]
     fixed = f"{'K' if axis.side == 'n' else 'N'} = {_fixed(measurements[0], axis)}"
     notes = [limits(ran), *(note for name, same in variants.items() for note in _refusals(name, same, axis))]
@@ -108,18 +107,11 @@ def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Return rates: a row for each n, a column for each kernel."""
     by_place = {(m.n, m.kernel): m for m in measurements}
     sizes = sorted({m.n for m in measurements})
-    best = {n: max(m.gflops for m in measurements if m.n == n) for n in sizes}
-
-    def cell(n: int, kernel: str) -> Cell:
-        m = by_place.get((n, kernel))
-        if m is None or m.refused:
-            return Cell("not run" if m else "", tone="faint" if m else "")
-        return Cell(rate(m), tone="best" if m.gflops == best[n] else "")
-
+    best = {n: min((m.seconds for m in measurements if m.n == n and m.seconds), default=0.0) for n in sizes}
     kernels = dict.fromkeys(m.kernel for m in measurements)
     columns: Columns[int] = [
         ("n", str),
-        *((words.kernel(kernel), lambda n, kernel=kernel: cell(n, kernel)) for kernel in kernels),
+        *((words.kernel(name), lambda n, name=name: entry(by_place.get((n, name)), rate, best[n])) for name in kernels),
     ]
     notes = [f"{m.kernel} at n = {m.n} did not run: {m.refused}" for m in measurements if m.refused]
     title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
@@ -145,14 +137,11 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
     def blocked(of: Callable[[Measurement], str]) -> Callable[[Measurement], str]:
         return lambda m: of(m) if "block" in m.config else ""
 
-    def time(m: Measurement) -> Cell:
-        return _time(m, 1e3, best if "block" in m.config else 0.0, "not run")
-
     columns: Columns[Measurement] = [
         ("block", lambda m: str(m.config.get("block", words.kernel(m.kernel)))),
         ("three blocks", blocked(lambda m: words.size(working_set(m)))),
         ("fit in", blocked(lambda m: next((name for name, size in caches if working_set(m) <= size), memory))),
-        ("ms", time),
+        ("ms", lambda m: entry(m, _milliseconds, best if "block" in m.config else 0.0)),
         (words.rate(measurements[0]), rate),
         ("% of peak", share),
     ]
@@ -162,11 +151,8 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
     return tabulate(title, columns, rows, [limits(measurements), *notes])
 
 
-def _time(m: Measurement | None, scale: float, best: float, absent: str = "refused") -> Cell:
-    """A time, in a unit of which `scale` are a second; the best one is marked."""
-    if m is None or m.refused:
-        return Cell(absent if m else "", tone="faint" if m else "")
-    return Cell(words.digits(m.seconds * scale), tone="best" if m.seconds == best else "")
+def _milliseconds(measurement: Measurement) -> str:
+    return words.digits(measurement.seconds * 1e3)
 
 
 def _refusals(name: str, same: Sequence[Measurement], axis: Axis) -> list[str]:

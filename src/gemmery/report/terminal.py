@@ -25,7 +25,7 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner
 from gemmery.report.ladder_tables import IDEA
-from gemmery.report.problems import fullest, speedup
+from gemmery.report.problems import fullest, gains
 from gemmery.report.sheet import Cell, Sheet
 from gemmery.report.summary import summary
 from gemmery.report.tables import Results, results, sheets, tabulated
@@ -161,15 +161,14 @@ def _print_tree(of: Results, console: Console) -> None:
     if not of.climbed:
         return
     group = fullest(of.problems)
-    own = {m.kernel: m for m in group.rungs}
+    over_parent = gains(of.climbed, of.problems)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")
     for depth, rung in walk(tree(of.climbed)):
-        gain = speedup(own[rung.name], rung.parent, group) if rung.parent and rung.name in own else None
         idea = Text(rung.idea if console.width < WIDE else "", style="dim")
-        table.add_row(Text("  " * depth + rung.name), Text(words.times(*gain) if gain else ""), idea)
+        table.add_row(Text("  " * depth + rung.name), Text(over_parent.get(rung.name, "")), idea)
     at = f", × the speed of its parent at {words.shape(group.first)}" if len(of.climbed) > 1 else ""
     console.print(Text(f"Each rung below its parent{at}", style="bold"))
     console.print(table)

@@ -5,6 +5,7 @@ PTX ISA 9.0, "Warp Level Matrix Instructions". fragments.py maps elements to lan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,81 +19,55 @@ from gemmery.emulator.ptx import Address, Instruction, Opcode, Vector
 from gemmery.emulator.steps import Handler, Lowering, Read, Step, refused
 
 ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
-Lanes = NDArray[np.bool_]
 
 
-def _load_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """ldmatrix."""
-    count, trans = fragments.matrices(instruction.opcode)
-    target, source = instruction.operands
-    if not isinstance(source, Address) or not isinstance(target, Vector) or len(target.elements) != count:
-        raise refused(instruction)
-    writes = [lowering.write(register, "b32", instruction) for register in lowering.flat((target,))]
-    address, space, lanes = lowering.address(source, instruction), instruction.opcode.space, _first(8 * count)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        rows = reach.rows(machine, index, space, address(machine.registers), _some(machine, mask, lanes), "ldmatrix")
-        loaded = fragments.loaded(rows.reshape(machine.warps, 32, ROW // 4)[:, : 8 * count], trans)
-        for write, value in zip(writes, loaded, strict=True):
-            write(machine.registers, mask, value.reshape(-1))
-
-    return step
+def _fragment(opcode: Opcode) -> Fragment:
+    """The pieces of a load or store; ldmatrix and stmatrix are one piece, whose rows' addresses the lanes give."""
+    if opcode.family == "wmma":
+        return fragments.wmma_fragment(opcode)
+    count, trans = fragments.matrices(opcode)
+    row = np.arange(8 * count)
+    piece = Piece(row, 0 * row, tuple(range(count)), "u4", matrices=True, transposed=trans)
+    return Fragment((piece,), "b32", count, 1, 2, 8)
 
 
-def _store_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """stmatrix."""
-    count, trans = fragments.matrices(instruction.opcode)
-    target, source = instruction.operands
-    if not isinstance(target, Address) or not isinstance(source, Vector) or len(source.elements) != count:
-        raise refused(instruction)
-    reads = [lowering.read(register, "b32", instruction) for register in lowering.flat((source,))]
-    address, space, lanes = lowering.address(target, instruction), instruction.opcode.space, _first(8 * count)
-
-    def step(machine: Machine, mask: Mask) -> None:
-        shape = (machine.warps, 32)
-        rows = np.zeros((*shape, ROW // 4), np.uint32)
-        stored = [machine.spread(read(machine.registers)).reshape(shape) for read in reads]
-        rows[:, : 8 * count] = fragments.stored(stored, trans).view(np.uint32)
-        values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
-        some = _some(machine, mask, lanes)
-        reach.store(machine, index, space, address(machine.registers), some, values, "u4", ROW, "stmatrix")
-
-    return step
-
-
-def _warp_matrix(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """wmma.load and wmma.store; wmma.mma only computes."""
-    fragment = fragments.wmma_fragment(instruction.opcode)
-    place, registers = instruction.operands[:2]
-    loads = isinstance(place, Vector)
+def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """ldmatrix, stmatrix, wmma.load and wmma.store; wmma.mma only computes."""
+    fragment, loads = _fragment(instruction.opcode), instruction.opcode.name in ("ldmatrix", "wmma.load")
+    place, registers, *strides = instruction.operands
     if loads:
         place, registers = registers, place
-    if not isinstance(place, Address):
+    if not isinstance(place, Address) or not isinstance(registers, Vector):
         raise refused(instruction)
-    address, space = lowering.address(place, instruction), instruction.opcode.space
-    strides = instruction.operands[2:]
+    if len(registers.elements) != fragment.registers or len(strides) > (instruction.opcode.family == "wmma"):
+        raise refused(instruction, f"{len(registers.elements)} registers:")
+    address = lowering.address(place, instruction)
     apart: Read = lowering.read(strides[0], "u32", instruction) if strides else lambda _: np.uint32(fragment.stride)
-    make, elements = _loading if loads else _storing, lowering.flat((registers,))
-    if len(elements) != fragment.registers:
-        raise refused(instruction, f"{len(elements)} registers:")
-    return make(lowering, instruction, index, fragment, elements, (space, address, apart))
+
+    def where(machine: Machine, piece: Piece) -> Any:
+        if instruction.opcode.family == "wmma":
+            return _lanes(machine, piece, fragment.size, address, apart)
+        return address(machine.registers)
+
+    make = _loading if loads else _storing
+    return make(lowering, instruction, index, fragment, lowering.flat((registers,)), where)
 
 
-Location = tuple[str, Read, Read]  # a space, an address in it, the stride between rows in elements
+Where = Callable[[Machine, Piece], Any]  # the address of each lane for a piece
 
 
 def _loading(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Location
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, targets: list[Any], where: Where
 ) -> Step:
     writes = [lowering.write(register, fragment.type, instruction) for register in targets]
-    space, address, apart = where
+    space = instruction.opcode.space
 
     def step(machine: Machine, mask: Mask) -> None:
         parts: list[Any] = [None] * fragment.registers
         for piece in fragment.pieces:
-            lanes = _lanes(machine, piece, fragment.size, address, apart)
+            lanes = where(machine, piece)
             if piece.matrices:
-                some = _some(machine, mask, _first(len(piece.major)))
+                some = _some(machine, mask, piece)
                 rows = reach.rows(machine, index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
                 piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), parts)
             else:
@@ -107,17 +82,24 @@ def _loading(
 
 
 def _storing(
-    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Location
+    lowering: Lowering, instruction: Instruction, index: int, fragment: Fragment, sources: list[Any], where: Where
 ) -> Step:
     reads = [lowering.read(register, fragment.type, instruction) for register in sources]
-    space, address, apart = where
+    space = instruction.opcode.space
 
     def step(machine: Machine, mask: Mask) -> None:
         parts = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
         for piece in fragment.pieces:
-            lanes = _lanes(machine, piece, fragment.size, address, apart)
-            values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(parts)]
-            reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
+            lanes = where(machine, piece)
+            if piece.matrices:
+                rows = np.zeros((machine.warps, 32, ROW // 4), np.uint32)
+                rows[:, : len(piece.major)] = fragments.stored(parts, piece.transposed).view(np.uint32)
+                values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
+                some = _some(machine, mask, piece)
+                reach.store(machine, index, space, lanes, some, values, "u4", ROW, "stmatrix")
+            else:
+                values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(parts)]
+                reach.store(machine, index, space, lanes, mask, values, piece.dtype, piece.width)
 
     return step
 
@@ -131,15 +113,12 @@ def _lanes(machine: Machine, piece: Piece, size: int, address: Read, apart: Read
     return addresses
 
 
-def _first(count: int) -> Lanes:
-    return np.arange(32) < count
-
-
-def _some(machine: Machine, mask: Mask, lanes: Lanes) -> Mask:
-    """Return the mask of the lanes that give an address; None for all."""
-    if lanes.all():
+def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:
+    """Return the mask of the lanes that give the address of a row; None for all."""
+    count = len(piece.major)
+    if count == 32:
         return mask
-    every = np.tile(lanes, machine.warps)
+    every = np.arange(machine.threads) % 32 < count
     return every if mask is None else every & mask
 
 
@@ -150,8 +129,8 @@ def _count(opcode: Opcode) -> tuple[str, int]:
 
 
 TABLE = {
-    "ldmatrix": Handler(step=_load_matrix, lanes="warp"),
-    "stmatrix": Handler(step=_store_matrix, lanes="warp"),
-    "wmma.load": Handler(step=_warp_matrix, lanes="warp", count=_count),
-    "wmma.store": Handler(step=_warp_matrix, lanes="warp", count=_count),
+    "ldmatrix": Handler(step=_move, lanes="warp"),
+    "stmatrix": Handler(step=_move, lanes="warp"),
+    "wmma.load": Handler(step=_move, lanes="warp", count=_count),
+    "wmma.store": Handler(step=_move, lanes="warp", count=_count),
 }

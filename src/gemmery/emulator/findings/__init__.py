@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,7 +34,7 @@ class Findings(Observer):
         self._machine = machine
         if self._kernel is None:
             self._kernel, self._orders = machine.kernel, orders(machine.kernel)
-            self._global = GlobalRaces(machine, self._orders, self._race)
+            self._global = GlobalRaces(machine, self._orders, self._collection)
         self._shared = SharedRaces(machine, self._orders, self._collection)
         self._global.start(machine, self._shared.clocks)
 
@@ -84,39 +82,35 @@ class Findings(Observer):
         self._collection.add(self._machine, kind, index, first, len(threads), text)
 
     def fault(self, machine: Machine, event: Access, kind: str, mask: Flags) -> None:
-        thread = int(np.flatnonzero(mask)[0])
-        address = int(np.broadcast_to(event.addresses, mask.shape)[thread])
+        threads = np.flatnonzero(mask)
+        address = int(np.broadcast_to(event.addresses, mask.shape)[threads[0]])
         does = "reads" if event.kind in ("ld", "ldmatrix") else "accesses" if event.kind == "cp.async" else "writes"
-        message = f"{messages.thread(machine, thread)} {does} {event.width} bytes at "
         if kind == "misaligned":
             where = messages.address(machine, event.space, address)
-            message += f"{where}: the address must be a multiple of {event.width}"
+            where += f": the address must be a multiple of {event.width}"
         else:
             kind = "out of bounds"
-            message += messages.beyond(machine, event.space, address, event.width, event.index, self._global.reach)
-        self._collection.add(machine, kind, event.index, thread, int(mask.sum()), message)
+            where = messages.beyond(machine, event.space, address, event.width, event.index, self._global.reach)
+        self._broken(kind, event.index, threads, f"{does} {event.width} bytes at {where}")
 
     def diverged(self, machine: Machine, index: int, mask: Flags) -> None:
-        thread = int(np.flatnonzero(mask)[0])
-        block = thread // machine.block_threads
-        waiting = int(mask.reshape(machine.blocks, -1)[block].sum())
+        threads = np.flatnonzero(mask)
+        waiting = np.count_nonzero(threads // machine.block_threads == threads[0] // machine.block_threads)
         message = (
-            f"{messages.thread(machine, thread)} waits here, with {waiting} of the block's "
-            f"{machine.launch.block_threads} threads, and the others wait at another barrier or never arrive: "
-            "let all threads of the block reach the same barrier"
+            f"waits here, with {waiting} of the block's {machine.launch.block_threads} threads, and the others wait at "
+            "another barrier or never arrive: let all threads of the block reach the same barrier"
         )
-        self._collection.add(machine, "divergent barrier", index, thread, int(mask.sum()), message)
+        self._broken("divergent barrier", index, threads, message)
 
     def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         if members is not None:
-            self._warp_waits(machine, index, mask, members)
+            self._warp_waits(index, mask, members)
             return
         opcode = machine.kernel.instructions[index].opcode
         clustered = opcode.name == "barrier.cluster.wait"
         if opcode.family in ("bar", "barrier") and not clustered:
             self.diverged(machine, index, mask)
             return
-        thread = int(np.flatnonzero(mask)[0])
         way_out = (
             "let all threads of the cluster arrive equally often"
             if clustered
@@ -124,19 +118,13 @@ class Findings(Observer):
             "expected bytes, and the parity that is waited for"
         )
         waits = "waits for an arrival or a copy that no remaining thread can make"
-        message = f"{messages.thread(machine, thread)} {waits}: {way_out}"
-        self._collection.add(machine, "deadlock", index, thread, int(mask.sum()), message)
+        self._broken("deadlock", index, np.flatnonzero(mask), f"{waits}: {way_out}")
 
-    def _warp_waits(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32]) -> None:
-        thread = int(np.flatnonzero(mask)[0])
-        lanes = slice(thread - thread % WARP, thread - thread % WARP + WARP)
-        waiting = mask[lanes] & (members[lanes] == members[thread])
-        missing = ranges((members[thread] >> np.arange(WARP, dtype=np.uint32) & 1 == 1) & ~waiting)
-        message = (
-            f"{messages.thread(machine, thread)} waits at __syncwarp() with mask {int(members[thread]):#x} for "
-            f"{missing}, which never arrive: {WAY_OUT}"
-        )
-        self._collection.add(machine, "warp mask", index, thread, int(mask.sum()), message)
-
-    def _race(self, index: int, thread: int, count: int, message: Callable[[], str], other: int) -> None:
-        self._collection.add(self._machine, "race", index, thread, count, message, other)
+    def _warp_waits(self, index: int, mask: Flags, members: NDArray[np.uint32]) -> None:
+        threads = np.flatnonzero(mask)
+        first = int(threads[0])
+        lanes = slice(first - first % WARP, first - first % WARP + WARP)
+        waiting = mask[lanes] & (members[lanes] == members[first])
+        missing = ranges((members[first] >> np.arange(WARP, dtype=np.uint32) & 1 == 1) & ~waiting)
+        waits = f"waits at __syncwarp() with mask {int(members[first]):#x} for {missing}, which never arrive"
+        self._broken("warp mask", index, threads, f"{waits}: {WAY_OUT}")

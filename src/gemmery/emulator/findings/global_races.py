@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from gemmery.emulator.findings import messages
 from gemmery.emulator.findings.clocks import Clocks, Words
+from gemmery.emulator.findings.finding import Collection
 from gemmery.emulator.findings.grid import GridHistory, StampFields, stored
 from gemmery.emulator.findings.handover import Handover
 from gemmery.emulator.findings.orders import UPDATES, Orders
@@ -16,16 +16,13 @@ from gemmery.emulator.findings.pointers import Reach, reach
 from gemmery.emulator.machine import Access, Machine
 from gemmery.emulator.op import Flags, Indices
 
-# A race: the instruction, the thread of the chunk, the count, the message, the other instruction.
-Add = Callable[[int, int, int, Callable[[], str], int], None]
-
 
 class GlobalRaces:
     """Follows the accesses of a launch to the arrays that it also writes."""
 
-    def __init__(self, machine: Machine, orders: Orders, add: Add) -> None:
+    def __init__(self, machine: Machine, orders: Orders, collection: Collection) -> None:
         self.reach: Reach = reach(machine.kernel, machine.memory, machine.launch.parameters)
-        self._orders, self._add = orders, add
+        self._orders, self._collection = orders, collection
         # Pairs of atomics pass unchecked only if the kernel has neither volatile accesses nor atomics of block scope.
         simple = not (orders.volatile.any() or (orders.own & orders.atomic).any())
         self._atomic = orders.atomic if simple else np.zeros_like(orders.atomic)
@@ -126,7 +123,7 @@ class GlobalRaces:
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
             message = partial(messages.grid_race, machine, index, thread, address, other, place)
-            self._add(index, thread, int(these.sum()), message, other)
+            self._collection.add(machine, "race", index, thread, int(these.sum()), message, other)
 
     def _block_id(self, number: int) -> int:
         """The block with a number in the launch, from 0."""

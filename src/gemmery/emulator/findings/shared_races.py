@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -161,25 +162,25 @@ class SharedRaces:
         machine, collection = self._machine, self._collection
         count *= self.followed.alike
         place = f"{messages.thread(machine, thread)} reads {messages.address(machine, 'shared', address)}"
+        message: str | Callable[[], str]
         if kind == "race":
             access = machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC)
-            collection.add(machine, kind, index, thread, count, partial(messages.race, *access), other)
+            message = partial(messages.race, *access)
         elif kind == "uninitialised":
             message = f"{place}, which no thread has written: write it first, or do not read it"
-            collection.add(machine, kind, index, thread, count, message)
         elif kind == "not landed":
             way_out = "its group first (cp.async.wait_group with a smaller number)"
             if messages.in_bulk(machine, other):
                 way_out = "its mbarrier first, which has to expect all bytes of the copy"
             line = collection.line(machine, other)
             message = f"{place}, which the cp.async at {line} may still be writing: wait for {way_out}"
-            collection.add(machine, kind, index, thread, count, message, other)
-        elif kind == "unfenced":
+        else:
             message = (
                 f"{place} through the async proxy, which was written at {collection.line(machine, other)} without a "
                 "fence.proxy.async since: put one after the store, before the barrier"
             )
-            collection.add(machine, "misuse", index, thread, count, message, other)
+            kind = "misuse"
+        collection.add(machine, kind, index, thread, count, message, None if kind == "uninitialised" else other)
 
     def _atomic(self, index: int, threads: Words, others: Words) -> Flags:
         """Pairs of accesses of one block that do not race because both are atomic."""

@@ -1,4 +1,4 @@
-"""DeviceOperands of a product in a GPU's memory, in so many copies that no call finds its own in the L2 cache."""
+"""Operands of a product in a GPU's memory, in so many copies that no call finds its own in the L2 cache."""
 
 from __future__ import annotations
 

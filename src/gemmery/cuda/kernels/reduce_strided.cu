@@ -1,4 +1,4 @@
-// Effect: partners are half of the remaining range offset, so whole warps retire at every level.
+// Effect: partners are half of the remaining range apart, so whole warps retire at every level.
 // Parent: reduce_adjacent. The same number of additions, by the first threads of the block instead of every second one:
 // a quarter of the warps work. Measured on an H200: hardly faster, since the barrier is the cost of a level.
 template <int BLOCK>

@@ -41,25 +41,18 @@ def machine() -> str:
     changes = "; ".join(f"`{name}` of {', '.join(types)}" for name, types in kinds.items())
     ends = _spans(sorted(control.TABLE.keys() - control.BARRIERS.keys()))
     others = _spans(sorted(OTHERS.keys() - control.TABLE.keys() - {"call"}))
-    return "\n".join(
-        _wrapped(line)
-        for line in (
-            f"- Data, matrices and order: {others}.",
-            f"- Control: {ends}; `call` of functions that the text defines, put in its place, and of `printf`.",
-            f"- `atom` and `red`: {changes}.",
-            f"- Barriers of a block and of a warp: {_spans(sorted(_barriers()))}.",
-            f"- Special registers: {_spans(specials.names())}.",
-        )
+    read = map(opcode, control.BARRIERS)
+    barriers = {barrier.spelling for barrier in read if not {"cta", "aligned"} & {*barrier.modifiers}}
+    lines = (
+        f"- Data, matrices and order: {others}.",
+        f"- Control: {ends}; `call` of functions that the text defines, put in its place, and of `printf`.",
+        f"- `atom` and `red`: {changes}.",
+        f"- Barriers of a block and of a warp: {_spans(sorted(barriers))}.",
+        f"- Special registers: {_spans(specials.names())}.",
     )
-
-
-def _wrapped(item: str) -> str:
-    return fill(item, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-
-
-def _barriers() -> set[str]:
-    spellings = map(opcode, control.BARRIERS)
-    return {read.spelling for read in spellings if not {"cta", "aligned"} & {*read.modifiers}}
+    return "\n".join(
+        fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for line in lines
+    )
 
 
 def _listed(words: Iterable[str]) -> str:

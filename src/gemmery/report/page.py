@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmery.bench.record import Gpu, MachineRecord, Run
+from gemmery.bench.record import MachineRecord, Run
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import banner, doubts
@@ -85,29 +85,26 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
 
 def _facts(machine: MachineRecord) -> list[tuple[str, str]]:
     """The properties of a machine by name; those without a value are not shown."""
-    return [
-        *_gpu(machine.gpu),
-        ("CPU", machine.cpu),
-        ("Instruction set", machine.isa),
-        ("Cores", str(machine.cores)),
-        *((name, words.size(size)) for name, size in words.caches(machine) if not machine.gpu.name),
-        ("System", machine.os),
-        ("Python", machine.python),
-        ("NumPy", f"{machine.numpy}, {machine.blas}"),
-        ("llvmlite", machine.llvmlite),
-    ]
-
-
-def _gpu(gpu: Gpu) -> list[tuple[str, str]]:
-    if not gpu.name:
-        return []
-    return [
+    gpu = machine.gpu
+    power = f"{gpu.power_w:g} W" if gpu.power_w else "unknown: NVML is not found"
+    device = [
         ("GPU", gpu.name),
         ("Compute capability", f"{gpu.capability / 10:.1f}"),
         ("Multiprocessors", str(gpu.sms)),
         ("L2", words.size(gpu.l2)),
         ("Clock, at most", f"{gpu.clock_mhz} MHz"),
-        ("Power limit", f"{gpu.power_w:g} W" if gpu.power_w else "unknown: NVML is not found"),
+        ("Power limit", power),
         ("Driver", f"{gpu.driver or 'unknown'}, CUDA {gpu.cuda}"),
         ("NVRTC", gpu.nvrtc),
+    ]
+    return [
+        *(device if gpu.name else []),
+        ("CPU", machine.cpu),
+        ("Instruction set", machine.isa),
+        ("Cores", str(machine.cores)),
+        *((name, words.size(size)) for name, size in words.caches(machine) if not gpu.name),
+        ("System", machine.os),
+        ("Python", machine.python),
+        ("NumPy", f"{machine.numpy}, {machine.blas}"),
+        ("llvmlite", machine.llvmlite),
     ]

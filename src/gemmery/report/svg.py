@@ -177,24 +177,19 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     >>> spread([1.0, 1.1, 5.0], gap=1.0)
     [0.55, 1.55, 5.0]
     """
-    order = sorted(range(len(places)), key=lambda index: places[index])
+
+    def centre(cluster: Sequence[int]) -> float:
+        return sum(places[index] for index in cluster) / len(cluster)
+
     clusters: list[list[int]] = []
-    centres: list[float] = []
-    for index in order:
+    for index in sorted(range(len(places)), key=places.__getitem__):
         clusters.append([index])
-        centres.append(places[index])
-        while len(clusters) > 1 and _reach(centres[-1], clusters[-1], gap, -1) < _reach(
-            centres[-2], clusters[-2], gap, 1
+        while len(clusters) > 1 and centre(clusters[-1]) - centre(clusters[-2]) < (
+            (len(clusters[-2]) + len(clusters[-1])) * gap / 2
         ):
-            merged = clusters[-2] + clusters[-1]
-            clusters[-2:], centres[-2:] = [merged], [sum(places[member] for member in merged) / len(merged)]
+            clusters[-2:] = [clusters[-2] + clusters[-1]]
     spaced = list(places)
-    for centre, cluster in zip(centres, clusters, strict=True):
+    for cluster in clusters:
         for rank, index in enumerate(cluster):
-            spaced[index] = centre + (rank - (len(cluster) - 1) / 2) * gap
+            spaced[index] = centre(cluster) + (rank - (len(cluster) - 1) / 2) * gap
     return spaced
-
-
-def _reach(centre: float, cluster: Sequence[int], gap: float, way: int) -> float:
-    """The edge of a cluster of labels."""
-    return centre + way * len(cluster) * gap / 2

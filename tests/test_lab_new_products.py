@@ -13,7 +13,7 @@ from gemmery.bench.suite import load
 from gemmery.bench.work import Work
 from gemmery.errors import GemmeryError
 from gemmery.lab import measurements, new_products, passes, suites
-from gemmery.report.overview import overview
+from gemmery.report.suite_tables import overview
 from gemmery.report.tables import sheets
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)

@@ -34,17 +34,12 @@ from gemmery.ladder.rung import Rung
 from gemmery.report import modelled, words
 from gemmery.report.figures import figures
 from gemmery.report.ladder_text import ladder
-from gemmery.report.overview import overview, summary
 from gemmery.report.stored import Query, Stored, missing, query
-from gemmery.report.suite_tables import is_own
+from gemmery.report.suite_tables import brief_overview, is_own, overview
 from gemmery.report.svg import Plot, standalone
 from gemmery.report.tables import sheets
 from gemmery.report.text import table
 
-MARKER = re.compile(
-    r"<!-- (ladder|rungs|overview|summary|table|figure|picture|value|modelled)(?:: ([^>]*?))? -->(.*?)<!-- end -->",
-    re.DOTALL,
-)
 FIGURES = Path("docs", "figures")
 
 
@@ -55,17 +50,6 @@ class Documents:
         self.root, self.rungs, self.gpu_rungs = root, rungs, gpu_rungs
         self.written: dict[Path, str] = {}
         self._stored = Stored(root)
-        self._made: dict[str, Callable[[Path, str], str]] = {
-            "ladder": self._ladder,
-            "rungs": self._rungs,
-            "overview": self._overview,
-            "summary": self._summary,
-            "table": self._table,
-            "figure": self._figure,
-            "picture": self._picture,
-            "value": self._value,
-            "modelled": self._modelled,
-        }
 
     def fill(self, path: Path) -> str:
         """Return the text of the document at `path` with every generated block rewritten.
@@ -79,32 +63,25 @@ class Documents:
         def replaced(marked: re.Match[str]) -> str:
             kind, marker = marked[1], marked[2] or ""
             opening = f"<!-- {kind}{': ' if marker else ''}{marker} -->"
-            body = self._made[kind](path, marker)
+            body = BLOCKS[kind](self, path, marker)
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
         return MARKER.sub(replaced, path.read_text(encoding="utf-8"))
 
     def _ladder(self, path: Path, marker: str) -> str:
         selection = query(f"ladder {marker}")
-        rungs, gpu = self._rungs_of(selection.others)
-        if gpu:
+        if "gpu" in selection.others:
             runs = self._stored.newest_of_each_type(replace(selection, machine="gpu"))
         else:
             runs = self._stored.newest(replace(selection, machine=selection.machine or "cpu"))
-        return ladder(rungs, runs, self.root, path.parent)
+        return ladder(self._of("gpu" in selection.others), runs, self.root, path.parent)
 
-    def _rungs_of(self, others: Sequence[str]) -> tuple[Sequence[Rung], bool]:
-        """Return the rungs a marker is about, and whether they are the GPU's."""
-        gpu = "gpu" in others
-        return (self.gpu_rungs if gpu else self.rungs), gpu
-
-    def _of(self, run: Run) -> Sequence[Rung]:
-        """Return the rungs whose records a run may hold."""
-        return self.gpu_rungs if run.machine.gpu.name else self.rungs
+    def _of(self, gpu: bool) -> Sequence[Rung]:
+        return self.gpu_rungs if gpu else self.rungs
 
     def _rungs(self, _: Path, marker: str) -> str:
         lines = ["| rung | parent | what it changed | types |", "| :--- | :--- | :--- | :--- |"]
-        for rung in self._rungs_of(marker.split())[0]:
+        for rung in self._of("gpu" in marker.split()):
             parent = f"`{rung.parent}`" if rung.parent else ""
             idea = rung.idea.replace("|", "\\|").replace("*", "\\*")
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
@@ -115,13 +92,11 @@ class Documents:
 
     def _overview(self, _: Path, marker: str) -> str:
         selection, runs, about = self._suites(marker)
-        parts = (f"{_provenance(run)}\n\n{table(overview(run, about))}" for run in runs)
-        return "\n".join(parts) or missing(selection)
+        return "\n".join(f"{_provenance(run)}\n\n{table(overview(run, about))}" for run in runs) or missing(selection)
 
     def _summary(self, _: Path, marker: str) -> str:
         selection, runs, about = self._suites(marker)
-        parts = (f"{table(summary(run, about))}\n{_provenance(run)}" for run in runs[:1])
-        return "\n".join(parts) or missing(selection)
+        return f"{table(brief_overview(runs[0], about))}\n{_provenance(runs[0])}" if runs else missing(selection)
 
     def _suites(self, marker: str) -> tuple[Query, list[Run], dict[str, str]]:
         """Return what a marker over several suites asks for, the runs with all of them, and what each suite is."""
@@ -133,14 +108,11 @@ class Documents:
 
     def _table(self, _: Path, marker: str) -> str:
         selection = query(marker)
-        runs = self._stored.newest(selection)
-        if not runs:
-            return missing(selection)
-        parts = []
-        for run in runs:
-            tables = [f"**{sheet.title}**\n\n{table(sheet)}" for sheet in sheets(run, self._of(run))]
-            parts += [f"{_provenance(run)}\n", *tables]
-        return "\n".join(parts)
+        parts = list[str]()
+        for run in self._stored.newest(selection):
+            tables = sheets(run, self._of(bool(run.machine.gpu.name)))
+            parts += [f"{_provenance(run)}\n", *(f"**{sheet.title}**\n\n{table(sheet)}" for sheet in tables)]
+        return "\n".join(parts) or missing(selection)
 
     def _figure(self, path: Path, marker: str) -> str:
         parts = [
@@ -160,7 +132,7 @@ class Documents:
         """The figures of a marker, each with the run it shows and the HTML that shows it in the document at `path`."""
         selection = query(marker)
         for run in self._stored.newest(selection):
-            plots = {plot.name: plot for plot in figures(run, self._of(run))}
+            plots = {plot.name: plot for plot in figures(run, self._of(bool(run.machine.gpu.name)))}
             if not plots.keys() >= set(selection.others):
                 raise ArgumentError(f"marker {marker!r}: these records make the figures {', '.join(plots) or 'none'}")
             for plot in [plots[name] for name in selection.others] or plots.values():
@@ -180,6 +152,20 @@ class Documents:
         if len(records) != 1 or len(selection.others) != 1:
             raise ArgumentError(f"marker {marker!r}: matches {len(records)} records; name one value and one record")
         return _value(records[0], selection.others[0], marker)
+
+
+BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
+    "ladder": Documents._ladder,
+    "rungs": Documents._rungs,
+    "overview": Documents._overview,
+    "summary": Documents._summary,
+    "table": Documents._table,
+    "figure": Documents._figure,
+    "picture": Documents._picture,
+    "value": Documents._value,
+    "modelled": Documents._modelled,
+}
+MARKER = re.compile(rf"<!-- ({'|'.join(BLOCKS)})(?:: ([^>]*?))? -->(.*?)<!-- end -->", re.DOTALL)
 
 
 def _value(m: Measurement, what: str, marker: str) -> str:

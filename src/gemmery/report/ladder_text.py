@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmery import dtypes
+from gemmery import dtypes, experiments
 from gemmery.bench.record import Run
+from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from gemmery.report import words
-from gemmery.report.problems import Group, gain, groups, is_of_ladder
+from gemmery.report.problems import Group, gain, groups
 from gemmery.report.sheet import rate, share, tabulate
 from gemmery.report.text import table
 from gemmery.report.tree import tree, walk
@@ -26,7 +27,7 @@ def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path)
 
     `root` is the checkout, which has docs/published.toml; links are relative to `folder`.
     """
-    measured = [(run, groups(filter(is_of_ladder, run.measurements), rungs)) for run in runs]
+    measured = [(run, groups((m for m in run.measurements if experiments.of(m) is LADDER), rungs)) for run in runs]
     link = os.path.relpath(root / "src" / "gemmery", folder)
     figures = published(root / "docs" / "published.toml")
     sections = [_section(rung, measured, link, figures.get(rung.name, [])) for rung in rungs]

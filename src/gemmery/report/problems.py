@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gemmery import experiments
 from gemmery.bench.record import Measurement
-from gemmery.experiments import LADDER
 from gemmery.ladder.rung import Rung
 from gemmery.report import words
 from gemmery.report.doubts import ANY
@@ -60,11 +58,6 @@ def largest(problems: Sequence[Group]) -> Group:
 def fullest(problems: Sequence[Group]) -> Group:
     """Return the group in which most rungs ran, and the largest of these: it shows the whole ladder."""
     return max(problems, key=lambda group: (sum(m.seconds > 0 for m in group.rungs), group.first.flops))
-
-
-def is_of_ladder(measurement: Measurement) -> bool:
-    """Return True for a record of the ladder."""
-    return experiments.of(measurement) is LADDER
 
 
 def is_square(measurement: Measurement) -> bool:

@@ -73,8 +73,12 @@ class Stored:
             )
         newest = list[Run]()
         for name, runs in self._runs.items():
-            of = [run for run in reversed(runs) if selection.machine in ("", "first", name, _kind(run))]
-            newest += [run for run in (_only(selection, run) for run in of) if run.measurements][:1]
+            for run in reversed(runs):
+                kind = "gpu" if run.machine.gpu.name else "cpu"
+                records = tuple(filter(selection.matches, run.measurements))
+                if records and selection.machine in ("", "first", name, kind):
+                    newest.append(replace(run, measurements=records))
+                    break
         return newest[:1] if selection.machine == "first" else newest
 
     def newest_of_each_type(self, selection: Query) -> list[Run]:
@@ -103,14 +107,6 @@ def _merged(runs: Iterable[Run]) -> list[Run]:
         Run(same[-1].machine, max(run.started for run in same), tuple(m for run in same for m in run.measurements))
         for _, same in sorted(by_machine.items())
     ]
-
-
-def _kind(run: Run) -> str:
-    return "gpu" if run.machine.gpu.name else "cpu"
-
-
-def _only(selection: Query, run: Run) -> Run:
-    return Run(run.machine, run.started, tuple(filter(selection.matches, run.measurements)))
 
 
 def missing(selection: Query) -> str:

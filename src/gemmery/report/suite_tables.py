@@ -1,14 +1,15 @@
-"""The records of a suite as sheets: products next to the rivals', tournaments of rungs, first products, new shapes."""
+"""The records of suites as sheets: products next to the rivals', tournaments of rungs, first products, new shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from gemmery.bench.first_call import PIECES
-from gemmery.bench.new_shapes import CASES, FIRST, REST, WORST
-from gemmery.bench.record import Measurement
+from gemmery.bench.new_shapes import CASES, COMPARED, FIRST, REST, WORST
+from gemmery.bench.record import Measurement, Run
 from gemmery.report import words
 from gemmery.report.sheet import (
     Cell,
@@ -26,6 +27,7 @@ from gemmery.report.sheet import (
 )
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
+OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
 
 def products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
@@ -235,3 +237,53 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
     ]
     title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
     return [tabulate(title, columns, filter(is_total, measurements), not_run(measurements))]
+
+
+def _over_fastest(measurement: Measurement) -> tuple[float, float] | None:
+    """Return (ratio, spread) to the fastest rival on this problem, None when no rival ran."""
+    rivals = [name for name in words.RIVALS if name in measurement.versus and not name.startswith(OWN)]
+    return min(((measurement.versus[name], measurement.spread.get(name, 0.0)) for name in rivals), default=None)
+
+
+def overview(run: Run, about: Mapping[str, str]) -> Sheet:
+    """Return a table with a row for each suite and number of threads, on a GPU for each suite and element type.
+
+    `about` maps a suite to what it multiplies.
+    """
+    cases = tournaments(run.measurements)
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for m in run.measurements:
+        if m.kernel == OWN and m.seconds and m.case not in cases and _over_fastest(m):
+            apart = (m.precision or m.dtype) if m.unit else words.cores(m.threads)
+            apart = m.case if m.case in COMPARED else apart
+            groups.setdefault((m.suite, apart), []).append(m)
+    names = [suite for suite, _ in groups]
+    rows = [
+        _standing(about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), same)
+        for (suite, apart), same in groups.items()
+    ]
+    return Sheet("How it compares", OVERVIEW, tuple(rows))
+
+
+def brief_overview(run: Run, about: Mapping[str, str]) -> Sheet:
+    """Return the overview without the number of products and without those that are slower.
+
+    >>> brief_overview(run, {"small": "Small squares"}).head  # doctest: +SKIP
+    ('suite', 'min', 'median', 'max', '% of peak')
+    """
+    full = overview(run, about)
+    return Sheet(full.title, (OVERVIEW[0], *OVERVIEW[2:6]), tuple((row[0], *row[2:6]) for row in full.rows))
+
+
+def _standing(what: str, measurements: Sequence[Measurement]) -> tuple[Cell, ...]:
+    stand = [(m, over) for m in measurements if (over := _over_fastest(m))]
+    ratios = [ratio for _, (ratio, _) in stand]
+    shares = [part for m in measurements if (part := words.share(m)) is not None]
+    slower = [f"{product(m)} ({words.times(*over)})" for m, over in stand if standing(*over) == "bad"]
+    return (
+        Cell(what),
+        Cell(str(len(stand))),
+        *(Cell(words.times(of(ratios))) for of in (min, statistics.median, max)),
+        Cell(f"{words.percent(min(shares))} to {words.percent(max(shares))}" if shares else ""),
+        Cell("; ".join(slower) or "none"),
+    )

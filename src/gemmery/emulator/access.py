@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from gemmery.emulator import reach
-from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Machine
 from gemmery.emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW
 from gemmery.emulator.modifiers import FETCHES, LENGTHS, ORDERED, POLICY, SCOPES, SPACES, Kinds, sort_by_kind
@@ -256,11 +255,10 @@ def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> St
         raise refused(instruction)
     read = lowering.read(instruction.operands[1], "s64", instruction)
     write = lowering.write(instruction.operands[0], "pred", instruction)
-    peers = SHARED_WINDOW + (1 << cluster.RANK_AT)  # addresses from mapa, including the block's own memory
     bounds = {
         "global": (0, SHARED_WINDOW),
-        "shared": (SHARED_WINDOW, peers),
-        "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),
+        "shared": (SHARED_WINDOW, reach.PEERS_WINDOW),
+        "shared::cluster": (SHARED_WINDOW, LOCAL_WINDOW),  # addresses from mapa, including the block's own memory
         "local": (LOCAL_WINDOW, PARAMETER_WINDOW),
     }
     low, high = bounds[space]

@@ -7,6 +7,7 @@ so a sum of floats may differ in its last bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from gemmery.emulator.ops import half
 from gemmery.emulator.ptx import Address, Instruction, Opcode
 from gemmery.emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
-Change = Callable[[Array, list[Array]], Array]  # old values and operands -> new values
+Change = Callable[..., Any]  # old values and operands -> new values
 
 _WHOLE = ("u32", "s32", "u64", "s64")
 _BITS = ("b32", "b64")
@@ -45,35 +46,26 @@ _MODIFIERS: Mapping[str, Kinds] = {
 }
 
 
-def _half(name: str) -> Change:
-    meaning = half.TABLE[name].meaning
-    return lambda old, operands: meaning(old, operands[0])
-
-
-def _plain(function: Callable[[Array, Array], Array]) -> Change:
-    return lambda old, operands: function(old, operands[0])
-
-
 def _changes() -> dict[tuple[str, str], Change]:
     """The function of each operation and type; half precision keeps subnormals."""
     table: dict[tuple[str, str], Change] = {}
     for kind in ("u32", "s32", "u64", "f32", "f64"):
-        table["add", kind] = _plain(np.add)
+        table["add", kind] = np.add
     for kind in _WHOLE:
-        table["min", kind], table["max", kind] = _plain(np.minimum), _plain(np.maximum)
+        table["min", kind], table["max", kind] = np.minimum, np.maximum
     for kind in _BITS:
-        table["and", kind], table["or", kind] = _plain(np.bitwise_and), _plain(np.bitwise_or)
-        table["xor", kind] = _plain(np.bitwise_xor)
+        table["and", kind], table["or", kind] = np.bitwise_and, np.bitwise_or
+        table["xor", kind] = np.bitwise_xor
     for kind in _BITS:
-        table["exch", kind] = lambda old, operands: operands[0]
+        table["exch", kind] = lambda old, new: new
     for kind in (*_BITS, "b16"):
-        table["cas", kind] = lambda old, operands: np.where(old == operands[0], operands[1], old)
-    table["inc", "u32"] = lambda old, operands: np.where(old >= operands[0], 0, old + 1).astype(np.uint32)
-    table["dec", "u32"] = lambda old, operands: np.where((old == 0) | (old > operands[0]), operands[0], old - 1)
+        table["cas", kind] = lambda old, expected, new: np.where(old == expected, new, old)
+    table["inc", "u32"] = lambda old, last: np.where(old >= last, 0, old + 1).astype(np.uint32)
+    table["dec", "u32"] = lambda old, last: np.where((old == 0) | (old > last), last, old - 1)
     for kind in HALVES:
         rounding = "rn." if kind.startswith("b") else ""
-        table["add", kind] = _half(f"add.{rounding}{kind}")
-        table["min", kind], table["max", kind] = _half(f"min.{kind}"), _half(f"max.{kind}")
+        table["add", kind] = half.TABLE[f"add.{rounding}{kind}"].meaning
+        table["min", kind], table["max", kind] = half.TABLE[f"min.{kind}"].meaning, half.TABLE[f"max.{kind}"].meaning
     return table
 
 
@@ -183,7 +175,7 @@ def _changed(
         now = threads[turn == number]
         old = view[index[now]]
         before[now] = old
-        view[index[now]] = change(old, [part[now] for part in operands])
+        view[index[now]] = change(old, *(part[now] for part in operands))
     return before
 
 

@@ -29,15 +29,7 @@ class Copy:
     def only(self, some: NDArray[np.bool_]) -> Copy:
         """Return the selected copies."""
         group = self.group if isinstance(self.group, int) else self.group[some]
-        rows, addresses, data, threads = self.rows, self.addresses, self.data, self.threads
-        return replace(
-            self,
-            rows=rows[some],
-            addresses=addresses[some],
-            data=data[some],
-            threads=threads[some],
-            group=group,
-        )
+        return Copy(self.index, self.rows[some], self.addresses[some], self.data[some], self.threads[some], group)
 
 
 class Copies:

@@ -7,7 +7,7 @@ anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmery.emulator.instructions import written
@@ -131,10 +131,11 @@ def _origins(kernel: PtxKernel) -> dict[str, Origins]:
             result = _result(instruction, origins, offsets)
             if not result:
                 continue
-            for place, name in enumerate(_names(instruction.operands[0])):
+            for place, register in enumerate(written(instruction)):
                 element = _next(result, place)
-                if not element <= origins.get(name, frozenset()):
-                    origins[name] = origins.get(name, frozenset()) | element
+                known = origins.get(register.name, frozenset())
+                if not element <= known:
+                    origins[register.name] = known | element
                     grown = True
     return origins
 
@@ -195,11 +196,6 @@ def _parameter(place: Operand, known: Mapping[str, Origins], offsets: Mapping[st
 
 def _makes_wide(instruction: Instruction) -> bool:
     return any(STORED.get(register.type) == "u8" for register in written(instruction))
-
-
-def _names(target: Operand) -> Iterable[str]:
-    elements = target.elements if isinstance(target, Vector) else (target,)
-    return [element.name for element in elements if isinstance(element, Register)]
 
 
 # ---- reads of an update ----

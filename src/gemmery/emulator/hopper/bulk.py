@@ -22,7 +22,6 @@ from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
 
 PIECE = 16  # bytes: the alignment of addresses and sizes
-TILE_ALIGNMENT = 128  # bytes: the alignment of a tensor's box in shared memory
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ PTX ISA 9.0, "Data Movement and Conversion Instructions: Bulk copy" and ": Tenso
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -243,21 +244,28 @@ def _pieces(machine: Machine, blocks: Indices, addresses: Indices, end: Any) -> 
     return places
 
 
+def _checked(ends: _Ends, machine: Machine, index: int, mask: Mask) -> Iterator[tuple[Any, Indices, Indices]]:
+    """Yield the copies that may start: their end outside shared memory, their threads, their addresses inside."""
+    for threads, end in ends.boxes(machine, index, active(machine, mask)):
+        addresses = of(ends.shared(machine.registers), threads)
+        good = _inside(machine, index, addresses, threads, end)
+        if good.any():
+            yield end.only(good), threads[good], addresses[good]
+
+
 def _loads(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | None) -> Step:
     """Copy from global to shared memory, of one block or of several of the cluster."""
     assert ends.barrier is not None
     barrier = ends.barrier
 
     def step(machine: Machine, mask: Mask) -> None:
-        for threads, end in ends.boxes(machine, index, active(machine, mask)):
-            addresses = of(ends.shared(machine.registers), threads)
-            good = _inside(machine, index, addresses, threads, end)
-            if good.any():
-                inside, data = end.only(good).get(machine)
-                good &= np.isin(threads, inside.threads)
-                ready = threads[good], addresses[good], of(barrier(machine.registers), threads[good])
-                ranks = None if mask_of is None else of(mask_of(machine.registers), threads[good])
-                _begin(machine, index, inside, *ready, data, ranks)
+        for end, every, addresses in _checked(ends, machine, index, mask):
+            inside, data = end.get(machine)
+            some = np.isin(every, inside.threads)
+            threads = every[some]
+            marks = of(barrier(machine.registers), threads)
+            ranks = None if mask_of is None else of(mask_of(machine.registers), threads)
+            _begin(machine, index, inside, threads, addresses[some], marks, data, ranks)
 
     return step
 
@@ -298,16 +306,10 @@ def _stores(instruction: Instruction, index: int, ends: _Ends, mask_of: Read | N
     adds = instruction.opcode.name == "cp.reduce.async.bulk.tensor"
 
     def step(machine: Machine, mask: Mask) -> None:
-        for threads, end in ends.boxes(machine, index, active(machine, mask)):
-            addresses = of(ends.shared(machine.registers), threads)
-            good = _inside(machine, index, addresses, threads, end)
-            if good.any():
-                inside = end.only(good)
-                inside = replace(inside, adds=True) if adds and isinstance(inside, _Boxes) else inside
-                places = _pieces(machine, inside.threads // machine.block_threads, addresses[good], inside)
-                machine.unit(Bulk).store(
-                    Store(index, inside.threads, places, inside, np.zeros(len(inside.threads), np.int64))
-                )
+        for end, threads, addresses in _checked(ends, machine, index, mask):
+            inside = replace(end, adds=True) if adds and isinstance(end, _Boxes) else end
+            places = _pieces(machine, threads // machine.block_threads, addresses, inside)
+            machine.unit(Bulk).store(Store(index, threads, places, inside, np.zeros(len(threads), np.int64)))
 
     return step
 

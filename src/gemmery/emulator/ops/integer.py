@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -178,19 +179,16 @@ def flagged(meaning: Meaning, carry: str) -> Meaning:
 def with_carry() -> dict[str, Op]:
     """The extended-precision instructions: addc and others read the flag, those with .cc write it."""
     table = {}
-    names = (("{}.cc", "out"), ("{}c", "in"), ("{}c.cc", "in out"))
-    for kind in WORDS:
-        for name, carry in names:
-            for base, meaning in (("add", add_carry), ("sub", sub_borrow)):
-                table[f"{name.format(base)}.{kind}"] = Op(
-                    (kind,), (kind, kind), flagged(meaning, carry), kind="int", carry=carry
-                )
-            for part in ("lo", "hi"):
-                opcode = name.format("mad").replace("mad.cc", f"mad.{part}.cc").replace("madc", f"madc.{part}")
-                product = mul(kind, part)
-                table[f"{opcode}.{kind}"] = Op(
-                    (kind,), (kind,) * 3, flagged(product_carry(product), carry), kind="imad", carry=carry
-                )
+    forms = (("{}{}.cc", "out"), ("{}c{}", "in"), ("{}c{}.cc", "in out"))
+    for kind, (form, carry) in product(WORDS, forms):
+        sums = (("add", "", add_carry), ("sub", "", sub_borrow))
+        for base, part, meaning in (
+            *sums,
+            *(("mad", f".{part}", product_carry(mul(kind, part))) for part in ("lo", "hi")),
+        ):
+            operands, unit = ((kind,) * 3, "imad") if part else ((kind,) * 2, "int")
+            opcode = f"{form.format(base, part)}.{kind}"
+            table[opcode] = Op((kind,), operands, flagged(meaning, carry), kind=unit, carry=carry)
     return table
 
 
@@ -235,14 +233,14 @@ def products() -> dict[str, Op]:
             if part == "wide" and kind not in WIDE:
                 continue
             result = WIDE[kind] if part == "wide" else kind
-            product = mul(kind, part)
-            table[f"mul.{part}.{kind}"] = Op((result,), (kind, kind), product, kind="imad")
-            table[f"mad.{part}.{kind}"] = Op((result,), (kind, kind, result), then_add(product), kind="imad")
+            whole = mul(kind, part)
+            table[f"mul.{part}.{kind}"] = Op((result,), (kind, kind), whole, kind="imad")
+            table[f"mad.{part}.{kind}"] = Op((result,), (kind, kind, result), then_add(whole), kind="imad")
     for kind in ("u32", "s32"):
         for part in ("lo", "hi"):
-            product = product24(kind, part)
-            table |= same(f"mul24.{part}", (kind,), 2, product, "imad")
-            table |= same(f"mad24.{part}", (kind,), 3, then_add(product), "imad")
+            whole = product24(kind, part)
+            table |= same(f"mul24.{part}", (kind,), 2, whole, "imad")
+            table |= same(f"mad24.{part}", (kind,), 3, then_add(whole), "imad")
     table |= same("mad.hi.sat", ("s32",), 3, then_add_clamped(mul("s32", "hi")), "imad")
     table |= same("mad24.hi.sat", ("s32",), 3, then_add_clamped(product24("s32", "hi")), "imad")
     return table

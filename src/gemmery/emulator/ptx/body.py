@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmery.emulator.ptx import Immediate, Instruction, Label, Line, Opcode, Operand, Register, Vector
 from gemmery.emulator.ptx.opcodes import opcode
-from gemmery.emulator.ptx.scopes import Scope, parts
+from gemmery.emulator.ptx.scopes import Scope, free_name, parts
 from gemmery.emulator.ptx.variables import REGISTERS, variable
 from gemmery.errors import EmulationError
 
@@ -149,11 +149,7 @@ class Body:
     def _labelled(self, name: str) -> None:
         if name in self.scope.labels:
             raise EmulationError(f"label {name} is defined twice: labels must be unique")
-        unique, number = name, 2
-        while unique in self.labels:
-            unique = f"{name}.{number}"
-            number += 1
-        self.scope.labels[name] = unique
+        unique = self.scope.labels[name] = free_name(name, self.labels)
         self.labels[unique] = len(self.instructions)
         self._table = name
 

@@ -57,7 +57,8 @@ def parts(text: str) -> list[str]:
     return pieces
 
 
-def _free(name: str, bound: Mapping[str, object]) -> str:
+def free_name(name: str, bound: Mapping[str, object]) -> str:
+    """Return a name, with a number if it is bound: "out.2"."""
     free, number = name, 2
     while free in bound:
         free = f"{name}.{number}"
@@ -135,14 +136,14 @@ class Scope:
 
     def declare(self, name: str, type_: str) -> Register:
         """Declare a register in this scope."""
-        register = self.registers[name] = Register(_free(name + self.suffix, self.types), type_)
+        register = self.registers[name] = Register(free_name(name + self.suffix, self.types), type_)
         self.types[register.name] = type_
         self.read.pop(name, None)
         return register
 
     def add(self, declared: Variable) -> Variable:
         """Add a variable to this scope; returns it under its unique name."""
-        variable = replace(declared, name=_free(declared.name + self.suffix, self.memory))
+        variable = replace(declared, name=free_name(declared.name + self.suffix, self.memory))
         self.variables[declared.name] = self.memory[variable.name] = variable
         return variable
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -231,17 +232,13 @@ class _Walk:
         lines = Counter(instruction.line for instruction in machine.kernel.instructions[start:stop])
         last = self.stretches[-1] if self.stretches else None
         if last and (last.lanes, last.first.file) == (stretch.lanes, stretch.first.file):
-            first = min(last.first, stretch.first, key=_number)
-            furthest = max(last.last, stretch.last, key=_number)
+            first = min(last.first, stretch.first, key=attrgetter("number"))
+            furthest = max(last.last, stretch.last, key=attrgetter("number"))
             self.stretches[-1] = Stretch(first, furthest, last.instructions + stretch.instructions, last.lanes)
             self.lines[-1] += lines
         else:
             self.stretches.append(stretch)
             self.lines.append(lines)
-
-
-def _number(line: Line) -> int:
-    return line.number
 
 
 def _lanes(flags: Flags) -> ActiveLanes:
@@ -251,7 +248,7 @@ def _lanes(flags: Flags) -> ActiveLanes:
 def _stretch(machine: Machine, first: int, last: int, lanes: ActiveLanes) -> Stretch:
     lines = [instruction.line for instruction in machine.kernel.instructions[first:last]]
     lines = [line for line in lines if line.file == lines[0].file]
-    return Stretch(min(lines, key=_number), max(lines, key=_number), last - first, lanes)
+    return Stretch(min(lines, key=attrgetter("number")), max(lines, key=attrgetter("number")), last - first, lanes)
 
 
 def origins(instructions: tuple[Instruction, ...]) -> dict[int, tuple[tuple[int, int], ...]]:

@@ -118,7 +118,7 @@ def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:
     count = len(piece.major)
     if count == 32:
         return mask
-    every = np.arange(machine.threads) % 32 < count
+    every = np.tile(np.arange(32) < count, machine.warps)
     return every if mask is None else every & mask
 
 

@@ -103,14 +103,13 @@ def absent(machine: Machine, gathering: Gathering, mask: Flags) -> Flags:
     return np.repeat(rows.any(axis=1), rows.shape[1]) & mask
 
 
-def checked(lowering: Lowering, index: int, step: Step) -> Step:
+def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
     """The step of a warp instruction, with a report of masks that do not fit."""
-    instruction = lowering.kernel.instructions[index]
     name, lanes = instruction.opcode.name, find(instruction.opcode).lanes
     if lanes == "warp":
         return _complete(index, step)
     if name == "selp":
-        return _selecting(lowering, index, step)
+        return _selecting(lowering, instruction, index, step)
     if lanes != "mask":
         return step
     operands = lowering.flat(instruction.operands)
@@ -241,9 +240,8 @@ class _Lanes:
         return False
 
 
-def _selecting(lowering: Lowering, index: int, step: Step) -> Step:
+def _selecting(lowering: Lowering, instruction: Instruction, index: int, step: Step) -> Step:
     """The step of a selection, with a report of lanes that select an undefined value."""
-    instruction = lowering.kernel.instructions[index]
     predicate = lowering.read(instruction.operands[3], "pred", instruction)
 
     def run(machine: Machine, mask: Mask) -> None:

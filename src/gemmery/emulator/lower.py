@@ -139,7 +139,7 @@ def _lower(lowering: Lowering, index: int, instruction: Instruction) -> Step:
             step = handler.step(lowering, instruction, index)
         case _:
             raise refused(instruction)
-    step = convergence.checked(lowering, index, step)
+    step = convergence.checked(lowering, instruction, index, step)
     if instruction.guard is None:
         return step
     return _guarded(step, lowering.read(instruction.guard, "pred", instruction), instruction.negated)

@@ -68,7 +68,7 @@ def _loading(
             lanes = where(machine, piece)
             if piece.matrices:
                 some = _some(machine, mask, piece)
-                rows = reach.rows(machine, index, space, lanes, some, "ldmatrix").reshape(machine.warps, 32, ROW // 4)
+                rows = reach.rows(machine, index, space, lanes, some).reshape(machine.warps, 32, ROW // 4)
                 piece.put(fragments.loaded(rows[:, : len(piece.major)], piece.transposed), parts)
             else:
                 kind, count = piece.dtype, len(piece.registers)

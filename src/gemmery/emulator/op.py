@@ -75,3 +75,8 @@ class Op(Traits):
 def same(name: str, kinds: Iterable[str], arity: int, meaning: Meaning, kind: str) -> dict[str, Op]:
     """The entries of an instruction whose operands and result have one type, for each of these types."""
     return {f"{name}.{t}": Op((t,), (t,) * arity, meaning, kind=kind) for t in kinds}
+
+
+def pair(first: Meaning, second: Meaning) -> Meaning:
+    """Return two results of the same operands."""
+    return lambda *operands: (first(*operands), second(*operands))

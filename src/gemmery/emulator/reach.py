@@ -39,11 +39,10 @@ def load(
     return values if faulty is None else [np.where(faulty, np.zeros_like(value), value) for value in values]
 
 
-def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask, what: str) -> NDArray[np.uint32]:
+def rows(machine: Machine, index: int, space: str, addresses: Values, mask: Mask) -> NDArray[np.uint32]:
     """Load 16 bytes per thread, as rows of four words."""
-    if space == "":
-        ((space, addresses, mask),) = _spaces(machine, addresses, mask)
-    addresses, mask, faulty = checked(machine, index, space, what, addresses, mask, 16)
+    ((space, addresses, mask),) = placed(machine, space, addresses, mask)
+    addresses, mask, faulty = checked(machine, index, space, "ldmatrix", addresses, mask, 16)
     memory = memory_of(machine, space)
     words = memory.view("u4", 4).take(machine.spread(addresses + memory.base) >> 4, axis=0)
     return words if faulty is None else np.where(faulty[:, None], np.uint32(0), words)
@@ -61,13 +60,10 @@ def store(
     what: str = "st",
 ) -> None:
     """Store a value, or the elements of a vector, for each thread of the mask."""
-    if space == "":
-        for name, part, some in _spaces(machine, addresses, mask):
-            store(machine, index, name, part, some, values, kind, width, what)
-        return
-    addresses, mask, _ = checked(machine, index, space, what, addresses, mask, width, values)
-    if mask is None or mask.any():
-        memory_of(machine, space).store(addresses, values, mask, kind, width, machine.threads)
+    for name, part, some in placed(machine, space, addresses, mask):
+        safe, some, _ = checked(machine, index, name, what, part, some, width, values)
+        if some is None or some.any():
+            memory_of(machine, name).store(safe, values, some, kind, width, machine.threads)
 
 
 def copy(machine: Machine, index: int, to: Values, source: Values, mask: Mask, width: int, count: Any) -> None:
@@ -156,11 +152,6 @@ def memory_of(machine: Machine, space: str) -> Global | Own:
     return {"shared": machine.shared, cluster.SPACE: machine.shared, "local": machine.local}.get(space, machine.memory)
 
 
-def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-    """Addresses by state space: the named one, or those that generic addresses ("") fall in."""
-    return _spaces(machine, addresses, mask) if space == "" else [(space, addresses, mask)]
-
-
 def _fault(
     machine: Machine, index: int, space: str, what: str, addresses: Values, mask: Mask, width: int, kind: str, bad: Any
 ) -> Flags:
@@ -173,8 +164,10 @@ def _fault(
     return threads
 
 
-def _spaces(machine: Machine, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
-    """Generic addresses by state space."""
+def placed(machine: Machine, space: str, addresses: Values, mask: Mask) -> list[tuple[str, Values, Mask]]:
+    """Addresses by state space: the named one, or those that generic addresses ("") fall in."""
+    if space:
+        return [(space, addresses, mask)]
     if mask is not None and addresses.ndim:
         addresses = np.where(mask, addresses, addresses[mask.argmax()])
     low, high = int(addresses.min()), int(addresses.max())
@@ -194,7 +187,7 @@ def _load_generic(
     machine: Machine, index: int, addresses: Values, mask: Mask, kind: str, count: int, width: int
 ) -> list[Any]:
     values: list[Any] = []
-    for name, part, some in _spaces(machine, addresses, mask):
+    for name, part, some in placed(machine, "", addresses, mask):
         loaded = load(machine, index, name, part, some, kind, count, width)
         lanes = np.ones(1, bool) if some is None else some
         values = [np.where(lanes, *pair) for pair in zip(loaded, values, strict=True)] if values else loaded

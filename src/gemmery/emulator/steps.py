@@ -16,7 +16,7 @@ import numpy as np
 
 from gemmery.emulator import exact, specials
 from gemmery.emulator.machine import Machine
-from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits
+from gemmery.emulator.op import NUMPY, STORED, Mask, Op, Traits, pair
 from gemmery.emulator.ptx import (
     Address,
     Immediate,
@@ -62,11 +62,9 @@ class Lowering:
         self.zeros: list[Any] = []
         self.parameters = {parameter.name: parameter for parameter in kernel.parameters}
 
-    def slot(self, name: str, stored: str) -> int:
-        """Return the slot of a register."""
-        return self._slot(self.slots, name, stored)
-
-    def _slot(self, slots: dict[str, int], name: str, stored: str) -> int:
+    def slot(self, name: str, stored: str, provided: bool = False) -> int:
+        """Return the slot of a register, or of a value that is `provided` before the launch."""
+        slots = self.provided if provided else self.slots
         slot = slots.get(name)
         if slot is None:
             slot = slots[name] = len(self.zeros)
@@ -89,13 +87,13 @@ class Lowering:
             case Special(name):
                 wide = name.endswith("64") or name in ("%globaltimer",)
                 stored = "?" if name.startswith("%is_") else "u8" if wide else "u4"
-                return _viewed(itemgetter(self._slot(self.provided, name, stored)), stored, dtype)
+                return _viewed(itemgetter(self.slot(name, stored, provided=True)), stored, dtype)
             case Symbol(name, offset):
                 if name in self.parameters:
                     place = np.dtype(dtype).type(self.parameters[name].offset + offset)
                     return lambda _: place
                 self._check_pointers(name)
-                read = _viewed(itemgetter(self._slot(self.provided, name, "u8")), "u8", dtype)
+                read = _viewed(itemgetter(self.slot(name, "u8", provided=True)), "u8", dtype)
                 distance = np.dtype(dtype).type(offset)
                 return (lambda registers: read(registers) + distance) if offset else read
             case Not(register):
@@ -174,7 +172,7 @@ class Lowering:
         if op.scope == "warp":
             return _warp_step(meaning, reads, writes)
         if op.complement is not None and len(results) == 2:
-            meaning = _both(meaning, op.complement)
+            meaning = pair(meaning, op.complement)
         return _lane_step(meaning, reads, writes, len(result_kinds) > 1)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
@@ -247,10 +245,6 @@ def _warp_step(meaning: Callable[..., Any], reads: list[Read], writes: list[Writ
             write(registers, mask, value.reshape(-1))
 
     return run
-
-
-def _both(meaning: Callable[..., Any], complement: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *operands: (meaning(*operands), complement(*operands))
 
 
 def _folded(meaning: Callable[..., Any]) -> Callable[..., Any]:

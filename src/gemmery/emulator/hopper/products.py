@@ -113,29 +113,25 @@ class Products:
     def fenced(self, product: WarpgroupProduct) -> None:
         """Report registers that were written since the last fence."""
         bad = ~self._fenced[product.groups]
-        if bad.any() and (self._changed(product) | ~self._known(product))[bad].any():
+        if bad.any() and self._rewritten(product)[bad].any():
             what = "multiplies without a wgmma.fence after a write to its registers: put one before the first product"
             report_misuse(self._machine, product.index, product.groups[bad], what)
             self._fenced[product.groups] = True
 
-    def _known(self, product: WarpgroupProduct) -> Flags:
+    def _rewritten(self, product: WarpgroupProduct) -> Flags:
+        """The warpgroups that may have written the registers of a product since they last waited for them."""
         if any(earlier.slots == product.slots for earlier in self._under_way):
+            return np.zeros(len(product.groups), bool)
+        latest = self._latest.get(product.slots)
+        if latest is None:
             return np.ones(len(product.groups), bool)
-        latest = self._latest.get(product.slots)
-        return np.zeros(len(product.groups), bool) if latest is None else np.isin(product.groups, latest[0])
-
-    def _changed(self, product: WarpgroupProduct) -> Flags:
-        changed = np.zeros(len(product.groups), bool)
-        latest = self._latest.get(product.slots)
-        if latest is None or any(earlier.slots == product.slots for earlier in self._under_way):
-            return changed
-        lanes = lanes_of(product.groups)
+        rewritten, lanes = np.zeros(len(product.groups), bool), lanes_of(product.groups)
         for slot, before in zip(product.slots, latest[1], strict=True):
             now = self._machine.registers[slot]
             if now is not before:
                 bits = np.asarray(self._machine.spread(now)[lanes]).view("u4") != before[lanes].view("u4")
-                changed |= bits.any(axis=1)
-        return changed & product.adds
+                rewritten |= bits.any(axis=1)
+        return rewritten & product.adds | ~np.isin(product.groups, latest[0])
 
     def add(self, product: WarpgroupProduct) -> None:
         """Start a product; it belongs to the group that its warpgroup commits next."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gemmery.emulator.op import NUMPY, Meaning, Op, Values
+from gemmery.emulator.op import NUMPY, Meaning, Op, Values, pair
 from gemmery.emulator.ops.half import from_bf16
 from gemmery.emulator.ops.integer import choose
 
@@ -102,11 +102,6 @@ def spelled(compare: str, boolean: str) -> str:
     """Insert the Boolean operator before .ftz."""
     name, _, ftz = compare.partition(".")
     return name + boolean + ("." + ftz if ftz else "")
-
-
-def pair(first: Meaning, second: Meaning) -> Meaning:
-    """Return two results of the same operands."""
-    return lambda *operands: (first(*operands), second(*operands))
 
 
 def packed_comparisons(kind: str) -> Iterator[tuple[str, Meaning, Meaning]]:

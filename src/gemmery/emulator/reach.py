@@ -60,8 +60,8 @@ def store(
     what: str = "st",
 ) -> None:
     """Store a value, or the elements of a vector, for each thread of the mask."""
-    for name, part, some in placed(machine, space, addresses, mask):
-        safe, some, _ = checked(machine, index, name, what, part, some, width, values)
+    for name, part, threads in placed(machine, space, addresses, mask):
+        safe, some, _ = checked(machine, index, name, what, part, threads, width, values)
         if some is None or some.any():
             memory_of(machine, name).store(safe, values, some, kind, width, machine.threads)
 

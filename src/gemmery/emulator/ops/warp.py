@@ -77,16 +77,11 @@ def _ballot(active: Array, a: Array, mask: Array) -> Any:
     return _bits(active & a) & mask
 
 
-def _all(active: Array, a: Array, mask: Array) -> Any:
-    return _ballot(active, ~a, mask) == 0
-
-
-def _any(active: Array, a: Array, mask: Array) -> Any:
-    return _ballot(active, a, mask) != 0
-
-
-def _uni(active: Array, a: Array, mask: Array) -> Any:
-    return _all(active, a, mask) | ~_any(active, a, mask)
+_VOTES: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "all": lambda active, a, mask: _ballot(active, ~a, mask) == 0,
+    "any": lambda active, a, mask: _ballot(active, a, mask) != 0,
+    "uni": lambda active, a, mask: (_ballot(active, ~a, mask) == 0) | (_ballot(active, a, mask) == 0),
+}
 
 
 def _activemask(active: Array) -> Array:
@@ -152,10 +147,6 @@ def _reductions() -> dict[str, Op]:
     return table
 
 
-def _movmatrix(_active: Array, a: Array) -> Array:
-    return transposed(a)
-
-
 def _op(results: tuple[str, ...], operands: tuple[str, ...], meaning: Callable[..., Any], kind: str) -> Op:
     """An instruction whose lanes wait for those that the last operand names."""
     return Op(results, operands, meaning, "warp", kind=kind, lanes="mask", effect=True)
@@ -163,10 +154,7 @@ def _op(results: tuple[str, ...], operands: tuple[str, ...], meaning: Callable[.
 
 TABLE: dict[str, Op] = {
     **{f"shfl.sync.{mode}.b32": _op(("b32", "pred"), ("b32",) * 4, partial(_shfl, mode), "shfl") for mode in _SHUFFLES},
-    **{
-        f"vote.sync.{name}.pred": _op(("pred",), ("pred", "b32"), meaning, "vote")
-        for name, meaning in {"all": _all, "any": _any, "uni": _uni}.items()
-    },
+    **{f"vote.sync.{name}.pred": _op(("pred",), ("pred", "b32"), meaning, "vote") for name, meaning in _VOTES.items()},
     "vote.sync.ballot.b32": _op(("b32",), ("pred", "b32"), _ballot, "vote"),
     "activemask.b32": Op(("b32",), (), _activemask, "warp", kind="vote"),
     "elect.sync": _op(("b32", "pred"), ("b32",), _elect, "elect"),
@@ -174,6 +162,6 @@ TABLE: dict[str, Op] = {
     **{f"match.all.sync.{kind}": _op(("b32", "pred"), (kind, "b32"), _match_all, "match") for kind in ("b32", "b64")},
     **_reductions(),
     "movmatrix.sync.aligned.m8n8.trans.b16": Op(
-        *(("b32",), ("b32",), _movmatrix, "warp"), kind="movmatrix", lanes="warp", effect=True
+        *(("b32",), ("b32",), lambda active, a: transposed(a), "warp"), kind="movmatrix", lanes="warp", effect=True
     ),
 }

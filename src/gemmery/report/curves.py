@@ -189,7 +189,8 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
-        _points(on, ran, _last(ran) if labelled else [], colours(measurements))
+        last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
+        _points(on, ran, list(last.values()) if labelled else [], colours(measurements))
         svg = render(on, f"roofline-{suite}", "rate against arithmetic intensity under the roofs of this machine")
     caption = (
         "The slope is the measured memory bandwidth, the flat part the measured peak. Each byte counts once, as if "
@@ -251,11 +252,6 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
         rotation_mode="anchor",
         bbox=None,
     )
-
-
-def _last(ran: Iterable[Measurement]) -> list[Measurement]:
-    """Each kernel at the largest problem it ran."""
-    return list({(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}.values())
 
 
 def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement], shades: Colours) -> None:

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from gemmery.ladder.diff import Difference
 
-STYLES = {"@": "cyan", "+": "green", "-": "red"}  # by the first character of a line
-CLASSES = {"@": "hunk", "+": "added", "-": "removed"}
+KINDS = {"---": "file", "+++": "file", "@": "hunk", "+": "added", "-": "removed"}  # by the beginning of a line
+STYLES = {"file": "bold", "hunk": "cyan", "added": "green", "removed": "red", "": ""}
 SAME = "Both rungs run the same code; they differ only in the facts above."
 
 
@@ -23,8 +23,7 @@ def show_difference(difference: Difference, console: Console) -> None:
     console.print(table)
     console.print()
     for line in difference.lines:
-        style = "bold" if line.startswith(("---", "+++")) else STYLES.get(line[:1], "")
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(Text(line, style=STYLES[_kind(line)]), soft_wrap=True)
     if not difference.lines:
         console.print(Text(SAME, style="dim"))
 
@@ -39,5 +38,5 @@ def difference_page(difference: Difference) -> str:
 
 
 def _kind(line: str) -> str:
-    """The class of a line of code, "" for one that both rungs have."""
-    return "file" if line.startswith(("---", "+++")) else CLASSES.get(line[:1], "")
+    """The kind of a line of code, "" for one that both rungs have."""
+    return next((kind for beginning, kind in KINDS.items() if line.startswith(beginning)), "")

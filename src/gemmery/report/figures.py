@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -79,7 +80,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
     rate = words.rate(group.first)
     with axes(ROW * len(ran) + 110) as on:
         _vertical(on, lines, len(ran), top)
-        _headings(on, rate)
+        _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=MUTED)
         for place, m in enumerate(ran):
             rung = by_name[m.kernel]
             gain = speedup(m, rung.parent, group)
@@ -87,7 +88,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> Plot | None:
             on.barh(
                 place - 0.12, words.reached(m), height=0.46, color=TOKENS["soft" if lost else "accent"], linewidth=0
             )
-            _figures(on, place, m, words.times(*gain) if gain else "")
+            texts = words.digits(words.reached(m)), words.percent(words.share(m)), words.times(*(gain or (None,)))
+            _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=MUTED, va="center", bbox=HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
         name_rows(on, [place - 0.12 for place in range(len(ran))], [m.kernel for m in ran], code_size=12)
@@ -107,17 +109,10 @@ COLUMNS = (1.1, 1.2, 1.32)  # right edges of the columns of figures, in widths o
 HEADROOM = -1.25
 
 
-def _headings(on: Axes, rate: str) -> None:
-    for column, name in zip(COLUMNS, (rate, "% peak", "× parent"), strict=True):
-        on.text(column, -0.68, name, transform=on.get_yaxis_transform(), ha="right", va="center", size=11, color=MUTED)
-
-
-def _figures(on: Axes, place: int, m: Measurement, gain: str) -> None:
-    """The figures of a rung in columns right of its bar."""
-    for column, text in zip(
-        COLUMNS, (words.digits(words.reached(m)), words.percent(words.share(m)), gain), strict=True
-    ):
-        on.text(column, place - 0.12, text, transform=on.get_yaxis_transform(), ha="right", va="center_baseline")
+def _in_columns(on: Axes, y: float, texts: Sequence[str], **style: Any) -> None:
+    """The figures of a rung right of its bar, or their headings."""
+    for column, text in zip(COLUMNS, texts, strict=True):
+        on.text(column, y, text, transform=on.get_yaxis_transform(), ha="right", **style)
 
 
 def _limits(group: Group) -> list[tuple[float, str, str, str]]:

@@ -94,16 +94,18 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     own = [m for m in measurements if is_own(m)]
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
+    units = {words.rate(m) for m in own}
     rates: Columns[Measurement] = [
-        (_rate_of(own), rate),
+        (units.pop() if len(units) == 1 else "Gop/s", rate),
         ("% of peak", share),
         ("GB/s", bandwidth),
     ]
 
     def over(rival: str) -> tuple[str, Callable[[Measurement], Cell]]:
         def cell(m: Measurement) -> Cell:
-            pair = m.versus.get(rival), m.spread.get(rival, 0.0)
-            return Cell(words.times(*pair), tone=standing(*pair), margin=_margin(*pair))
+            over, spread = m.versus.get(rival), m.spread.get(rival, 0.0)
+            margin = f"± {float(f'{spread:.1g}'):g}" if over is not None and 0 < spread < math.inf else ""
+            return Cell(words.times(over, spread), tone=standing(over, spread), margin=margin)
 
         return f"× {words.kernel(rival)}", cell
 
@@ -129,16 +131,6 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
 def _on_threads(measurements: Sequence[Measurement]) -> str:
     """The number of threads; "" on a GPU."""
     return "" if any(m.unit for m in measurements) else f", {words.cores(measurements[0].threads)}"
-
-
-def _margin(ratio: float | None, spread: float) -> str:
-    return f"± {float(f'{spread:.1g}'):g}" if ratio is not None and 0 < spread < math.inf else ""
-
-
-def _rate_of(measurements: Sequence[Measurement]) -> str:
-    """GFLOP/s, or Gop/s if there are integers."""
-    rates = {words.rate(m) for m in measurements}
-    return rates.pop() if len(rates) == 1 else "Gop/s"
 
 
 def product(measurement: Measurement) -> str:

@@ -20,16 +20,13 @@ def machine(machine: MachineRecord) -> str:
     if machine.gpu.name:
         return _gpu(machine)
     caches = ", ".join(f"{name} {words.size(size)}" for name, size in words.caches(machine))
-    software = ", ".join(
-        f"{name} {version}"
-        for name, version in (
-            ("Python", machine.python),
-            ("NumPy", machine.numpy),
-            ("llvmlite", machine.llvmlite),
-            ("gemmery", machine.gemmery),
-        )
-        if version
-    )
+    versions = {
+        "Python": machine.python,
+        "NumPy": machine.numpy,
+        "llvmlite": machine.llvmlite,
+        "gemmery": machine.gemmery,
+    }
+    software = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     hardware = f"{machine.cpu}, {machine.isa}, {machine.cores} cores, {caches}"
     return f"{hardware}; {machine.os}; {software}; NumPy runs {machine.blas}"
 

@@ -21,38 +21,30 @@ def value(machine: Machine, name: str) -> Any:
     """Return the address of a variable, or the value of a special register that is modelled."""
     variable = machine.kernel.variables.get(name)
     if variable is not None:
-        return np.uint64(_address(machine, name))
+        outside = variable.space in ("global", "const")
+        return np.uint64(machine.memory.address(name) if outside else variable.offset)
     stem, axis = name[:-2], AXES.get(name[-2:])
     if axis is not None and stem in _BY_AXIS:
         return _narrow(_BY_AXIS[stem](machine, axis))
-    if name == "%is_explicit_cluster":
-        return np.bool_(machine.launch.cluster != (1, 1, 1))
-    if name == TIMER:
-        return np.uint64(0)
     return _narrow(_PLAIN[name](machine))
 
 
 def is_modelled(name: str) -> bool:
     """Whether a special register is modelled: clocks, hardware identifiers and performance counters are not."""
-    return name in _PLAIN or name in ("%is_explicit_cluster", TIMER) or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
+    return name in _PLAIN or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
 def names() -> tuple[str, ...]:
     """The special registers that are modelled; those with three axes without the axis."""
-    return tuple(sorted((*_BY_AXIS, *_PLAIN, "%is_explicit_cluster", TIMER)))
+    return tuple(sorted((*_BY_AXIS, *_PLAIN)))
 
 
 def _narrow(values: Any) -> Any:
-    """Return one scalar if all threads agree."""
+    """Return values as uint32, one scalar if all threads agree; those of another type are scalars already."""
+    if isinstance(values, np.bool_ | np.uint64):
+        return values
     values = np.asarray(values).astype(np.uint32)
     return values.reshape(-1)[0] if values.ndim == 0 or (values == values[0]).all() else values
-
-
-def _address(machine: Machine, name: str) -> int:
-    variable = machine.kernel.variables[name]
-    if variable.space in ("global", "const"):
-        return machine.memory.address(name)
-    return variable.offset
 
 
 def _thread(machine: Machine) -> Any:
@@ -81,10 +73,6 @@ def _place(machine: Machine) -> Indices:
     return np.repeat(np.arange(machine.blocks) % (x * y * z), machine.block_threads)
 
 
-def _cluster_ctaid(machine: Machine, axis: int) -> Any:
-    return _ctaid(machine, axis) % machine.launch.cluster[axis]
-
-
 _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
     "%tid": _tid,
     "%ctaid": _ctaid,
@@ -92,7 +80,7 @@ _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],
     "%clusterid": lambda machine, axis: _ctaid(machine, axis) // machine.launch.cluster[axis],
     "%nclusterid": lambda machine, axis: machine.launch.grid[axis] // machine.launch.cluster[axis],
-    "%cluster_ctaid": _cluster_ctaid,
+    "%cluster_ctaid": lambda machine, axis: _ctaid(machine, axis) % machine.launch.cluster[axis],
     "%cluster_nctaid": lambda machine, axis: machine.launch.cluster[axis],
 }
 _ONE = np.uint32(1)
@@ -101,6 +89,8 @@ _PLAIN: dict[str, Callable[[Machine], Any]] = {
     "%warpid": lambda machine: _thread(machine) // 32,
     "%nwarpid": lambda machine: machine.block_threads // 32,
     "%gridid": lambda machine: 0,
+    "%is_explicit_cluster": lambda machine: np.bool_(machine.launch.cluster != (1, 1, 1)),
+    TIMER: lambda machine: np.uint64(0),
     "%cluster_ctarank": _place,
     "%cluster_nctarank": lambda machine: int(np.prod(machine.launch.cluster)),
     "%lanemask_eq": lambda machine: _ONE << _lane(machine),

@@ -1,6 +1,6 @@
 """Compiled workers: a product cut into parts, run by the caller and by workers.
 
-A `Job` is a kernel's record and the way in which the product is cut. `run(job)` opens the job to `threads - 1` workers,
+A job is a kernel's record and the way in which the product is cut. `run(job)` opens the job to `threads - 1` workers,
 wakes those that sleep, and works on the job itself: every thread takes the next part until none is left. Then it closes
 the job and waits for the workers that joined it. A worker that wakes too late finds the job closed, and nobody waits
 for it. So a product is late by one part at most, and slower than on one thread by no more than the call that wakes.

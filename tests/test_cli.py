@@ -391,6 +391,15 @@ def test_a_closed_pipe_is_quiet(options):
     assert process.wait(timeout=30) == 141
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_is_one_line(options):
+    line = [sys.executable, "-m", "gemmery", "exhibit", *options]
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.returncode == 1
+    assert process.stderr == "gemmery: output: No space left on device; write it to another place\n"
+
+
 @pytest.mark.parametrize(
     ("module", "line"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -25,9 +26,12 @@ def run(arguments: Sequence[str]) -> int:
         code = int(action() if callable(action) else action or 0)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed at exit
+        _drop_output()
         return 141
     except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _drop_output()
+            return _complain(f"output: {error.strerror}; write it to another place", 1)
         if error.filename is None:
             raise
         return _complain(f"{error.filename}: {error.strerror}; choose another place", 1)
@@ -59,6 +63,11 @@ def _plain(message: str) -> str:
     for words, ours in (("a valid integer", "an integer"), ("a valid number", "a number"), ("Input should", "it must")):
         plain = plain.replace(words, ours)
     return plain
+
+
+def _drop_output() -> None:
+    """Let nothing of the output be written at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str, code: int) -> int:

@@ -70,9 +70,13 @@ def _lines(old: Rung, new: Rung) -> Iterator[str]:
         (first, before), (second, after) = ((f"{rung.name}, {rung.source}", source(rung)) for rung in (old, new))
         yield from difflib.unified_diff(before.splitlines(), after.splitlines(), first, second, n=CONTEXT, lineterm="")
     if both or old.source != new.source:
-        olds, news = (_used(rung, kernel=not both) for rung in (old, new))
-        yield from _listed("-", old.name, [item for item in olds if item not in news and item.file != new.source])
-        yield from _listed("+", new.name, [item for item in news if item not in olds and item.file != old.source])
+        old_items, new_items = (_used(rung, kernel=not both) for rung in (old, new))
+        yield from _listed(
+            "-", old.name, [item for item in old_items if item not in new_items and item.file != new.source]
+        )
+        yield from _listed(
+            "+", new.name, [item for item in new_items if item not in old_items and item.file != old.source]
+        )
 
 
 def _used(rung: Rung, kernel: bool) -> list[Definition]:

@@ -94,10 +94,6 @@ SweptOn = Annotated[
     str,
     Option("--device", metavar="NAME", help="cpu, cuda, cuda:N, emulator, or a card.", show_default="the experiment's"),
 ]
-ExhibitOn = Annotated[
-    str,
-    Option("--device", metavar="NAME", help="cuda, cuda:N, emulator, or a card to emulate.", show_default="cuda"),
-]
 
 
 @ladder_app.callback(

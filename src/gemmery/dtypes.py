@@ -60,9 +60,16 @@ SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16
 # A product of bools is the "or" of "and"s: pairs are counted in u32 and the counts compared with 0.
 BOOL = DType("bool", 1, "b", "u32", "i8", "bool", 0.0)
 
-NAMES = tuple(row.name for row in _ROWS)  # the types of numbers, which kernels multiply
+# Eight bits with 4 or 5 of exponent, which tensor cores multiply from compute capability 9.0 on, and CPUs do not.
+FP8 = {
+    "e4m3": DType("e4m3", 1, "f", "f32", "i8", "float8_e4m3fn", 2.0**-4),
+    "e5m2": DType("e5m2", 1, "f", "f32", "i8", "float8_e5m2", 2.0**-3),
+}
+
+NAMES = tuple(row.name for row in _ROWS)  # the types of numbers, which kernels of the CPU multiply
 BY_NAME = {row.name: row for row in (*_ROWS, BOOL)}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
+_BY_ANY_NAME = {**BY_NUMPY_NAME, **{row.numpy: row for row in FP8.values()}, **BY_NAME, **FP8}
 
 # NumPy's short codes that no name above contradicts: its "f16", "i8" and "u8" are float128, int64 and uint64.
 _CODES = {
@@ -96,7 +103,7 @@ def get(name: str) -> DType:
 
     Raises DTypeError for a type that is not supported.
     """
-    row = BY_NAME.get(name) or BY_NUMPY_NAME.get(name)
+    row = _BY_ANY_NAME.get(name)
     if row is None:
         raise DTypeError(
             f"dtype {name!r} is not supported; gemmery multiplies {supported()}: convert with astype first"
@@ -117,7 +124,7 @@ def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = (
     """
     known, also = tuple(known), tuple(also)
     lower = spelling.strip().lower()
-    row = BY_NUMPY_NAME.get(lower) or BY_NAME.get(_CODES.get(lower, lower))
+    row = _BY_ANY_NAME.get(_CODES.get(lower, lower))
     name = row.name if row else lower
     if name in known or name in also:
         return name
@@ -130,6 +137,6 @@ def _alike(spelling: str, known: tuple[str, ...], also: tuple[str, ...]) -> list
     """At most two names that are spelled like `wanted`, as literals."""
     from difflib import get_close_matches  # brings `re`, which a product does not need
 
-    names = {**{name: name for name in (*known, *also)}, **{BY_NAME[name].numpy: name for name in known}}
+    names = {**{name: name for name in (*known, *also)}, **{get(name).numpy: name for name in known}}
     close = dict.fromkeys(names[match] for match in get_close_matches(spelling, names, 3))
     return [repr(name) for name in close][:2]

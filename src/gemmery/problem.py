@@ -33,6 +33,9 @@ class Problem(NamedTuple):
     device: str = "cpu"
     precision: str = ""  # "tf32" where f32 operands may be rounded to 10 bits of fraction
     alignments: tuple[int, int, int] = (16, 16, 16)  # bytes of which pointer and strides of A, B, C are multiples
+    scales: str = ""  # float32 factors: "outer" of rows of A and columns of B, "blocks" of 128 of k as well
+    invariant: bool = False  # the bits of a row of C must not depend on m
+    groups: int = 0  # products of one kind with rows of A of their own; 0: an ordinary product
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""

@@ -11,7 +11,16 @@ from gemmery.cuda import driver
 from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
 
-C_NAMES = {"f64": "double", "f32": "float", "f16": "f16", "bf16": "bf16"}
+C_NAMES = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "f16",
+    "bf16": "bf16",
+    "e4m3": "e4m3",
+    "e5m2": "e5m2",
+    "i8": "i8",
+    "i32": "int",
+}
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
 LAYOUTS = {"row": "ROW", "col": "COL", "any": "ANY"}
 LARGEST_SIDE = 2_000_000_000  # kernels index rows and columns by 32 bits, and step beyond the end by less than 2^27

@@ -46,6 +46,11 @@ reveal_type(gm.gemm(1.0, t, t, out=x))  # ndarray
 reveal_type(gm.gemv(x, v, alpha=2.0))  # ndarray
 reveal_type(gm.gemv(t, t))  # Tensor
 reveal_type(gm.gemv(t, t, out=x))  # ndarray
+reveal_type(gm.grouped_matmul(x, x, offsets=[1], bias=x, activation="silu"))  # ndarray
+reveal_type(gm.grouped_matmul(t, t, offsets=t))  # Tensor
+reveal_type(gm.grouped_matmul(x, x, offsets=v, out=t))  # Tensor
+reveal_type(gm.grouped_matmul([t, t], [t, t]))  # list
+gm.grouped_matmul(x, x, offsets=v, activation="rellu")  # error
 gm.matmul(x, x, activation="rellu")  # error
 gm.matmul(x, x, dtype="floaty")  # error
 gm.matmul(x, x, precision="fp8")  # error

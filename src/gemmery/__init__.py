@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gemmery.api import set_num_threads as set_num_threads
     from gemmery.api.explanation import Explanation as Explanation
     from gemmery.api.explanation import explain as explain
+    from gemmery.api.grouped import grouped_matmul as grouped_matmul
     from gemmery.api.warm import Warmed as Warmed
     from gemmery.api.warm import warm as warm
     from gemmery.emulator.hopper.tensormap import tensor_map as tensor_map
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "gemmery.api": ("gemm", "gemv", "get_num_threads", "matmul", "set_num_threads"),
     "gemmery.api.explanation": ("Explanation", "explain"),
+    "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.emulator.hopper.tensormap": ("tensor_map",),
     "gemmery.errors": (

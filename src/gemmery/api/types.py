@@ -69,3 +69,14 @@ class GemvOptions(GemmOptions, total=False):
 
     alpha: complex
     beta: complex
+
+
+class GroupedOptions(TypedDict, total=False):
+    """Options of grouped_matmul."""
+
+    dtype: DTypeLike | None
+    bias: Any
+    activation: Activation | None
+    scale_a: Any
+    scale_b: Any
+    batch_invariant: bool

@@ -1,0 +1,204 @@
+"""grouped_matmul: groups of rows of one matrix, each times a matrix of its own; or a list of products."""
+
+# No `from __future__ import annotations` here: help() would show annotations as strings.
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from gemmery import arrays
+from gemmery.api import opaque, products
+from gemmery.api.compute import writable
+from gemmery.api.groups import GroupTerms, host_ends, result_type, stacked_shape
+from gemmery.arrange import result_shape
+from gemmery.arrays import view
+from gemmery.errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from numpy.typing import NDArray
+
+    from gemmery.api.types import Foreign, GroupedOptions, Out, Plain
+
+
+if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
+
+    @overload
+    def grouped_matmul(
+        a: Plain, b: Plain, *, offsets: Any, out: None = None, **options: Unpack[GroupedOptions]
+    ) -> NDArray[Any]: ...
+    @overload
+    def grouped_matmul(
+        a: Foreign, b: Foreign | Plain, *, offsets: Any, out: None = None, **options: Unpack[GroupedOptions]
+    ) -> Foreign: ...
+    @overload
+    def grouped_matmul(a: Any, b: Any, *, offsets: Any, out: Out, **options: Unpack[GroupedOptions]) -> Out: ...
+    @overload
+    def grouped_matmul(
+        a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]], *, out: None = None, **options: Unpack[GroupedOptions]
+    ) -> list[NDArray[Any]]: ...
+    @overload
+    def grouped_matmul(
+        a: Sequence[Foreign], b: Sequence[Foreign], *, out: None = None, **options: Unpack[GroupedOptions]
+    ) -> list[Foreign]: ...
+    @overload
+    def grouped_matmul(
+        a: Any, b: Any, *, offsets: Any = None, out: Any = None, **options: Unpack[GroupedOptions]
+    ) -> Any: ...
+
+
+@opaque.opaque
+def grouped_matmul(
+    a: Any,
+    b: Any,
+    *,
+    offsets: Any = None,
+    out: Any = None,
+    dtype: Any = None,
+    bias: Any = None,
+    activation: Literal["relu", "gelu", "silu"] | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    batch_invariant: bool = False,
+) -> Any:
+    """Return the products of groups of rows, each with a matrix of its own, as layers of experts need them.
+
+    >>> import numpy as np, gemmery as gm
+    >>> tokens, experts = np.arange(8.0).reshape(4, 2), np.stack([np.eye(2), -np.eye(2), 10 * np.eye(2)])
+    >>> gm.grouped_matmul(tokens, experts, offsets=[1, 1, 4])  # one row, none, three
+    array([[ 0.,  1.],
+           [20., 30.],
+           [40., 50.],
+           [60., 70.]])
+    >>> gm.grouped_matmul([tokens[:1], tokens[1:]], [experts[0], experts[1][:, :1]])
+    [array([[0., 1.]]), array([[-2.],
+           [-4.],
+           [-6.]])]
+
+    With `offsets`, `a` is (rows, k) and contains the rows of all groups, one group after the other; `b` is
+    (groups, k, n), with any strides: `weights.mT` for weights of (groups, n, k). Group g has the rows from
+    offsets[g - 1] (0 for the first) up to, not including, offsets[g]; it may have none. The result is (rows, n). Rows
+    from the last offset on belong to no group: they are not written, neither in `out` nor in a new result, whose
+    values there are undefined.
+
+    - `offsets`: `groups` integers, not decreasing, at most `rows`. For arrays on a CUDA device they may be there too,
+      as int32. Offsets on the device are not checked: each is used as if it were at least the one before it and at
+      most `rows`.
+    - `out`: an array of the result's shape that receives the result and is returned.
+    - `bias`: (groups, n) or (n,) numbers, or one.
+    - `scale_a`, `scale_b`: factors of A and B as in `matmul`: one number, or one for each row of `a`; one number, one
+      for each group, or (groups, n).
+    - `dtype`, `activation`, `batch_invariant`: as in `matmul`.
+
+    Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
+    `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
+    what all products share.
+
+    Each group's product has the element types, accuracy and determinism of `matmul`, and k is never split among blocks
+    of a device.
+
+    Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
+    """
+    if opaque.waiting and opaque.settle():
+        return grouped_matmul(
+            a,
+            b,
+            offsets=offsets,
+            out=out,
+            dtype=dtype,
+            bias=bias,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            batch_invariant=batch_invariant,
+        )
+    terms = GroupTerms(dtype, bias, activation, scale_a, scale_b, batch_invariant)
+    if offsets is None:
+        return _listed(a, b, out, terms)
+    return _stacked(a, b, offsets, out, terms)
+
+
+def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
+    """Return the products of the groups that `offsets` cut out of `a`."""
+    x, y, where = view(a), view(b), view(offsets)
+    shape = stacked_shape(x, y, where)
+    if x.device == "cpu":
+        arrays.together(a=x, b=y, offsets=where)
+        ends = host_ends(offsets, x.shape[0])
+    else:
+        from gemmery.api import grouped_cuda
+
+        ends = grouped_cuda.ends(offsets, where, x)
+    result = result_type(x, y, shape, terms)
+    target = None if out is None else view(out)
+    if target is not None:
+        arrays.together(a=x, out=target)
+        writable(target, shape, result)
+    last = ends[-1] if ends else 0
+    inputs = (x, y) if terms.bias is None else (x, y, view(terms.bias))
+    apart = target is not None and any(arrays.overlap(z, target) for z in inputs)
+    like = arrays.kind(a, b)
+    array = arrays.empty(like, shape, result)[0] if target is None or apart else out
+    multiply_groups(a, b, ends, array, terms)
+    if target is not None and apart:
+        arrays.store(view(array[:last]), view(out[:last]))
+        arrays.written(out)
+    return arrays.wrap(like, array) if out is None else out
+
+
+def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
+    """Write the product of each group to its rows of `out`, one `matmul` after the other."""
+    a, b = _sliceable(a), _sliceable(b)
+    bias, scale_a, scale_b = (
+        _sliceable(values) if isinstance(values, list | tuple) else values
+        for values in (terms.bias, terms.scale_a, terms.scale_b)
+    )
+    each_bias, each_row, each_group = (
+        getattr(values, "ndim", 0) >= least for values, least in ((bias, 2), (scale_a, 1), (scale_b, 1))
+    )
+    for group, (start, end) in enumerate(pairwise((0, *ends))):
+        if start < end:
+            options = terms.of_one(
+                bias[group] if each_bias else bias,
+                scale_a[start:end] if each_row else scale_a,
+                scale_b[group] if each_group else scale_b,
+            )
+            products.matmul(a[start:end], b[group], out[start:end], **options)
+
+
+def _sliceable(array: Any) -> Any:
+    """Return an array of which rows can be taken: itself, or NumPy's of a list or buffer."""
+    return array if hasattr(array, "ndim") and hasattr(array, "__getitem__") else np.asarray(array)
+
+
+def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:
+    """Return the products of two lists of matrices, computed one after the other."""
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, list | tuple):
+            raise ArgumentError(
+                f"{name} is a {type(operand).__name__}: without offsets, a and b are lists of matrices; pass offsets, "
+                "the ends of the groups in the rows of a"
+            )
+    count = len(a)
+    lists = [("b", b), ("out", out), ("bias", terms.bias), ("scale_a", terms.scale_a), ("scale_b", terms.scale_b)]
+    for name, values in lists:
+        if isinstance(values, list | tuple) and len(values) != count:
+            raise ShapeError(f"{name} has {len(values)} elements, and a has {count}; pass one for each product")
+    if out is not None and not isinstance(out, list | tuple):
+        raise ArgumentError(f"out is a {type(out).__name__}: pass a list of {count} arrays, one for each product")
+    for i, (x, y) in enumerate(zip(map(view, a), map(view, b), strict=True)):
+        if len(x.shape) != 2 or len(y.shape) != 2:
+            raise ShapeError(f"a[{i}] and b[{i}] have shapes {x.shape} and {y.shape}; pass lists of matrices")
+        result_shape(x.shape, y.shape)
+
+    def of(values: Any, i: int) -> Any:
+        return values[i] if isinstance(values, list | tuple) else values
+
+    return [
+        products.matmul(
+            a[i], b[i], of(out, i), **terms.of_one(of(terms.bias, i), of(terms.scale_a, i), of(terms.scale_b, i))
+        )
+        for i in range(count)
+    ]

@@ -1,0 +1,184 @@
+"""Groups of rows, each times a matrix of its own, on the CPU; lists of products."""
+
+from __future__ import annotations
+
+import array
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmery as gm
+
+K, N = 7, 5
+ENDS = {
+    "none empty": [3, 4, 11],
+    "an empty one first": [0, 6, 11],
+    "two empty ones": [5, 5, 5],
+    "rows of no group": [2, 3, 8],
+    "all empty": [0, 0, 0],
+}
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+def operands(rng, dtype="f4"):
+    return rng.integers(-4, 5, (11, K)).astype(dtype), rng.integers(-4, 5, (3, K, N)).astype(dtype)
+
+
+def expected(a, b, ends):
+    rows = [a[start:end] @ b[g] for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4", ml_dtypes.bfloat16])
+def test_each_group_is_multiplied_by_its_matrix(rng, ends, dtype):
+    a, b = operands(rng, dtype)
+    result = gm.grouped_matmul(a, b, offsets=ends)
+    assert (result.shape, result.dtype) == ((11, N), a.dtype)
+    wide = expected(a.astype("f8"), b.astype("f8"), ends)
+    assert np.array_equal(result[: ends[-1]].astype("f8"), wide)
+
+
+def test_the_weights_may_have_any_strides_and_offsets_any_kind(rng):
+    a, b = operands(rng)
+    stored = np.ascontiguousarray(b.transpose(0, 2, 1))
+    ends = ENDS["none empty"]
+    kinds = (
+        tuple(ends),
+        np.array(ends),
+        np.array(ends, "u1"),
+        np.array([3, 0, 4, 0, 11], "i4")[::2],
+        array.array("i", ends),
+    )
+    for offsets in kinds:
+        result = gm.grouped_matmul(a, stored.transpose(0, 2, 1), offsets=offsets)
+        assert np.array_equal(result, expected(a, b, ends))
+
+
+@pytest.mark.parametrize("bias", [2.0, np.arange(5.0, dtype="f4"), np.arange(15, dtype="f4").reshape(3, 5)])
+def test_bias_of_all_groups_or_of_each_and_activation(rng, bias):
+    a, b = operands(rng)
+    ends = ENDS["none empty"]
+    result = gm.grouped_matmul(a, b, offsets=ends, bias=bias, activation="relu")
+    each = np.broadcast_to(bias, (3, N)) if np.ndim(bias) < 2 else bias
+    added = np.repeat(each, np.diff([0, *ends]), axis=0)
+    assert np.array_equal(result, np.maximum(expected(a, b, ends) + added, 0))
+    lists = gm.grouped_matmul(a.tolist(), b.tolist(), offsets=ends, bias=np.asarray(bias).tolist(), activation="relu")
+    assert np.array_equal(lists, result)
+
+
+def test_out_receives_the_groups_and_keeps_other_rows(rng):
+    a, b = operands(rng)
+    ends = ENDS["rows of no group"]
+    out = np.full((11, 2 * N), 9.0, "f4")[:, ::2]
+    assert gm.grouped_matmul(a, b, offsets=ends, out=out) is out
+    assert np.array_equal(out[:8], expected(a, b, ends))
+    assert (out[8:] == 9).all()
+    wide = np.empty((11, N))
+    gm.grouped_matmul(a, b, offsets=ends, out=wide)
+    assert np.array_equal(wide[:8], expected(a, b, ends))
+
+
+def test_out_may_overlap_an_operand(rng):
+    a, b = rng.integers(-4, 5, (11, N)).astype("f4"), rng.integers(-4, 5, (3, N, N)).astype("f4")
+    ends, memory = ENDS["none empty"], np.zeros((12, N), "f4")
+    memory[1:] = a  # each row of the result is on the row before, which the group before reads
+    gm.grouped_matmul(memory[1:], b, offsets=ends, out=memory[:11])
+    assert np.array_equal(memory[:11], expected(a, b, ends))
+    bias = np.arange(3 * N, dtype="f4").reshape(3, N)
+    out = np.zeros((11, N), "f4")
+    out[:3] = bias
+    result = gm.grouped_matmul(a, b, offsets=ends, bias=bias)
+    assert np.array_equal(gm.grouped_matmul(a, b, offsets=ends, bias=out[:3], out=out), result)
+
+
+def test_types_and_kinds_are_those_of_matmul(rng):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    a, b = operands(rng)
+    ends = ENDS["none empty"]
+    x, y, offsets = (
+        torch.from_numpy(a).bfloat16(),
+        torch.from_numpy(b).bfloat16(),
+        torch.tensor(ends, dtype=torch.int32),
+    )
+    result = gm.grouped_matmul(x, y, offsets=offsets, dtype=torch.float32)
+    assert (type(result), result.dtype) == (torch.Tensor, torch.float32)
+    assert np.array_equal(result.numpy(), expected(a, b, ends))
+    out = torch.zeros_like(result, dtype=torch.bfloat16)
+    version = out._version
+    assert gm.grouped_matmul(x, y, offsets=offsets, out=out) is out
+    assert out._version > version
+    wide = gm.grouped_matmul(a.astype("i1"), b.astype("i1"), offsets=ends, dtype="int32")
+    assert wide.dtype == np.int32
+    assert np.array_equal(wide, expected(a, b, ends))
+    assert isinstance(gm.grouped_matmul(memoryview(a), b, offsets=ends), memoryview)
+
+
+def test_sides_of_no_length(rng):
+    a, b = operands(rng)
+    assert gm.grouped_matmul(a[:0], b, offsets=[0, 0, 0]).shape == (0, N)
+    assert gm.grouped_matmul(a, b[:0], offsets=[]).shape == (11, N)
+    assert gm.grouped_matmul(a, b[:, :, :0], offsets=[1, 2, 3]).shape == (11, 0)
+    assert not gm.grouped_matmul(a[:, :0], b[:, :0], offsets=[1, 2, 11]).any()
+
+
+def test_lists_have_products_of_any_shapes(rng):
+    shapes = ((3, 4, 5), (0, 2, 2), (1, 9, 2))
+    a = [rng.integers(-4, 5, (m, k)).astype("f4") for m, k, _ in shapes]
+    b = [rng.integers(-4, 5, (k, n)).astype("f8") for _, k, n in shapes]
+    bias = [1.0, None, np.arange(2.0)]
+    for result, x, y, each in zip(gm.grouped_matmul(a, b, bias=bias), a, b, (1, 0, bias[2]), strict=True):
+        assert result.dtype == np.float64
+        assert np.array_equal(result, x @ y + each)
+    out = [np.zeros((m, n)) for m, _, n in shapes]
+    results = gm.grouped_matmul(a, tuple(b), out=out, activation="relu")
+    assert all(x is y for x, y in zip(results, out, strict=True))
+    assert np.array_equal(out[0], np.maximum(a[0] @ b[0], 0))
+    assert gm.grouped_matmul([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"offsets": [3, 2, 11]}, gm.ArgumentError, r"offsets\[1\] is 2, and must be from 3"),
+        ({"offsets": [3, 4, 12]}, gm.ArgumentError, r"offsets\[2\] is 12, .* to 11, the rows"),
+        ({"offsets": [-1, 4, 11]}, gm.ArgumentError, r"offsets\[0\] is -1, and must be from 0"),
+        ({"offsets": [4, 11]}, gm.ShapeError, r"offsets has shape \(2,\), and b has 3 matrices"),
+        ({"offsets": 3}, gm.ShapeError, r"shape \(\)"),
+        ({"offsets": [1.0, 2.0, 3.0]}, gm.DTypeError, "offsets are float64, .* pass int32"),
+        ({"a": np.ones((2, 2, K), "f4")}, gm.ShapeError, r"a of shape \(rows, k\) .* pass lists"),
+        ({"b": np.ones((K, N), "f4")}, gm.ShapeError, r"b of shape \(groups, k, n\)"),
+        ({"b": np.ones((3, K + 1, N), "f4")}, gm.ShapeError, "they must be equal"),
+        ({"bias": np.ones((2, N), "f4")}, gm.ShapeError, r"bias has shape \(2, 5\); .* shape \(3, 5\)"),
+        ({"bias": np.ones(3, "f4")}, gm.ShapeError, r"bias has shape \(3,\)"),
+        ({"bias": np.ones((3, N), "c8")}, gm.DTypeError, "bias is complex64"),
+        ({"activation": "tanh"}, gm.ArgumentError, "relu, gelu, silu"),
+        ({"dtype": "float16"}, gm.DTypeError, "cannot represent"),
+        ({"out": np.ones((3, N), "f4")}, gm.ShapeError, r"product has shape \(11, 5\)"),
+        ({"out": np.ones((11, N), "i4")}, gm.DTypeError, "Cannot cast"),
+        ({"offsets": None}, gm.ArgumentError, "a is a ndarray: without offsets"),
+        ({"offsets": None, "a": [np.eye(2)]}, gm.ArgumentError, "b is a ndarray"),
+        ({"offsets": None, "a": [np.eye(2)], "b": []}, gm.ShapeError, "b has 0 elements, and a has 1"),
+        ({"offsets": None, "a": [np.eye(2)], "b": [np.ones(2)]}, gm.ShapeError, r"a\[0\] and b\[0\]"),
+        ({"offsets": None, "a": [np.eye(2)], "b": [np.eye(3)]}, gm.ShapeError, "they must be equal"),
+        ({"offsets": None, "a": [np.eye(2)], "b": [np.eye(2)], "out": np.eye(2)}, gm.ArgumentError, "list of 1 arrays"),
+    ],
+)
+def test_an_error_names_the_value_the_rule_and_the_way_out(rng, arguments, error, words):
+    a, b = operands(rng)
+    out = np.full((11, N), 3.0, "f4")
+    call = {
+        "a": a,
+        "b": b,
+        "offsets": [3, 4, 11],
+        "out": None if arguments.get("offsets", 0) is None else out,
+        **arguments,
+    }
+    with pytest.raises(error, match=words):
+        gm.grouped_matmul(**call)
+    assert (out == 3).all()

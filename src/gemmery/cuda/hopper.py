@@ -1,0 +1,181 @@
+"""The configuration of a wgmma kernel for a product: from a table of measured winners, else by a model of its time.
+
+The instances are few, so that a new shape compiles nothing: what differs between shapes is the order of the tiles, the
+grid and the split of k, which are arguments of the kernel, and which of INSTANCES it runs.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+from gemmery import dtypes
+from gemmery.cuda.device import Device
+from gemmery.cuda.hopper_table import MEASURED
+from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
+
+KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "splits", "blocks")
+ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile has in shared memory
+
+
+class Instance(NamedTuple):
+    """What a kernel is compiled for. `speed` is that of its products while operands come in time, in percent."""
+
+    bm: int  # rows and columns of C of a tile
+    bn: int
+    stages: int
+    cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
+    cn: int
+    speed: int
+
+
+# fmt: off
+#            bm   bn stages cm cn speed
+INSTANCES = (
+    Instance(128, 256,    4, 1, 1, 100),
+    Instance(128, 256,    4, 2, 1,  98),
+    Instance(256, 192,    3, 1, 1, 101),
+    Instance(128, 224,    4, 1, 1,  97),
+    Instance(128, 192,    4, 1, 1,  96),
+    Instance(128, 192,    4, 2, 1,  95),
+    Instance(128, 160,    5, 1, 1,  94),
+    Instance(128, 128,    6, 1, 1,  93),
+    Instance(128,  64,    8, 1, 1,  80),
+    Instance( 64, 128,    8, 1, 1,  80),
+)
+# fmt: on
+SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
+SPLIT_TILES = ((128, 64), (128, 128), (64, 128))
+
+# Cycles of a multiprocessor. A step multiplies ROW bytes of k, which takes bm * bn / 32 cycles for every element type.
+STEP_AREA = 32
+LINE_RATE = 77  # bytes that the L2 cache delivers to a multiprocessor in a cycle
+START = 5500  # from the launch to the first product, and from the last product to the end
+FINISH = {2: 0.016, 4: 0.19}  # of an element of C, by its bytes
+FINISH_NARROW = 0.055  # of two bytes, next to operands of one byte
+EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.06  # adding up the parts of a tile in a cluster
+PACKED = 16  # bytes: operands with a smaller alignment are packed
+
+
+class Demand(NamedTuple):
+    """What a product asks of every instance."""
+
+    m: int
+    n: int
+    steps: int  # of ROW bytes of k
+    batch: int
+    a_line: int  # bytes from the L2 cache for a row of a tile of A, and of B
+    b_line: int
+    finish: float  # cycles to finish an element of C
+    boxed: bool  # B comes in boxes of 128 bytes along n
+
+
+def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, int]:
+    """Return the configuration for a problem with a row-major C; `blocks` 0 stands for all multiprocessors.
+
+    Only kernels that can add up parts of k `split` it.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> chosen(Problem(8192, 8192, 8192, "bf16", "bf16", b_layout="col"), KNOWN["h200"])["blocks"]
+    128
+    """
+    split = split and not getattr(problem, "invariant", False)
+    tile, splits = measured(problem, device, split) or modelled(problem, device, split)
+    rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
+    band, blocks = order(tile, rows, columns, problem.batch, device.sms)
+    return dict(zip(KEYS, (*tile[:5], band, splits, blocks if splits == 1 else 0), strict=True))
+
+
+def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int] | None:
+    """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
+
+    Products are as large as each other if they have as many tiles, and k within an eighth of an octave.
+    """
+    winner = MEASURED.get(device.sms, {}).get((*kind(problem), *size_class(problem.m, problem.n, problem.k)))
+    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split):
+        return None
+    return Instance(*winner[:5], 100), winner[5]
+
+
+def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
+    """Return the instance and split that take the fewest cycles by the model."""
+    demand = demand_of(problem)
+    few = -(-problem.m // 128) * -(-problem.n // 64) * problem.batch <= 2 * device.sms
+    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.bn // tile.cm % 64 == 0]
+    if split and few:
+        choices += [(tile, splits) for tile in INSTANCES if tile[:2] in SPLIT_TILES for splits in SPLITS]
+    return min(choices, key=lambda choice: cycles(demand, *choice, device.sms))
+
+
+def size_class(m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Return what products have in common that one configuration suits.
+
+    >>> size_class(4090, 4096, 4100) == size_class(4096, 4096, 4096)
+    True
+    """
+    return -(-m // 64), -(-n // 32), round(4 * log2(max(k, 1)))
+
+
+def kind(problem: Problem) -> tuple[int, str]:
+    """Return the bytes of an element of A and B, and how both lie in memory: "T" where k is adjacent in A, "N" in B.
+
+    >>> kind(Problem(64, 64, 64, "bf16", "bf16", b_layout="col")), kind(Problem(64, 64, 64, "f16", "f16"))
+    ((2, 'TN'), (2, 'TT'))
+    """
+    size = dtypes.get(problem.dtype).size
+    if size != 2:  # packed first where k is not adjacent
+        return size, "TN"
+    a = "N" if problem.a_layout == "col" else "T"
+    return size, a + ("T" if problem.b_layout == "row" else "N")
+
+
+def demand_of(problem: Problem) -> Demand:
+    """Return what a product asks of every instance.
+
+    A row of a tile touches two lines of the L2 cache unless rows begin at multiples of a line. Operands that tensor
+    copies cannot read are packed to such rows first.
+    """
+    size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
+    a = problem.m if problem.a_layout == "col" else problem.k
+    b = problem.k if problem.b_layout == "col" else problem.n
+    apart = [
+        ROW * (1 + (aligned >= PACKED and side * size % ROW != 0))
+        for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
+    ]
+    finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
+    boxed = size == 2 and problem.b_layout == "row"
+    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, *apart, finish, boxed)
+
+
+def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
+    """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end.
+
+    A step lasts until its products are done, or until its lines have come from the L2 cache.
+    """
+    bm, bn, _, cm, cn, speed = tile
+    together = cm * cn * splits
+    clusters = sms // together if together <= 2 else sms // together * 10 // 11  # some do not fit together
+    tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
+    area = bm * bn
+    multiplied = area * 100 / (STEP_AREA * speed)
+    brought = (demand.a_line * bm / cn + demand.b_line * bn / cm) / LINE_RATE
+    each = -(-demand.steps // splits) * max(multiplied, brought) + area * demand.finish
+    if splits > 1:
+        each += EXCHANGE + EXCHANGE_ELEMENT * area
+    return START + -(-tiles // clusters) * each
+
+
+def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:
+    """Return the tiles in a column of the order in which they are taken, and the blocks of the grid (0: all).
+
+    A round then covers about a square of C. A grid of whole columns is faster than one of all multiprocessors that
+    takes as many rounds: blocks that run together share rows and columns of the operands.
+
+    >>> order(INSTANCES[0], 64, 32, 1, 132)
+    (16, 128)
+    """
+    side = (sms * tile.bn / tile.bm) ** 0.5
+    band = 16 if side >= 14 else 12 if side >= 11 else 8 if side >= 6 else 4
+    band = max(1, min(band, -(-rows // tile.cm)))
+    tiles, whole = rows * columns * batch, sms - sms % 16
+    return band, whole if -(-tiles // whole) == -(-tiles // sms) else 0

@@ -1,0 +1,78 @@
+"""The choice of a configuration for wgmma kernels: few instances, whole rounds, and the table before the model."""
+
+import itertools
+
+import pytest
+
+from gemmery.cuda import hopper
+from gemmery.cuda.device import KNOWN
+from gemmery.problem import Problem
+
+H200 = KNOWN["h200"]
+SIDES = (1, 64, 128, 250, 1000, 1024, 2048, 3000, 4096, 4097, 8192, 16384)
+MOST_SHARED = 227 << 10
+
+
+def product(m, n, k, dtype="bf16", out="", a="row", b="col", batch=1, aligned=16):
+    return Problem(m, n, k, dtype, out or dtype, batch, a, b, alignments=(aligned, aligned, 16))
+
+
+def instance(config):
+    return tuple(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("f16", "f32"), ("i8", "i32"), ("f32", "f32")])
+@pytest.mark.parametrize("b", ["row", "col"])
+def test_every_shape_runs_one_of_few_instances(dtype, out, b):
+    problems = [product(m, n, k, dtype, out, b=b) for m, n, k in itertools.product(SIDES, SIDES, (0, 64, 4096))]
+    configs = [hopper.chosen(problem, H200) for problem in problems]
+    assert len({instance(config) for config in configs}) <= 10
+    for config in configs:
+        assert tuple(config) == hopper.KEYS
+        assert all(value > 0 for key, value in config.items() if key != "blocks")
+        assert config["stages"] * (config["bm"] + config["bn"]) * hopper.ROW < MOST_SHARED
+
+
+def test_boxes_along_n_divide_what_a_block_brings():
+    for m, n in itertools.product(SIDES, SIDES):
+        config = hopper.chosen(product(m, n, 4096, b="row"), H200)
+        assert config["bn"] // config["cm"] % 64 == 0
+
+
+def test_a_square_takes_whole_rounds():
+    config = hopper.chosen(product(4096, 4096, 4096), H200)
+    assert (config["bm"], config["bn"], config["blocks"]) == (128, 256, 128)
+
+
+def test_rows_that_straddle_lines_take_clusters_or_larger_tiles():
+    demand = hopper.demand_of(product(5000, 5000, 5000))
+    assert (demand.a_line, demand.b_line) == (256, 256)
+    shared = [tile for tile in hopper.INSTANCES if tile[:2] == (128, 256)]
+    alone, pair = (hopper.cycles(demand, tile, 1, 132) for tile in shared)
+    assert pair < alone
+
+
+def test_operands_that_are_packed_have_whole_lines():
+    demand = hopper.demand_of(product(4095, 4097, 4099, aligned=2))
+    assert (demand.a_line, demand.b_line) == (128, 128)
+
+
+def test_few_tiles_split_k_unless_the_kernel_cannot():
+    few = product(128, 4096, 4096)
+    assert hopper.chosen(few, H200)["splits"] > 1
+    assert hopper.chosen(few, H200, split=False)["splits"] == 1
+    assert hopper.chosen(product(8192, 8192, 8192), H200)["splits"] == 1
+
+
+def test_the_table_comes_before_the_model(monkeypatch):
+    size = hopper.size_class(4096, 4096, 4096)
+    monkeypatch.setattr(hopper, "MEASURED", {132: {(2, "TN", *size): (64, 128, 8, 1, 1, 2)}})
+    config = hopper.chosen(product(4096, 4096, 4096), H200)
+    assert (*instance(config), config["splits"]) == (64, 128, 8, 1, 1, 2)
+    assert hopper.chosen(product(4096, 4096, 4096), H200, split=False)["splits"] == 1
+    assert hopper.chosen(product(4096, 4096, 4096, b="row"), H200)["bm"] == 128
+    assert hopper.chosen(product(4096, 4096, 4096, batch=2), H200)["bm"] == 128
+
+
+def test_rows_of_an_order_are_not_more_than_there_are():
+    assert hopper.order(hopper.INSTANCES[0], rows=3, columns=100, batch=1, sms=132)[0] == 3

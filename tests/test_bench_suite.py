@@ -78,6 +78,11 @@ def test_every_combination_of_the_lists_is_a_product(tmp_path):
     assert works[-1] == Work(5, 1, 6, "i8", "i32", call="new")
 
 
+def test_each_number_of_rows_meets_each_weight(tmp_path):
+    works = suite.load(written(tmp_path, "[[product]]\nrows = [2, 3]\nweights = [[5, 7], [7, 5]]")).works
+    assert [(work.m, work.n, work.k) for work in works] == [(2, 5, 7), (3, 5, 7), (2, 7, 5), (3, 7, 5)]
+
+
 def test_rungs_run_the_products_of_their_name(tmp_path):
     text = '[[product]]\nname = "which"\nsquare = [7]\nrungs = ["packed kc=8", "direct"]\n[[product]]\nsquare = [7]'
     found = suite.load(written(tmp_path, text))
@@ -115,6 +120,9 @@ def test_defaults(tmp_path):
         ("[[product]]\nsquare = []", "square"),
         ("[[product]]\nshapes = [[4, 4]]", r"shapes: \[4, 4\]"),
         ("[[product]]\nshapes = [4]", "shapes"),
+        ("[[product]]\nrows = [4]", "weights"),
+        ("[[product]]\nrows = [4]\nweights = [[4, 4, 4]]", r"must be \[n, k\]"),
+        ("[[product]]\nrows = [4]\nweights = [[4, 4]]\nsquare = [4]", "either square"),
         ("[[product]]\nsquare = [4]\ndtype = 'f32'", "dtype"),
         ("[[product]]\nsquare = [4]\ndtype = ['float8']", "'float8'"),
         ("[[product]]\nsquare = [4]\nout = 'float8'", "'float8'"),

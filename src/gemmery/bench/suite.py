@@ -31,7 +31,10 @@ _CALLS = {"square", "call", "arrays"}  # keys of a product of calls
 _NEW_SHAPES = {"count", "largest", "dtype"}  # keys of a product of new shapes
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "product"}
-_PRODUCT = {"name", "rungs", "square", "shapes", "dtype", "out", "batch", "a", "b", "call", "vector", "precision"}
+_PRODUCT = {
+    *("name", "rungs", "square", "shapes", "rows", "weights", "dtype", "out", "batch", "a", "b", "call", "vector"),
+    "precision",
+}
 
 
 @dataclass(frozen=True)
@@ -210,18 +213,30 @@ def _threads(value: Any, where: str) -> tuple[int, ...]:
 
 
 def _shapes(row: dict[str, Any], where: str) -> list[tuple[int, int, int]]:
-    """Return the shapes of `square = [n, ...]` or `shapes = [[m, n, k], ...]`."""
-    if ("square" in row) == ("shapes" in row):
-        raise ArgumentError(f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...]")
+    """Return the shapes of `square = [n, ...]`, `shapes = [[m, n, k], ...]`, or each of `rows` by each of `weights`."""
+    ways = [set(way) & set(row) for way in (("square",), ("shapes",), ("rows", "weights"))]
+    if sum(map(bool, ways)) != 1 or len(ways[2]) == 1:
+        raise ArgumentError(
+            f"{where}: give either square = [n, ...] or shapes = [[m, n, k], ...] or rows = [m, ...] and "
+            "weights = [[n, k], ...]"
+        )
     if "square" in row:
         return [(n, n, n) for n in _sizes(row["square"], f"{where}: square")]
-    shapes = []
-    for shape in _list(row["shapes"], f"{where}: shapes"):
-        sizes = _sizes(shape, f"{where}: shapes")
-        if len(sizes) != 3:
-            raise ArgumentError(f"{where}: shapes: {shape!r} must be [m, n, k]")
-        shapes.append((sizes[0], sizes[1], sizes[2]))
-    return shapes
+    if "shapes" in row:
+        return [(m, n, k) for m, n, k in _tuples(row["shapes"], 3, "[m, n, k]", f"{where}: shapes")]
+    weights = _tuples(row["weights"], 2, "[n, k]", f"{where}: weights")
+    return [(m, n, k) for n, k in weights for m in _sizes(row["rows"], f"{where}: rows")]
+
+
+def _tuples(value: Any, count: int, form: str, where: str) -> list[list[int]]:
+    """Return a list of lists of `count` sizes each."""
+    tuples = []
+    for each in _list(value, where):
+        sizes = _sizes(each, where)
+        if len(sizes) != count:
+            raise ArgumentError(f"{where}: {each!r} must be {form}")
+        tuples.append(sizes)
+    return tuples
 
 
 def _only(table: dict[str, Any], known: set[str], where: str) -> None:

@@ -104,7 +104,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.bn // tile.cm % 64 == 0]
     if split and few:
         choices += [(tile, splits) for tile in INSTANCES if tile[:2] in SPLIT_TILES for splits in SPLITS]
-    return min(choices, key=lambda choice: cycles(demand, *choice, device.sms))
+    return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
 
 
 def size_class(m: int, n: int, k: int) -> tuple[int, int, int]:
@@ -138,13 +138,13 @@ def demand_of(problem: Problem) -> Demand:
     size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     a = problem.m if problem.a_layout == "col" else problem.k
     b = problem.k if problem.b_layout == "col" else problem.n
-    apart = [
+    a_line, b_line = (
         ROW * (1 + (aligned >= PACKED and side * size % ROW != 0))
         for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
-    ]
+    )
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
     boxed = size == 2 and problem.b_layout == "row"
-    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, *apart, finish, boxed)
+    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_line, b_line, finish, boxed)
 
 
 def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:

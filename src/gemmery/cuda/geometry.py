@@ -10,6 +10,7 @@ from gemmery import dtypes
 from gemmery.cuda import driver
 from gemmery.cuda.device import GRID, Device
 from gemmery.problem import Config, Problem
+from gemmery.tuples import NamedTuple
 
 C_NAMES = {
     "f64": "double",
@@ -24,6 +25,20 @@ C_NAMES = {
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
 LAYOUTS = {"row": "ROW", "col": "COL", "any": "ANY"}
 LARGEST_SIDE = 2_000_000_000  # kernels index rows and columns by 32 bits, and step beyond the end by less than 2^27
+
+
+class MapBox(NamedTuple):
+    """The tensor map of one operand of the product with a row-major C: what one copy of it moves, and from where.
+
+    The inner side is the one whose elements are adjacent. A packed operand lies K-major in the workspace.
+    """
+
+    operand: str  # "a", "b" or "c"
+    box: tuple[int, int]  # elements along the inner and the outer side
+    swizzle: int = 128  # bytes of a row in which 16-byte pieces are exchanged; 0: none
+    packed: int = -1  # bytes from the workspace's start, where an earlier launch packed the operand; -1: in place
+    pitch: int = 0  # bytes between rows of the packed operand
+    promotion: int = 256  # bytes fetched into L2 at a time: 0, 64, 128, 256
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,8 @@ class Geometry:
     instructions: str = ""  # those instructions, if `needs` is above the minimum
     tile: tuple[int, int] = (1, 1)  # rows and columns of C for which a block loads A and B once
     overlaps: bool = False  # may start before the previous launch on the stream has ended: it waits by itself
+    maps: tuple[MapBox, ...] = ()  # in the order a, b, c; the kernels' argument is then a TmaProduct
+    cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
 
     @property
     def threads(self) -> int:
@@ -139,6 +156,26 @@ def accesses(problem: Problem, bm: int = 0, bn: int = 0, bk: int = 0) -> tuple[i
     return a, b, c
 
 
+def describable(problem: Problem, operand: str) -> str:
+    """Return why no tensor map can describe an operand ("a", "b" or "c") where it lies, with the value; "" if one can.
+
+    >>> describable(Problem(8, 8, 9, "f16", "f16", alignments=(2, 16, 16)), "a")
+    "A's address and strides are multiples of 2 bytes only: a tensor map needs 16"
+    """
+    place = "abc".index(operand)
+    name, layout = operand.upper(), (problem.a_layout, problem.b_layout, problem.c_layout)[place]
+    if layout == "any":
+        return f"neither the rows nor the columns of {name} have adjacent elements: a tensor map needs one of them"
+    if contiguous(problem)[place] == 1:
+        return f"{name} has one element along the side where elements are adjacent: a tensor map needs more"
+    if problem.alignments[place] % 16:
+        return (
+            f"{name}'s address and strides are multiples of {problem.alignments[place]} bytes only: "
+            "a tensor map needs 16"
+        )
+    return ""
+
+
 def whole_pieces(problem: Problem) -> bool:
     """Return True if the contiguous sides of A and B consist of 16-byte pieces at multiples of 16 bytes."""
     pieces = 16 // dtypes.get(problem.dtype).size
@@ -169,6 +206,8 @@ def refusal(geometry: Geometry, device: Device) -> str:
             return f"{launch.threads} threads per block: {device.name} runs at most {device.limits.threads}"
         if launch.shared > device.limits.shared:
             return f"{launch.shared} bytes of shared memory per block: {device.name} has {device.limits.shared}"
+        if launch.grid[0] % launch.cluster:
+            return f"{launch.grid[0]} blocks in x: a grid consists of whole clusters of {launch.cluster}"
         for axis, blocks, most in zip("xyz", launch.grid, GRID, strict=True):
             if blocks > most:
                 return f"{blocks} blocks in {axis}: a grid has at most {most} there; make the product smaller"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import driver, ordered
-from gemmery.cuda.geometry import LARGEST_SIDE, GeometryOf, refusal
+from gemmery.cuda import driver, ordered, tensormaps
+from gemmery.cuda.geometry import ACTIVATIONS, LARGEST_SIDE, Geometry, GeometryOf, refusal
+from gemmery.cuda.tensormaps import Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
+from gemmery.tuples import NamedTuple
 
 FirstArguments = tuple[int, int, int, int, int, int, int, int]
 Buffer = tuple[bytearray, int, Any]  # an argument, the address of the driver's array of pointers to it, their owner
@@ -19,7 +22,32 @@ Buffer = tuple[bytearray, int, Any]  # an argument, the address of the driver's 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
 _SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
+_FACTORS_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product
+_FACTORS = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
+_MAPS_AT = {"a": 256, "b": 384, "c": 512}
+_REST = struct.Struct("=3Q4q4i")  # all up to the maps
+_ADDRESS = struct.Struct("=Q")
+MAPPED_BYTES = 640
+_ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
+_SCALARS[MAPPED_BYTES] = _SCALARS[_FACTORS_AT]
 _buffers: dict[int, list[Buffer]] = {size: [] for size in _SCALARS}  # of finished calls, by the argument's length
+
+
+class Factors(NamedTuple):
+    """What a kernel reads beside the operands: factors of the sums in float32, and where groups begin."""
+
+    a: View | None = None  # (rows of A, steps of k); a stride of 0 repeats one
+    b: View | None = None  # (steps of k, columns of B)
+    offsets: View | None = None  # int32
+
+    @property
+    def pointers(self) -> tuple[int, int, int]:
+        """The addresses, 0 for what there is not."""
+        a, b, offsets = (0 if view is None else view.pointer for view in self)
+        return a, b, offsets
+
+
+NO_FACTORS = Factors()
 
 
 def first_arguments(
@@ -120,6 +148,66 @@ class Ready:
         self._early.append(early)
 
 
+class MappedReady(Ready):
+    """The launches of a rung whose argument has tensor maps: each call writes their addresses too."""
+
+    def __init__(
+        self,
+        launches: list[FirstArguments],
+        argument: bytes,
+        ordinal: int,
+        workspace: int,
+        transposed: bool,
+        overlaps: tuple[bool, ...],
+        maps: tuple[PlacedMap, ...],
+    ) -> None:
+        super().__init__(launches, argument, ordinal, workspace, transposed, overlaps)
+        self._maps = tuple(
+            (_MAPS_AT[each.operand], each.shape, "abc".index(each.operand), each.packed) for each in maps
+        )
+        with driver.on(ordinal):
+            self._is_patched = tensormaps.begins_with_address()
+
+    def __call__(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        stream: int,
+        bias: int = 0,
+        workspace: int = 0,
+        scalars: tuple[float, float] | None = None,
+        factors: tuple[int, int, int] = (0, 0, 0),
+    ) -> None:
+        """Put the launches on a stream, with the addresses of the operands' first elements and of the factors."""
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = _buffer(MAPPED_BYTES)
+        memory = buffer[0]
+        if self._transposed:
+            a, b = b, a
+            factors = factors[1], factors[0], factors[2]
+        _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
+        memory[_POINTERS.size :] = self._fixed
+        if scalars is not None:
+            self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
+        _FACTORS.pack_into(memory, _FACTORS_AT, *factors)
+        operands = a, b, c
+        for place, described, operand, packed in self._maps:
+            address = operands[operand] if packed < 0 else workspace + packed
+            if self._is_patched:
+                _ADDRESS.pack_into(memory, place, address)
+            else:
+                memory[place : place + tensormaps.BYTES] = tensormaps.encoded(described, address)
+        if int(self._current()[1]) == self._context:
+            self._run(stream, buffer[1])
+        else:
+            with driver.on(self.ordinal):
+                self._run(stream, buffer[1])
+        self._free.append(buffer)
+
+
 def _buffer(size: int) -> Buffer:
     """Return memory for an argument of this many bytes, used by one call at a time."""
     memory = bytearray(size)
@@ -137,7 +225,8 @@ class CudaLaunch:
         self.problem = problem
         self.geometry = geometry(problem.by_rows(), config)
         card = driver.find(problem.device)
-        reason = too_large(problem) or refusal(self.geometry, card)
+        rows = problem.by_rows()
+        reason = too_large(problem) or refusal(self.geometry, card) or tensormaps.refusal(self.geometry, rows)
         if reason:
             raise RefusedError(reason)
         self._ordinal = card.ordinal
@@ -151,12 +240,20 @@ class CudaLaunch:
             for launch in self.geometry.launches
         ]
 
-    def ready(self, a: View, b: View, c: View, bias: View | None = None) -> Ready:
-        """Return the launches for operands of these shapes and strides, at any addresses."""
+    def ready(self, a: View, b: View, c: View, bias: View | None = None, factors: Factors = NO_FACTORS) -> Ready:
+        """Return the launches for operands of these shapes and strides, at any addresses.
+
+        Raises LayoutError where a tensor map cannot describe A or B.
+        """
         argument = product_argument(self.problem, a, b, c, bias)
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
-        transposed = self.problem.c_layout == "col"
-        return Ready(self._launches, argument, self._ordinal, self.geometry.workspace, transposed, overlaps)
+        transposed, workspace = self.problem.c_layout == "col", self.geometry.workspace
+        if not self.geometry.maps:
+            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
+        maps = placed_maps(self.problem, self.geometry, a, b, c)
+        with driver.on(self._ordinal):
+            argument = mapped_argument(argument, self.problem, maps, factors, tensormaps.encoded)
+        return MappedReady(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
 
     def __call__(
         self,
@@ -168,12 +265,17 @@ class CudaLaunch:
         beta: complex = 0.0,
         bias: View | None = None,
         threads: int = 1,
+        factors: Factors = NO_FACTORS,
     ) -> None:
-        run, stream = self.ready(a, b, c, bias), c.stream
+        run, stream = self.ready(a, b, c, bias, factors), c.stream
         scalars = alpha.real, beta.real
         scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
+        start = bias.pointer if bias is not None else 0
         try:
-            run(a.pointer, b.pointer, c.pointer, stream, bias.pointer if bias is not None else 0, scratch, scalars)
+            if isinstance(run, MappedReady):
+                run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars, factors.pointers)
+            else:
+                run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars)
         finally:
             if scratch:
                 ordered.free(scratch, stream, self._ordinal)
@@ -219,10 +321,52 @@ def product_argument(
     )
 
 
+def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View) -> tuple[PlacedMap, ...]:
+    """Return the tensor maps of a product's operands; those of C' = B' A' where C is column-major."""
+    if problem.c_layout == "col":
+        a, b, c = _columns(b), _columns(a), _columns(c)
+    return tensormaps.placed(geometry, problem.by_rows(), a, b, c)
+
+
+def mapped_argument(
+    product: bytes,
+    problem: Problem,
+    maps: Sequence[PlacedMap],
+    factors: Factors,
+    encode: Encode,
+    addresses: Mapping[str, int] = _ALIGNED,
+) -> bytes:
+    """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
+
+    `product` is its first field, `addresses` are those of the operands that the maps describe, by their letter.
+    """
+    a, b = factors.a, factors.b
+    if problem.c_layout == "col":
+        a, b = (None if view is None else _columns(view) for view in (b, a))
+    steps = (*((0, 0) if a is None else _strides(a)), *((0, 0) if b is None else _strides(b)))
+    pointers = (0 if view is None else view.pointer for view in (a, b, factors.offsets))
+    activation = next((ACTIVATIONS[part] for part in problem.epilogue.split("+") if part != "bias"), 0)
+    mapped = any(each.operand == "c" for each in maps)
+    argument = bytearray(MAPPED_BYTES)
+    argument[:_FACTORS_AT] = product
+    _REST.pack_into(argument, _FACTORS_AT, *pointers, *steps, activation, mapped, 0, 0)
+    for each in maps:
+        place = _MAPS_AT[each.operand]
+        argument[place : place + tensormaps.BYTES] = encode(each.shape, addresses[each.operand])
+    return bytes(argument)
+
+
 def too_large(problem: Problem) -> str:
     """Return why kernels cannot index this problem's sides; "" if they can."""
     side = max(problem.m, problem.n, problem.k, problem.batch)
     return f"a side of {side}: kernels count to {LARGEST_SIDE:,}; cut the product" if side > LARGEST_SIDE else ""
+
+
+def _columns(view: View) -> View:
+    """Return the view of the transposed matrices."""
+    *batch, rows, columns = view.shape
+    *along, row, column = view.strides
+    return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
 
 
 def _strides(view: View) -> tuple[int, ...]:

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from gemmery import arrange, dtypes
 from gemmery.arrays import View, alignment
 from gemmery.cpu import fused
-from gemmery.cuda import nvrtc
+from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
-from gemmery.cuda.launch import product_argument, too_large
+from gemmery.cuda.launch import Factors, mapped_argument, placed_maps, product_argument, too_large
+from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
 from gemmery.emulator import exact
 from gemmery.emulator.arguments import memory_of
+from gemmery.emulator.hopper import tensormap
 from gemmery.emulator.lower import LoweredKernel, lowered
 from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.ptx import Line, PtxModule, calling
@@ -44,12 +46,16 @@ class Gemm:
     bias: Array | None = None
     alpha: float = 1.0
     beta: float = 0.0
+    a_scale: Array | None = None  # (m, steps of k), float32
+    b_scale: Array | None = None  # (steps of k, n)
+    offsets: Array | None = None  # of groups, int32
 
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by their names in kernels."""
+        others = {"bias": self.bias, "a_scale": self.a_scale, "b_scale": self.b_scale, "offsets": self.offsets}
         arrays = {"A": self.a, "B": self.b, "C": self.c}
-        return arrays if self.bias is None else {**arrays, "bias": self.bias}
+        return arrays | {name: array for name, array in others.items() if array is not None}
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def run_rung(
         {"workspace": geometry.workspace},
     )
     addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
-    argument = _argument(problem, gemm, addresses, memory.address("workspace"))
+    argument = _argument(problem, geometry, gemm, addresses, memory.address("workspace"))
     runs = []
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared)
@@ -116,15 +122,35 @@ def run_rung(
     return tuple(runs)
 
 
-def _argument(problem: Problem, gemm: Gemm, addresses: Mapping[str, int], workspace: int) -> bytes:
+def _argument(problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mapping[str, int], workspace: int) -> bytes:
     """Return the argument of a rung's kernels for arrays at these addresses."""
-    dtypes_of = {"A": problem.dtype, "B": problem.dtype, "C": problem.out}
+    dtypes_of = {"A": problem.dtype, "B": problem.dtype, "C": problem.out, "offsets": "i32"}
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
     views = {
-        name: View(addresses[name], array.shape, array.strides, dtypes_of[name]) for name, array in gemm.arrays.items()
+        name: View(addresses[name], array.shape, array.strides, dtypes_of.get(name, "f32"))
+        for name, array in gemm.arrays.items()
     }
-    operands = views["A"], views["B"], views["C"], views.get("bias")
-    return product_argument(problem, *operands, alpha=gemm.alpha, beta=gemm.beta, workspace=workspace)
+    operands = views["A"], views["B"], views["C"]
+    product = product_argument(
+        problem, *operands, views.get("bias"), alpha=gemm.alpha, beta=gemm.beta, workspace=workspace
+    )
+    if not geometry.maps:
+        return product
+    starts = {"a": addresses["A"], "b": addresses["B"], "c": addresses["C"]}
+    if problem.c_layout == "col":
+        starts["a"], starts["b"] = starts["b"], starts["a"]
+    maps = placed_maps(problem, geometry, *operands)
+    starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
+    factors = Factors(views.get("a_scale"), views.get("b_scale"), views.get("offsets"))
+    return mapped_argument(product, problem, maps, factors, _emulated_map, starts)
+
+
+def _emulated_map(described: MapShape, address: int) -> bytes:
+    """Return the emulator's own bytes of a tensor map."""
+    name = dtypes.get(described.dtype).numpy
+    kind = name if name in tensormap.TYPES else "uint8"
+    sides = described.extents, described.strides, (*described.box, 1), (1, 1, 1)
+    return tensormap.encoded(address, kind, described.swizzle, *sides)
 
 
 def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geometry:
@@ -133,7 +159,7 @@ def _geometry(rung: Rung, problem: Problem, config: Mapping[str, int]) -> Geomet
     if reason or rung.geometry is None:
         raise RefusedError(reason or f"rung {rung.name} has no launch, because it runs on the CPU")
     geometry = rung.geometry(problem.by_rows(), {**rung.default, **config})
-    reason = refusal(geometry, find(problem.device))
+    reason = refusal(geometry, find(problem.device)) or tensormaps.refusal(geometry, problem.by_rows())
     if reason:
         raise RefusedError(reason)
     return geometry

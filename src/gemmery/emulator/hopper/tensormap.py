@@ -42,14 +42,27 @@ class TensorMap:
 
     def encoded(self, address: int) -> bytes:
         """Return the 128 bytes of the map, for an array at an address."""
-        array, missing = self.array, MOST_DIMENSIONS - self.array.ndim
-        extents = (*array.shape[::-1], *(1,) * missing)
-        box, steps = ((*sides[::-1], *(1,) * missing) for sides in (self.box, self.steps))
-        strides = (*array.strides[-2::-1], *(0,) * missing) if array.ndim > 1 else (0,) * 4
-        kind = TYPES.index(array.dtype.name)
-        return _FORMAT.pack(
-            _MAGIC, address, array.ndim, kind, self.swizzle, *extents, *box, *steps, *strides
-        ).ljust(BYTES, b"\0")  # fmt: skip
+        array = self.array
+        sides = (sides[::-1] for sides in (array.shape, array.strides[:-1], self.box, self.steps))
+        return encoded(address, array.dtype.name, self.swizzle, *sides)
+
+
+def encoded(
+    address: int,
+    kind: str,
+    swizzle: int,
+    extents: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    steps: tuple[int, ...],
+) -> bytes:
+    """Return the 128 bytes of a map; dimensions are ordered from the innermost, which has no stride. `kind` is one of
+    TYPES.
+    """
+    missing = MOST_DIMENSIONS - len(extents)
+    sides = (number for numbers in (extents, box, steps) for number in (*numbers, *(1,) * missing))
+    fields = _FORMAT.pack(_MAGIC, address, len(extents), TYPES.index(kind), swizzle, *sides, *strides, *(0,) * missing)
+    return fields.ljust(BYTES, b"\0")
 
 
 def tensor_map(
@@ -201,7 +214,7 @@ _PIECES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 
 
 def decoded(data: bytes) -> DecodedMap:
-    """Read the 128 bytes that `TensorMap.encoded` made; raises EmulationError for others."""
+    """Read the 128 bytes that `encoded` made; raises EmulationError for others."""
     magic, address, rank, kind, swizzle, *rest = _FORMAT.unpack_from(data)
     if magic != _MAGIC:
         raise EmulationError(

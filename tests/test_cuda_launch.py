@@ -13,7 +13,8 @@ import pytest
 from cuda.bindings import driver as nvidia
 
 from gemmery.arrays import View, contiguous
-from gemmery.cuda import driver, launch, ordered
+from gemmery.cuda import driver, launch, ordered, tensormaps
+from gemmery.cuda.geometry import Geometry, MapBox
 from gemmery.errors import DeviceError, missing
 from gemmery.problem import Problem
 
@@ -26,6 +27,7 @@ class Driver:
 
     def __init__(self):
         self.launches, self.context, self.status, self.pushed = [], CONTEXT, 0, 0
+        self.bytes = struct.calcsize(FIELDS)  # of an argument
         self.early = []  # functions that were launched before the stream's last launch had to end
         for name in ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID"):
             setattr(self, name, getattr(nvidia, name))
@@ -45,7 +47,7 @@ class Driver:
 
     def cuLaunchKernel(self, function, x, y, z, width, height, depth, shared, stream, parameters, extra):
         at = c_void_p.from_address(parameters).value
-        argument = bytes((c_char * struct.calcsize(FIELDS)).from_address(at))
+        argument = bytes((c_char * self.bytes).from_address(at))
         self.launches.append(
             (function, (x, y, z), (width, height, depth), shared, stream, argument, threading.get_ident())
         )
@@ -117,6 +119,102 @@ def test_a_launch_that_overlaps_is_the_same_but_for_its_beginning(fake):
     assert fake.early == [100, 100]
     assert fake.launches[2:4] == fake.launches[:2]
     assert [one[4] for one in fake.launches[4:]] == [5, 5]
+
+
+OPERANDS = (
+    View(0, (2, 64, 32), (8192, 128, 4), "f32"),
+    View(0, (2, 32, 48), (6144, 192, 4), "f32"),
+    View(0, (2, 64, 48), (12288, 192, 4), "f32"),
+)
+
+
+@pytest.fixture
+def first_bytes(monkeypatch):
+    """Maps that hold the address first, as bytes of the operand's inner side; each encoding is remembered."""
+    encodings = []
+
+    def encoded(described, address):
+        encodings.append(address)
+        return address.to_bytes(8, "little") + bytes([described.extents[0]]) * 120
+
+    monkeypatch.setattr(tensormaps, "encoded", encoded)
+    monkeypatch.setattr(tensormaps, "begins_with_address", lambda: True)
+    return encodings
+
+
+def mapped(fake, c_layout="row", packed=-1, **options):
+    """The launch of a kernel with three maps, without a device."""
+    boxes = [MapBox("a", (32, 64), packed=packed, pitch=128), MapBox("b", (32, 32)), MapBox("c", (32, 32))]
+    made = object.__new__(launch.CudaLaunch)
+    made.problem = Problem(64, 48, 32, "f32", "f32", 2, c_layout=c_layout, **options)
+    made.geometry = Geometry("", "", (1, 1, 1), (1, 1, 1), workspace=9 * (packed >= 0), maps=tuple(boxes))
+    made._ordinal, made._launches = 0, [(100, 2, 3, 4, 32, 1, 1, 512)]
+    return made
+
+
+def address_of(argument, operand):
+    return int.from_bytes(argument[{"a": 256, "b": 384, "c": 512}[operand] :][:8], "little")
+
+
+def sides(argument):
+    return tuple(argument[at + 8] for at in (256, 384, 512))
+
+
+def test_a_call_changes_the_addresses_of_maps_without_making_them_again(fake, first_bytes):
+    fake.bytes = launch.MAPPED_BYTES
+    run = mapped(fake).ready(*OPERANDS)
+    made = len(first_bytes)
+    for a, b, c in ((1000, 2000, 3000), (16, 32, 48)):
+        run(a, b, c, 5, scalars=(2.0, 0.5), factors=(7, 8, 9))
+        argument = fake.launches[-1][5]
+        assert [address_of(argument, letter) for letter in "abc"] == [a, b, c]
+        assert sides(argument) == (32, 48, 48)
+        assert struct.unpack_from("=5Q", argument) == (a, b, c, 0, 0)
+        assert struct.unpack_from("=2f3Q", argument, 144) == (2.0, 0.5, 7, 8, 9)
+    assert (made, len(first_bytes)) == (3, 3)
+
+
+def test_maps_that_hide_their_address_are_made_at_each_call(fake, first_bytes, monkeypatch):
+    monkeypatch.setattr(tensormaps, "begins_with_address", lambda: False)
+    fake.bytes = launch.MAPPED_BYTES
+    mapped(fake).ready(*OPERANDS)(1000, 2000, 3000, 5)
+    assert first_bytes[3:] == [1000, 2000, 3000]
+    assert [address_of(fake.launches[-1][5], letter) for letter in "abc"] == [1000, 2000, 3000]
+
+
+def test_a_packed_operand_is_in_the_workspace(fake, first_bytes):
+    fake.bytes = launch.MAPPED_BYTES
+    run = mapped(fake, packed=512).ready(*OPERANDS)
+    assert run.workspace == 9
+    run(1000, 2000, 3000, 5, workspace=65536)
+    assert [address_of(fake.launches[-1][5], letter) for letter in "abc"] == [65536 + 512, 2000, 3000]
+    assert struct.unpack_from("=5Q", fake.launches[-1][5]) == (1000, 2000, 3000, 0, 65536)
+
+
+def test_columns_in_c_swap_maps_and_factors(fake, first_bytes):
+    fake.bytes = launch.MAPPED_BYTES
+    a, b, c = OPERANDS
+    c = View(0, (2, 64, 48), (12288, 4, 256), "f32")
+    rows, columns = View(40, (64, 1), (4, 0), "f32"), View(80, (1, 48), (0, 8), "f32")
+    run = mapped(fake, "col", epilogue="bias+gelu").ready(a, b, c, factors=launch.Factors(rows, columns))
+    run(1000, 2000, 3000, 5, factors=(40, 80, 0))
+    argument = fake.launches[-1][5]
+    assert [address_of(argument, letter) for letter in "abc"] == [2000, 1000, 3000]
+    assert sides(argument) == (48, 32, 64)
+    assert struct.unpack_from("=3Q4q4i", argument, 152) == (80, 40, 0, 2, 0, 0, 1, 8, 1, 0, 0)
+
+
+def test_maps_do_not_leak_from_one_call_to_the_next(fake, first_bytes):
+    """Arguments of finished calls are used again, by other products too."""
+    fake.bytes = launch.MAPPED_BYTES
+    one, two = (
+        mapped(fake).ready(*OPERANDS),
+        mapped(fake, "col").ready(*OPERANDS[:2], OPERANDS[2]._replace(strides=(12288, 4, 256))),
+    )
+    one(1000, 2000, 3000, 5, factors=(7, 8, 9))
+    two(1000, 2000, 3000, 5)
+    assert struct.unpack_from("=3Q", fake.launches[-1][5], 152) == (0, 0, 0)
+    assert sides(fake.launches[-1][5]) == (48, 32, 64)
 
 
 def test_the_devices_context_is_put_in_force_only_where_it_is_not(fake):

@@ -167,6 +167,6 @@ def begins_with_address() -> bool:
 
     The driver does not document it, so two maps that differ only in the address are compared.
     """
-    one, two = (encoded(_SAMPLE, address) for address in _ADDRESSES)
-    found = tuple(int.from_bytes(data[:8], "little") for data in (one, two))
-    return found == _ADDRESSES and one[8:] == two[8:]
+    first, second = (encoded(_SAMPLE, address) for address in _ADDRESSES)
+    begins = tuple(int.from_bytes(data[:8], "little") for data in (first, second))
+    return begins == _ADDRESSES and first[8:] == second[8:]

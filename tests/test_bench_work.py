@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gemmery import dtypes
+from gemmery.bench import work as work_module
 from gemmery.bench.work import Work, numpy_dtype, operands
 
 
@@ -22,6 +23,16 @@ def test_operands_have_the_shape_and_type_and_are_reproducible(dtype):
 def test_a_layout_is_made_of_strides(layout, strides):
     a, _, _ = operands(Work(3, 4, 5, "f32", "f32", a_layout=layout))
     assert (a.shape, a.strides) == ((3, 5), strides)
+
+
+@pytest.mark.parametrize("layout", ["row", "col", "strided"])
+def test_large_operands_are_drawn_in_pieces_that_differ_and_are_reproducible(monkeypatch, layout):
+    monkeypatch.setattr(work_module, "PIECE", 7)
+    work = Work(16, 4, 5, "f32", "f32", a_layout=layout)
+    a = operands(work)[0]
+    assert a.shape == (16, 5)
+    assert len(set(a.ravel().tolist())) == a.size
+    assert a.tobytes() == operands(work)[0].tobytes()
 
 
 def test_a_vector_is_one_dimensional_and_a_new_result_is_left_to_the_call():

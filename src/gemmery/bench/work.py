@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from gemmery.problem import Problem
 if TYPE_CHECKING:
     import numpy as np
 
+PIECE = 1 << 22  # elements that one thread draws at a time: normal numbers take 16 ns each
 LAYOUTS = ("row", "col", "strided")
 CALLS = ("out", "new")
 
@@ -110,6 +113,24 @@ def _matrix(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], layout
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return random elements; large arrays are drawn by all cores, each piece from a stream of its own."""
+    import numpy as np
+
+    size = math.prod(shape)
+    if size <= PIECE:
+        return _drawn(rng, dtype, shape)
+    flat = np.empty(size, numpy_dtype(dtype))
+    pieces = [flat[start : start + PIECE] for start in range(0, size, PIECE)]
+
+    def draw(stream: np.random.Generator, piece: Any) -> None:
+        piece[:] = _drawn(stream, dtype, piece.shape)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(draw, rng.spawn(len(pieces)), pieces))
+    return flat.reshape(shape)
+
+
+def _drawn(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
     import numpy as np
 
     kind, to = dtypes.get(dtype).kind, numpy_dtype(dtype)

@@ -66,7 +66,7 @@ def test_few_tiles_split_k_unless_the_kernel_cannot():
 
 def test_the_table_comes_before_the_model(monkeypatch):
     size = hopper.size_class(4096, 4096, 4096)
-    monkeypatch.setattr(hopper, "MEASURED", {132: {(2, "TN", *size): (64, 128, 8, 1, 1, 2)}})
+    monkeypatch.setattr(hopper, "MEASURED", {132: {(2, 2, "TN", *size): (64, 128, 8, 1, 1, 2)}})
     config = hopper.chosen(product(4096, 4096, 4096), H200)
     assert (*instance(config), config["splits"]) == (64, 128, 8, 1, 1, 2)
     assert hopper.chosen(product(4096, 4096, 4096), H200, split=False)["splits"] == 1

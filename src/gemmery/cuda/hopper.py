@@ -116,17 +116,19 @@ def size_class(m: int, n: int, k: int) -> tuple[int, int, int]:
     return -(-m // 64), -(-n // 32), round(4 * log2(max(k, 1)))
 
 
-def kind(problem: Problem) -> tuple[int, str]:
-    """Return the bytes of an element of A and B, and how both lie in memory: "T" where k is adjacent in A, "N" in B.
+def kind(problem: Problem) -> tuple[int, int, str]:
+    """Return the bytes of an element of A and B, those of C, and how A and B lie in memory.
 
-    >>> kind(Problem(64, 64, 64, "bf16", "bf16", b_layout="col")), kind(Problem(64, 64, 64, "f16", "f16"))
-    ((2, 'TN'), (2, 'TT'))
+    That is "T" where k is adjacent in A, and "N" where k is adjacent in B.
+
+    >>> kind(Problem(64, 64, 64, "bf16", "bf16", b_layout="col")), kind(Problem(64, 64, 64, "f16", "f32"))
+    ((2, 2, 'TN'), (2, 4, 'TT'))
     """
-    size = dtypes.get(problem.dtype).size
+    size, out = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     if size != 2:  # packed first where k is not adjacent
-        return size, "TN"
-    a = "N" if problem.a_layout == "col" else "T"
-    return size, a + ("T" if problem.b_layout == "row" else "N")
+        return size, out, "TN"
+    a, b = "N" if problem.a_layout == "col" else "T", "T" if problem.b_layout == "row" else "N"
+    return size, out, a + b
 
 
 def demand_of(problem: Problem) -> Demand:

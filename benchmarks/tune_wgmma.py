@@ -1,0 +1,434 @@
+"""Time every configuration of the wgmma kernels next to cuBLAS, and write the table of winners.
+
+This needs a GPU with sm_90 and PyTorch:
+
+    python benchmarks/tune_wgmma.py --out tune.jsonl [--shapes 4096,512x14336x4096] [--types bf16,i8] [--seconds 240]
+
+It compiles all instances in parallel processes, then takes the products one after the other, the most important first,
+until the time is over. Each configuration is checked once against cuBLAS on every product, timed in one burst, and the
+best ones then in several rounds in turn with cuBLAS, with rests, in an order drawn anew. A line of the output is one
+configuration on one product: its time, and its ratio to cuBLAS in the same rounds (above 1: it is faster).
+
+    python benchmarks/tune_wgmma.py --table tune.jsonl [more.jsonl ...]
+
+writes src/gemmery/cuda/hopper_table.py from such files, without a GPU. For each pair of types and layouts it picks
+the instances that lose least over all products, at most ten, and then the fastest of them for each product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from gemmery import dtypes
+from gemmery.bench import suite
+from gemmery.bench.work import Work
+from gemmery.cuda import hopper
+from gemmery.cuda.device import Device
+from gemmery.cuda.hopper import Instance
+from gemmery.errors import GemmeryError, RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import Rung
+from gemmery.problem import Problem
+
+TABLE = Path(__file__).parents[1] / "src" / "gemmery" / "cuda" / "hopper_table.py"
+RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
+OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}
+LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
+SPEEDS = {  # percent of the fastest while operands come in time, a guess to begin with, by columns and rows of a tile
+    128: {64: 80, 96: 87, 128: 93, 160: 94, 192: 96, 224: 97, 256: 100},
+    256: {128: 98, 160: 99, 192: 101},
+    64: {64: 65, 128: 80, 192: 86, 256: 90},
+}
+TILES = tuple((bm, bn) for bm, row in SPEEDS.items() for bn in row)
+CLUSTERS = ((1, 1), (2, 1))
+SHARED = 227 << 10  # bytes of a block
+STAGING = 32 << 10  # of it for finished parts of C
+MOST_STAGES = 8
+SPLITS = (1, 2, 4, 8)
+WHOLE, SPLIT, REORDERED = 14, 6, 2  # configurations timed for a product: k whole, k split, in other orders of the tiles
+BURST, REST = 0.005, 0.02  # seconds of a turn, and of the pause before it
+ROUNDS, FINALISTS = 5, 6
+MOST = 10  # instances for a pair of types and layouts
+WRONG = {"bf16": 5e-3, "f16": 5e-3, "tf32": 5e-3, "e4m3": 2e-2, "e5m2": 2e-2, "i8": 0.0}  # relative norm of an error
+COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rung with a complete configuration."""
+
+    rung: Rung
+    config: Mapping[str, int]
+
+    @property
+    def label(self) -> str:
+        tile = "{bm}x{bn} {stages} stages {cm}x{cn}".format(**self.config)
+        rest = "band {band} splits {splits} blocks {blocks}".format(**self.config)
+        return f"{self.rung.name.removeprefix('wgmma_'):9} {tile:22} {rest}"
+
+
+def works(shapes: Sequence[tuple[int, int, int]], types: Sequence[str], layouts: Sequence[str]) -> Iterator[Work]:
+    """Yield the products of shapes, types and layouts; only 16-bit types have other layouts than TN."""
+    for shape, name, layout in product(shapes, types, layouts):
+        a, b = LAYOUTS[layout]
+        dtype, precision = ("f32", "tf32") if name == "tf32" else (name, "")
+        if layout == "TN" or name in ("bf16", "f16"):
+            yield Work(*shape, dtype, OUTS[name], a_layout=a, b_layout=b, precision=precision)
+
+
+def important() -> list[Work]:
+    """Return the products to tune for, the most important first."""
+    large, small, ragged = (4096, 8192, 2048, 16384), (1024, 512, 256), (1000, 3000, 5000, 7777)
+    models = [(work.m, work.n, work.k) for work in suite.load(suite.find("hopper_models")).works]
+
+    def square(sides: Iterable[int]) -> list[tuple[int, int, int]]:
+        return [(n, n, n) for n in sides]
+
+    lists = (
+        works(square((*large, *small)), ("bf16",), ("TN",)),
+        works([*square(ragged), (4095, 4097, 4099)], ("bf16",), ("TN",)),
+        works(square(large[:2]), ("e4m3", "i8", "tf32"), ("TN",)),
+        works(sorted(models), ("bf16",), ("TN",)),
+        works(square((*large, *small[:1])), ("bf16",), ("TT", "NN", "NT")),
+        works(square((16384, 2048, 1024)), ("e4m3", "i8"), ("TN",)),
+    )
+    return list(dict.fromkeys(work for some in lists for work in some))
+
+
+def resident_problem(work: Work, device: str) -> Problem:
+    """Return the problem of a work whose matrices begin at multiples of 256 bytes and have no gaps.
+
+    >>> resident_problem(Work(64, 64, 65, "bf16", "bf16", b_layout="col"), "cpu").alignments
+    (2, 2, 16)
+    """
+    problem = work.problem
+    sides = (
+        problem.m if problem.a_layout == "col" else problem.k,
+        problem.k if problem.b_layout == "col" else problem.n,
+        problem.n,
+    )
+    sizes = [dtypes.get(name).size for name in (problem.dtype, problem.dtype, problem.out)]
+    a, b, c = (math.gcd(side * size, 16) for side, size in zip(sides, sizes, strict=True))
+    return problem._replace(device=device, alignments=(a, b, c))
+
+
+def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> list[Candidate]:
+    """Return the configurations worth timing that a problem allows, the best by the model first.
+
+    Products in bf16 with k adjacent in A and B try every tile, others those of `hopper.INSTANCES`.
+    """
+    demand, every = hopper.demand_of(problem), list[tuple[float, Candidate]]()
+    for tile in tiles(problem):
+        rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
+        band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
+        few_tiles = rows * columns * problem.batch <= 2 * device.sms
+        splits = SPLITS if RUNGS[1] in rungs and few_tiles and tile.cm * tile.cn == 1 else (1,)
+        for parts in splits:
+            values = dict(zip(hopper.KEYS, (*tile[:5], band, parts, blocks if parts == 1 else 0), strict=True))
+            candidate = Candidate(rungs[RUNGS[parts > 1]], values)
+            if launches(candidate, problem):
+                every.append((hopper.cycles(demand, tile, parts, device.sms), candidate))
+    every.sort(key=lambda row: row[0])
+    whole = [candidate for _, candidate in every if candidate.config["splits"] == 1][:WHOLE]
+    split = [candidate for _, candidate in every if candidate.config["splits"] > 1][:SPLIT]
+    return [*whole, *split, *(other for each in whole[:REORDERED] for other in reordered(each, problem, device))]
+
+
+def tiles(problem: Problem) -> Iterator[Instance]:
+    """Yield the instances to try for a problem."""
+    if problem.dtype != "bf16" or hopper.kind(problem)[2] != "TN":
+        yield from hopper.INSTANCES
+        return
+    for (bm, bn), (cm, cn) in product(TILES, CLUSTERS):
+        most = min((SHARED - STAGING) // ((bm + bn) * hopper.ROW), MOST_STAGES)
+        yield Instance(bm, bn, most, cm, cn, SPEEDS[bm][bn] - 2 * (cm * cn > 1))
+
+
+def reordered(candidate: Candidate, problem: Problem, device: Device) -> Iterator[Candidate]:
+    """Yield a configuration with other orders of its tiles and other grids, where there are several rounds."""
+    config = candidate.config
+    if -(-problem.m // config["bm"]) * -(-problem.n // config["bn"]) <= 2 * device.sms:
+        return
+    orders = {(config["band"], 0), (8, 0), (config["band"], device.sms - device.sms % 16)}
+    for band, blocks in sorted(orders - {(config["band"], config["blocks"])}):
+        yield Candidate(candidate.rung, {**config, "band": band, "blocks": blocks})
+
+
+def _complete(candidate: Candidate) -> dict[str, int]:
+    known = candidate.rung.default
+    return {**known, **{key: value for key, value in candidate.config.items() if key in known}}
+
+
+def launches(candidate: Candidate, problem: Problem) -> list[tuple[str, str]]:
+    """Return the sources and instances of a configuration, none if the rung or the device refuses it."""
+    from gemmery.cuda import driver, geometry
+
+    rung = candidate.rung
+    if rung.refuses(problem) or rung.geometry is None:
+        return []
+    try:
+        launch = rung.geometry(problem, _complete(candidate))
+    except RefusedError:
+        return []
+    if geometry.refusal(launch, driver.find(problem.device)):
+        return []
+    return [(each.source, each.kernel) for each in launch.launches]
+
+
+def compile_all(kernels: Iterable[tuple[str, str]], arch: str, processes: int) -> dict[tuple[str, str], str]:
+    """Compile instances into the cache, each in a process of its own; return the messages of those that failed."""
+
+    def compile_one(kernel: tuple[str, str]) -> str:
+        command = [sys.executable, "-c", COMPILE, *kernel, arch]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        return ended.stderr.strip()[-400:] if ended.returncode else ""
+
+    unique = sorted(set(kernels))
+    with ThreadPoolExecutor(processes) as pool:
+        messages = pool.map(compile_one, unique)
+    return {kernel: message for kernel, message in zip(unique, messages, strict=True) if message}
+
+
+class Race:
+    """The products on a device: their operands, cuBLAS, and what has been timed."""
+
+    def __init__(self, out: Path, until: float) -> None:
+        from gemmery.lab.on_cuda import Cuda
+
+        self.backend, self.out, self.until = Cuda(0), out, until
+        self.vendor = self.backend.rival("cublas").caller
+
+    def time(self, work: Work, contenders: Sequence[Candidate]) -> None:
+        """Check and time all contenders on a product, print the best and append them to the file."""
+        from gemmery.bench.timing import Sample
+
+        resident = self.backend.resident(work)
+        placed = self.vendor.place(resident)
+        samples: dict[str, Sample] = {"cublas": placed.sample(resident)}
+        placed.put(0)
+        resident.stream.synchronize()
+        expected = self.tensor(resident).float().clone()
+        by_label = {}
+        for candidate in contenders:
+            put = self.checked(candidate, resident, expected, work)
+            if put is not None and time.monotonic() < self.until:
+                by_label[candidate.label] = candidate
+                samples[candidate.label] = self.backend.sampler(put, len(resident.sets))
+        each = {label: _burst(sample, sample(1, 1) / 1e9) for label, sample in samples.items()}
+        first = sorted(by_label, key=each.__getitem__)
+        finalists = ["cublas", *first[:FINALISTS]]
+        times: dict[str, list[float]] = {label: [] for label in finalists}
+        for _ in range(ROUNDS):
+            for label in random.sample(finalists, len(finalists)):
+                time.sleep(REST)
+                times[label].append(_burst(samples[label], each[label]))
+        self.report(work, placed.note, by_label, each, times)
+
+    def checked(self, candidate: Candidate, resident: Any, expected: Any, work: Work) -> Any:
+        """Return what launches a contender, None if it is refused or its result differs from cuBLAS's."""
+        from gemmery.lab.on_cuda import build
+
+        try:
+            put = build(candidate.rung, _complete(candidate), resident)
+            resident.poison()
+            put(0)
+            resident.stream.synchronize()
+        except GemmeryError as refused:
+            say(f"  {candidate.label}: {str(refused)[:200]}")
+            return None
+        result = self.tensor(resident).float()
+        error = float((result - expected).norm() / expected.norm())
+        if not error <= WRONG[work.precision or work.dtype]:
+            say(f"  WRONG {candidate.label}: relative error {error}")
+            return None
+        return put
+
+    def tensor(self, resident: Any) -> Any:
+        """Return the C of the first set as a tensor."""
+        import torch
+
+        from gemmery.bench.resident import Shared
+
+        view = resident.sets[0].c
+        tensor = torch.as_tensor(Shared(view), device=view.device)
+        return tensor.view(torch.bfloat16) if view.dtype == "bf16" else tensor
+
+    def report(
+        self,
+        work: Work,
+        note: str,
+        by_label: Mapping[str, Candidate],
+        each: Mapping[str, float],
+        times: Mapping[str, Sequence[float]],
+    ) -> None:
+        vendor = statistics.median(times["cublas"])
+        say(f"{work}: {note} {work.problem.flops / vendor / 1e12:.0f} TFLOP/s, {vendor * 1e6:.2f} us")
+        lines = []
+        for label, candidate in by_label.items():
+            final = times.get(label)
+            seconds = statistics.median(final) if final else each[label]
+            pairs = [rival / own for rival, own in zip(times["cublas"], final, strict=True)] if final else []
+            ratio = statistics.median(pairs) if pairs else each["cublas"] / seconds
+            lines.append((seconds, ratio, bool(final), label, candidate))
+        with self.out.open("a", encoding="utf-8") as file:
+            for seconds, ratio, is_final, label, candidate in sorted(lines, key=lambda line: line[0]):
+                if is_final:
+                    say(f"  x{ratio:.3f} {seconds * 1e6:10.2f} us  {label}")
+                row = {
+                    **{key: getattr(work, key) for key in ("m", "n", "k", "dtype", "out", "precision")},
+                    "layouts": hopper.kind(work.problem)[2],
+                    "rung": candidate.rung.name,
+                    "config": dict(candidate.config),
+                    "us": seconds * 1e6,
+                    "ratio": ratio,
+                    "final": is_final,
+                    "sms": self.backend.machine.gpu.sms,
+                }
+                file.write(json.dumps(row) + "\n")
+
+
+def _burst(sample: Callable[[int, int], int], seconds: float) -> float:
+    """Return the seconds of a call, over a turn of BURST seconds for calls of about so many seconds."""
+    inner = max(1, round(BURST / max(seconds, 1e-7)))
+    return sample(inner, 1) / inner / 1e9
+
+
+def tune(out: Path, products: Sequence[Work], seconds: float, processes: int) -> None:
+    """Time the configurations of these products until the time is over."""
+    from gemmery.cuda import driver
+
+    start = time.monotonic()
+    device = driver.find("cuda:0")
+    rungs = {rung.name: rung for rung in CUDA if rung.name in RUNGS}
+    race = Race(out, start + seconds)
+    problems = [resident_problem(work, "cuda:0") for work in products]
+    lists = [candidates(problem, device, rungs) for problem in problems]
+    kernels = [
+        kernel
+        for problem, some in zip(problems, lists, strict=True)
+        for each in some
+        for kernel in launches(each, problem)
+    ]
+    say(f"{len(set(kernels))} instances for {len(lists)} products")
+    failed = compile_all(kernels, device.arch, processes)
+    for kernel, message in failed.items():
+        say(f"  not compiled: {kernel[1]}: {message}")
+    say(f"compiled in {time.monotonic() - start:.0f} s")
+    for index, (work, problem, some) in enumerate(zip(products, problems, lists, strict=True)):
+        if time.monotonic() > race.until:
+            say(f"time is over: {len(lists) - index} products were not timed")
+            break
+        usable = [each for each in some if not failed.keys() & set(launches(each, problem))]
+        try:
+            race.time(work, usable)
+        except GemmeryError as error:
+            say(f"{work}: {error}")
+    say(f"{time.monotonic() - start:.0f} s")
+
+
+Key = tuple[int, int, str]  # bytes of an element and of a result, layouts
+Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
+
+
+def winners(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> dict[int, dict[tuple[Any, ...], Winner]]:
+    """Return the table of `hopper` from the lines of files: at most so many instances for each key.
+
+    >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
+    >>> config = {"bm": 64, "bn": 64, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
+    >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 128}}])
+    {132: {(2, 2, 'TN', 1, 1, 16): (64, 128, 8, 1, 1, 1)}}
+    """
+    by_size: dict[tuple[int, Key], dict[tuple[int, int, int], dict[Winner, float]]] = {}
+    for row in rows:
+        element, out, _ = hopper.kind(Problem(row["m"], row["n"], row["k"], row["dtype"], row["out"]))
+        key: tuple[int, Key] = row["sms"], (element, out, row["layouts"])
+        bm, bn, stages, cm, cn, splits = (row["config"][name] for name in ("bm", "bn", "stages", "cm", "cn", "splits"))
+        config: Winner = bm, bn, stages, cm, cn, splits
+        times = by_size.setdefault(key, {}).setdefault(hopper.size_class(row["m"], row["n"], row["k"]), {})
+        times[config] = min(row["us"], times.get(config, math.inf))
+    table: dict[int, dict[tuple[Any, ...], Winner]] = {}
+    for (sms, types), sizes in sorted(by_size.items()):
+        instances = few(list(sizes.values()), most)
+        for size, times in sizes.items():
+            allowed = {config: us for config, us in times.items() if config[:5] in instances}
+            if allowed:
+                table.setdefault(sms, {})[(*types, *size)] = min(allowed, key=allowed.__getitem__)
+    return table
+
+
+def few(products: Sequence[Mapping[Winner, float]], most: int) -> set[tuple[int, ...]]:
+    """Return instances that lose least over products, each as its times by configuration: added one by one."""
+    every = {config[:5] for times in products for config in times}
+    picked: set[tuple[int, ...]] = set()
+
+    def loss(instances: set[tuple[int, ...]]) -> float:
+        total = 0.0
+        for times in products:
+            best = min(times.values())
+            allowed = [us for config, us in times.items() if config[:5] in instances]
+            total += math.log(min(allowed, default=4 * best) / best)
+        return total
+
+    while len(picked) < most and loss(picked) > 0:
+        picked.add(min(sorted(every - picked), key=lambda instance: loss(picked | {instance})))
+    return picked
+
+
+def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
+    """Write hopper_table.py from the output of runs."""
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    head, _, _ = to.read_text(encoding="utf-8").partition("MEASURED:")
+    annotation = "dict[int, dict[tuple[int, int, str, int, int, int], tuple[int, int, int, int, int, int]]]"
+    lines = [f"MEASURED: {annotation} = {{"]
+    for sms, sizes in winners(rows).items():
+        lines += [f"    {sms}: {{", *(f"        {key}: {winner}," for key, winner in sizes.items()), "    },"]
+    to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Return m, n, k of "4096" or "512x14336x4096"."""
+    sides = [int(side) for side in text.split("x")]
+    m, n, k = sides * 3 if len(sides) == 1 else sides
+    return m, n, k
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("tune.jsonl"))
+    parser.add_argument("--table", type=Path, nargs="+", help="write the table from these files")
+    parser.add_argument("--shapes", type=lambda text: [shape(part) for part in text.split(",")])
+    parser.add_argument("--types", type=lambda text: text.split(","), default=["bf16"])
+    parser.add_argument("--layouts", type=lambda text: text.split(","), default=["TN"])
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    if options.table:
+        write_table(options.table)
+        return
+    some = list(works(options.shapes, options.types, options.layouts)) if options.shapes else important()
+    tune(options.out, some, options.seconds, options.processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The tuning program without a GPU: which configurations it times, and the table that it writes."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmery.bench.work import Work
+from gemmery.cuda import hopper
+from gemmery.cuda.device import KNOWN
+from gemmery.cuda.geometry import Geometry
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import gpu_rung
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tune():
+    """benchmarks/tune_wgmma.py, which is a script."""
+    spec = importlib.util.spec_from_file_location("tune_wgmma", ROOT / "benchmarks" / "tune_wgmma.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # a dataclass looks its module up
+    spec.loader.exec_module(script)
+    yield script
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def rungs():
+    """Rungs that refuse tiles of 64 rows, by their names."""
+
+    def geometry(name, problem, config):
+        if config["bm"] == 64:
+            raise RefusedError("bm=64")
+        return Geometry(f"{name}.cu", f"{name}<{config['bm']}, {config['bn']}>", (1, 1, 1), (384, 1, 1))
+
+    default = dict.fromkeys(hopper.KEYS, 0)
+    return {
+        name: gpu_rung(
+            name, idea="", parent=None, lesson="", geometry=geometry, expect={}, default=default, dtypes=("bf16",)
+        )
+        for name in ("wgmma_epilogue", "wgmma_streamk")
+    }
+
+
+def row(us, bn, n=4096, **config):
+    config = {"bm": 128, "bn": bn, "stages": 4, "cm": 1, "cn": 1, "splits": 1, **config}
+    types = {"dtype": "bf16", "out": "bf16", "layouts": "TN"}
+    return {"m": n, "n": n, "k": n, **types, "us": us, "sms": 132, "config": config}
+
+
+def test_candidates_are_complete_and_legal(tune, rungs):
+    problem = tune.resident_problem(Work(4096, 4096, 4096, "bf16", "bf16", b_layout="col"), "h200")
+    candidates = tune.candidates(problem, KNOWN["h200"], rungs)
+    configs = [candidate.config for candidate in candidates]
+    assert {config["bm"] for config in configs} == {128, 256}
+    assert all(tuple(config) == hopper.KEYS for config in configs)
+    assert {candidate.rung.name for candidate in candidates} == {"wgmma_epilogue"}
+    assert len({candidate.label for candidate in candidates}) == len(candidates)
+    assert any((config["bm"], config["bn"], config["blocks"]) == (128, 256, 128) for config in configs)
+
+
+def test_few_tiles_are_timed_with_split_k_too(tune, rungs):
+    problem = tune.resident_problem(Work(128, 4096, 4096, "bf16", "bf16", b_layout="col"), "h200")
+    candidates = tune.candidates(problem, KNOWN["h200"], rungs)
+    assert {candidate.config["splits"] for candidate in candidates} >= {1, 2}
+    assert all((candidate.config["splits"] > 1) == (candidate.rung.name == "wgmma_streamk") for candidate in candidates)
+    alone = tune.candidates(problem, KNOWN["h200"], {"wgmma_epilogue": rungs["wgmma_epilogue"]})
+    assert {candidate.config["splits"] for candidate in alone} == {1}
+
+
+def test_the_most_important_products_come_first_and_once(tune):
+    works = tune.important()
+    assert [work.n for work in works[:4]] == [4096, 8192, 2048, 16384]
+    assert len(set(works)) == len(works)
+    assert Work(8192, 28672, 8192, "bf16", "bf16", b_layout="col") in works
+
+
+def test_winners_are_among_few_instances(tune):
+    rows = [row(10.0, 256), row(9.0, 192), row(5.0, 128), row(10.0, 256, 64), row(1.0, 64, 64), row(2.0, 128, 64)]
+    table = tune.winners(rows, most=2)[132]
+    assert {winner[:5] for winner in table.values()} == {(128, 128, 4, 1, 1), (128, 64, 4, 1, 1)}
+    table = tune.winners(rows, most=1)[132]
+    assert {winner[:5] for winner in table.values()} == {(128, 128, 4, 1, 1)}
+
+
+def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
+    source = ROOT / "src" / "gemmery" / "cuda" / "hopper_table.py"
+    table, lines = tmp_path / "table.py", tmp_path / "tune.jsonl"
+    table.write_text(source.read_text())
+    lines.write_text("".join(json.dumps(some) + "\n" for some in [row(3.0, 256), row(2.0, 192, splits=2)]))
+    tune.write_table([lines], table)
+    names = {}
+    exec(table.read_text(), names)
+    size = (2, 2, "TN", *hopper.size_class(4096, 4096, 4096))
+    assert names["MEASURED"] == {132: {size: (128, 192, 4, 1, 1, 2)}}
+    assert table.read_text().startswith(source.read_text().partition("MEASURED:")[0])
+
+
+def test_shapes_are_spelled_as_sides(tune):
+    assert tune.shape("64") == (64, 64, 64)
+    assert tune.shape("1x2x3") == (1, 2, 3)

@@ -165,7 +165,7 @@ def test_a_call_changes_the_addresses_of_maps_without_making_them_again(fake, fi
     run = mapped(fake).ready(*OPERANDS)
     made = len(first_bytes)
     for a, b, c in ((1000, 2000, 3000), (16, 32, 48)):
-        run(a, b, c, 5, scalars=(2.0, 0.5), factors=(7, 8, 9))
+        run(a, b, c, 5, scalars=(2.0, 0.5), extra=(7, 8, 9))
         argument = fake.launches[-1][5]
         assert [address_of(argument, letter) for letter in "abc"] == [a, b, c]
         assert sides(argument) == (32, 48, 48)
@@ -195,9 +195,8 @@ def test_columns_in_c_swap_maps_and_factors(fake, first_bytes):
     fake.bytes = launch.MAPPED_BYTES
     a, b, c = OPERANDS
     c = View(0, (2, 64, 48), (12288, 4, 256), "f32")
-    rows, columns = View(40, (64, 1), (4, 0), "f32"), View(80, (1, 48), (0, 8), "f32")
-    run = mapped(fake, "col", epilogue="bias+gelu").ready(a, b, c, factors=launch.Factors(rows, columns))
-    run(1000, 2000, 3000, 5, factors=(40, 80, 0))
+    run = mapped(fake, "col", epilogue="bias+gelu").ready(a, b, c, scaling=("outer", 1, 0, 0, 2))
+    run(1000, 2000, 3000, 5, extra=(40, 80))
     argument = fake.launches[-1][5]
     assert [address_of(argument, letter) for letter in "abc"] == [2000, 1000, 3000]
     assert sides(argument) == (48, 32, 64)
@@ -211,7 +210,7 @@ def test_maps_do_not_leak_from_one_call_to_the_next(fake, first_bytes):
         mapped(fake).ready(*OPERANDS),
         mapped(fake, "col").ready(*OPERANDS[:2], OPERANDS[2]._replace(strides=(12288, 4, 256))),
     )
-    one(1000, 2000, 3000, 5, factors=(7, 8, 9))
+    one(1000, 2000, 3000, 5, extra=(7, 8, 9))
     two(1000, 2000, 3000, 5)
     assert struct.unpack_from("=3Q", fake.launches[-1][5], 152) == (0, 0, 0)
     assert sides(fake.launches[-1][5]) == (48, 32, 64)

@@ -14,40 +14,24 @@ from gemmery.cuda.geometry import ACTIVATIONS, LARGEST_SIDE, Geometry, GeometryO
 from gemmery.cuda.tensormaps import Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
-from gemmery.tuples import NamedTuple
 
+Scaling = tuple[str, int, int, int, int]  # Problem.scales; steps of factors: A's rows, A's k, B's k, B's columns
 FirstArguments = tuple[int, int, int, int, int, int, int, int]
-Buffer = tuple[bytearray, int, Any]  # an argument, the address of the driver's array of pointers to it, their owner
+# An argument, as words of 8 bytes too, the address of the driver's array of pointers to it, and their owner.
+Buffer = tuple[bytearray, memoryview, int, Any]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
 _SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
-_FACTORS_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product
-_FACTORS = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
+_EXTRA_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product
+_EXTRA = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
 _MAPS_AT = {"a": 256, "b": 384, "c": 512}
 _REST = struct.Struct("=3Q4q4i")  # all up to the maps
-_ADDRESS = struct.Struct("=Q")
+_A_WORD, _B_WORD, _C_WORD = (place // 8 for place in _MAPS_AT.values())
 MAPPED_BYTES = 640
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
-_SCALARS[MAPPED_BYTES] = _SCALARS[_FACTORS_AT]
+_SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
 _buffers: dict[int, list[Buffer]] = {size: [] for size in _SCALARS}  # of finished calls, by the argument's length
-
-
-class Factors(NamedTuple):
-    """What a kernel reads beside the operands: factors of the sums in float32, and where groups begin."""
-
-    a: View | None = None  # (rows of A, steps of k); a stride of 0 repeats one
-    b: View | None = None  # (steps of k, columns of B)
-    offsets: View | None = None  # int32
-
-    @property
-    def pointers(self) -> tuple[int, int, int]:
-        """The addresses, 0 for what there is not."""
-        a, b, offsets = (0 if view is None else view.pointer for view in self)
-        return a, b, offsets
-
-
-NO_FACTORS = Factors()
 
 
 def first_arguments(
@@ -95,8 +79,12 @@ class Ready:
         bias: int = 0,
         workspace: int = 0,
         scalars: tuple[float, float] | None = None,
+        extra: tuple[int, ...] = (),
     ) -> None:
-        """Put the launches on a stream, with the addresses of the operands' first elements."""
+        """Put the launches on a stream, with the addresses of the operands' first elements.
+
+        `extra` are the addresses of the factors of A and of B and of offsets, where the product has any.
+        """
         try:
             buffer = self._free.pop()
         except IndexError:
@@ -109,10 +97,10 @@ class Ready:
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if int(self._current()[1]) == self._context:
-            self._run(stream, buffer[1])
+            self._run(stream, buffer[2])
         else:
             with driver.on(self.ordinal):
-                self._run(stream, buffer[1])
+                self._run(stream, buffer[2])
         self._free.append(buffer)
 
     def _run(self, stream: int, parameters: int) -> None:
@@ -162,11 +150,11 @@ class MappedReady(Ready):
         maps: tuple[PlacedMap, ...],
     ) -> None:
         super().__init__(launches, argument, ordinal, workspace, transposed, overlaps)
-        self._maps = tuple(
-            (_MAPS_AT[each.operand], each.shape, "abc".index(each.operand), each.packed) for each in maps
-        )
+        self._maps = maps
+        packed = {each.operand: each.packed for each in maps}
+        self._a_packed, self._b_packed = packed.get("a", -1), packed.get("b", -1)
         with driver.on(ordinal):
-            self._is_patched = tensormaps.begins_with_address()
+            self._patches = tensormaps.begins_with_address()
 
     def __call__(
         self,
@@ -177,42 +165,46 @@ class MappedReady(Ready):
         bias: int = 0,
         workspace: int = 0,
         scalars: tuple[float, float] | None = None,
-        factors: tuple[int, int, int] = (0, 0, 0),
+        extra: tuple[int, ...] = (),
     ) -> None:
-        """Put the launches on a stream, with the addresses of the operands' first elements and of the factors."""
+        """Put the launches on a stream, as `Ready` does."""
         try:
             buffer = self._free.pop()
         except IndexError:
             buffer = _buffer(MAPPED_BYTES)
-        memory = buffer[0]
+        memory, words = buffer[:2]
         if self._transposed:
             a, b = b, a
-            factors = factors[1], factors[0], factors[2]
         _POINTERS.pack_into(memory, 0, a, b, c, bias, workspace)
         memory[_POINTERS.size :] = self._fixed
         if scalars is not None:
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
-        _FACTORS.pack_into(memory, _FACTORS_AT, *factors)
-        operands = a, b, c
-        for place, described, operand, packed in self._maps:
-            address = operands[operand] if packed < 0 else workspace + packed
-            if self._is_patched:
-                _ADDRESS.pack_into(memory, place, address)
-            else:
-                memory[place : place + tensormaps.BYTES] = tensormaps.encoded(described, address)
+        if extra:
+            _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
+        words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
+        words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
+        words[_C_WORD] = c
+        if not self._patches:
+            self._encode(memory, words)
         if int(self._current()[1]) == self._context:
-            self._run(stream, buffer[1])
+            self._run(stream, buffer[2])
         else:
             with driver.on(self.ordinal):
-                self._run(stream, buffer[1])
+                self._run(stream, buffer[2])
         self._free.append(buffer)
+
+    def _encode(self, memory: bytearray, words: memoryview) -> None:
+        """Make the maps again, for the addresses that are written where a map begins."""
+        for each in self._maps:
+            place = _MAPS_AT[each.operand]
+            memory[place : place + tensormaps.BYTES] = tensormaps.encoded(each.shape, words[place // 8])
 
 
 def _buffer(size: int) -> Buffer:
     """Return memory for an argument of this many bytes, used by one call at a time."""
     memory = bytearray(size)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof((ctypes.c_char * size).from_buffer(memory)))
-    return memory, ctypes.addressof(pointers), pointers
+    return memory, memoryview(memory).cast("Q"), ctypes.addressof(pointers), pointers
 
 
 class CudaLaunch:
@@ -240,7 +232,7 @@ class CudaLaunch:
             for launch in self.geometry.launches
         ]
 
-    def ready(self, a: View, b: View, c: View, bias: View | None = None, factors: Factors = NO_FACTORS) -> Ready:
+    def ready(self, a: View, b: View, c: View, bias: View | None = None, scaling: Scaling | None = None) -> Ready:
         """Return the launches for operands of these shapes and strides, at any addresses.
 
         Raises LayoutError where a tensor map cannot describe A or B.
@@ -252,7 +244,7 @@ class CudaLaunch:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         with driver.on(self._ordinal):
-            argument = mapped_argument(argument, self.problem, maps, factors, tensormaps.encoded)
+            argument = mapped_argument(argument, self.problem, maps, tensormaps.encoded, scaling=scaling)
         return MappedReady(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
 
     def __call__(
@@ -265,17 +257,15 @@ class CudaLaunch:
         beta: complex = 0.0,
         bias: View | None = None,
         threads: int = 1,
-        factors: Factors = NO_FACTORS,
+        scaling: Scaling | None = None,
+        extra: tuple[int, ...] = (),
     ) -> None:
-        run, stream = self.ready(a, b, c, bias, factors), c.stream
+        run, stream = self.ready(a, b, c, bias, scaling), c.stream
         scalars = alpha.real, beta.real
         scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
         start = bias.pointer if bias is not None else 0
         try:
-            if isinstance(run, MappedReady):
-                run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars, factors.pointers)
-            else:
-                run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars)
+            run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars, extra)
         finally:
             if scratch:
                 ordered.free(scratch, stream, self._ordinal)
@@ -332,28 +322,35 @@ def mapped_argument(
     product: bytes,
     problem: Problem,
     maps: Sequence[PlacedMap],
-    factors: Factors,
     encode: Encode,
     addresses: Mapping[str, int] = _ALIGNED,
+    scaling: Scaling | None = None,
+    extra: tuple[int, ...] = (),
 ) -> bytes:
     """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
 
-    `product` is its first field, `addresses` are those of the operands that the maps describe, by their letter.
+    `product` is its first field, `addresses` are those of the operands that the maps describe, by their letter, and
+    `extra` those of the factors of A and B, and of offsets.
     """
-    a, b = factors.a, factors.b
-    if problem.c_layout == "col":
-        a, b = (None if view is None else _columns(view) for view in (b, a))
-    steps = (*((0, 0) if a is None else _strides(a)), *((0, 0) if b is None else _strides(b)))
-    pointers = (0 if view is None else view.pointer for view in (a, b, factors.offsets))
+    transposed = problem.c_layout == "col"
+    a_row, a_k, b_k, b_col = (0, 0, 0, 0) if scaling is None else scaling[1:]
+    steps = (b_col, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_col)
     activation = next((ACTIVATIONS[part] for part in problem.epilogue.split("+") if part != "bias"), 0)
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
-    argument[:_FACTORS_AT] = product
-    _REST.pack_into(argument, _FACTORS_AT, *pointers, *steps, activation, mapped, 0, 0)
+    argument[:_EXTRA_AT] = product
+    _REST.pack_into(argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, 0)
     for each in maps:
         place = _MAPS_AT[each.operand]
         argument[place : place + tensormaps.BYTES] = encode(each.shape, addresses[each.operand])
     return bytes(argument)
+
+
+def _in_order(extra: tuple[int, ...], transposed: bool) -> tuple[int, ...]:
+    """Return the addresses of factors and offsets as the argument holds them."""
+    a, b, *offsets = extra
+    offset = offsets[0] if offsets else 0
+    return (b, a, offset) if transposed else (a, b, offset)
 
 
 def too_large(problem: Problem) -> str:

@@ -17,7 +17,7 @@ from gemmery.cpu import fused
 from gemmery.cuda import nvrtc, tensormaps
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import Geometry, refusal
-from gemmery.cuda.launch import Factors, mapped_argument, placed_maps, product_argument, too_large
+from gemmery.cuda.launch import mapped_argument, placed_maps, product_argument, too_large
 from gemmery.cuda.tensormaps import MapShape
 from gemmery.dtypes import Array
 from gemmery.emulator import exact
@@ -141,8 +141,17 @@ def _argument(problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mappi
         starts["a"], starts["b"] = starts["b"], starts["a"]
     maps = placed_maps(problem, geometry, *operands)
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
-    factors = Factors(views.get("a_scale"), views.get("b_scale"), views.get("offsets"))
-    return mapped_argument(product, problem, maps, factors, _emulated_map, starts)
+    a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
+    extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
+    return mapped_argument(product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra)
+
+
+def _steps(factors: View | None) -> tuple[int, int]:
+    """Return the steps of factors in float32, 0 where there is one."""
+    if factors is None:
+        return 0, 0
+    row, column = (step // 4 if length > 1 else 0 for step, length in zip(factors.strides, factors.shape, strict=True))
+    return row, column
 
 
 def _emulated_map(described: MapShape, address: int) -> bytes:

@@ -1,0 +1,103 @@
+"""Which operands tensor copies read in place and write by themselves, and the launch that packs the others.
+
+A tensor map describes rows of adjacent elements that begin at multiples of 16 bytes, in ascending order. wgmma reads
+elements of 8 and 32 bits only where those of k are adjacent. Every other operand is copied to rows of k first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmery import dtypes
+from gemmery.cuda.geometry import Geometry, contiguous, target, template, vector
+from gemmery.errors import RefusedError
+from gemmery.problem import Problem
+
+ALIGNED = 16  # bytes of which tensor maps take addresses and strides
+LINE = 128  # bytes of a line of L2, and of k in a stage: a packed row begins at a multiple of them
+APART = 256  # bytes of which packed operands begin at multiples
+
+_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}  # bytes of an element -> its type in wgmma_pack.cu
+_THREADS, _BLOCKS = 256, 4  # of the packing launch: threads of a block, blocks on a multiprocessor
+_PART = 16384  # bytes of a packed operand that a block copies at a time, at most
+
+
+def packed(problem: Problem) -> int:
+    """Return which operands of a product with a row-major C are packed first: bit 0 stands for A, bit 1 for B.
+
+    >>> packed(Problem(64, 64, 64, "bf16", "bf16")), packed(Problem(64, 63, 63, "bf16", "bf16", alignments=(2, 2, 2)))
+    (0, 3)
+    >>> packed(Problem(64, 64, 64, "i8", "i32"))  # B is not k-major
+    2
+    """
+    if problem.k == 0:
+        return 0
+    size = dtypes.get(problem.dtype).size
+    k_major = problem.a_layout == "row", problem.b_layout == "col"
+    in_place = [vector(problem, i) * size == ALIGNED and (size == 2 or k_major[i]) for i in range(2)]
+    return (not in_place[0]) + 2 * (not in_place[1])
+
+
+def as_read(problem: Problem) -> Problem:
+    """Return the product as its kernel reads it: packed operands are k-major and aligned."""
+    bits = packed(problem)
+    a, b, c = problem.alignments
+    return problem._replace(
+        a_layout="row" if bits & 1 else problem.a_layout,
+        b_layout="col" if bits & 2 else problem.b_layout,
+        alignments=(ALIGNED if bits & 1 else a, ALIGNED if bits & 2 else b, c),
+    )
+
+
+def is_copied_out(problem: Problem) -> bool:
+    """Return True if tensor copies can write C; else the product's threads store it themselves."""
+    return vector(problem, 2) * dtypes.get(problem.out).size == ALIGNED
+
+
+def pitch(problem: Problem) -> int:
+    """Return the bytes from one row of a packed operand to the next.
+
+    >>> pitch(Problem(4095, 4097, 4099, "bf16", "bf16"))
+    8320
+    """
+    return _whole(problem.k * dtypes.get(problem.dtype).size, LINE)
+
+
+def promotion(problem: Problem, operand: int) -> int:
+    """Return the bytes that L2 fetches at a time for tensor copies of A (0) or B (1).
+
+    A row of a tile is 128 bytes. Where rows do not begin at lines of L2, it touches two of them; fetching 256 bytes
+    would make that four. The pitch of a padded matrix is not known here: it is taken to be that of its elements.
+    """
+    return 256 if contiguous(problem)[operand] * dtypes.get(problem.dtype).size % LINE == 0 else 128
+
+
+def with_packing(product: Geometry, problem: Problem) -> Geometry:
+    """Return a product after the launch that packs its operands; the operands take the start of the workspace."""
+    if product.workspace:
+        raise RefusedError(
+            f"{product.workspace} bytes of scratch memory beside packed operands: choose a config that does not split k"
+        )
+    bits = packed(problem)
+    sides = [side for bit, side in enumerate((problem.m, problem.n)) if bits >> bit & 1]
+    parts = sum(-(-problem.batch * side * pitch(problem) // _PART) + problem.batch for side in sides)
+    pack = Geometry(
+        "wgmma_pack.cu",
+        template("wgmma_pack", _BITS[dtypes.get(problem.dtype).size], bits),
+        (min(parts, _BLOCKS * target(problem).sms), 1, 1),
+        (_THREADS, 1, 1),
+        needs=90,
+        instructions="griddepcontrol",
+        overlaps=True,
+    )
+    room = sum(_room(problem, side) for side in sides)
+    return replace(product, before=(pack, *product.before), workspace=room)
+
+
+def _room(problem: Problem, sides: int) -> int:
+    """Return the bytes of a packed operand; one matrix of a batch may be repeated, which only strides tell."""
+    return _whole(problem.batch * sides * pitch(problem), APART)
+
+
+def _whole(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,173 @@
+"""Operands that tensor copies cannot read are packed, all others stay in place; on the emulator, no GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gemmery.arrays import View
+from gemmery.cuda import nvrtc
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import product_argument
+from gemmery.emulator.arguments import memory_of
+from gemmery.emulator.machine import LaunchConfig
+from gemmery.emulator.run import emulated
+from gemmery.errors import RefusedError
+from gemmery.lab.emulated_product import Gemm, _span, prepared, problem_of
+from gemmery.ladder import wgmma_routes
+from gemmery.problem import Problem
+from layouts import laid
+from operands import random
+
+pytest.importorskip("cuda.bindings")
+
+UNREADABLE = ("odd", "strided", "reversed", "rows reversed", "reversed col", "one row", "padded", "padded col", "col")
+PRECISION = {"f32": "tf32"}
+
+
+def problem(m, n, k, name="bf16", **options):
+    return Problem(m, n, k, name, name, **{"device": "h200", "precision": PRECISION.get(name, ""), **options})
+
+
+def placed(values, layout, one_for_all=False):
+    return laid(values, layout, one_for_all)[1]
+
+
+def packed_rows(a, b, c, name, grid=0):
+    """Run the packing launch alone; return the problem, and the packed A and B as (batch, sides, bytes of a pitch)."""
+    case = problem_of(Gemm(a, b, c), name, name, "h200", precision=PRECISION.get(name, ""))
+    pack = wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
+    (launch,) = pack.before
+    code = nvrtc.ptx(launch.source, launch.kernel, "sm_90a")
+    program = prepared(code.text, code.entry)
+    spans = {"A": _span(a), "B": _span(b), "C": _span(c)}
+    memory = memory_of({x: span for x, (span, _) in spans.items()}, [program.kernel], {"workspace": pack.workspace})
+    memory.bytes("workspace")[:] = 0xFF
+    views = [
+        View(memory.address(x) + spans[x][1], array.shape, array.strides, name)
+        for x, array in zip("ABC", (a, b, c), strict=True)
+    ]
+    argument = product_argument(case, *views, workspace=memory.address("workspace"))
+    run = emulated(program, LaunchConfig((grid or launch.grid[0], 1, 1), launch.block, argument, launch.shared), memory)
+    assert [str(finding) for finding in run.findings] == []
+    bits, image, row = wgmma_routes.packed(case), memory.bytes("workspace"), wgmma_routes.pitch(case)
+    room = case.batch * case.m * row
+    whole = -(-room // 256) * 256
+    first = image[:room].reshape(case.batch, case.m, row) if bits & 1 else None
+    rest = image[whole if bits & 1 else 0 :][: case.batch * case.n * row]
+    return case, first, rest.reshape(case.batch, case.n, row) if bits & 2 else None
+
+
+def check(rows, values, shared=False):
+    """Rows of k hold the bits of `values` (batch, sides, k) and zeros to 16 bytes; what follows is not written."""
+    size, k = values.itemsize, values.shape[2]
+    written = -(-k * size // 16) * 16
+    batches = 1 if shared else len(values)
+    expected = np.full_like(rows, 0xFF)
+    expected[:batches, :, :written] = 0
+    expected[:batches, :, : k * size] = np.ascontiguousarray(values[:batches]).view(np.uint8)
+    np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("name", ["i8", "bf16", "f32"])
+@pytest.mark.parametrize("layout", UNREADABLE)
+def test_every_layout_is_copied_to_rows_of_k(name, layout):
+    for m, n, k in [(5, 3, 1), (3, 70, 8), (33, 7, 63), (2, 5, 301)]:
+        a, b = placed(random((2, m, k), name, 1), layout), placed(random((2, k, n), name, 2), layout)
+        _, first, second = packed_rows(a, b, np.zeros((2, m, n), a.dtype), name)
+        if first is not None:
+            check(first, a)
+        if second is not None:
+            check(second, b.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize(("name", "k"), [("i8", 300), ("i8", 303), ("bf16", 131), ("f32", 70)])
+def test_columns_are_transposed_in_tiles_and_at_their_edges(name, k):
+    """Of an aligned i8 in words of 4 by 4, of others by elements; two blocks take several tiles each."""
+    m, n = 150, 132
+    a = placed(random((1, m, k), name, 1), "col")
+    b = placed(random((1, k, n), name, 2), "strided")
+    _, first, second = packed_rows(a, b, np.zeros((1, m, n), a.dtype), name, grid=2)
+    check(second, b.swapaxes(1, 2))
+    if first is not None:
+        check(first, a)
+
+
+@pytest.mark.parametrize("layouts", [("odd", "col"), ("row", "odd"), ("strided", "strided")])
+def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
+    a = placed(random((3, 6, 40), "bf16", 1), layouts[0], one_for_all=True)
+    b = placed(random((3, 40, 16), "bf16", 2), layouts[1])
+    case, first, second = packed_rows(a, b, np.zeros((3, 6, 16), a.dtype), "bf16")
+    assert wgmma_routes.packed(case) == (first is not None) + 2 * (second is not None) != 0
+    if first is not None:
+        check(first, a, shared=True)
+    if second is not None:
+        check(second, b.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("case", "bits"),
+    [
+        *((problem(64, 64, 64, a_layout=a, b_layout=b), 0) for a, b in itertools.product(("row", "col"), repeat=2)),
+        *((problem(64, 64, 64, alignments=(bytes_, 16, 2)), 1) for bytes_ in (2, 4, 8)),
+        (problem(64, 64, 64, alignments=(16, 8, 16)), 2),
+        (problem(64, 64, 64, a_layout="any", b_layout="any"), 3),
+        (problem(64, 64, 1), 1),  # rows of one element, which may be anywhere
+        (problem(64, 1, 64), 2),
+        (problem(64, 1, 64, b_layout="col"), 0),
+        *((problem(64, 64, 64, name), 2) for name in ("i8", "f32")),  # both rows: B is not k-major
+        *((problem(64, 64, 64, name, b_layout="col"), 0) for name in ("i8", "f32")),
+        *((problem(64, 64, 64, name, a_layout="col", b_layout="col"), 1) for name in ("i8", "f32")),
+        (problem(64, 64, 0, alignments=(2, 2, 2)), 0),
+    ],
+    ids=str,
+)
+def test_only_what_tensor_copies_or_wgmma_cannot_read_is_packed(case, bits):
+    assert wgmma_routes.packed(case) == bits
+    read = wgmma_routes.as_read(case)
+    assert wgmma_routes.packed(read) == 0 or case.k == 1
+    assert read.a_layout == ("row" if bits & 1 else case.a_layout)
+    assert read.b_layout == ("col" if bits & 2 else case.b_layout)
+    assert read.alignments[2] == case.alignments[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ({}, True),
+        ({"c_layout": "any"}, False),
+        ({"alignments": (16, 16, 8)}, False),
+        ({"alignments": (2, 2, 16)}, True),
+    ],
+)
+def test_tensor_copies_write_only_aligned_rows(options, copied):
+    assert wgmma_routes.is_copied_out(problem(64, 64, 64, **options)) == copied
+
+
+def test_the_packing_launch_has_one_instance_for_all_shapes():
+    launches = {
+        wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case).before[0]
+        for case in (
+            problem(4095, 4097, 4099, alignments=(2, 2, 2)),
+            problem(4099, 5000, 7777, "f16", alignments=(2, 4, 16), a_layout="col", batch=3),
+        )
+    }
+    assert {launch.kernel for launch in launches} == {"wgmma_pack<unsigned short, 3>"}
+    assert all(launch.overlaps and launch.grid[0] <= 4 * 132 for launch in launches)
+
+
+def test_packed_operands_follow_each_other_in_the_workspace():
+    case = problem(5, 7, 65, alignments=(2, 2, 2), batch=3)
+    pack = wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case)
+    assert wgmma_routes.pitch(case) == 256
+    assert pack.workspace == 3 * 5 * 256 + 3 * 7 * 256
+    assert wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1)), case._replace(k=1)).workspace % 256 == 0
+    with pytest.raises(RefusedError, match=r"512 bytes of scratch memory .* does not split k"):
+        wgmma_routes.with_packing(Geometry("", "", (1, 1, 1), (32, 1, 1), workspace=512), case)
+
+
+@pytest.mark.parametrize(("k", "bytes_"), [(4096, 256), (3000, 128), (5000, 128), (64, 256), (1000, 128)])
+def test_ragged_pitches_are_fetched_by_the_line(k, bytes_):
+    assert wgmma_routes.promotion(problem(64, 64, k), 0) == bytes_

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from gemmery import arrange, dtypes, verify
+from gemmery import arrange, arrays, dtypes, verify
 from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.errors import RefusedError
@@ -63,9 +62,11 @@ class Placed:
         return arrange.layout(*self.shape[1:], *self.strides[1:], dtypes.get(self.name).size)
 
     def alignment(self) -> int:
-        size = dtypes.get(self.name).size
-        steps = [step for step, length in zip(self.strides, self.shape, strict=True) if length > 1 and step != size]
-        return math.gcd(16, self.memory.pointer + self.offset, *steps)
+        size, (along, row, column) = dtypes.get(self.name).size, self.strides
+        steps = [along if along >= 0 else 1] if self.shape[0] > 1 else []
+        walked = zip((row, column), self.shape[1:], strict=True)
+        steps += (step if step > 0 else 1 for step, length in walked if length > 1 and step != size)
+        return arrays.alignment(self.memory.pointer + self.offset, tuple(steps))
 
 
 def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool = False, guard: int = GUARD) -> Placed:

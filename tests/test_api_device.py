@@ -142,8 +142,9 @@ def test_a_problem_says_how_its_operands_lie(problems):
         ((64, 32), None, 4104, 8),
         ((64, 33), (4, 256), 4096, 16),  # columns of 256 bytes
         ((1, 33), None, 4096, 16),
-        ((64, 32), (0, 4), 4096, 16),
-        ((64, 32), (-128, 4), 4096, 16),
+        ((64, 32), (0, 4), 4096, 1),  # one row repeated: no tensor map describes it
+        ((64, 32), (-128, 4), 4096, 1),  # rows reversed
+        ((3, 5, 32), (-640, 128, 4), 4096, 1),
         ((3, 5, 32), (648, 128, 4), 4096, 8),  # the batch's stride counts
         ((64, 32), (4, 4), 4096, 4),  # rows one element apart
     ],

@@ -163,11 +163,15 @@ def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: 
 
 
 def _steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
-    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements."""
+    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements.
+
+    A stride of a repeated or reversed row or column, or of a reversed batch, counts as 1 byte: tensor maps, which take
+    multiples of 16 bytes, describe none of them.
+    """
     along, row, column = strides
-    steps = [along] if batch > 1 else []
+    steps = [along if along >= 0 else 1] if batch > 1 else []
     if rows > 1 and layout_ != "col" and not (columns == 1 and row == size):
-        steps.append(row)
+        steps.append(row if row > 0 else 1)
     if columns > 1 and layout_ != "row":
-        steps.append(column)
+        steps.append(column if column > 0 else 1)
     return tuple(steps)

@@ -81,10 +81,11 @@ def problem_of(
 
 def _layout(array: Array) -> tuple[str, int]:
     """Return the layout of a batch of matrices, and the alignment of its address and strides."""
-    (_, rows, columns), (step, row, column), size = array.shape, array.strides, array.itemsize
-    walked = zip((step, row, column), array.shape, strict=True)
-    steps = tuple(step for step, length in walked if length > 1 and step != size)
-    return arrange.layout(rows, columns, row, column, size), alignment(array.ctypes.data, steps)
+    (batch, rows, columns), (along, row, column), size = array.shape, array.strides, array.itemsize
+    steps = [along if along >= 0 else 1] if batch > 1 else []
+    walked = (step for step, length in ((row, rows), (column, columns)) if length > 1 and step != size)
+    steps += (step if step > 0 else 1 for step in walked)  # no tensor map describes repeated or reversed rows
+    return arrange.layout(rows, columns, row, column, size), alignment(array.ctypes.data, tuple(steps))
 
 
 def run_rung(

@@ -45,7 +45,7 @@ def test_strides_of_any_sign_and_broadcasting_are_kept():
         (np.zeros(2, "m8[s]"), "durations"),
         (np.zeros(2, [("x", "f4"), ("y", "f4")]), r"records with the fields x, y; pass one of them, x\['x'\]"),
         (np.zeros(2, "V3"), "3 raw bytes"),
-        (np.zeros((2, 2), ml_dtypes.float8_e4m3fn), "float8"),
+        (np.zeros((2, 2), ml_dtypes.float8_e4m3), "float8_e4m3'"),
         (None, "an operand is a NoneType; pass an array of float64"),
         ("text", "an operand is a str; pass an array of float64"),
     ],
@@ -54,6 +54,14 @@ def test_strides_of_any_sign_and_broadcasting_are_kept():
 def test_other_types_are_refused_with_the_way_out(obj, word):
     with pytest.raises(DTypeError, match=f"(?s)({word}).*float32.*(convert with astype|bool$)"):
         view(obj)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_types_of_eight_bits_are_refused_on_the_cpu(name):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    for x in (np.zeros((2, 2), name), torch.zeros(2, 2).to(getattr(torch, name))):
+        with pytest.raises(DTypeError, match=rf"{name} on the CPU.*capability 9\.0.*astype\(float32\).*x\.float"):
+            view(x)
 
 
 def test_foreign_byte_order_is_converted_and_not_written():
@@ -256,8 +264,9 @@ def test_dlpack_of_bools():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"code": 10}, "'float8_e4m3fn' is not supported"),
-        ({"code": 12}, "'float8_e5m2' is not supported"),
+        ({"code": 8}, "'float8_e4m3' is not supported"),
+        ({"code": 10}, "float8_e4m3fn on the CPU"),
+        ({"code": 12}, "float8_e5m2 on the CPU"),
         ({"code": 0, "bits": 4}, "'int4' is not supported"),
         ({"code": 6, "bits": 1}, "'bool of 1 bits' is not supported"),
         ({"code": 99}, "'DLPack code 99 of 8' is not supported"),

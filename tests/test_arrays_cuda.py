@@ -28,10 +28,10 @@ class Interface:
 class Capsule:
     """DLPack of an address, without strides."""
 
-    def __init__(self, shape=(2, 3), device=(2, 1), pointer=4096, knows_versions=True):
+    def __init__(self, shape=(2, 3), device=(2, 1), pointer=4096, knows_versions=True, element=(2, 32)):
         self.device, self.knows_versions, self.options = device, knows_versions, []
         self.shape = (ctypes.c_int64 * len(shape))(*shape)
-        tensor = dlpack.DLTensor(pointer, *device, len(shape), 2, 32, 1, self.shape, None, 16)
+        tensor = dlpack.DLTensor(pointer, *device, len(shape), *element, 1, self.shape, None, 16)
         self.tensor = dlpack.ManagedTensor(tensor)
 
     def __dlpack_device__(self):
@@ -74,7 +74,7 @@ def test_an_interface_that_cannot_be_read_is_refused():
         view(Interface(mask=Interface()))
     with pytest.raises(LayoutError, match="byte order"):
         view(Interface(typestr=">f4"))
-    with pytest.raises(DTypeError, match="bfloat16 through __dlpack__"):
+    with pytest.raises(DTypeError, match=r"bfloat16 and 8-bit.*through __dlpack__"):
         view(Interface(typestr="|V2"))
     with pytest.raises(DTypeError, match="datetime64"):
         view(Interface(typestr="<M8[s]"))
@@ -88,6 +88,11 @@ def test_dlpack_of_a_device(knows_versions):
     assert not found.writable  # a capsule of before version 1 cannot say
     assert [options["stream"] for options in given.options] == [1]
     assert view(Capsule(device=(13, 0))).device == "cuda:0"
+
+
+def test_types_of_eight_bits_are_read_on_a_device():
+    for element, name in (((10, 8), "e4m3"), ((12, 8), "e5m2"), ((0, 8), "i8")):
+        assert view(Capsule(element=element))[1:5] == ((2, 3), (3, 1), name, "cuda:1")
 
 
 def test_operands_apart_are_named():

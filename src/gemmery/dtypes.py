@@ -60,7 +60,7 @@ SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16
 # A product of bools is the "or" of "and"s: pairs are counted in u32 and the counts compared with 0.
 BOOL = DType("bool", 1, "b", "u32", "i8", "bool", 0.0)
 
-# Eight bits with 4 or 5 of exponent, which tensor cores multiply from compute capability 9.0 on, and CPUs do not.
+# Eight bits with 4 or 5 of exponent, which devices of compute capability 9.0 multiply, and CPUs do not.
 FP8 = {
     "e4m3": DType("e4m3", 1, "f", "f32", "i8", "float8_e4m3fn", 2.0**-4),
     "e5m2": DType("e5m2", 1, "f", "f32", "i8", "float8_e5m2", 2.0**-3),

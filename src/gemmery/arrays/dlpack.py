@@ -9,7 +9,7 @@ import ctypes
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.views import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory
+from gemmery.arrays.views import MOST_DIMENSIONS, View, check, contiguous, elsewhere, no_memory, only_on_devices
 from gemmery.errors import DeviceError, GemmeryError, LayoutError, brief
 
 
@@ -148,6 +148,8 @@ def _viewed(tensor: DLTensor, device: str, writable: bool, name: str, owner: obj
         )
     shape = tuple(tensor.shape[: tensor.ndim])
     row = dtypes.get(_element(tensor))
+    if device == "cpu" and row.name in dtypes.FP8:
+        raise only_on_devices(row.numpy)
     if tensor.strides:
         strides = tuple(row.size * step for step in tensor.strides[: tensor.ndim])
     else:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.arrays.views import View, contiguous, elsewhere, no_memory, reach
+from gemmery.arrays.views import View, contiguous, elsewhere, no_memory, only_on_devices, reach
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
 _ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far -> gemmery's
@@ -66,6 +66,8 @@ def _view(tensor: Any, torch: Any) -> View:
             "torch.autograd.forward_ad.unpack_dual(x).primal, or use torch.matmul"
         )
     row = _ROWS.get(tensor.dtype) or _row(tensor)
+    if device == "cpu" and row.name in dtypes.FP8:
+        raise only_on_devices(row.numpy)
     writable = True
     if tensor.is_neg() or (row.kind == "c" and tensor.is_conj()):  # lazily negated: the memory holds the other sign
         tensor, writable = tensor.resolve_conj().resolve_neg(), False

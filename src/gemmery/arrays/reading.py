@@ -10,7 +10,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.arrays import pytorch
-from gemmery.arrays.views import View, check, contiguous, no_memory
+from gemmery.arrays.views import View, check, contiguous, no_memory, only_on_devices
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
@@ -124,6 +124,8 @@ def _numpy_view(array: Array) -> View:
         if array.dtype.kind in _WORDS or array.dtype.type is np.void:  # types of ml_dtypes have kind "V" too
             raise _unsupported(array)
         name = dtypes.get(array.dtype.name).name
+        if name in dtypes.FP8:
+            raise only_on_devices(array.dtype.name)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="), order="C")  # as compiled code copies it
             array.flags.writeable = False
@@ -185,7 +187,10 @@ def _cuda_view(obj: Any) -> View:
         )
     stored = np.dtype(fields["typestr"])
     if stored.kind == "V":
-        raise DTypeError(f"typestr {fields['typestr']!r} names no element type: offer bfloat16 through __dlpack__")
+        raise DTypeError(
+            f"typestr {fields['typestr']!r} names no element type: offer bfloat16 and 8-bit floating-point "
+            "types through __dlpack__"
+        )
     if not stored.isnative:
         raise LayoutError(f"typestr {fields['typestr']!r} is in a foreign byte order: convert the array first")
     row, shape = dtypes.get(stored.name), tuple(fields["shape"])

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 
 from gemmery import dtypes
-from gemmery.errors import DeviceError, LayoutError
+from gemmery.errors import DeviceError, DTypeError, LayoutError
 from gemmery.tuples import NamedTuple
 
 
@@ -74,6 +74,14 @@ def elsewhere(device: str) -> DeviceError:
     return DeviceError(
         f"an operand is on the device {device!r}: gemmery multiplies on the CPU and on CUDA devices; "
         "move the operand first, in PyTorch with x.cpu()"
+    )
+
+
+def only_on_devices(long: str) -> DTypeError:
+    """Return the error for an operand in CPU memory of an element type that only devices multiply."""
+    return DTypeError(
+        f"{long} on the CPU: only CUDA devices of compute capability 9.0 multiply it; move the operand to one, or "
+        "convert with astype(float32), in PyTorch with x.float()"
     )
 
 

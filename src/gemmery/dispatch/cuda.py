@@ -28,14 +28,24 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     for name, reason in ranking(p, card):
         rung = _RUNGS[name]
         small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
-        yield Candidate(rung, {**rung.default, "tile": _SMALL} if small else rung.default, reason)
+        whole = p.invariant and "splits" in rung.default
+        config = {**rung.default, **({"tile": _SMALL} if small else {}), **({"splits": 1} if whole else {})}
+        yield Candidate(rung, config, reason)
 
 
 def general(problem: Problem) -> Candidate | None:
-    """Return the rung with one image for all products of these types; None where there is none, or tf32 is allowed."""
+    """Return the rung with one image for all products of these types; None if these options have none."""
     p = problem.by_rows()
     rung = _GENERAL.get(p.dtype)
-    if rung is None or p.precision or rung.refuses(p) or too_large(p) or driver.find(p.device).capability < 80:
+    if (
+        rung is None
+        or p.precision
+        or p.scales
+        or p.invariant
+        or rung.refuses(p)
+        or too_large(p)
+        or driver.find(p.device).capability < 80
+    ):
         return None
     return Candidate(rung, rung.default, "its image serves every shape, so that no product waits for a compiler")
 
@@ -56,12 +66,15 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
 
 
 def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
-    """Return the names of rungs that suit a problem with a row-major C, best first, each with the reason in words."""
+    """Return the names of rungs that suit a problem with a row-major C, best first, each with the reason in words.
+
+    For an invariant problem the choice does not depend on m or the batch, and no rung of it adds in another order.
+    """
     choices = []
-    if p.m == 1 or p.n == 1:
+    if (p.m == 1 or p.n == 1) and not p.invariant:
         vector = "one operand is a vector: the matrix is read once, at memory bandwidth"
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
-    if p.batch >= _MANY and max(p.m, p.n) <= _SMALL:
+    if p.batch >= _MANY and max(p.m, p.n) <= _SMALL and not p.invariant:
         choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: each gets a small block"))
     if p.dtype in ("f16", "bf16") or p.precision == "tf32":
         what = p.precision or p.dtype

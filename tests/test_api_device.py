@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import on_device, prepared
+from gemmery.api import device_types, on_device, prepared, scales
 from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
@@ -19,10 +19,26 @@ from test_arrays_cuda import Capsule, Interface
 
 
 class Matrix(Capsule):
-    """A float32 array on cuda:0."""
+    """An array on cuda:0."""
 
-    def __init__(self, shape=(4, 4), device=(2, 0), pointer=4096):
-        super().__init__(shape, device, pointer)
+    def __init__(self, shape=(4, 4), device=(2, 0), pointer=4096, element=(2, 32)):
+        super().__init__(shape, device, pointer, element=element)
+
+
+def e4m3(*shape):
+    return Matrix(shape or (4, 4), element=(10, 8))
+
+
+def e5m2(*shape):
+    return Matrix(shape or (4, 4), element=(12, 8))
+
+
+def int8(*shape):
+    return Matrix(shape or (4, 4), element=(0, 8))
+
+
+def half(*shape):
+    return Matrix(shape or (4, 4), element=(2, 16))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,143 @@ def test_refusals_come_before_the_device_is_touched(call, error, words):
         call(Matrix(), np.ones((4, 4), np.float32))
 
 
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: gm.matmul(e4m3(), e5m2()), gm.DTypeError, "float8_e4m3fn and b is float8_e5m2.*both to float16"),
+        (lambda: gm.matmul(e4m3(), half()), gm.DTypeError, "b is float16.*of one type"),
+        (lambda: gm.matmul(half(), int8()), gm.DTypeError, "b is int8.*of one type"),
+        (lambda: gm.matmul(e4m3(), e4m3(), dtype="float64"), gm.DTypeError, "float64 as the result of float8_e4m3fn"),
+        (lambda: gm.matmul(e4m3(), e4m3(), dtype="float8_e4m3fn"), gm.DTypeError, "'float8_e4m3fn' is not supported"),
+        (lambda: gm.matmul(e4m3(), e4m3(), dtype="int32"), gm.DTypeError, "pass dtype= or an out of bfloat16, float16"),
+        (lambda: gm.matmul(e4m3(), e4m3(), out=Matrix(element=(2, 64))), gm.DTypeError, "float64 as the result"),
+        (lambda: gm.matmul(int8(), int8()), gm.DTypeError, "int8 as the result.*wrap.*of int32, bfloat16, float16"),
+        (lambda: gm.matmul(int8(), int8(), dtype="int64"), gm.DTypeError, "int64 as the result of int8 on cuda:0"),
+        (lambda: gm.matmul(int8(), int8(), dtype="i4", bias=1), gm.DTypeError, "int8 product into int32.*add them"),
+        (lambda: gm.matmul(int8(), int8(), dtype="i4", activation="relu"), gm.DTypeError, "not int32"),
+        (lambda: gm.gemm(2, int8(), int8()), gm.DTypeError, "int8 as the result"),
+        (lambda: gm.matmul(e4m3(), e4m3(), precision="tf32"), gm.ArgumentError, "for float32 products"),
+        (lambda: gm.matmul(e4m3(), e4m3(), bias=Matrix((3,))), gm.ShapeError, "bias has shape"),
+        (lambda: gm.explain(e4m3(), e5m2()), gm.DTypeError, "both to float16"),
+    ],
+)
+def test_types_of_eight_bits_are_refused_with_the_way_out(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scale_a": half(6)}, gm.DTypeError, "scale_a is float16; factors are float32"),
+        ({"scale_a": Matrix((5,))}, gm.ShapeError, r"scale_a of shape \(5,\).*one number or 6 for the rows of a"),
+        ({"scale_b": Matrix((6, 1))}, gm.ShapeError, r"scale_b of shape \(6, 1\).*300 for the columns of b"),
+        ({"scale_b": Matrix((300, 1))}, gm.ShapeError, r"both \(6, 3\) and \(3, 3\)"),
+        ({"scale_a": Matrix((6, 3))}, gm.ShapeError, r"both \(6, 3\) and \(3, 3\)"),
+        ({"scale_a": Matrix((6, 3)), "scale_b": 2.0}, gm.ShapeError, r"both \(6, 3\) and \(3, 3\)"),
+        ({"scale_a": np.ones(6, np.float32)}, gm.DeviceError, "a is on cuda:0 and scale_a on cpu"),
+        ({"scale_b": [1.0] * 300}, gm.DeviceError, "scale_b on cpu"),
+        ({"scale_a": "big"}, gm.DTypeError, "an operand is a str"),
+        ({"batch_invariant": 1}, gm.ArgumentError, "batch_invariant=1 must be True or False"),
+        ({"threads": 1, "scale_a": 2.0}, gm.ArgumentError, "threads=1"),
+    ],
+)
+def test_factors_are_refused_with_the_way_out(options, error, words):
+    for call in (gm.matmul, gm.explain):
+        if call is gm.matmul or "threads" not in options:
+            with pytest.raises(error, match=words):
+                call(e4m3(6, 300), e4m3(300, 300), **options)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "error", "words"),
+    [
+        (Matrix(), Matrix(), {"scale_a": 2.0}, gm.DTypeError, "of a product of float32 into float32.*float8, int8"),
+        (half(), half(), {"scale_a": 2.0, "dtype": "f64"}, gm.DTypeError, "of a product of float16 into float64"),
+        (int8(), int8(), {"scale_a": 2.0, "dtype": "i32"}, gm.DTypeError, "of a product of int8 into int32.*dtype="),
+        (
+            half(6, 300),
+            half(300, 300),
+            {"scale_a": Matrix((6, 3)), "scale_b": Matrix((3, 3))},
+            gm.DTypeError,
+            r"blocks of 128 apply to float8 products, not to float16.*shape \(6,\).*shape \(300,\)",
+        ),
+        (e4m3(2, 6, 4), e4m3(4, 5), {"scale_a": Matrix((6,))}, gm.ShapeError, "each operand has one factor"),
+        (e4m3(6, 4), e4m3(2, 4, 5), {"scale_b": Matrix((5,))}, gm.ShapeError, "each operand has one factor"),
+    ],
+)
+def test_products_without_such_factors(a, b, options, error, words):
+    with pytest.raises(error, match=words):
+        gm.matmul(a, b, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scale_a": 2.0}, "scale_a=2.0 applies to products on a CUDA device only; multiply a by it"),
+        ({"scale_b": np.ones(4)}, r"scale_b=array.*multiply b by it first on the CPU"),
+        ({"batch_invariant": True}, "batch_invariant=True applies to products on a CUDA device only; leave it out"),
+        ({"batch_invariant": "no"}, "batch_invariant='no' must be True or False"),
+    ],
+)
+def test_options_of_devices_are_refused_on_the_cpu(options, words):
+    x = np.ones((4, 4), np.float32)
+    for call in (gm.matmul, gm.explain):
+        for _ in range(2):
+            with pytest.raises(gm.ArgumentError, match=words):
+                call(x, x, **options)
+    assert gm.matmul(x, x, scale_a=None, batch_invariant=False)[0, 0] == 4
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "kind", "steps"),
+    [
+        ((), (), "outer", (0, 0, 0, 0)),
+        ((1,), None, "outer", (0, 0, 0, 0)),
+        ((6,), (1, 1), "outer", (1, 0, 0, 0)),
+        ((6, 1), (1, 300), "outer", (1, 0, 0, 1)),
+        (None, (300,), "outer", (0, 0, 0, 1)),
+        ((6, 3), (3, 3), "blocks", (3, 1, 3, 1)),
+    ],
+)
+def test_shapes_of_factors_decide_what_they_mean(a_shape, b_shape, kind, steps):
+    x, y = views((6, 300), (300, 300), "e4m3")
+    options = Options(
+        scale_a=a_shape if a_shape is None else Matrix(a_shape), scale_b=b_shape if b_shape is None else Matrix(b_shape)
+    )
+    x, y = (z._replace(device="cuda:0") for z in (x, y))
+    factors = scales.scales(options, x, y, "e4m3", "bf16")
+    assert (factors.kind, factors.factor, factors.steps) == (kind, 1.0, steps)
+    assert factors.scaling == (kind, *steps)
+    assert (factors.a is None, factors.b is None) == (a_shape is None, b_shape is None)
+
+
+def test_blocks_of_one_piece_are_factors_of_rows():
+    x, y = (z._replace(device="cuda:0") for z in views((6, 100), (100, 300), "e5m2"))
+    outer = scales.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 300))), x, y, "e5m2", "bf16")
+    assert outer.scaling == ("outer", 1, 0, 0, 1)
+    blocks = scales.scales(Options(scale_a=Matrix((6, 1)), scale_b=Matrix((1, 3))), x, y, "e5m2", "bf16")
+    assert blocks.scaling == ("blocks", 1, 0, 0, 1)
+
+
+def test_factors_that_are_numbers_are_a_part_of_alpha(problems):
+    x, y = views((6, 100), (100, 300), "e4m3")
+    factors = scales.scales(Options(scale_a=0.5, scale_b=np.float32(3)), x, y, "e4m3", "bf16")
+    assert (factors.kind, factors.factor, factors.scaling) == ("", 1.5, None)
+    problem = planned(problems, x, y, Options(scale_a=0.5))
+    assert (problem.dtype, problem.out, problem.scales, problem.scaled) == ("e4m3", "bf16", "", True)
+
+
+def test_types_of_eight_bits_reach_the_problem(problems):
+    x, y = views((6, 100), (100, 300), "i8")
+    for name, out in (("int32", "i32"), ("float16", "f16"), ("bfloat16", "bf16"), ("float32", "f32")):
+        problem = planned(problems, x, y, Options(dtype=name, batch_invariant=out == "f16"))
+        assert (problem.dtype, problem.out, problem.invariant) == ("i8", out, out == "f16")
+        assert problem.alignments[0] == 4
+    with pytest.raises(gm.DTypeError, match=r"int8 operands on a100.*\(Hopper\).*has 8\.0; convert.*float16"):
+        on_device.planned(*(z._replace(device="a100") for z in (x, y)), Options(dtype="int32"))
+
+
 def test_types_that_only_the_cpu_multiplies(monkeypatch):
     monkeypatch.setattr(on_device.ordered, "where", lambda pointer: 0)
     whole = Interface((4, 4), "<i4")
@@ -79,7 +232,7 @@ def test_strides_between_elements_are_refused(monkeypatch):
     odd = Interface((4, 4), strides=(18, 4))
     with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
         gm.matmul(odd, odd)
-    assert on_device._located(View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+    assert device_types.located(View(1, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
 
 
 @pytest.fixture
@@ -106,7 +259,7 @@ def problems(monkeypatch):
 
 
 def views(x_shape, y_shape, dtype="f32", x_strides=None, y_strides=None, pointer=4096):
-    size = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}[dtype]
+    size = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i8": 1}[dtype]
     return (
         View(pointer, x_shape, x_strides or contiguous(x_shape, size), dtype, "h200"),
         View(4096, y_shape, y_strides or contiguous(y_shape, size), dtype, "h200"),
@@ -185,7 +338,7 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     x, y = views((8, 8), (8, 8))
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
-    monkeypatch.setattr(on_device, "_located", lambda view: view)
+    monkeypatch.setattr(on_device, "located", lambda view: view)
     monkeypatch.setattr(on_device, "_ordinal", lambda view: 0)
     monkeypatch.setattr(on_device, "_new", lambda a, shape, dtype, x: (a, y._replace(pointer=1 << 20)))
     monkeypatch.setattr(on_device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))

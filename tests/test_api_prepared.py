@@ -72,7 +72,7 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
         monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
         monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "s"))
         prepared.prepare.cache_clear()
-        assert prepared.prepare("x", "y", "c", None, "", False, "").run == wanted
+        assert prepared.prepare("x", "y", "c", None, "", False, "", None, False).run == wanted
     prepared.prepare.cache_clear()
     images = Images()
     assert fresh.prepare(images, "matmul", (2048, 2048), (2048, 1), (2048, 2048), (2048, 1), 0, 0, False) is None
@@ -92,11 +92,11 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "g")
     monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: prepared.dispatch.Plan("s", {}, None, ""))
     monkeypatch.setattr(
-        prepared, "_ready", lambda plan, form, problem, step: prepared.PreparedLaunch(plan, problem, form, plan.rung)
+        prepared, "_ready", lambda plan, form, problem, *_: prepared.PreparedLaunch(plan, problem, form, plan.rung)
     )
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
-    served = prepared.prepare("x", "y", "c", None, "", False, "")
+    served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
     assert (served.run, bool(served.countdown)) == (("g", True) if on else ("s", False))
     prepared.prepare.cache_clear()
     prepared.specialised.cache_clear()
@@ -153,11 +153,12 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
     monkeypatch.setattr(fresh, "specialised", specialised)
     served, _, _ = fresh.prepare(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
-    x, y, target, bias, epilogue, scaled, precision = asked[0]
+    x, y, target, bias, epilogue, scaled, precision, scaling, invariant = asked[0]
     assert served.next() == "specialised"
     assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
     assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
     assert (target.shape, target.strides, bias, epilogue, scaled, precision) == ((5, 7), (28, 4), None, "", True, "")
+    assert (scaling, invariant) == (None, False)
 
 
 def test_remembered_products_serve_new_shapes_of_their_type(monkeypatch):

@@ -36,6 +36,7 @@ reveal_type(gm.matmul(x, x, dtype=np.float64))  # ndarray
 reveal_type(gm.matmul(t, t, dtype=Float32()))  # Tensor
 reveal_type(gm.matmul(x, t))  # Tensor
 reveal_type(gm.matmul(t, x, precision="tf32"))  # Tensor
+reveal_type(gm.matmul(t, t, scale_a=t, scale_b=0.5, batch_invariant=True))  # Tensor
 reveal_type(gm.matmul(x, x, out=t))  # Tensor
 reveal_type(gm.matmul(memoryview(b""), x))  # Any
 reveal_type(gm.matmul(any_, any_))  # Any
@@ -55,6 +56,7 @@ gm.matmul(x, x, activation="rellu")  # error
 gm.matmul(x, x, dtype="floaty")  # error
 gm.matmul(x, x, precision="fp8")  # error
 gm.matmul(x, x, thread=3)  # error
+gm.matmul(x, x, batch_invariant="yes")  # error
 gm.gemm(1.0, x, x, precision="fp8")  # error
 gm.gemv(x, x[0], gamma=2.0)  # error
 gm.explain(x, x, activation="rellu")  # error

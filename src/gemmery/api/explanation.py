@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import opaque
 from gemmery.api.compute import prepare
-from gemmery.api.options import Options, dtype_name, epilogue, no_precision, thread_count
+from gemmery.api.options import Options, dtype_name, epilogue, only_on_devices, thread_count
 from gemmery.api.promote import kernel_types, promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -105,6 +105,9 @@ def explain(
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
     precision: Literal["tf32"] | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    batch_invariant: bool = False,
 ) -> Explanation:
     """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
@@ -120,11 +123,15 @@ def explain(
     Raises the errors of `matmul`, and ShapeError for a product without a multiplication.
     """
     if opaque.waiting and opaque.settle():
-        return explain(a, b, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
+        return explain(
+            a, b, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+        )  # fmt: skip
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
-        return _on_device(x, y, Options(dtype, bias, activation, threads, precision))
-    no_precision(precision)
+        options = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
+        return _on_device(x, y, options)
+    only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
     shape = result_shape(x.shape, y.shape)

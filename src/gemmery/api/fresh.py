@@ -52,4 +52,4 @@ def _better(
     )
     shape = result_shape(x.shape, y.shape)
     target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialised(x, y, target, None, "", scaled, "").run
+    return specialised(x, y, target, None, "", scaled, "", None, False).run

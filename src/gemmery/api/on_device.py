@@ -14,9 +14,19 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import quick
 from gemmery.api.compute import writable
-from gemmery.api.options import NO_OPTIONS, Options, check_activation, check_bias, dtype_name, scalar
+from gemmery.api.device_types import SERVED, check_capability, located, types, unserved
+from gemmery.api.options import (
+    NO_OPTIONS,
+    Options,
+    check_activation,
+    check_bias,
+    dtype_name,
+    invariance,
+    scalar,
+)
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, specialised
-from gemmery.api.promote import promoted, widened
+from gemmery.api.promote import promoted
+from gemmery.api.scales import NO_SCALES, OperandScales, scales
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
@@ -25,7 +35,6 @@ from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, b
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
-SERVED = ("f64", "f32", "f16", "bf16")
 
 
 class Inputs(NamedTuple):
@@ -36,6 +45,7 @@ class Inputs(NamedTuple):
     bias: View | None
     epilogue: str
     owners: list[object]  # owners of converted memory, alive until the launch
+    scales: OperandScales = NO_SCALES
 
 
 def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options) -> Any:
@@ -45,18 +55,23 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device"
         )
     short = options is NO_OPTIONS or (name != "matmul" and options.precision is None and options.old is out)
-    x, y = _located(x), _located(y)
-    target, old = (None if z is None else _located(view(z)) for z in (out, options.old))
+    x, y = located(x), located(y)
+    target, old = (None if z is None else located(view(z)) for z in (out, options.old))
     arrays.together(a=x, b=y, out=target, c=old)
-    common, result, options = _types(x, y, old, options)
+    common, result, options = _types(x, y, old, target, options)
     shape = result_shape(x.shape, y.shape)
     if old is not None and old.shape != shape:
         raise ShapeError(f"c has shape {old.shape}, but the product has shape {shape}; they must be equal")
     if target is not None:
         writable(target, shape, result)
-    operands = _operands(a, b, x, y, common, result, options)
+    factors = scales(options, x, y, common, result)
+    operands = _operands(a, b, x, y, common, result, options)._replace(scales=factors)
+    check_capability(common, bool(factors.kind), x.device)
+    if factors.factor != 1:
+        options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
-    if target is not None and target.dtype == result and not moved:
+    turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
+    if target is not None and target.dtype == result and not moved and not turned:
         _compute(a, operands, out, target, old, options)
         arrays.written(out)
         if short:
@@ -78,12 +93,14 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
-    x, y = _located(x), _located(y)
+    x, y = located(x), located(y)
     arrays.together(a=x, b=y)
-    common, result, options = _types(x, y, None, options)
+    common, result, options = _types(x, y, None, None, options)
     shape, size = result_shape(x.shape, y.shape), dtypes.get(result).size
     if options.activation is not None:
         check_activation(options.activation, result)
+    factors = scales(options, x, y, common, result)
+    check_capability(common, bool(factors.kind), x.device)
     step = None
     if options.bias is not None:
         step = 0 if isinstance(options.bias, _NUMBER) else max(4, size)
@@ -95,7 +112,9 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     )
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
     epilogue = "+".join(part for part in ("bias" if options.bias is not None else "", options.activation or "") if part)
-    return specialised(_bare(x), _bare(y), target, step, epilogue, False, options.precision or "")
+    scaled, precision = factors.factor != 1, options.precision or ""
+    terms = step, epilogue, scaled, precision, factors.scaling, options.batch_invariant
+    return specialised(_bare(x), _bare(y), target, *terms)
 
 
 def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
@@ -109,6 +128,8 @@ def prepared(operands: Inputs, target: View, options: Options) -> TieredLaunch:
         operands.epilogue,
         options.alpha != 1 or options.beta != 0,
         options.precision or "",
+        operands.scales.scaling,
+        options.batch_invariant,
     )
 
 
@@ -116,33 +137,14 @@ def _bare(z: View) -> View:
     return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
 
 
-def _located(z: View) -> View:
-    """Return the view with the number of its device, which `__cuda_array_interface__` does not contain."""
-    if z.device == "cpu":
-        return z
-    for step, length in zip(z.strides, z.shape, strict=True):
-        if length > 1 and step % dtypes.get(z.dtype).size:
-            size = dtypes.get(z.dtype).size
-            raise LayoutError(
-                f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
-                "on a device; copy the array first"
-            )
-    return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
-
-
-def _types(x: View, y: View, old: View | None, options: Options) -> tuple[str, str, Options]:
-    """Return the type to which A and B promote, the type of the result, and the options with checked scalars."""
-    for z in (x, y, old):
-        if z is not None and z.dtype not in SERVED:
-            raise DTypeError(
-                f"{dtypes.get(z.dtype).numpy} on {z.device}: devices multiply float64, float32, float16 and bfloat16; "
-                "convert the operand, or move it to the CPU, which multiplies every type"
-            )
-    common = promoted(x.dtype, y.dtype)
-    result = common if options.dtype is None else widened(common, dtype_name(options.dtype))
-    if result not in SERVED:
-        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
-    if old is not None:
+def _types(x: View, y: View, old: View | None, target: View | None, options: Options) -> tuple[str, str, Options]:
+    """Return the type to which A and B promote, the type of the result, and the options with checked values."""
+    dtype = None if options.dtype is None else dtype_name(options.dtype)
+    like = old or target
+    common, result = types(x, y, dtype, None if like is None else like.dtype)
+    if old is not None and common in SERVED:
+        if old.dtype not in SERVED:
+            raise unserved(old)
         result = promoted(common, old.dtype)
     if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
@@ -152,7 +154,12 @@ def _types(x: View, y: View, old: View | None, options: Options) -> tuple[str, s
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
         raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
-    return common, result, options._replace(alpha=alpha, beta=beta)
+    if result == "i32" and (alpha != 1 or beta != 0 or options.bias is not None):
+        raise DTypeError(
+            "alpha, beta and bias of an int8 product into int32 on a device: it takes none of them; use "
+            "gm.matmul(a, b, dtype='int32') and add them to the result, or pass dtype='float32'"
+        )
+    return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariance(options.batch_invariant))
 
 
 def _operands(a: Any, b: Any, x: View, y: View, common: str, result: str, options: Options) -> Inputs:
@@ -185,7 +192,7 @@ def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]
         owners.append(owner)
         ordered.put(float(bias), accumulator, memory.pointer, x.stream, _ordinal(x))
         return memory._replace(shape=(n,), strides=(0,), dtype=accumulator)
-    row = _located(view(bias))
+    row = located(view(bias))
     arrays.together(a=x, bias=row)
     check_bias(row, n, result)
     if row.dtype != accumulator:
@@ -202,12 +209,13 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     stream, ordinal = operands.x.stream, _ordinal(operands.x)
     served = prepared(operands, target, options)
     run, bias = served.next(stream), operands.bias
-    others = {z.stream for z in (operands.y, bias, target, old) if z is not None} - {stream}
+    others = {z.stream for z in (operands.y, bias, target, old, *operands.scales[2:4]) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
     owners = list(operands.owners)  # a copy: scratch memory does not keep a product from being remembered
     x, y = (_apart(a, z, target, stream, owners) for z in operands[:2])
     bias_view = None if bias is None else _apart(a, bias, target, stream, owners)
+    factors = [0 if z is None else _apart(a, z, target, stream, owners).pointer for z in operands.scales[2:4]]
     scratch = 0
     if run.workspace:
         memory, its_view = _scratch(a, run.workspace, x, stream)
@@ -218,7 +226,11 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     scalars = (options.alpha.real, options.beta.real)
     start = 0 if bias_view is None else bias_view.pointer
     for first, second, third in served.form.offsets():
-        run(x.pointer + first, y.pointer + second, target.pointer + third, stream, start, scratch, scalars)
+        addresses = x.pointer + first, y.pointer + second, target.pointer + third
+        if operands.scales.kind:
+            run(*addresses, stream, start, scratch, scalars, (*factors, 0))
+        else:
+            run(*addresses, stream, start, scratch, scalars)
     for other in others:
         ordered.wait(other, stream, ordinal)
 
@@ -269,6 +281,8 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
 def _remember(name: str, a: Any, b: Any, out: Any, operands: Inputs, target: View, options: Options) -> None:
     """Store the product in `quick`, for more products of operands like these."""
     if operands.owners or 0 in target.shape or options.alpha == 0:
+        return
+    if out is None and target.dtype != operands.x.dtype:  # `quick` allocates results of a's element type
         return
     if options.alpha == 1 and options.beta == 0:
         name = quick.PLAIN[name]

@@ -29,6 +29,9 @@ class Options(NamedTuple):
     alpha: Any = 1
     beta: Any = 0
     old: Any = None  # the C that beta multiplies
+    scale_a: Any = None
+    scale_b: Any = None
+    batch_invariant: Any = False
 
 
 NO_OPTIONS = Options()
@@ -120,12 +123,22 @@ def thread_count(threads: Any) -> int | None:
     return None if threads is None else cpu_threads.checked(threads)
 
 
-def no_precision(precision: Any) -> None:
-    """Raise ArgumentError if `precision=` is passed for a product on the CPU."""
-    if precision is not None:
-        raise ArgumentError(
-            f"precision={brief(precision)} applies to products on a CUDA device only; leave it out on the CPU"
-        )
+def only_on_devices(precision: Any, scale_a: Any = None, scale_b: Any = None, batch_invariant: Any = False) -> None:
+    """Raise ArgumentError if an option of products on a CUDA device is passed for one on the CPU."""
+    options = {"precision": precision, "scale_a": scale_a, "scale_b": scale_b}
+    name = next((name for name, value in options.items() if value is not None), "")
+    if name:
+        way = "leave it out on the CPU" if name == "precision" else f"multiply {name[-1]} by it first on the CPU"
+        raise ArgumentError(f"{name}={brief(options[name])} applies to products on a CUDA device only; {way}")
+    if invariance(batch_invariant):
+        raise ArgumentError("batch_invariant=True applies to products on a CUDA device only; leave it out on the CPU")
+
+
+def invariance(batch_invariant: Any) -> bool:
+    """Return `batch_invariant`; raise ArgumentError unless it is True or False."""
+    if not isinstance(batch_invariant, bool | np.bool_):
+        raise ArgumentError(f"batch_invariant={brief(batch_invariant)} must be True or False")
+    return bool(batch_invariant)
 
 
 def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None]:

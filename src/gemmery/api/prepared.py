@@ -15,7 +15,7 @@ from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.cuda.images import images
-from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.cuda.launch import CudaLaunch, Ready, Scaling
 from gemmery.dispatch.cuda import general
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -74,11 +74,20 @@ class TieredLaunch:
 
 @lru_cache(maxsize=4096)
 def described(
-    x: View, y: View, c: View, bias_step: int | None, epilogue: str, scaled: bool, precision: str
+    x: View,
+    y: View,
+    c: View,
+    bias_step: int | None,
+    epilogue: str,
+    scaled: bool,
+    precision: str,
+    scaling: Scaling | None,
+    invariant: bool,
 ) -> tuple[Arrangement, Problem]:
     """Return a product as a kernel sees it; cached for each combination of shapes and strides.
 
-    The pointers of the views are their lowest four bits, which decide on alignment.
+    The pointers of the views are their lowest four bits, which decide on alignment. `scaling` is a field of
+    `OperandScales`.
     """
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=bias_step is None)
@@ -105,6 +114,8 @@ def described(
         device=c.device,
         precision=precision,
         alignments=(alignments[0], alignments[1], alignments[2]),
+        scales="" if scaling is None else scaling[0],
+        invariant=invariant,
     )
     return form, problem
 
@@ -113,7 +124,7 @@ def described(
 def specialised(*terms: Any) -> PreparedLaunch:
     """Return the kernel made for this product, the form and the launches, for the arguments of `described`."""
     form, problem = described(*terms)
-    return _ready(dispatch.plan(problem), form, problem, terms[3])
+    return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
 
 
 @lru_cache(maxsize=4096)
@@ -156,9 +167,11 @@ def _views(form: Arrangement, problem: Problem, bias_step: int | None) -> tuple[
     )
 
 
-def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None) -> PreparedLaunch:
+def _ready(
+    plan: dispatch.Plan, form: Arrangement, problem: Problem, bias_step: int | None, scaling: Scaling | None = None
+) -> PreparedLaunch:
     assert isinstance(plan.kernel, CudaLaunch)
-    run = plan.kernel.ready(*_views(form, problem, bias_step))
+    run = plan.kernel.ready(*_views(form, problem, bias_step), scaling)
     return PreparedLaunch(plan, problem, form, run)
 
 

@@ -10,7 +10,7 @@ from gemmery import arrays, config
 from gemmery.api import opaque, quick
 from gemmery.api.compute import product
 from gemmery.api.cpu_call import PLAIN, Terms
-from gemmery.api.options import NO_OPTIONS, Options, dtype_name, epilogue, no_precision, scalar, thread_count
+from gemmery.api.options import NO_OPTIONS, Options, dtype_name, epilogue, only_on_devices, scalar, thread_count
 from gemmery.api.promote import promoted, widened
 from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
@@ -51,6 +51,9 @@ def matmul(
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
     precision: Literal["tf32"] | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
@@ -76,7 +79,18 @@ def matmul(
     - `activation`: applied after the bias: "relu", "gelu" (computed with erf, PyTorch's default) or "silu". Bias and
       activation are applied while C is in cache.
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
-    - `precision`: "tf32" allows the tensor cores of a CUDA device to round float32 operands to 10 bits of fraction.
+
+    On a CUDA device only:
+
+    - `precision`: "tf32" allows tensor cores to round float32 operands to 10 bits of fraction.
+    - `scale_a`, `scale_b`: factors of the operands, for float8, int8, float16 and bfloat16: C is the product of
+      scale_a A and scale_b B. Each is a number, or float32 on the same device, of one of these shapes: (1,) for one
+      factor; (m,) or (m, 1) for one for each row of A, (n,) or (1, n) for one for each column of B. float8 operands may
+      have factors of blocks of 128 of k: scale_a (m, ceil(k / 128)) for each row and block, scale_b (ceil(k / 128),
+      ceil(n / 128)) for 128 x 128 blocks. Where a shape fits two of these, both mean the same product. Bias and
+      activation come after the factors.
+    - `batch_invariant`: True gives each row of C the same bits whatever the number of rows of A: k is never shared by
+      blocks, and the kernel is not chosen by the number of rows. It may be slower where m or n is small.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
@@ -96,16 +110,22 @@ def matmul(
     Arrays on a CUDA device are multiplied on that device, in float64, float32, float16 or bfloat16, on the current
     stream of a's library. The call does not wait for the result, and a CUDA graph can capture it. All operands must be
     on the same device; PyTorch or CuPy converts element types that differ. `bias` may be a number or a vector on the
-    device.
+    device. Devices of compute capability 9.0 multiply float8 (e4m3 or e5m2; the result is bfloat16, or float16 or
+    float32 by `dtype` or `out`) and int8 (into int32 by `dtype` or `out`, exactly and modulo 2**32, or into bfloat16,
+    float16 or float32).
 
     Raises ShapeError (a ValueError) for shapes that cannot be multiplied, DTypeError (a TypeError) for element types
     that are not supported, LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for
     operands on different devices, ArgumentError for options outside their range, and MemoryError. `out` is not written
     before all arguments are checked and the memory that the product needs is allocated.
     """
-    if dtype is None and bias is None and activation is None and threads is None and precision is None:
+    plain = dtype is None and bias is None and activation is None and threads is None and precision is None
+    if plain and scale_a is None and scale_b is None and batch_invariant is False:
         return _entry(a, b, out)
-    return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
+    return _matmul(
+        a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
+        scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+    )  # fmt: skip
 
 
 @opaque.opaque
@@ -120,11 +140,18 @@ def _matmul(
     activation: Literal["relu", "gelu", "silu"] | None = None,
     threads: int | None = None,
     precision: Literal["tf32"] | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    batch_invariant: bool = False,
 ) -> Any:
     """Compute a product that the compiled entry does not know yet."""
     if opaque.waiting and opaque.settle():
-        return _matmul(a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision)
+        return _matmul(
+            a, b, out, dtype=dtype, bias=bias, activation=activation, threads=threads, precision=precision,
+            scale_a=scale_a, scale_b=scale_b, batch_invariant=batch_invariant,
+        )  # fmt: skip
     plain = dtype is None and bias is None and activation is None and threads is None and precision is None
+    plain = plain and scale_a is None and scale_b is None and batch_invariant is False
     way = quick.FAST_PATHS.get(type(a))
     if way is not None and plain:
         done = way(a, b, out, "matmul", None)
@@ -134,9 +161,13 @@ def _matmul(
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        options = NO_OPTIONS if plain else Options(dtype, bias, activation, threads, precision)
+        options = NO_OPTIONS
+        if not plain:
+            options = Options(
+                dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
+            )
         return on_device.product("matmul", a, b, x, y, out, options)
-    no_precision(precision)
+    only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)
     result = common if dtype is None else widened(common, dtype_name(dtype))
     if plain:
@@ -324,7 +355,10 @@ def _compile_entries() -> None:
 
 
 _SIGNATURES = (
-    "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None)",
+    (
+        "matmul(a, b, /, out=None, *, dtype=None, bias=None, activation=None, threads=None, precision=None, "
+        "scale_a=None, scale_b=None, batch_invariant=False)"
+    ),
     "gemm(alpha, a, b, beta=0.0, c=None, *, out=None, threads=None, precision=None)",
     "gemv(a, x, y=None, *, alpha=1.0, beta=0.0, out=None, threads=None, precision=None)",
 )
@@ -374,7 +408,7 @@ def _scaled(
 
         options = Options(threads=threads, precision=precision, alpha=alpha, beta=beta, old=c)
         return on_device.product(name, a, b, x, y, out, options)
-    no_precision(precision)
+    only_on_devices(precision)
     common = result = promoted(x.dtype, y.dtype)
     old = None if c is None else view(c)
     if old is not None:

@@ -62,6 +62,9 @@ class MatmulOptions(GemmOptions, total=False):
     dtype: DTypeLike | None
     bias: Any
     activation: Activation | None
+    scale_a: Any
+    scale_b: Any
+    batch_invariant: bool
 
 
 class GemvOptions(GemmOptions, total=False):

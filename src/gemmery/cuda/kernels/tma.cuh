@@ -1,0 +1,38 @@
+// Tensor copies (TMA): the argument of kernels that use them, and how a block brings a tile of an operand.
+#pragma once
+#include "product.cuh"
+
+// A CUtensorMap: a matrix's address, sides, strides, and the box that one copy moves. Kernels only hand it on.
+struct alignas(64) TensorMap { unsigned char bytes[128]; };
+
+// A product with the maps of its operands. cuda/launch.py packs the same fields at the same places.
+template <class T, class Out> struct TmaProduct {
+  Product<T, Out> product;
+  const float* a_scale;  // factors of rows of A and columns of B, or of blocks of them; null where there are none
+  const float* b_scale;
+  const int* offsets;    // where groups begin, of a grouped product
+  long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
+  int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
+  int mapped;            // bit 0: C is written by tensor copies; else by ordinary stores, of any strides
+  int blocks, spare;
+  TensorMap a, b, c;
+};
+static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) == 152, "as packed");
+
+// Copies SIDES rows of A or columns of B, by 128 bytes of k, to shared memory at `to`, swizzled by 128 bytes. Where k is
+// adjacent in memory this is one box, a row of 128 bytes for each side; else a box for each 64 sides, a row for each k.
+// Elements beyond the edges arrive as zeros. With SHARERS above 1 all blocks of the mask receive them.
+template <bool K_MAJOR, int SIDES, int SHARERS>
+__device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, int side, int batch, unsigned barrier,
+                                      unsigned short mask) {
+  constexpr int BOXES = K_MAJOR ? 1 : (SIDES + 63) / 64;
+#pragma unroll
+  for (int box = 0; box < BOXES; ++box) {
+    int x = K_MAJOR ? k : side + 64 * box, y = K_MAJOR ? side : k;
+    if constexpr (SHARERS == 1) {
+      ptx::cp_async_bulk_tensor_load(to + 8192 * box, &map, x, y, batch, barrier);
+    } else {
+      ptx::cp_async_bulk_tensor_load_multicast(to + 8192 * box, &map, x, y, batch, barrier, mask);
+    }
+  }
+}

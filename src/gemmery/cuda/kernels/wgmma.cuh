@@ -1,0 +1,138 @@
+// Products of warpgroups: the tile of a block, the ring in which it comes, and the sums of a warpgroup.
+#pragma once
+#include "descriptor.cuh"
+#include "epilogue.cuh"
+#include "load.cuh"
+#include "pipeline.cuh"
+#include "tile.cuh"
+#include "tma.cuh"
+
+// The texts of wgmma.mma_async: shape and types, and what stands behind the predicate: signs of A and B, and for 16-bit
+// types whether they are transposed, which is where their sides are adjacent and not k.
+template <class T> struct WgmmaName;
+template <> struct WgmmaName<f16> { static constexpr const char text[] = "k16.f32.f16.f16"; };
+template <> struct WgmmaName<bf16> { static constexpr const char text[] = "k16.f32.bf16.bf16"; };
+template <> struct WgmmaName<tf32> { static constexpr const char text[] = "k8.f32.tf32.tf32"; };
+template <> struct WgmmaName<e4m3> { static constexpr const char text[] = "k32.f32.e4m3.e4m3"; };
+template <> struct WgmmaName<e5m2> { static constexpr const char text[] = "k32.f32.e5m2.e5m2"; };
+template <> struct WgmmaName<i8> { static constexpr const char text[] = "k32.s32.s8.s8"; };
+
+template <int BYTES, bool A_K_MAJOR, bool B_K_MAJOR> struct WgmmaSigns {
+  static_assert(A_K_MAJOR && B_K_MAJOR, "only 16-bit operands may be adjacent along their sides");
+  static constexpr const char signs[] = ", 1, 1";
+};
+template <> struct WgmmaSigns<2, true, true> { static constexpr const char signs[] = ", 1, 1, 0, 0"; };
+template <> struct WgmmaSigns<2, true, false> { static constexpr const char signs[] = ", 1, 1, 0, 1"; };
+template <> struct WgmmaSigns<2, false, true> { static constexpr const char signs[] = ", 1, 1, 1, 0"; };
+template <> struct WgmmaSigns<2, false, false> { static constexpr const char signs[] = ", 1, 1, 1, 1"; };
+struct NoSigns { static constexpr const char signs[] = ""; };
+
+template <class T, bool A_K, bool B_K> struct WgmmaTypes : WgmmaName<T>, WgmmaSigns<int(sizeof(T)), A_K, B_K> {};
+template <> struct WgmmaTypes<i8, true, true> : WgmmaName<i8>, NoSigns {};
+
+// A block computes M x N of C from a ring of STAGES, each 128 bytes of k of A and of B. ROWS x COLUMNS blocks of a
+// cluster share them: a row of the cluster its rows of A, a column its columns of B.
+template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, int ROWS = 1, int COLUMNS = 1>
+struct WgmmaTiles {
+  using T = Element;
+  using S = Accumulator<T>;
+  static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
+  using Types = WgmmaTypes<T, A_K_MAJOR, B_K_MAJOR>;
+  static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
+  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1, BLOCKS = BM / 64 / WARPGROUPS;  // of 64 rows, in each warpgroup
+  static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
+  static constexpr int A_SLICE = BM / CN, B_SLICE = BN / CM;  // sides that one block of a cluster brings
+  static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
+  static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
+  static_assert(BM == 64 * BLOCKS * WARPGROUPS && BN % 32 == 0 && BN <= 256, "wgmma has 64 rows");
+  static_assert(A_SLICE % (A_K_MAJOR || CN == 1 ? 8 : 64) == 0 && B_SLICE % (B_K_MAJOR || CM == 1 ? 8 : 64) == 0,
+                "slices are whole boxes");
+};
+
+// Brings a block's slice of A, or of B, for 128 bytes of k to a stage; `slice` counts the blocks that share it.
+template <class Tiles, class P>
+__device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
+                                        int slice = 0, unsigned short mask = 0) {
+  bring<Tiles::A_K_MAJOR, Tiles::A_SLICE, Tiles::CN>(stage + slice * Tiles::A_SLICE * 128, p.a, step * Tiles::BK,
+                                                     tile.row + slice * Tiles::A_SLICE,
+                                                     p.product.a_batch ? tile.batch : 0, barrier, mask);
+}
+
+template <class Tiles, class P>
+__device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
+                                        int slice = 0, unsigned short mask = 0) {
+  bring<Tiles::B_K_MAJOR, Tiles::B_SLICE, Tiles::CM>(stage + Tiles::A_BYTES + slice * Tiles::B_SLICE * 128, p.b,
+                                                     step * Tiles::BK, tile.col + slice * Tiles::B_SLICE,
+                                                     p.product.b_batch ? tile.batch : 0, barrier, mask);
+}
+
+// The sums of a warpgroup, BLOCKS of 64 x BN, and the descriptors of its operands in the first stage of a ring.
+// Nothing may look at sums as bits: the compiler would hold them as integers through the loop over k, with copies
+// between products, and ptxas would let each product end before the next begins (its message C7514).
+template <class Tiles> struct Warpgroup {
+  typename Tiles::S sums[Tiles::BLOCKS][Tiles::BN / 2];
+  unsigned long long a, b;
+
+  __device__ __forceinline__ Warpgroup(unsigned ring, int warpgroup)
+      : a(descriptor<Tiles::A_K_MAJOR>(ring + warpgroup * Tiles::BLOCKS * 8192)),
+        b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES)) {}
+
+  // One of the PRODUCTS of a stage; without `adds`, what the sums hold is forgotten.
+  __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
+    unsigned long long at = stage * (Tiles::STAGE >> 4);
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) {
+      ptx::wgmma_mma_async<typename Tiles::Types>(
+          sums[block], a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4),
+          b + at + part * NEXT_K<Tiles::B_K_MAJOR>, adds);
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) {
+#pragma unroll
+      for (int i = 0; i < Tiles::BN / 2; ++i) sums[block][i] = 0;
+    }
+  }
+
+  // From registers to C, two columns at a time: lane l of warp w has, of 8 columns, 2 (l % 4) and the next of the rows
+  // 16 w + l / 4 and 8 further. `row` is the warpgroup's first one.
+  template <int EPILOGUE, class T, class Out>
+  __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column) const {
+    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    column += threadIdx.x % 4 * 2;
+    bool pairs = p.c_col == 1 &&
+                 (reinterpret_cast<unsigned long long>(p.c) | p.c_row * sizeof(Out) | p.c_batch * sizeof(Out)) %
+                         (2 * sizeof(Out)) == 0;
+#pragma unroll
+    for (int block = 0; block < Tiles::BLOCKS; ++block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int i = row + block * 64 + half * 8;
+        if (i >= p.m) continue;
+        Out* c = p.c_at(batch, i, column);
+#pragma unroll
+        for (int eight = 0; eight < Tiles::BN / 8; ++eight) {
+          int j = column + eight * 8;
+          Out pair[2];
+#pragma unroll
+          for (int x = 0; x < 2; ++x) {
+            if (j + x < p.n) {
+              auto sum = sums[block][4 * eight + 2 * half + x];
+              pair[x] = finished<EPILOGUE>(p, c + (eight * 8 + x) * p.c_col, i, j + x, sum);
+            }
+          }
+          if (pairs && j + 1 < p.n) {
+            *reinterpret_cast<Chunk<Out, 2>*>(c + eight * 8) = {pair[0], pair[1]};
+          } else {
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+              if (j + x < p.n) c[(eight * 8 + x) * p.c_col] = pair[x];
+            }
+          }
+        }
+      }
+    }
+  }
+};

@@ -11,7 +11,7 @@ import numpy as np
 from gemmery import dtypes, verify
 from gemmery.emulator.findings import Finding
 from gemmery.emulator.run import EmulatedRun
-from gemmery.errors import RefusedError
+from gemmery.errors import LayoutError, RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, run_rung
 from gemmery.lab.emulated_product import problem_of as problem_on
 from gemmery.ladder.rung import Rung
@@ -83,7 +83,7 @@ def needed(rung: Rung, name: str) -> str:
 def run(
     rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", config=None, device="h200", seed=None
 ) -> tuple[EmulatedRun, ...]:
-    """Multiply and check; return () if the rung refuses."""
+    """Multiply and check; return () if the rung refuses the product or its strides."""
     precision = needed(rung, a.name)
     row = None if bias is None else bias.array[0, 0]
     given = Gemm(a.array, b.array, c.array, row, alpha, beta)
@@ -92,7 +92,7 @@ def run(
     old = c.array.copy()
     try:
         runs = run_rung(rung, case, config or {}, given, EmulationOptions(seed=seed))
-    except RefusedError:
+    except (LayoutError, RefusedError):  # strides that no tensor map describes, or a product that the rung does not take
         return ()
     found = verify.check(
         c.array,

@@ -153,7 +153,8 @@ def test_every_definition_of_a_header_has_a_name():
         assert all(one.name.isidentifier() for one in known), header.name
         inside = sum(one.text.count("{") for one in known)
         spaces = len(re.findall(r"^namespace", header.read_text(), re.MULTILINE))
-        outside = sum(line.count("{") for line in header.read_text().splitlines() if line.startswith("//"))
+        lines = header.read_text().replace("\\\n", "").splitlines()
+        outside = sum(line.count("{") for line in lines if line.startswith(("//", "#")))
         assert 0 <= header.read_text().count("{") - inside - spaces <= outside, header.name  # nothing is left out
 
 

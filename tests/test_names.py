@@ -34,6 +34,7 @@ SAME_FILE_NAME: dict[str, str] = {
     "gemv.py": "the kernel of the CPU, and the rungs of a GPU",
     "mma.py": "an instruction in the emulator, and the rungs that use it",
     "options.py": "the options of a product, and those of a command",
+    "wgmma.py": "an instruction in the emulator, and the rungs that use it",
     "products.py": "the products of arrays, and those of a warpgroup",
 }
 

@@ -57,6 +57,7 @@ class Geometry:
     tile: tuple[int, int] = (1, 1)  # rows and columns of C for which a block loads A and B once
     overlaps: bool = False  # may start before the previous launch on the stream has ended: it waits by itself
     maps: tuple[MapBox, ...] = ()  # in the order a, b, c; the kernels' argument is then a TmaProduct
+    alone: bool = False  # no other compute capability has its instructions, not even a later one
     cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
 
     @property
@@ -199,9 +200,9 @@ def target(problem: Problem) -> Device:
 def refusal(geometry: Geometry, device: Device) -> str:
     """Return why the device cannot run this, with the number and the limit; "" if it can."""
     for launch in geometry.launches:
-        if launch.needs > device.capability:
+        if launch.needs > device.capability or (launch.alone and launch.needs < device.capability):
             what = f" ({launch.instructions})" if launch.instructions else ""
-            return f"it needs sm_{launch.needs}{what}; {device.name} is sm_{device.capability}"
+            return f"it needs sm_{launch.needs}{'a' * launch.alone}{what}; {device.name} is sm_{device.capability}"
         if launch.threads > device.limits.threads:
             return f"{launch.threads} threads per block: {device.name} runs at most {device.limits.threads}"
         if launch.shared > device.limits.shared:

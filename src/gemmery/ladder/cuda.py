@@ -9,5 +9,6 @@ from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
+from gemmery.ladder.wgmma import WGMMA
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *GENERAL, *GEMV)
+CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *GENERAL, *GEMV)

@@ -79,7 +79,7 @@ def _chunks(text: str) -> Iterator[str]:
     above: list[str] = []  # the comment
     body: list[str] = []
     depth = 0
-    for line in text.splitlines():
+    for line in text.replace("\\\n", "").splitlines():  # a macro is one line
         code = _NOT_CODE.sub("", line).rstrip()
         if not body and line.startswith("//"):
             above.append(line)

@@ -2,10 +2,10 @@
 #pragma once
 #include "ptx.cuh"
 
-// Of a tile as bring() of tma.cuh leaves it, in rows of 128 bytes with their 16-byte chunks XORed by row % 8. From bit 0
-// on: the address, the distance between the 128-byte columns of chunks, and between groups of 8 rows, all in 16 bytes;
-// bit 62: that swizzle. K-major: a row is 128 bytes of k of one side; 8 rows are 1024 bytes, and there is no second
-// column. Else a row is 64 sides of one k, and the next 64 sides are 8192 bytes further.
+// Of a tile as bring() of tma.cuh leaves it, in rows of 128 bytes with their 16-byte chunks XORed by row % 8. From bit
+// 0 on: the address, the distance between columns of chunks, and between groups of 8 rows, all in 16 bytes; bit 62:
+// that swizzle. K-major: a row is 128 bytes of k of one side; 8 rows are 1024 bytes, and there is no second column.
+// Else a row is 64 sides of one k, and the next 64 sides are 8192 bytes further.
 template <bool K_MAJOR> __device__ __forceinline__ unsigned long long descriptor(unsigned shared) {
   constexpr unsigned long long COLUMN = K_MAJOR ? 1 : 8192 >> 4, ROWS = 1024 >> 4, SWIZZLE_128 = 1;
   return (shared & 0x3FFFF) >> 4 | COLUMN << 16 | ROWS << 32 | SWIZZLE_128 << 62;

@@ -19,9 +19,9 @@ template <class T, class Out> struct TmaProduct {
 };
 static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) == 152, "as packed");
 
-// Copies SIDES rows of A or columns of B, by 128 bytes of k, to shared memory at `to`, swizzled by 128 bytes. Where k is
-// adjacent in memory this is one box, a row of 128 bytes for each side; else a box for each 64 sides, a row for each k.
-// Elements beyond the edges arrive as zeros. With SHARERS above 1 all blocks of the mask receive them.
+// Copies SIDES rows of A or columns of B, by 128 bytes of k, to shared memory at `to`, swizzled by 128 bytes. Where k
+// is adjacent in memory this is one box, a row of 128 bytes per side; else a box per 64 sides, a row per k. Beyond the
+// edges there are zeros. With SHARERS above 1 all blocks of the mask receive them.
 template <bool K_MAJOR, int SIDES, int SHARERS>
 __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, int side, int batch, unsigned barrier,
                                       unsigned short mask) {

@@ -92,7 +92,10 @@ def run(
     old = c.array.copy()
     try:
         runs = run_rung(rung, case, config or {}, given, EmulationOptions(seed=seed))
-    except (LayoutError, RefusedError):  # strides that no tensor map describes, or a product that the rung does not take
+    except (
+        LayoutError,
+        RefusedError,
+    ):  # strides that no tensor map describes, or a product that the rung does not take
         return ()
     found = verify.check(
         c.array,

@@ -99,7 +99,9 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     outer, inner, step = (columns, rows, view.strides[2]) if by_columns else (rows, columns, view.strides[1])
     whole = -(-inner * size // ALIGNMENT) * ALIGNMENT
     step = step if outer > 1 and inner else max(whole, ALIGNMENT)
-    along = view.strides[0] if batches > 1 and inner and outer else min(step * max(1, outer), _LARGEST_STRIDE - ALIGNMENT)
+    along = (
+        view.strides[0] if batches > 1 and inner and outer else min(step * max(1, outer), _LARGEST_STRIDE - ALIGNMENT)
+    )
     for stride in (step, along):
         if stride % ALIGNMENT or not 0 < stride < _LARGEST_STRIDE:
             raise LayoutError(

@@ -20,7 +20,7 @@ def aligned_sums(k: int) -> float:
     """Return f(k) of the bound f(k) u |A||B| of wgmma in half precision, u = 2^-24.
 
     One step adds 16 products to a sum: all 17 are aligned to the largest exponent and cut to 25 bits of fraction, which
-    costs each of them up to u / 2 of the largest, a zero nothing; the result is cut to 24 bits, up to 2 u of it. That is
+    costs each up to u / 2 of the largest, and a zero nothing; the result is cut to 24 bits, up to 2 u of it. That is
     u / 2 for each product, and 2.5 u for each step.
     """
     return 0.5 * k + 2.5 * -(-k // 16)

@@ -199,3 +199,50 @@ def test_a_damaged_entry_is_a_miss(compilations, damage):
     assert cache.read(config.cache_dir(), entry.name) is None
     assert nvrtc.code(*KERNEL) == before
     assert len(compilations) == 2
+
+
+# A warpgroup that adds to the sums of products that may still be under way, and one that reads them by an index.
+PRODUCTS = """
+using u64 = unsigned long long;
+template <int EARLY, int LOCAL> __global__ void multiply(u64 a, u64 b, int steps, float* out) {
+  float sum[4];
+  for (int i = 0; i < 4; ++i) sum[i] = 0;
+  for (int step = 0; step < steps; ++step) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "l"(a + step), "l"(b));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (EARLY) sum[0] += 1;
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  }
+  float copy[64];
+  for (int i = 0; i < LOCAL; ++i) copy[i] = sum[i % 4] + out[i];
+  for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = LOCAL ? copy[steps * i % 64] : sum[i];
+}
+"""
+
+
+def test_products_by_wgmma_that_wait_for_each_other_fail_the_build():
+    def build(instance, arch="sm_90a"):
+        return nvrtc.compiled("multiply.cu", instance, arch, texts={"multiply.cu": PRODUCTS}, alone=True)
+
+    assert nvrtc.report(build("multiply<0, 0>").log, build("multiply<0, 0>").entry).registers > 0
+    with pytest.raises(CompileError, match=r"multiply<1, 0> of multiply.cu .* slow on sm_90a: \(C75\d\d\)"):
+        build("multiply<1, 0>")
+    with pytest.raises(CompileError, match=r"bytes of local memory.*make the tile smaller"):
+        build("multiply<0, 64>")
+    assert "wgmma.mma_async" in build("multiply<1, 0>", "compute_90a").ptx  # which the emulator runs
+
+
+def test_the_report_of_a_kernel_begins_where_ptxas_compiles_it():
+    """Warnings before it name the kernel too."""
+    log = (
+        "ptxas info    : (C7517) wgmma.wait_group is injected in function 'f'\n"
+        "ptxas info    : Compiling entry function 'f' for 'sm_90a'\n"
+        "ptxas         .     8 bytes stack frame, 4 bytes spill stores, 2 bytes spill loads\n"
+        "ptxas info    : Used 30 registers, used 0 barriers, 16 bytes smem\n"
+    )
+    assert nvrtc.report(log, "f") == nvrtc.Report(30, 16, 8, 4, 2)
+    assert nvrtc.serialised(log, "f").startswith("(C7517) wgmma.wait_group is injected")
+    for code in (7507, 7520):
+        assert "bytes of local memory" in nvrtc.serialised(log.replace("C7517", f"C{code}"), "f")

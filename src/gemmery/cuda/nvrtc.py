@@ -22,6 +22,8 @@ from gemmery.errors import CompileError, DeviceError, missing
 OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-default-execution-space", "--no-cache")
 WRAPPERS = frozenset({"ptx.cuh", "types.cuh"})  # files of kernels/ whose functions each wrap one instruction
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
+# ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
+_SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
 _PARENT = re.compile(r'^#include "(\w+\.cu)"', re.MULTILINE)
 PTX_OPTIONS = tuple(option for option in OPTIONS if not option.startswith("--ptxas"))
 
@@ -93,6 +95,7 @@ def compiled(
     adds to them, by file name; with `alone` the source does not see kernels/.
 
     `kernel` is a function's name, an instance of a template or a symbol ("_Z3addPf"); "" compiles all functions.
+    Raises CompileError with the compiler's words, also for machine code in which products by wgmma do not overlap.
     """
     nvrtc = bindings()
     whole = (texts or {}).get(source) or text(source)
@@ -122,7 +125,27 @@ def compiled(
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+    loss = serialised(log, entry) if cubin and "wgmma.mma_async" in ptx else ""
+    if loss:
+        raise CompileError(f"kernel {kernel} of {source} multiplies by wgmma and is slow on {arch}: {loss}")
     return Program(entry, ptx, cubin, log)
+
+
+def serialised(log: str, entry: str) -> str:
+    """Return why products by wgmma do not overlap in a compiled kernel, by the output of ptxas -v; "" if they do.
+
+    ptxas compiles such a kernel without an error, and it then runs at a fraction of its speed.
+    """
+    warnings = [match[1].strip() for match in _SERIALISED.finditer(log)]
+    if warnings:
+        return f"{'; '.join(warnings)}. Touch sums only after wgmma_wait_group<0> on every path"
+    figures = report(log, entry)
+    if figures.stack or figures.spill_stores or figures.spill_loads:
+        return (
+            f"{figures.stack} bytes of local memory, {figures.spill_stores} stored and {figures.spill_loads} loaded by "
+            "spills, where it must use none: make the tile smaller, or give the warpgroups more registers by setmaxnreg"
+        )
+    return ""
 
 
 @dataclass(frozen=True)
@@ -214,7 +237,7 @@ def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = T
 
 def report(log: str, entry: str) -> Report:
     """Return the figures of one kernel from the output of ptxas -v."""
-    part = log.partition(f"'{entry}'")[2].partition("Compiling entry")[0]
+    part = log.partition(f"Compiling entry function '{entry}'")[2].partition("Compiling entry")[0]
 
     def figure(pattern: str) -> int:
         match = re.search(pattern, part)

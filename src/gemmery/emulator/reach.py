@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gemmery.emulator.copies import Copies, Copy
 from gemmery.emulator.hopper import cluster
+from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.machine import Access, Machine, report_access
 from gemmery.emulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Global, Own
 from gemmery.emulator.op import Flags, Mask, Values
@@ -143,8 +144,18 @@ def checked(
     if space != "const" and (mask is None or mask.any()):
         report_access(machine, Access(index, space, what, addresses, mask, 1 << reached.bit_length() - 1, values))
     if space == cluster.SPACE:
+        _in_peers(machine, index, addresses, mask)
         addresses = machine.unit(cluster.Peers).relative(addresses)
     return addresses, mask, faulty
+
+
+def _in_peers(machine: Machine, index: int, addresses: Values, mask: Mask) -> None:
+    """Threads access the shared memory of the blocks that their addresses name."""
+    threads = np.arange(machine.threads) if mask is None else np.flatnonzero(mask)
+    blocks = cluster.resolved(
+        machine.spread(addresses)[threads], threads // machine.block_threads, cluster.size(machine)
+    )
+    machine.unit(Lifetimes).accesses(index, threads, blocks)
 
 
 def memory_of(machine: Machine, space: str) -> Global | Own:

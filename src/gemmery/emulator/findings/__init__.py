@@ -12,6 +12,7 @@ from gemmery.emulator.findings.finding import Collection, Finding
 from gemmery.emulator.findings.global_races import GlobalRaces
 from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.findings.shared_races import SharedRaces
+from gemmery.emulator.hopper import cluster
 from gemmery.emulator.machine import Access, Machine, Observer
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import PtxKernel
@@ -43,6 +44,8 @@ class Findings(Observer):
             self._global.access(event)
         elif event.space == "shared":
             self._shared.access(event)
+        elif event.space == cluster.SPACE and event.kind != "ld":
+            self._shared.receives(event)
 
     def landed(self, machine: Machine, index: int, addresses: Indices, threads: Indices) -> None:
         self._shared.landed(index, addresses, threads)

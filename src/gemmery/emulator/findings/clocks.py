@@ -63,9 +63,12 @@ class Clocks:
         self._advance(warps)
 
     def fences(self, warps: Flags) -> None:
-        """Asynchronous units see everything that these warps have seen: fence.proxy.async."""
+        """Asynchronous units see everything that these warps have seen: fence.proxy.async.
+
+        It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
+        """
         self.fenced = np.maximum(self.fenced, self._together(warps))
-        self.meets_itself(warps)
+        self._advance(warps)
 
     def release(self, warps: Flags, key: Any) -> None:
         """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""

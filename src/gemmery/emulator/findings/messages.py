@@ -64,7 +64,9 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
 def race(machine: Machine, index: int, number: int, where: int, other: int, own: int, atomic: bool) -> str:
     """A race in shared memory: an access of a thread, and an earlier one of thread `own` of the same block."""
     second = number - number % machine.block_threads + own
-    if in_bulk(machine, index) or in_bulk(machine, other):
+    if in_bulk(machine, index) and second != number and second // 32 == number // 32:
+        cause = _LANES
+    elif in_bulk(machine, index) or in_bulk(machine, other):
         cause = "nothing orders the two: wait at the mbarrier or barrier that the other side arrives at"
     elif _both_store(machine, index, other):
         cause = _LAST

@@ -96,6 +96,11 @@ class History:
         self._keep_read(places, stamps)
         self._written[places] = stamps
 
+    def receives(self, index: int, addresses: Words, threads: Words, width: int) -> None:
+        """Another block stores here; what orders it is not followed, so that it races with nothing."""
+        places, threads = self._places(addresses, threads, width)
+        self._written[places] = index << INDEX_AT | np.maximum(threads % self._threads, 1)
+
     def lands(self, index: int, addresses: Words, threads: Words, width: int, then: bool = False) -> None:
         """Copies have landed: they count as written now, or with `then` when they were started."""
         places, threads = self._places(addresses, threads, width)

@@ -17,6 +17,8 @@ from gemmery.emulator.findings.followed import Followed
 from gemmery.emulator.findings.grid import stored
 from gemmery.emulator.findings.orders import UPDATES, Orders
 from gemmery.emulator.findings.races import ATOMIC, INDEX, INDEX_AT, THREAD, History
+from gemmery.emulator.hopper import cluster
+from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.products import Products
 from gemmery.emulator.machine import Access, Machine
 from gemmery.emulator.op import Flags, Mask
@@ -35,12 +37,17 @@ class SharedRaces:
         self.followed = Followed(machine, self.clocks, self._history)
         self._event: Any = None  # the access being checked
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
-        self._multiplies = any(opcode.name == "wgmma.mma_async" for opcode in self._opcodes)
+        # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
+        self._readers: list[tuple[Products | Bulk, str, str]] = []
+        if any(opcode.name == "wgmma.mma_async" for opcode in self._opcodes):
+            self._readers.append((machine.unit(Products), "wgmma", "wgmma.wait_group"))
+        if any("bulk_group" in opcode.modifiers for opcode in self._opcodes):
+            self._readers.append((machine.unit(Bulk), "bulk copy", "cp.async.bulk.wait_group.read"))
 
     def access(self, event: Access) -> None:
         """Threads load, store or update."""
         self._event, machine = event, self._machine
-        if self._multiplies and event.kind in STORES:
+        if self._readers and event.kind in STORES:
             writers = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
             self._overwrite(event.index, writers, machine.spread(event.addresses)[writers])
         threads, addresses = self.followed.active(event.addresses, event.mask)
@@ -53,6 +60,16 @@ class SharedRaces:
         else:
             self._history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
+
+    def receives(self, event: Access) -> None:
+        """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""
+        machine = self._machine
+        threads = np.arange(machine.threads) if event.mask is None else np.flatnonzero(event.mask)
+        own, number = np.divmod(threads, machine.block_threads)
+        addresses = machine.spread(event.addresses)[threads]
+        blocks = cluster.resolved(addresses, own, cluster.size(machine))
+        there, offsets = self.followed.listed(blocks * machine.block_threads + number, addresses & cluster.OFFSET)
+        self._history.receives(event.index, offsets, there, event.width)
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
@@ -70,19 +87,20 @@ class SharedRaces:
                 self.clocks.publish(warps, key, at_fence=not releases)
 
     def _overwrite(self, index: int, threads: Words, addresses: Words) -> None:
-        """Report a write to memory that a product of a warpgroup may still read."""
+        """Report a write to memory that a product of a warpgroup, or a bulk copy out of it, may still read."""
         machine = self._machine
-        blocks = threads // machine.block_threads
-        read = machine.unit(Products).reader(blocks * machine.shared.stride + addresses)
-        if read is None:
-            return
-        first, other = read
-        thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
-        message = (
-            f"{messages.thread(machine, thread)} writes {where}, which the wgmma at "
-            f"{self._collection.line(machine, other)} may still read: wait with wgmma.wait_group first"
-        )
-        self._collection.add(machine, "race", index, thread, 1, message, other)
+        places = threads // machine.block_threads * machine.shared.stride + addresses
+        for unit, name, wait in self._readers:
+            read = unit.reader(places)
+            if read is None:
+                continue
+            first, other = read
+            thread, where = int(threads[first]), messages.address(machine, "shared", int(addresses[first]))
+            message = (
+                f"{messages.thread(machine, thread)} writes {where}, which the {name} at "
+                f"{self._collection.line(machine, other)} may still read: wait with {wait} first"
+            )
+            self._collection.add(machine, "race", index, thread, 1, message, other)
 
     def landed(self, index: int, addresses: Words, threads: Words) -> None:
         """The data of cp.async `index` is written."""
@@ -125,7 +143,7 @@ class SharedRaces:
     def bulk(self, index: int, threads: Words, addresses: Words, what: str) -> None:
         """Asynchronous units access 16 bytes at each of `addresses` (threads, pieces)."""
         self._event = None
-        if what == "begins" and self._multiplies:
+        if what == "begins":
             self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
         threads, addresses = self.followed.pieces(threads, addresses)
         if what == "begins":

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.mbarrier import Mbarriers
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Machine
+from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import PARAMETER_WINDOW
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.errors import EmulationError
@@ -61,6 +61,8 @@ class Bulk:
         machine.at_end.append(self._finish)
         self._loads: list[Load] = []
         self._stores: list[Store] = []
+        # The number of stores under way that read each piece of shared memory; empty until there is one.
+        self._readers = np.zeros(0, np.int32)
         self._committed = np.zeros(machine.threads, np.int64)
         self._tensors: dict[int, DecodedMap] = {}
         # For pieces of shared memory: the instruction and the swizzle that wrote them (0: none), and their contents.
@@ -130,6 +132,20 @@ class Bulk:
         """Start stores; they belong to the group that their threads commit next."""
         self.report(store.index, store.threads, store.places, "reads")
         self._stores.append(replace(store, groups=self._committed[store.threads]))
+        if not self._readers.size:
+            self._readers = np.zeros(self._shared.size, np.int32)
+        np.add.at(self._readers, store.places, 1)
+
+    def reader(self, places: Indices) -> tuple[int, int] | None:
+        """Return which of these bytes of the chunk's shared memory a store under way reads, and its instruction."""
+        if not self._stores:
+            return None
+        read = self._readers[places // PIECE] > 0
+        if not read.any():
+            return None
+        first = int(read.argmax())
+        piece = places[first] // PIECE
+        return first, next(store.index for store in self._stores if (store.places == piece).any())
 
     def commit(self, mask: Mask) -> None:
         """Close the group of these threads."""
@@ -151,13 +167,16 @@ class Bulk:
         self._stores = remaining
 
     def _finish(self) -> None:
-        """Complete the stores for which no thread has waited, at the end of the grid."""
+        """Complete the stores for which no thread has waited, when all threads have ended."""
         for store in self._stores:
+            what = "ends while its bulk copy may still read shared memory: cp.async.bulk.wait_group.read before the end"
+            report_misuse(self._machine, store.index, store.threads, what)
             self._write(store, np.ones(len(store.threads), bool))
         self._stores = []
 
     def _write(self, store: Store, some: Flags) -> None:
         if some.any():
+            np.subtract.at(self._readers, store.places[some], 1)
             self.report(store.index, store.threads[some], store.places[some], "reads")
             store.write.only(some).put(self._machine, self._shared[store.places[some]])
 

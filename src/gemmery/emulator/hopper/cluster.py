@@ -170,23 +170,23 @@ class ClusterBarrier:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._threads = size(machine) * machine.block_threads
-        self._arrived, self._waited = np.zeros((2, machine.threads), np.int64)
+        self.arrived, self.waited = np.zeros((2, machine.threads), np.int64)
 
     def arrive(self, index: int, mask: Mask) -> None:
         """Count the arrival of these threads, which do not wait here."""
         machine = self._machine
         self._report(index, np.ones(machine.threads, bool) if mask is None else mask, acquired=False)
-        self._arrived[slice(None) if mask is None else mask] += 1
+        self.arrived[slice(None) if mask is None else mask] += 1
         machine.changes += 1
 
     def wait(self, index: int, mask: Mask) -> None:
         """Let those of these threads continue for which all running threads of their cluster have arrived as often."""
         machine, alive = self._machine, self._machine.places.running()
-        arrived = np.where(alive, self._arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
-        passes = np.repeat(arrived, self._threads) > self._waited
+        arrived = np.where(alive, self.arrived, np.iinfo(np.int64).max).reshape(-1, self._threads).min(axis=1)
+        passes = np.repeat(arrived, self._threads) > self.waited
         if mask is not None:
             passes &= mask
-        self._waited[passes] += 1
+        self.waited[passes] += 1
         machine.failed = ~passes if mask is None else mask & ~passes
         if passes.any():
             self._report(index, passes, acquired=True)

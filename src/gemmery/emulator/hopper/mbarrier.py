@@ -14,6 +14,7 @@ import numpy as np
 
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
+from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.machine import Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sort_by_kind
@@ -204,6 +205,7 @@ def _init(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
             what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
             report_misuse(machine, index, threads[wrong], what)
         mbarriers.start(places, counts)
+        machine.unit(Lifetimes).initialises(threads, places)
         for observer in machine.observers if len(threads) else ():
             observer.initialised(machine, index, threads, mbarriers.offsets(places))
 
@@ -250,9 +252,11 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
         raise refused(instruction, "the state of another block's mbarrier:")
 
     def step(machine: Machine, mask: Mask) -> None:
-        mbarriers, threads, places = locate(machine, mask)
+        (mbarriers, threads, places), lifetimes = locate(machine, mask), machine.unit(Lifetimes)
         counts = of(count(machine.registers), threads) if count is not None else np.ones(len(threads), np.int64)
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
+        if lifetimes.clustered:
+            lifetimes.arrives(index, threads, places, mbarriers.phases(places))
         if expects:
             mbarriers.expect(places, counts)
             counts = np.ones_like(counts)
@@ -281,6 +285,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
         failed[threads[waits]] = True
         machine.failed = failed
         if not waits.all():
+            machine.unit(Lifetimes).passes(places[~waits], mbarriers.phases(places[~waits]))
             cluster.report_order(machine, index, threads[~waits], mbarriers.offsets(places[~waits]), acquired=True)
         write(machine.registers, mask, ~failed)
 

@@ -15,6 +15,7 @@ import numpy as np
 from gemmery.emulator import modifiers
 from gemmery.emulator.hopper import cluster, tensormap
 from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
+from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
 from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
@@ -295,8 +296,11 @@ def _begin(
     there = threads[copies] % each + blocks * each
     order = np.lexsort((addresses[copies], there))
     there, blocks, copies = there[order], blocks[order], copies[order]
-    barriers = machine.unit(Mbarriers).places(index, there, marks[copies] & cluster.OFFSET)[1]
+    mbarriers = machine.unit(Mbarriers)
+    barriers = mbarriers.places(index, there, marks[copies] & cluster.OFFSET)[1]
     if len(barriers) == len(there):
+        if size > 1:
+            machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
         places = _pieces(machine, blocks, addresses[copies], end)
         machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 

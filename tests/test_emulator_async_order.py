@@ -1,0 +1,143 @@
+"""The order that tensor copies and blocks of a cluster need, and what is found where it is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hopper
+from gemmery.lab.kernel import emulate
+
+pytest.importorskip("cuda.bindings")
+MEET = 'asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");'
+COPY_OUT = (
+    'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128; cp.async.bulk.commit_group;"'
+    ' ::"l"(out + 32 * {row}), "r"(place(tile)) : "memory");'
+)
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+WAIT_READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
+WAIT_READ_BUT_ONE = WAIT_READ.replace("read 0", "read 1")
+
+
+def findings(body, out, blocks=1, threads=32, cluster=1, seed=None, device=""):
+    """What is found in a kernel with a tile of 32 words and an mbarrier, `done`; each block has a `rank`."""
+    code = f"""{hopper.HEAD}
+{device}
+extern "C" __global__ void f(u32* out) {{
+  __shared__ __align__(128) u32 tile[32];
+  __shared__ __align__(8) u64 memory;
+  u32 done = place(&memory), i = threadIdx.x, rank = blockIdx.x % {cluster}, there = 0;
+  {body}
+}}"""
+    return emulate(code, "f", blocks, threads, [out], arch="sm_90a", cluster=cluster, seed=seed).findings
+
+
+def kinds(found):
+    return {one.kind for one in found}
+
+
+# ---- copies out of shared memory ----
+
+
+def stored_rows(after_fence="__syncwarp();", before_next="", last=WAIT_READ):
+    """Two rows through one tile: written by a warp, copied out by its first lane."""
+    first, second = (
+        f"tile[i] = {row} + i; {FENCE} {after_fence} if (i == 0) {{ {COPY_OUT.format(row=row)} }}" for row in range(2)
+    )
+    return f"{first} if (i == 0) {{ {before_next} }} __syncwarp(); {second} if (i == 0) {{ {last} }}"
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_rows_that_a_warp_writes_and_a_lane_copies_out(seed):
+    out = np.zeros(64, np.uint32)
+    assert findings(stored_rows(before_next=WAIT_READ), out, seed=seed) == ()
+    assert out.tolist() == [row + i for row in range(2) for i in range(32)]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_fence_does_not_order_the_lanes_of_a_warp(seed):
+    """Without __syncwarp() the copy may read before the other lanes have written."""
+    body = stored_rows(after_fence="", before_next=WAIT_READ)
+    found = findings(body, np.zeros(64, np.uint32), seed=seed)
+    assert kinds(found) == {"race"}
+    assert all("put __syncwarp() between the two" in one.message for one in found)
+
+
+@pytest.mark.parametrize("before_next", ["", WAIT_READ_BUT_ONE])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_tile_that_is_overwritten_under_a_copy_out_is_a_race(before_next, seed):
+    """A second row is written while the first one may still be read."""
+    found = findings(stored_rows(before_next=before_next), np.zeros(64, np.uint32), seed=seed)
+    told = [one for one in found if "may still read" in one.message]
+    assert [one.kind for one in told] == ["race"]
+    assert "wait with cp.async.bulk.wait_group.read first" in told[0].message
+
+
+def test_a_block_that_ends_under_its_copy_out_is_found():
+    """Its shared memory may be another block's by the time the copy reads it."""
+    found = findings(stored_rows(before_next=WAIT_READ, last=""), np.zeros(64, np.uint32))
+    assert [one.kind for one in found] == ["misuse"]
+    assert "ends while its bulk copy may still read" in found[0].message
+
+
+# ---- blocks of a cluster ----
+
+INIT = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(done) : "memory");'
+MAP = 'asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"({what}), "r"(rank ^ 1));'
+ARRIVE = 'asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");'
+LOAD = 'asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(there) : "r"(there) : "memory");'
+STORE = 'asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(there), "r"(100 * rank + i) : "memory");'
+
+
+def handed_over(first=MEET, wait="wait(done, 0);", last=""):
+    """Each block arrives at the other's mbarrier, and waits at its own."""
+    return f"if (i == 0) {{ {INIT} }} {first} {MAP.format(what='done')} if (i == 0) {{ {ARRIVE} }} {wait} {last}"
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize(("wait", "last"), [("wait(done, 0);", ""), ("", MEET)])
+def test_an_arrival_that_its_block_waits_for_or_that_all_meet_after(wait, last, seed):
+    body = handed_over(wait=wait, last=last)
+    assert findings(body, np.zeros(64, np.uint32), blocks=4, cluster=2, seed=seed) == ()
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_mbarrier_of_another_block_that_may_not_be_initialised(seed):
+    """A barrier of the own block says nothing about the other one's."""
+    found = findings(handed_over(first="__syncthreads();"), np.zeros(64, np.uint32), blocks=4, cluster=2, seed=seed)
+    assert kinds(found) == {"misuse"}
+    told = [one.message for one in found]
+    assert any("may not have initialised it yet" in one or "not initialised" in one for one in told)
+
+
+def test_an_mbarrier_that_is_initialised_after_the_block_arrived_at_the_barrier():
+    """Others pass the cluster's barrier, and yet may be too early."""
+    arrive, wait = (f'asm volatile("barrier.cluster.{what}.aligned;" ::: "memory");' for what in ("arrive", "wait"))
+    body = f"{arrive} if (i == 0) {{ {INIT} }} __syncthreads(); {wait} {MAP.format(what='done')}"
+    found = findings(f"{body} if (i == 0) {{ {ARRIVE} }} wait(done, 0);", np.zeros(64, np.uint32), 4, cluster=2)
+    assert kinds(found) == {"misuse"}
+    assert "may not have initialised it yet" in found[0].message
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_arrival_at_a_block_that_may_have_ended(seed):
+    """Nobody waits for it, and the cluster does not meet afterwards."""
+    found = findings(handed_over(wait=""), np.zeros(64, np.uint32), blocks=4, cluster=2, seed=seed)
+    assert kinds(found) == {"misuse"}
+    assert "which may have ended" in found[0].message
+
+
+def test_words_that_another_block_stores_count_as_written():
+    out = np.zeros(128, np.uint32)
+    body = f"{MAP.format(what='place(tile + i)')} {MEET} {STORE} {MEET} out[32 * blockIdx.x + i] = tile[i];"
+    assert findings(body, out, blocks=4, cluster=2) == ()
+    assert out.reshape(4, 32).tolist() == [[100 * (1 - block % 2) + i for i in range(32)] for block in range(4)]
+
+
+@pytest.mark.parametrize(("first", "last", "words"), [("", MEET, "may not have begun"), (MEET, "", "may have ended")])
+def test_memory_of_another_block_that_may_not_be_there(first, last, words):
+    """Before the first barrier of the cluster, and after the last."""
+    body = f"tile[i] = i; {first} {MAP.format(what='place(tile + i)')} {LOAD} out[32 * blockIdx.x + i] = there; {last}"
+    found = findings(body, np.zeros(128, np.uint32), blocks=4, cluster=2)
+    assert [one.kind for one in found] == ["misuse"]
+    assert words in found[0].message

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 
+from checked_products import matrices, place, run
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc
 from gemmery.cuda.geometry import Geometry
@@ -17,8 +19,10 @@ from gemmery.emulator.run import emulated
 from gemmery.errors import RefusedError
 from gemmery.lab.emulated_product import Gemm, _span, prepared, problem_of
 from gemmery.ladder import wgmma_routes
+from gemmery.ladder.rung import find
+from gemmery.ladder.wgmma import WGMMA
 from gemmery.problem import Problem
-from layouts import laid
+from layouts import OTHERS, laid
 from operands import random
 
 pytest.importorskip("cuda.bindings")
@@ -120,30 +124,17 @@ def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
         *((problem(64, 64, 64, name), 2) for name in ("i8", "f32")),  # both rows: B is not k-major
         *((problem(64, 64, 64, name, b_layout="col"), 0) for name in ("i8", "f32")),
         *((problem(64, 64, 64, name, a_layout="col", b_layout="col"), 1) for name in ("i8", "f32")),
-        (problem(64, 64, 0, alignments=(2, 2, 2)), 0),
+        (problem(64, 64, 0, alignments=(2, 2, 2)), 3),
     ],
     ids=str,
 )
 def test_only_what_tensor_copies_or_wgmma_cannot_read_is_packed(case, bits):
     assert wgmma_routes.packed(case) == bits
     read = wgmma_routes.as_read(case)
-    assert wgmma_routes.packed(read) == 0 or case.k == 1
+    assert wgmma_routes.packed(read) == 0 or case.k < 2
     assert read.a_layout == ("row" if bits & 1 else case.a_layout)
     assert read.b_layout == ("col" if bits & 2 else case.b_layout)
     assert read.alignments[2] == case.alignments[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "copied"),
-    [
-        ({}, True),
-        ({"c_layout": "any"}, False),
-        ({"alignments": (16, 16, 8)}, False),
-        ({"alignments": (2, 2, 16)}, True),
-    ],
-)
-def test_tensor_copies_write_only_aligned_rows(options, copied):
-    assert wgmma_routes.is_copied_out(problem(64, 64, 64, **options)) == copied
 
 
 def test_the_packing_launch_has_one_instance_for_all_shapes():
@@ -171,3 +162,61 @@ def test_packed_operands_follow_each_other_in_the_workspace():
 @pytest.mark.parametrize(("k", "bytes_"), [(4096, 256), (3000, 128), (5000, 128), (64, 256), (1000, 128)])
 def test_ragged_pitches_are_fetched_by_the_line(k, bytes_):
     assert wgmma_routes.promotion(problem(64, 64, k), 0) == bytes_
+
+
+# ---- products ----
+
+
+def routed(rung):
+    """A rung that reads its operands in place, behind the launch that packs what it cannot read."""
+    return rung._replace(
+        geometry=partial(wgmma_routes.library, rung.geometry), refuses=lambda problem: "", dtypes=("f16", "bf16")
+    )
+
+
+LIBRARY = routed(find(WGMMA, "wgmma_tma"))
+TILE = {"bm": 64, "bn": 32, "stages": 2}
+EVERY_C = itertools.cycle(("row", "odd", "padded", "col", "rows reversed", "aligned", "strided"))
+
+
+@pytest.mark.parametrize("k", [0, 1, 8, 63, 64, 65])
+def test_products_of_any_k(k):
+    for layouts in (("row", "row", "row"), ("odd", "col", "odd"), ("col", "odd", "col"), ("strided",) * 3):
+        assert run(LIBRARY, *matrices((33, 20, k), "bf16", "f32", layouts), config=TILE)
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_products_of_any_layout(layout):
+    for layouts in ((layout, "row"), ("row", layout), (layout, layout)):
+        for m, n, k in [(5, 70, 40), (65, 9, 39)]:
+            assert run(LIBRARY, *matrices((m, n, k), "f16", "f16", (*layouts, next(EVERY_C))), config=TILE)
+
+
+@pytest.mark.parametrize("shared", [(False, False), (True, False), (False, True), (True, True)])
+def test_batches_with_repeated_matrices(shared):
+    for layouts in (("odd", "odd", "row"), ("row", "odd", "odd"), ("reversed", "col", "col")):
+        a, b, c = matrices((9, 24, 40), "bf16", "bf16", layouts, 3, shared)
+        assert run(LIBRARY, a, b, c, config=TILE)
+
+
+def test_alpha_beta_and_bias_with_packed_operands_and_any_c():
+    for layouts in (("odd", "odd", "odd"), ("col", "strided", "strided"), ("odd", "row", "col")):
+        a, b, c = matrices((9, 24, 41), "f16", "f16", layouts, filled=True)
+        assert run(LIBRARY, a, b, c, config=TILE, alpha=1.5, beta=-0.5)
+    bias = place(random((1, 1, 24), "f32", 4), "f32")
+    a, b, c = matrices((9, 24, 41), "bf16", "bf16", ("odd", "odd", "odd"))
+    assert run(LIBRARY, a, b, c, config=TILE, bias=bias, epilogue="bias+relu")
+
+
+def test_the_maps_of_packed_operands_point_into_the_workspace():
+    case = problem(5, 7, 65, alignments=(2, 16, 2), b_layout="any")
+    a, b = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case, TILE).maps
+    assert (a.packed, a.pitch, a.box) == (0, 256, (64, 64))
+    assert (b.packed, b.pitch, b.box) == (5 * 256, 256, (64, 32))  # k-major, whatever it was
+    only_b = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case._replace(alignments=(16, 2, 2)), TILE)
+    assert [box.packed for box in only_b.maps] == [-1, 0]
+    assert [launch.kernel.partition("<")[0] for launch in only_b.launches] == ["wgmma_pack", "wgmma_tma"]
+    assert only_b.launches[0].kernel.endswith(", 2>")
+    empty = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case._replace(k=0), TILE)
+    assert empty.before == ()
+    assert empty.workspace == 0

@@ -6,12 +6,13 @@ elements of 8 and 32 bits only where those of k are adjacent. Every other operan
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from gemmery import dtypes
-from gemmery.cuda.geometry import Geometry, contiguous, target, template, vector
+from gemmery.cuda.geometry import Geometry, MapBox, contiguous, describable, target, template
 from gemmery.errors import RefusedError
-from gemmery.problem import Problem
+from gemmery.problem import Config, Problem
 
 ALIGNED = 16  # bytes of which tensor maps take addresses and strides
 LINE = 128  # bytes of a line of L2, and of k in a stage: a packed row begins at a multiple of them
@@ -20,6 +21,8 @@ APART = 256  # bytes of which packed operands begin at multiples
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}  # bytes of an element -> its type in wgmma_pack.cu
 _THREADS, _BLOCKS = 256, 4  # of the packing launch: threads of a block, blocks on a multiprocessor
 _PART = 16384  # bytes of a packed operand that a block copies at a time, at most
+
+InPlace = Callable[[Problem, Config], Geometry]  # a product whose operands tensor copies can read
 
 
 def packed(problem: Problem) -> int:
@@ -30,12 +33,10 @@ def packed(problem: Problem) -> int:
     >>> packed(Problem(64, 64, 64, "i8", "i32"))  # B is not k-major
     2
     """
-    if problem.k == 0:
-        return 0
-    size = dtypes.get(problem.dtype).size
-    k_major = problem.a_layout == "row", problem.b_layout == "col"
-    in_place = [vector(problem, i) * size == ALIGNED and (size == 2 or k_major[i]) for i in range(2)]
-    return (not in_place[0]) + 2 * (not in_place[1])
+    half = dtypes.get(problem.dtype).size == 2
+    a = describable(problem, "a") == "" and (half or problem.a_layout == "row")
+    b = describable(problem, "b") == "" and (half or problem.b_layout == "col")
+    return (not a) + 2 * (not b)
 
 
 def as_read(problem: Problem) -> Problem:
@@ -49,18 +50,13 @@ def as_read(problem: Problem) -> Problem:
     )
 
 
-def is_copied_out(problem: Problem) -> bool:
-    """Return True if tensor copies can write C; else the product's threads store it themselves."""
-    return vector(problem, 2) * dtypes.get(problem.out).size == ALIGNED
-
-
 def pitch(problem: Problem) -> int:
     """Return the bytes from one row of a packed operand to the next.
 
     >>> pitch(Problem(4095, 4097, 4099, "bf16", "bf16"))
     8320
     """
-    return _whole(problem.k * dtypes.get(problem.dtype).size, LINE)
+    return _whole(max(1, problem.k) * dtypes.get(problem.dtype).size, LINE)
 
 
 def promotion(problem: Problem, operand: int) -> int:
@@ -70,6 +66,22 @@ def promotion(problem: Problem, operand: int) -> int:
     would make that four. The pitch of a padded matrix is not known here: it is taken to be that of its elements.
     """
     return 256 if contiguous(problem)[operand] * dtypes.get(problem.dtype).size % LINE == 0 else 128
+
+
+def library(in_place: InPlace, problem: Problem, config: Config) -> Geometry:
+    """Return the launches of any product with a row-major C, from those of one whose operands are read in place."""
+    product = in_place(as_read(problem), config)
+    product = replace(product, maps=tuple(_routed(box, problem) for box in product.maps))
+    return with_packing(product, problem) if packed(problem) and problem.k else product
+
+
+def _routed(box: MapBox, problem: Problem) -> MapBox:
+    """Return the box of an operand that is packed or read in place; that of C as it is."""
+    operand, bits = "abc".index(box.operand), packed(problem)
+    if bits >> operand & 1:
+        place = _room(problem, problem.m) if operand and bits & 1 else 0
+        return box._replace(packed=place, pitch=pitch(problem))
+    return box if box.operand == "c" else box._replace(promotion=promotion(problem, operand))
 
 
 def with_packing(product: Geometry, problem: Problem) -> Geometry:

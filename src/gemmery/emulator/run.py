@@ -14,6 +14,7 @@ from gemmery.emulator import spinning
 from gemmery.emulator.counters import Counters
 from gemmery.emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
 from gemmery.emulator.findings import Finding, Findings
+from gemmery.emulator.findings.orders import orders
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.lockstep import LockStep
 from gemmery.emulator.lower import LoweredKernel
@@ -25,6 +26,7 @@ from gemmery.emulator.ptx import Line
 # freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.
 KEPT = (1 << 25) - (1 << 13)
 CHUNK = 1 << 14  # threads in lock step: a 4-byte register takes 64 KiB, so that several fit in a core's L2
+TOGETHER = 1 << 17  # threads of blocks that may wait for each other, which a device with room for them runs together
 
 Place = TypeVar("Place", Line, Frames)
 
@@ -193,7 +195,7 @@ def run(
     memory: Global,
     observers: Sequence[Observer] = (),
     *,
-    chunk: int = CHUNK,
+    chunk: int = 0,
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
 ) -> None:
@@ -201,11 +203,15 @@ def run(
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
     barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
-    (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it.
+    (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it. `chunk` is the
+    number of threads that run together; 0 for as many as suit the kernel.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
     together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    if not chunk:
+        many = launch.blocks * padded > CHUNK
+        chunk = TOGETHER if many and orders(program.kernel).hands_over else CHUNK
     step = max(chunk // padded // together, 1) * together
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):

@@ -110,7 +110,8 @@ class GlobalRaces:
         one_warp = one_block & (own >> 5 == second >> 5)
         racing = ~self._orders.pairs(index, then, one_warp, one_block)
         if self._handover.knows_any:  # an update that the block has observed by an atomic
-            for at in np.flatnonzero(racing & self._orders.atomic[then] & ~one_block):
+            flags = (self._orders.atomic | self._orders.volatile)[then]
+            for at in np.flatnonzero(racing & flags & ~one_block):
                 number_there = int(number[at]) + self._grid.first
                 racing[at] = not self._handover.observed(int(block[at]), int(addresses[at]), number_there)
         if self._event.kind == "st" and racing.any():

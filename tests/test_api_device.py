@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import device_types, on_device, prepared, scales
+from gemmery.api import device_types, explanation, on_device, prepared, scales
 from gemmery.api.options import NO_OPTIONS, Options
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import launch
 from gemmery.dispatch import Plan
+from gemmery.problem import Problem
 from test_arrays_cuda import Capsule, Interface
 
 
@@ -218,6 +219,28 @@ def test_types_of_eight_bits_reach_the_problem(problems):
         assert problem.alignments[0] == 4
     with pytest.raises(gm.DTypeError, match=r"int8 operands on a100.*\(Hopper\).*has 8\.0; convert.*float16"):
         on_device.planned(*(z._replace(device="a100") for z in (x, y)), Options(dtype="int32"))
+
+
+def test_an_explanation_of_float8_names_factors_and_the_data_sheet():
+    problem = Problem(128, 256, 512, "e4m3", "bf16", device="h200", scales="blocks", invariant=True)
+    half = explanation._peak_by_sheet(problem._replace(dtype="f16"))
+    assert (
+        explanation._peak_by_sheet(problem)
+        == 2 * half
+        == 4 * explanation._peak_by_sheet(problem._replace(dtype="f32", precision="tf32"))
+    )
+    text = str(
+        explanation.Explanation(
+            "wgmma", "idea", {}, "why", problem, 1, (), 0, 2e6, 4800.0, 1e6, "memory", "", 0.0, True
+        )
+    )
+    for words in (
+        "e4m3 -> bf16",
+        "128 x 128",
+        "do not depend on m",
+        "GFLOP/s by the data sheet and 4800 GB/s measured",
+    ):
+        assert words in text
 
 
 def test_types_that_only_the_cpu_multiplies(monkeypatch):

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ class Explanation:
     bound: str  # "compute" or "memory"
     kernel: str = ""  # on the CPU: for every shape or for this one, and what takes over when the product comes often
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
+    peak_by_sheet: bool = False  # the peak of wgmma is not measured
 
     @property
     def flops(self) -> int:
@@ -71,13 +72,16 @@ class Explanation:
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         settings = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
-        limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
+        source = " by the data sheet" if self.peak_by_sheet else ""
+        limits = f"{self.peak_gflops:.4g} GFLOP/s{source} and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
         roof = f"at most {self.attainable_gflops:.4g} GFLOP/s, at least {microseconds:.3g} us"
         return [
             ("product", f"{p.dtype} -> {p.out}, m x n x k = {size}; A {p.a_layout}, B {p.b_layout}, C {p.c_layout}"),
             ("rung", f"{self.rung}: {self.idea}" + (f" ({settings})" if settings else "")),
             ("why", self.reason),
+            *([("factors", _FACTORS[p.scales])] if p.scales else []),
+            *([("invariant", "the bits of a row of C do not depend on m")] if p.invariant else []),
             *([("kernel", self.kernel)] if self.kernel else []),
             *(("converted", copy) for copy in self.copies),
             ("work", f"{self.flops:,} operations, at least {self.bytes:,} bytes: {self.intensity:.3g} operations/byte"),
@@ -93,6 +97,12 @@ class Explanation:
         if self.problem.device != "cpu" or self.load <= load.limit(cores()):
             return ()
         return (f"other processes used {self.load:.2g} of {cores()} cores while the machine was measured",)
+
+
+_FACTORS = {
+    "outer": "of the rows of A and of the columns of B, applied to the finished sums",
+    "blocks": "of blocks of A (1 x 128) and of B (128 x 128), applied every 128 of k",
+}
 
 
 @opaque.opaque
@@ -177,11 +187,15 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     plan, problem, form, _ = on_device.planned(x, y, options)
-    tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
+    sheet = plan.rung.name.startswith("wgmma_")
+    tensor = plan.rung.name.startswith(("mma_", "wmma_"))
     peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
+    if sheet:
+        peak = _peak_by_sheet(problem)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    return _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
+    explained = _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
+    return replace(explained, peak_by_sheet=sheet)
 
 
 def _explanation(
@@ -235,6 +249,14 @@ def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
 
     meter = load.Meter()
     return limits.peak(dtype, threads), limits.bandwidth(threads).read, meter.load()
+
+
+def _peak_by_sheet(problem: Problem) -> float:
+    """Return the GFLOP/s of tensor cores, of which 8-bit types have twice the rate of 16-bit ones."""
+    from gemmery.cuda.driver import find
+
+    peak = find(problem.device).peak("tensor_tf32" if problem.precision else "tensor")
+    return peak * 2 if dtypes.get(problem.dtype).size == 1 else peak
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,9 @@ from gemmery import tiers
 from gemmery.api import fresh, prepared, quick
 from gemmery.arrange import Arrangement
 from gemmery.arrays import contiguous
+from gemmery.cuda.geometry import Geometry
+from gemmery.dispatch.candidate import Candidate
+from gemmery.errors import LayoutError
 from gemmery.problem import Problem
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
@@ -99,6 +103,70 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
     assert (served.run, bool(served.countdown)) == (("g", True) if on else ("s", False))
     prepared.prepare.cache_clear()
+    prepared.specialised.cache_clear()
+
+
+SHARED = {"c": "maps", "d": ""}  # devices by the maps of their kernels
+
+
+@pytest.mark.parametrize(
+    ("alike", "side", "device", "loaded", "first", "soon"),
+    [
+        (True, 64, "c", True, "general", True),
+        (True, 1024, "c", True, "shared", False),
+        (True, 1024, "c", False, "general", True),
+        (True, 1024, "d", True, "general", True),
+        (False, 64, "c", False, "shared", False),
+        (False, 64, "d", True, "general", True),
+        (True, 1700, "c", False, "shared", False),
+    ],
+)
+def test_kernels_for_every_shape_run_where_they_are_loaded(monkeypatch, alike, side, device, loaded, first, soon):
+    """At once for all products, if the general kernel adds in another order."""
+    problem = Problem(side, side, side, "f16", "f16", device=device)
+    launch = Geometry("s.cu", "k", (1, 1, 1), (1, 1, 1), maps=tuple(SHARED[device]))
+    rung = SimpleNamespace(geometry=lambda p, config: launch)
+    monkeypatch.setattr(prepared, "ADDS_ALIKE", alike)
+    monkeypatch.setattr(prepared, "copies_tensors", lambda device: True)
+    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, problem))
+    monkeypatch.setattr(prepared.dispatch, "choice", lambda problem: Candidate(rung, {}, ""))
+    monkeypatch.setattr(prepared.driver, "is_loaded", lambda *names: loaded and names == ("s.cu", "k", device))
+    monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "general")
+    monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "shared"))
+    prepared.prepare.cache_clear()
+    served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
+    prepared.prepare.cache_clear()
+    assert served.run == first
+    assert served.countdown == (prepared.SOON if soon else 0)
+
+
+@pytest.mark.parametrize(("alike", "sides"), [(True, (1000, 1100)), (False, ())])
+def test_new_shapes_of_types_with_shared_kernels_take_the_slow_path_where_those_may_run(monkeypatch, alike, sides):
+    monkeypatch.setattr(prepared, "ADDS_ALIKE", alike)
+    monkeypatch.setattr(prepared, "copies_tensors", lambda device: device == "cuda:0")
+    images = Images()
+    images.dtype = "bf16"
+    served = {
+        side: fresh.prepare(images, "matmul", (side, side), (side, 1), (side, side), (side, 1), 0, 0, False)
+        for side in (64, *sides)
+    }
+    assert [side for side, launch in served.items() if launch is not None] == ([64, 1000] if alike else [])
+    assert {launch[0].countdown for launch in served.values() if launch} == ({prepared.SOON} if alike else set())
+
+
+def test_strides_that_no_map_takes_are_planned_as_unaligned(monkeypatch):
+    problem = Problem(64, 64, 64, "f16", "f32", device="cuda:0")
+    monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, problem))
+    monkeypatch.setattr(prepared.dispatch, "plan", lambda problem: problem)
+
+    def ready(plan, form, problem, step, scaling):
+        if problem.alignments[0] == 16:
+            raise LayoutError("a stride of 2^40 bytes")
+        return plan.alignments
+
+    monkeypatch.setattr(prepared, "_ready", ready)
+    prepared.specialised.cache_clear()
+    assert prepared.specialised("x", "y", "c", None, "", False, "", None, False) == (2, 2, 4)
     prepared.specialised.cache_clear()
 
 

@@ -6,7 +6,7 @@ Once the general kernel of an element type is there, nothing else is needed: a l
 from __future__ import annotations
 
 from gemmery import arrays, dtypes
-from gemmery.api.prepared import LARGE, TieredLaunch, specialised
+from gemmery.api.prepared import TieredLaunch, often, specialised, unseen
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda.images import Images
@@ -33,12 +33,16 @@ def prepare(
         return None
     m, k, a_row, a_col = (*a, *a_step) if len(a) == 2 else (1, *a, 0, *a_step)
     depth, n, b_row, b_col = (*b, *b_step) if len(b) == 2 else (*b, 1, *b_step, 0)
-    if k != depth or not m or not n or not k or max(m, n, k) > _LARGEST or 2 * m * n * k >= LARGE:
+    if k != depth or not m or not n or not k or max(m, n, k) > _LARGEST:
+        return None
+    device = f"cuda:{images.ordinal}"
+    if 2 * m * n * k >= unseen(images.dtype, device):
         return None
     run = images.ready(m, n, k, (a_row, a_col), (b_row, b_col), (n, 1), p | q)
     terms = images.dtype, images.ordinal, a, a_step, b, b_step, p & 15, q & 15, scaled
     shape = (*a[:-1], *b[1:])
-    return TieredLaunch(_ALONE, run, _better, terms), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
+    soon = often(images.dtype, device)
+    return TieredLaunch(_ALONE, run, _better, terms, soon), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
 
 
 def _better(

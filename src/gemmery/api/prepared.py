@@ -1,6 +1,8 @@
 """Launches of products on a device, prepared once for each combination of shapes and strides.
 
 A kernel with one image for every shape runs at first; one made for the shape replaces it if the product comes back.
+Kernels that copy by tensor maps are made for a type, a layout and a tile, not for a shape: where the one that a product
+wants is loaded, new shapes use it too.
 """
 
 from __future__ import annotations
@@ -16,12 +18,23 @@ from gemmery.arrays import View
 from gemmery.cuda import driver
 from gemmery.cuda.images import images
 from gemmery.cuda.launch import CudaLaunch, Ready, Scaling
-from gemmery.dispatch.cuda import general
+from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
+from gemmery.errors import LayoutError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 OFTEN = 16  # products after which a kernel is made for a shape, which takes 0.2 s of another core
 LARGE = 1 << 33  # operations from which the kernel for the shape runs at once: a general one loses up to 1 ms in each
+
+# Of products whose kernels serve every shape: after so many launches are made for one, which takes 0.2 ms, and from so
+# many operations at once if the kernel is loaded: 10 us for the general one, where the other takes 4.
+SOON = 2
+MEDIUM = 1 << 31
+
+# Whether wgmma adds the products of an element as mma.sync does. Where it does not, the general kernels, which multiply
+# by mma.sync, serve no product of the types and devices that have wgmma: its bits would depend on when the other kernel
+# is there.
+ADDS_ALIKE = False
 
 
 class PreparedLaunch(NamedTuple):
@@ -44,10 +57,11 @@ class TieredLaunch:
         run: Ready,
         better: Callable[..., Ready] | None = None,
         terms: tuple[Any, ...] = (),
+        often: int = OFTEN,
     ) -> None:
         self.form = form
         self.run = run
-        self.countdown = OFTEN if better is not None else 0  # products until better launches are made; 0: they run
+        self.countdown = often if better is not None else 0  # products until better launches are made; 0: they run
         self._better, self._terms = better, terms
         self._is_queued = False
 
@@ -124,16 +138,47 @@ def described(
 def specialised(*terms: Any) -> PreparedLaunch:
     """Return the kernel made for this product, the form and the launches, for the arguments of `described`."""
     form, problem = described(*terms)
-    return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
+    try:
+        return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
+    except LayoutError:  # no tensor map has such strides, although they are aligned: take what needs none, or packs
+        sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
+        problem = problem._replace(alignments=sizes)
+        return _ready(dispatch.plan(problem), form, problem, terms[3], terms[7])
 
 
 @lru_cache(maxsize=4096)
 def prepare(*terms: Any) -> TieredLaunch:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
-    small = problem.flops * form.runs < LARGE
-    run = _general(form, problem, terms[3]) if small and tiers.enabled() else None
-    return TieredLaunch(form, specialised(*terms).run) if run is None else TieredLaunch(form, run, _specialised, terms)
+    at_once = not tiers.enabled() or problem.flops * form.runs >= LARGE or _at_once(form, problem)
+    run = None if at_once else _general(form, problem, terms[3])
+    if run is None:
+        return TieredLaunch(form, specialised(*terms).run)
+    return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device))
+
+
+def _at_once(form: Arrangement, problem: Problem) -> bool:
+    """Return True if a product runs by a kernel for many shapes from the first time on."""
+    if problem.flops * form.runs < unseen(problem.dtype, problem.device):
+        return False
+    candidate = dispatch.choice(problem)
+    assert candidate.rung.geometry is not None
+    launches = candidate.rung.geometry(problem.by_rows(), candidate.config).launches
+    if not launches[-1].maps:
+        return False
+    return not ADDS_ALIKE or all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)
+
+
+def unseen(dtype: str, device: str) -> int:
+    """Return the operations below which a general kernel runs a product of a new shape, whatever is loaded."""
+    if dtype not in TENSOR_COPIED or not copies_tensors(device):
+        return LARGE
+    return MEDIUM if ADDS_ALIKE else 0
+
+
+def often(dtype: str, device: str) -> int:
+    """Return the number of products of a shape after which better launches are made for it."""
+    return SOON if dtype in TENSOR_COPIED and copies_tensors(device) else OFTEN
 
 
 def _specialised(*terms: Any) -> Ready:

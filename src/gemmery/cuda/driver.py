@@ -161,6 +161,7 @@ def on(ordinal: int) -> Iterator[None]:
 
 
 _functions: dict[tuple[int, str, str, str], Any] = {}
+_opted: dict[tuple[int, str, str, str], int] = {}  # bytes of shared memory
 _loading = threading.RLock()  # the garbage collector may run code that loads another kernel
 
 
@@ -181,11 +182,18 @@ def function(source: str, kernel: str, ordinal: int, shared: int = 0) -> Any:
                     module = check(api().cuModuleLoadData(code.cubin))
                     handle = check(api().cuModuleGetFunction(module, code.entry.encode()))
                 _functions[key] = handle
-    if shared > STATIC_SHARED:
+    if shared > _opted.get(key, STATIC_SHARED):
         attribute = api().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         with on(ordinal):
             check(api().cuFuncSetAttribute(handle, attribute, shared))
+        _opted[key] = shared
     return handle
+
+
+def is_loaded(source: str, kernel: str, name: str) -> bool:
+    """Return True if `function` returns a kernel on a device ("cuda:0") without loading it."""
+    card = find(name)
+    return (card.ordinal, source, kernel, card.arch) in _functions
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from gemmery.cuda import driver, geometry
 from gemmery.cuda.device import Device
@@ -15,6 +16,9 @@ from gemmery.problem import Problem
 
 _RUNGS = {rung.name: rung for rung in CUDA}
 _GENERAL = {dtype: rung for rung in GENERAL for dtype in rung.dtypes}
+
+_TENSOR_COPIES = "wgmma_epilogue"  # the rung of products on sm_90, of which few instances serve every shape
+TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 
 _MANY = 8  # products of a batch from which one may use less than a multiprocessor
 _SMALL = (
@@ -48,6 +52,12 @@ def general(problem: Problem) -> Candidate | None:
     ):
         return None
     return Candidate(rung, rung.default, "its image serves every shape, so that no product waits for a compiler")
+
+
+@lru_cache(maxsize=64)
+def copies_tensors(device: str) -> bool:
+    """Return True if the kernels of a device for TENSOR_COPIED are few instances, which serve every shape."""
+    return _TENSOR_COPIES in _RUNGS and driver.find(device).capability == 90
 
 
 def refusal(problem: Problem, candidate: Candidate) -> str:

@@ -83,6 +83,13 @@ def test_each_number_of_rows_meets_each_weight(tmp_path):
     assert [(work.m, work.n, work.k) for work in works] == [(2, 5, 7), (3, 5, 7), (2, 7, 5), (3, 7, 5)]
 
 
+def test_contestants_on_a_gpu_may_rest_or_not(tmp_path):
+    text = "device = 'cuda'\nrest = 0.05\nsustained = 1.2\n[[product]]\nsquare = [7]"
+    found = suite.load(written(tmp_path, text))
+    assert (found.rest, found.sustained) == (0.05, 1.2)
+    assert suite.load(written(tmp_path, "[[product]]\nsquare = [7]")).rest == 0
+
+
 def test_rungs_run_the_products_of_their_name(tmp_path):
     text = '[[product]]\nname = "which"\nsquare = [7]\nrungs = ["packed kc=8", "direct"]\n[[product]]\nsquare = [7]'
     found = suite.load(written(tmp_path, text))
@@ -121,6 +128,9 @@ def test_defaults(tmp_path):
         ("[[product]]\nshapes = [[4, 4]]", r"shapes: \[4, 4\]"),
         ("[[product]]\nshapes = [4]", "shapes"),
         ("[[product]]\nrows = [4]", "weights"),
+        ("rest = 1\n[[product]]\nsquare = [4]", "cuda"),
+        ("device = 'cuda'\nrest = -1\n[[product]]\nsquare = [4]", "number of seconds"),
+        ("device = 'cuda'\nsustained = true\n[[product]]\nsquare = [4]", "number of seconds"),
         ("[[product]]\nrows = [4]\nweights = [[4, 4, 4]]", r"must be \[n, k\]"),
         ("[[product]]\nrows = [4]\nweights = [[4, 4]]\nsquare = [4]", "either square"),
         ("[[product]]\nsquare = [4]\ndtype = 'f32'", "dtype"),

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import random
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_every_round_runs_everyone_in_a_rotated_order():
     order = "".join(name for name, _, warm in log if warm)
     assert order.startswith("abc" + "bca" + "cab" + "abc")
     assert order.count("a") == order.count("b") == order.count("c") > 3
+
+
+def test_an_order_can_be_drawn_in_each_round():
+    log = []
+    fakes = [constant(name, 10e6, log) for name in "abc"]
+    compare([fake.contestant for fake in fakes], seconds=1.0, draw=random.Random(1))
+    order = "".join(name for name, _, warm in log if warm)
+    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len(set(rounds)) > 3
+    assert {later[0] for first, later in itertools.pairwise(rounds) if first == "abc"} != {"b"}
 
 
 def test_tiny_calls_are_repeated_until_a_sample_can_be_timed():

@@ -35,6 +35,14 @@ class Library:
             raise clock
         return clock
 
+    class FieldValue:
+        def __init__(self, size):
+            self.value, self.nvml_return = {"ui_val": [0]}, 0
+
+    def device_get_field_values(self, handle, field):
+        assert (handle, field.field_id) == (7, 186)
+        field.value["ui_val"][0] = 650_000
+
     def device_get_max_clock_info(self, handle, kind):
         assert (handle, kind) == (7, 1)
         return 1980
@@ -70,6 +78,20 @@ def test_clocks_are_the_median_of_what_was_recorded_since_the_last(install):
     assert (monitor.clock(), monitor.clock()) == (1700, 0)
     monitor.look()
     assert monitor.clock() == 1200
+
+
+def test_power_is_the_mean_of_what_was_recorded_while_it_was_asked_for(install):
+    install(Library([1500] * 4))
+    monitor = Monitor(0)
+    monitor.look()
+    assert monitor.power() == 0
+    monitor.reads_power = True
+    monitor.look()
+    monitor.look()
+    assert (monitor.power(), monitor.power()) == (650.0, 0)
+    monitor.look()
+    monitor.forget()
+    assert (monitor.power(), monitor.clock()) == (0, 0)
 
 
 def test_limits_and_the_drivers_version(install):

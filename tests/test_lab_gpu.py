@@ -13,12 +13,13 @@ from gemmery.bench import cublas, suite
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.resident import DeviceOperands
+from gemmery.bench.timing import Contestant
 from gemmery.bench.work import Work, operands
 from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
 from gemmery.experiments import LADDER
-from gemmery.lab import check, climb, contest, level, on_cuda, suites
+from gemmery.lab import check, climb, contest, level, on_cuda, suites, without_rest
 from gemmery.lab import new_products as shapes
 from gemmery.lab import session as sessions
 from gemmery.lab.asked import ordinal
@@ -464,3 +465,81 @@ def test_new_shapes_on_a_gpu_are_those_of_pytorch(monkeypatch):
     ]
     with pytest.raises(RefusedError, match="install torch"):
         shapes.new_shapes(on, replace(task, rivals=()))
+
+
+class Clock:
+    """Seconds that pass while contestants work."""
+
+    now = 0.0
+
+
+def working(name, nanoseconds, clock, log):
+    def sample(inner, warm):
+        clock.now += inner * nanoseconds / 1e9
+        log.append((name, inner))
+        return round(inner * nanoseconds)
+
+    return Contestant(name, sample)
+
+
+class Meter:
+    """A monitor that reads a watt more at each burst of whoever works."""
+
+    reads_power = False
+
+    def __init__(self, log):
+        self.log, self.since = log, 0
+
+    def forget(self):
+        self.since = len(self.log)
+
+    def power(self):
+        mine = self.log[self.since :]
+        self.forget()
+        return 100.0 * len({name for name, _ in mine}) + (mine[-1][0] == "a")
+
+    def clock(self):
+        return 1500
+
+
+def test_without_rest_the_start_of_a_turn_does_not_count():
+    clock, log = Clock(), []
+    contestants = [working("a", 1e6, clock, log), working("b", 2e6, clock, log)]
+    meter = Meter(log)
+    race = without_rest.race(contestants, meter, turn=1.0, rounds=4, now=lambda: clock.now)
+    assert race.comparison.timings["a"].seconds == pytest.approx(1e-3)
+    assert race.comparison.ratios("a")["b"].median == pytest.approx(2.0)
+    assert race.comparison.timings["b"].samples == 4
+    assert race.watts == {"a": 101.0, "b": 100.0}  # only its own readings
+    assert race.clocks == {"a": 1500, "b": 1500}
+    assert clock.now == pytest.approx(9.0, rel=0.1)  # a turn to heat up, and eight
+    assert not meter.reads_power
+
+
+def test_a_call_longer_than_a_turn_is_timed_once():
+    clock, log = Clock(), []
+    race = without_rest.race([working("a", 5e9, clock, log)], Meter(log), turn=1.0, rounds=1, now=lambda: clock.now)
+    assert race.comparison.timings["a"].seconds == pytest.approx(5.0)
+
+
+def test_large_products_are_raced_without_rest_too(monkeypatch):
+    monkeypatch.setattr(contest, "SUSTAINED_ABOVE", WORK.problem.flops - 1)
+    on = session(rivals=(rival(),), ladder=(rung("quick", speed=16.0),))
+    clock, log = Clock(), []
+    on.backend.sustained = lambda contestants, turn: without_rest.race(
+        [working(each.name, 1e6 * (index + 1), clock, log) for index, each in enumerate(contestants)],
+        Meter(log),
+        turn,
+        now=lambda: clock.now,
+    )
+    task = Task("mine", WORK, ("quick",), 0, [on.backend.rival("cublas")], 0.1, rest=0.001, sustained=0.5)
+    rows = contest.contest(on, task)
+    assert [(m.kernel, m.case) for m in rows] == [
+        *((name, "") for name in ("quick", "cublas")),
+        *((name, "sustained") for name in ("quick", "cublas")),
+    ]
+    assert rows[2].versus == {"cublas": pytest.approx(2.0)}
+    assert rows[2].joules == pytest.approx(rows[2].power_w * 1e-3)
+    assert rows[0].power_w == 0
+    small = replace(task, work=replace(WORK, m=63))
+    assert [m.case for m in contest.contest(on, small)] == ["", ""]

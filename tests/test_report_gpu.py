@@ -99,7 +99,7 @@ def test_limits_name_their_units_and_say_that_hopper_has_a_faster_way():
     for m in LADDER.measurements:
         if m.seconds:
             assert f"{words.digits(m.peak_gflops / 1e3)} TFLOP/s {m.dtype} on {m.unit}" in notes
-    assert ("wgmma" in notes) == bool(halves)
+    assert ("Hopper's wgmma" in notes) == bool(halves)
     assert "GB/s read" in notes
     assert "MHz while timed" in notes
 

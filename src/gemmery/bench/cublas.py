@@ -24,8 +24,9 @@ from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import RefusedError
 
-TRIES = 5  # samples to choose the faster of two ways
-TRIED_CALLS = 500
+TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
+TRIED_SECONDS = 0.003
+LARGEST_BIASED = 2  # bytes of elements whose products with a bias PyTorch leaves to cublasLt
 
 
 @dataclass(frozen=True)
@@ -177,16 +178,38 @@ def _torch_function(resident: Resident) -> Callable[..., object]:
 
 
 def _place_torch(resident: Resident) -> Placed:
-    """torch.mm, or torch.bmm for a batch; for a vector the faster of torch.mm and torch.mv."""
+    """The fastest of torch.mm (torch.bmm for a batch) by cuBLAS and by cublasLt, and of torch.addmm of a zero bias in
+    half precision, which has heuristics of its own; for a vector torch.mv too.
+    """
     import torch
 
     work, function = resident.work, _torch_function(resident)
     stream, sets = _on_torch(resident), _tensors(resident)
-    ways = {f"torch.{function.__name__}": functools.partial(_put, stream, sets, function)}
+    name = f"torch.{function.__name__}"
+    ways = {
+        name: functools.partial(_put, stream, sets, function),
+        f"{name} by cublasLt": functools.partial(_put, stream, sets, functools.partial(_by_lt, function)),
+    }
+    if work.batch == 1 and sets[0][0].element_size() <= LARGEST_BIASED:
+        bias = torch.zeros(work.n, dtype=sets[0][2].dtype, device=sets[0][2].device)
+        ways["torch.addmm"] = functools.partial(_put, stream, sets, functools.partial(torch.addmm, bias))
     if work.batch == 1 and 1 in (work.m, work.n):
         rows = [(b.T, a[0], c[0]) if work.m == 1 else (a, b[:, 0], c[:, 0]) for a, b, c in sets]
         ways["torch.mv"] = functools.partial(_put, stream, rows, torch.mv)
     return _quickest(ways, resident)
+
+
+def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
+    """Call `function(a, b, out=out)` with cublasLt as the preferred library."""
+    import torch
+
+    preferred = torch.backends.cuda.preferred_blas_library  # a setting of the process
+    before = preferred()
+    preferred("cublaslt")
+    try:
+        function(a, b, out=out)
+    finally:
+        preferred(before)
 
 
 def _torch_calls(resident: Resident) -> Sample:
@@ -198,7 +221,8 @@ def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
     if len(placed) == 1:
         return placed[0]
     samples = [product.sample(resident) for product in placed]
-    times = [min(sample(TRIED_CALLS, 1) for _ in range(TRIES)) for sample in samples]
+    calls = max(1, round(TRIED_SECONDS * 4e9 / max(samples[0](4, 1), 1)))
+    times = [min(sample(calls, 1) for _ in range(TRIES)) for sample in samples]
     return placed[times.index(min(times))]
 
 

@@ -87,12 +87,18 @@ class Measurement:
     unit: str = ""  # the unit of a GPU that `peak_gflops` is of: "CUDA cores", "mma.sync"
     copy_gbs: float = 0.0  # of a GPU's memory, bytes read plus bytes written; bandwidth_gbs is that of reads
     clock_mhz: int = 0  # median clock of a GPU's multiprocessors during timing; 0 if unknown
+    power_w: float = 0.0  # mean power of a GPU during timing; 0 if it was not measured
     load: float = 0.0  # cores used by other processes meanwhile; 0 if not measured
 
     @property
     def gflops(self) -> float:
         """10**9 operations per second at the median time."""
         return self.flops / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def joules(self) -> float:
+        """The energy of a call at the median time; 0 if the power was not measured."""
+        return self.power_w * self.seconds
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PRECISIONS = ("", "tf32")
 _CALLS = {"square", "call", "arrays"}  # keys of a product of calls
 _NEW_SHAPES = {"count", "largest", "dtype"}  # keys of a product of new shapes
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
-_TOP = {"about", "kind", "device", "threads", "rivals", "product"}
+_TOP = {"about", "kind", "device", "threads", "rivals", "rest", "sustained", "product"}
 _PRODUCT = {
     *("name", "rungs", "square", "shapes", "rows", "weights", "dtype", "out", "batch", "a", "b", "call", "vector"),
     "precision",
@@ -49,6 +49,8 @@ class Suite:
     rivals: tuple[str, ...]  # () for all that are installed
     rungs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the rungs that run a work, by its name
     device: str = "cpu"  # or "cuda"
+    rest: float = 0.0  # seconds before each turn, in an order that is drawn anew in each round
+    sustained: float = 0.0  # seconds of a turn without rest, for large products; 0: there is no such race
 
 
 def names() -> tuple[str, ...]:
@@ -121,6 +123,8 @@ def load(path: Path) -> Suite:
     rows = table.get("product")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise ArgumentError(f"{where}: product: give at least one [[product]] table")
+    if device == "cpu" and ("rest" in table or "sustained" in table):
+        raise ArgumentError(f'{where}: rest and sustained: only for suites with device = "cuda"')
     for index, row in enumerate(rows):
         if kind == "emulator" and "rungs" not in row:
             raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
@@ -137,6 +141,8 @@ def load(path: Path) -> Suite:
         rivals=tuple(_texts(table.get("rivals", []), f"{where}: rivals")),
         rungs=_rungs(rows, where),
         device=device,
+        rest=_seconds(table.get("rest", 0), f"{where}: rest"),
+        sustained=_seconds(table.get("sustained", 0), f"{where}: sustained"),
     )
 
 
@@ -263,6 +269,12 @@ def _sizes(value: Any, where: str) -> list[int]:
     if not sizes:
         raise ArgumentError(f"{where}: the list is empty; give at least one number")
     return sizes
+
+
+def _seconds(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 3600:
+        raise ArgumentError(f"{where} = {value!r}: it must be a number of seconds")
+    return float(value)
 
 
 def _text(value: Any, where: str) -> str:

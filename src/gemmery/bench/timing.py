@@ -8,6 +8,7 @@ the ratios with half their interquartile range. A smaller difference is a tie.
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -171,14 +172,19 @@ def _takes_part(index: int, turns: int, rounds: int) -> bool:
 
 
 def _rounds(
-    contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Callable[[float], None]
+    contestants: Sequence[Contestant],
+    plans: Mapping[str, _Plan],
+    rest: float,
+    pause: Callable[[float], None],
+    draw: random.Random | None,
 ) -> dict[str, dict[int, float]]:
     """Seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
     seconds: dict[str, dict[int, float]] = {contestant.name: {} for contestant in contestants}
     for index in range(rounds):
         shift = index % len(contestants)
-        for contestant in (*contestants[shift:], *contestants[:shift]):
+        order = [*contestants[shift:], *contestants[:shift]]
+        for contestant in draw.sample(order, len(order)) if draw else order:
             plan = plans[contestant.name]
             if not _takes_part(index, min(plan.rounds, rounds), rounds):
                 continue
@@ -211,12 +217,13 @@ def compare(
     seconds: float,
     rest: float = 0.0,
     pause: Callable[[float], None] = time.sleep,
+    draw: random.Random | None = None,
 ) -> Comparison:
     """Time the contestants in turn for about `seconds`, and compare the first with each of the others.
 
-    Each round runs each contestant once, and rotates their order by one. The first takes part in every round; a slow
-    rival takes part in fewer, evenly spaced, but at least once. `rest` is a pause in seconds before each turn:
-    IDLE_SECONDS if there is more than one thread.
+    Each round runs each contestant once, and rotates their order by one, or draws it by `draw`. The first takes part
+    in every round; a slow rival takes part in fewer, evenly spaced, but at least once. `rest` is a pause in seconds
+    before each turn: IDLE_SECONDS if there is more than one thread.
 
     >>> a, b = Contestant("a", lambda inner, warm: 1000 * inner), Contestant("b", lambda inner, warm: 2000 * inner)
     >>> compare([a, b], seconds=0.1).versus["b"].median
@@ -234,7 +241,7 @@ def compare(
     for contestant in contestants:
         pause(rest)
         plans[contestant.name] = _plan(contestant.sample, share_ns, rest * 1e9)
-    return tally(_rounds(contestants, plans, rest, pause))
+    return tally(_rounds(contestants, plans, rest, pause, draw))
 
 
 def tally(seconds: Mapping[str, Mapping[int, float]]) -> Comparison:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gemmery.bench.record import MachineRecord, Measurement
 from gemmery.bench.rival import Rival
-from gemmery.bench.timing import Sample
+from gemmery.bench.timing import Comparison, Contestant, Sample
 from gemmery.bench.work import Work
 from gemmery.lab.measurements import MachineLimits
 from gemmery.ladder.rung import Rung
@@ -27,6 +27,15 @@ class Runnable:
     sampler: Callable[[], Sample]
     error: Callable[[], float] | None = None  # runs one product: its error over its bound; None if it is not checked
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Contestants that took turns without rest; by name: the mean watts, and the median clock in MHz."""
+
+    comparison: Comparison
+    watts: Mapping[str, float]
+    clocks: Mapping[str, int]
 
 
 class Opponent(Protocol):
@@ -86,6 +95,10 @@ class Backend(Protocol):
 
     def limits(self, record: Measurement, begin: Begin) -> MachineLimits:
         """Return the limits of a record's kernel; the first call measures them."""
+
+    def sustained(self, contestants: Sequence[Contestant], turn: float) -> Race | None:
+        """Time contestants in turns of so many seconds without rest; None if the device has no limit of power."""
+        return None
 
     def clock(self) -> int:
         """Return the median clock in MHz since the last call; 0 if it is unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ from gemmery.ladder.rung import Rung, find
 
 PRODUCT = "gm.matmul"
 ONE_THREAD = "gm.matmul on one thread"
+SUSTAINED = "sustained"  # the case of records without rests
+SUSTAINED_ABOVE = 2 * 4096**3  # operations of a product: up to it a device does not reach its power limit for long
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Task:
     threads: int  # 0 on a GPU
     rivals: Sequence[Opponent]
     seconds: float
+    rest: float = 0.0  # before each turn
+    sustained: float = 0.0  # seconds of a turn without rest; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,27 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
     for rival in task.rivals:
         enter(partial(stage.rival, rival), RefusedError, rival.name)
     if contestants:
-        comparison, clock = session.compare(contestants, task.seconds, task.threads)
+        comparison, clock = session.compare(contestants, task.seconds, task.threads, task.rest)
         for name in rows.keys() & comparison.timings.keys():
             versus = comparison.ratios(name) if task.labels or name in labels else None
             timed = session.timed if limits else measurements.timed
             rows[name] = replace(timed(rows[name], comparison.timings[name], versus), clock_mhz=clock)
-    return list(rows.values())
+    large = task.sustained and task.work.problem.flops > SUSTAINED_ABOVE
+    return [*rows.values(), *(_sustained(session, task, contestants, rows) if large and contestants else ())]
+
+
+def _sustained(
+    session: Session, task: Task, contestants: Sequence[Contestant], rows: Mapping[str, Measurement]
+) -> Iterator[Measurement]:
+    """Yield a record of each contestant at the power that the device sustains."""
+    case = ", ".join(filter(None, [task.work.case, SUSTAINED]))
+    race = session.backend.sustained(contestants, task.sustained)
+    if race is None:
+        return
+    for name, times in race.comparison.timings.items():
+        versus = race.comparison.ratios(name) if rows[name].versus else None
+        row = session.timed(replace(rows[name], case=case), times, versus)
+        yield replace(row, clock_mhz=race.clocks[name], power_w=race.watts[name])
 
 
 def _entry(stage: Stage, entrant: Entrant, threads: int) -> Runnable:

@@ -15,15 +15,16 @@ from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
 from gemmery.bench.replays import Put, replays
 from gemmery.bench.resident import Resident
-from gemmery.bench.timing import Sample
+from gemmery.bench.timing import Contestant, Sample
 from gemmery.bench.work import Work
 from gemmery.cuda import driver
 from gemmery.cuda.driver import Stream
 from gemmery.cuda.nvml import Monitor
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.lab import asked, check, measurements
-from gemmery.lab.backend import Backend, Begin, Runnable, square
+from gemmery.lab.backend import Backend, Begin, Race, Runnable, square
 from gemmery.lab.measurements import MachineLimits
+from gemmery.lab.without_rest import race
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 
@@ -148,6 +149,9 @@ class Cuda(Backend):
             begin("bandwidth of the device's memory")
             self._bandwidth = device_limits.bandwidth(self.stream)
         return MachineLimits(self._unit_peaks[dtype, unit], self._bandwidth.read, self._bandwidth.copy)
+
+    def sustained(self, contestants: Sequence[Contestant], turn: float) -> Race:
+        return race(contestants, self.monitor, turn)
 
     def clock(self) -> int:
         return self.monitor.clock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,13 +62,17 @@ class Session:
         for m in measurements:
             self._on_event(RunEvent(m.kernel, self._done, self._total, m, self.run))
 
-    def compare(self, contestants: Sequence[Contestant], seconds: float, threads: int) -> tuple[Comparison, int]:
+    def compare(
+        self, contestants: Sequence[Contestant], seconds: float, threads: int, rest: float = 0.0
+    ) -> tuple[Comparison, int]:
         """Time contestants in turn; return the comparison and the device's clock meanwhile.
 
-        There is a pause before each turn if they use several threads: idle workers of the last one may still spin.
+        There is a pause before each turn if they use several threads: idle workers of the last one may still spin. With
+        a `rest` in seconds there is one too, and the order is drawn anew in each round.
         """
         self.backend.clock()
-        comparison = timing.compare(contestants, seconds, timing.IDLE_SECONDS if threads > 1 else 0.0)
+        pause, draw = (rest, random.Random(0)) if rest else (timing.IDLE_SECONDS if threads > 1 else 0.0, None)
+        comparison = timing.compare(contestants, seconds, pause, draw=draw)
         return comparison, self.backend.clock()
 
     def timed(self, plain: Measurement, times: Timing, versus: Mapping[str, Ratio] | None = None) -> Measurement:

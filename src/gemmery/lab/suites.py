@@ -115,7 +115,9 @@ def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[
         session.begin(f"{suite.name}: {work}{on_threads}")
         labels = suite.rungs.get(work.name, ())
         try:
-            rows = measure(session, Task(suite.name, work, labels, threads, rivals, seconds))
+            rows = measure(
+                session, Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
+            )
         except RefusedError as refused:
             rows = [session.backend.blank(suite.name, PRODUCT, work, threads, refused=str(refused))]
         session.end(*rows)

@@ -27,6 +27,7 @@ from gemmery.report.sheet import (
 )
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
+MANY = 8  # products of a table that has an average
 OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
 
@@ -94,6 +95,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     own = [m for m in measurements if is_own(m)]
     called = any(m.kernel == OWN and m.seconds for m in own) and not any(m.peak_gflops for m in own)
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
+    powered = any(m.power_w for m in own)
     units = {words.rate(m) for m in own}
     rates: Columns[Measurement] = [
         (units.pop() if len(units) == 1 else "Gop/s", rate),
@@ -116,6 +118,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
             [
                 ("time", lambda m: words.duration(m.seconds)),
                 *([] if timed_only else rates),
+                *([("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""), ("J", _joules)] if powered else []),
                 *(over(rival) for rival in dict.fromkeys(rival for m in own for rival in m.versus)),
             ]
         ),
@@ -125,7 +128,27 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         for m in measurements
         if m.refused
     ]
-    return tabulate(f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *notes], aside=True)
+    return tabulate(
+        f"{heading}{_on_threads(measurements)}", columns, own, [limits(own), *_means(own), *notes], aside=True
+    )
+
+
+def _joules(measurement: Measurement) -> str:
+    return words.digits(measurement.joules) if measurement.joules else ""
+
+
+def _means(measurements: Sequence[Measurement]) -> list[str]:
+    """Return the geometric mean and the lowest ratio to each rival over many products on a GPU."""
+    notes = []
+    for rival in dict.fromkeys(rival for m in measurements for rival in m.versus):
+        ratios = {product(m): m.versus[rival] for m in measurements if m.unit and rival in m.versus}
+        if len(ratios) >= MANY:
+            mean, lowest = statistics.geometric_mean(ratios.values()), min(ratios, key=ratios.__getitem__)
+            notes.append(
+                f"{words.times(mean)} {words.kernel(rival)} on geometric average over {len(ratios)} products, at least "
+                f"{words.times(ratios[lowest])} ({lowest})."
+            )
+    return notes
 
 
 def _on_threads(measurements: Sequence[Measurement]) -> str:

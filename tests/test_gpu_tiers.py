@@ -9,7 +9,13 @@ import pytest
 import gemmery as gm
 from gemmery import tiers
 from gemmery.api import prepared, quick
+from gemmery.arrays import view
 from gemmery.cuda import driver
+from gemmery.errors import RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.general import GENERAL
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
 
 torch = pytest.importorskip("torch")
 
@@ -121,3 +127,44 @@ def test_a_graph_captured_before_the_swap_replays_after_it():
     tiers.wait()
     graph.replay()
     assert torch.equal(out, exact)
+
+
+def by_rung(name, a, b):
+    """The product of two tensors by a rung, None where it refuses."""
+    rung, (m, k), n = find((*CUDA, *GENERAL), name), a.shape, b.shape[1]
+    kind = next(key for key, dtype in TYPES.items() if dtype is a.dtype)
+    layouts = ("row" if x.stride(1) == 1 else "col" for x in (a, b))
+    case = Problem(m, n, k, kind, kind, 1, *layouts, device="cuda:0")
+    config = {**rung.default, **({"splits": 1} if "splits" in rung.default else {})}
+    c = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
+    try:
+        kernel = rung.build(case, config)
+    except RefusedError:
+        return None
+    kernel(*(view(x.unsqueeze(0)) for x in (a, b, c)))
+    return c
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="has no wgmma"
+)
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_whether_wgmma_adds_as_mma_sync_does(name):
+    """`ADDS_ALIKE` states it: with True a product may change from one kernel to the other, with False it never does."""
+    torch.manual_seed(0)
+    wgmma = [rung.name for rung in CUDA if rung.name.startswith("wgmma")]
+    differing = {}
+    for m, n, k in ((256, 256, 16), (256, 256, 64), (512, 384, 1024), (256, 512, 8192), (128, 64, 4104)):
+        for spread in (0, 6):  # sums of numbers of one size, and of sizes that differ by up to 2^6 each way
+            a, b = (
+                (
+                    torch.randn(shape, device="cuda") * 2.0 ** torch.randint(-spread, spread + 1, shape, device="cuda")
+                ).to(TYPES[name])
+                for shape in ((m, k), (n, k))
+            )
+            general = by_rung("mma_general", a, b.T)
+            assert torch.equal(by_rung("mma_pipelined", a, b.T), general)
+            results = [c for c in (by_rung(rung, a, b.T) for rung in wgmma) if c is not None]
+            assert all(torch.equal(c, results[0]) for c in results)
+            differing[m, n, k, spread] = int((results[0] != general).sum()) if results else 0
+    assert (not any(differing.values())) is prepared.ADDS_ALIKE, f"elements by m, n, k and spread: {differing}"

@@ -68,7 +68,9 @@ class Ready:
         self._context = int(driver.context(ordinal))
         api = driver.api()
         self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._early: list[tuple[Any, ...]] = []  # of finished calls: the driver's records of launches that overlap
+        self._launch_early = api.cuLaunchKernelEx if self._overlaps else None
+        # Of finished calls: the driver's record of each launch that overlaps, None of the others.
+        self._early: list[tuple[tuple[FirstArguments, Any], ...]] = []
 
     def __call__(
         self,
@@ -124,13 +126,13 @@ class Ready:
             early = self._early.pop()
         except IndexError:
             pairs = zip(self._launches, self._overlaps, strict=True)
-            early = tuple(driver.early_launch(*launch[1:]) if overlaps else None for launch, overlaps in pairs)
-        for launch, config in zip(self._launches, early, strict=True):
+            early = tuple((launch, driver.early_launch(*launch[1:]) if over else None) for launch, over in pairs)
+        for launch, config in early:
             if config is None:
                 status = self._launch(*launch, stream, parameters, 0)
             else:
                 config.hStream = stream
-                status = driver.api().cuLaunchKernelEx(config, launch[0], parameters, 0)
+                status = self._launch_early(config, launch[0], parameters, 0)
             if status[0]:
                 driver.check(status)
         self._early.append(early)

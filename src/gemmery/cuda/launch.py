@@ -68,7 +68,7 @@ class Ready:
         self._context = int(driver.context(ordinal))
         api = driver.api()
         self._launch, self._current = api.cuLaunchKernel, api.cuCtxGetCurrent
-        self._launch_early = api.cuLaunchKernelEx if self._overlaps else None
+        self._launch_early: Any = api.cuLaunchKernelEx if self._overlaps else None
         # Of finished calls: the driver's record of each launch that overlaps, None of the others.
         self._early: list[tuple[tuple[FirstArguments, Any], ...]] = []
 

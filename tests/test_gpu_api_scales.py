@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 import gemmery as gm
+from gemmery.api import quick_options
 from gemmery.cuda import driver
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -169,6 +170,32 @@ def test_gemm_of_float8():
     exact(gm.gemm(2.0, a, b), 2 * product)
     exact(gm.gemm(0.5, a, b, 2.0, c), product / 2 + 2 * c.double())
     assert gm.gemm(1.0, a, b, 1.0, c, out=c) is c
+
+
+def test_a_call_that_comes_back_is_served_by_the_fast_path():
+    a, b = operands(128, 64, 256, "float8_e4m3fn")
+    plain = a.double() @ b.double()
+    quick_options._CALLS.clear()
+    bias = whole((64,), "bfloat16", 5)
+    for seed in range(3):
+        rows = powers((128,), seed)
+        exact(gm.matmul(a, b, scale_a=rows, bias=bias), plain * rows.double()[:, None] + bias.double())
+        exact(gm.matmul(a, b), plain)
+        exact(gm.matmul(a, b, scale_b=0.5, activation="relu"), (plain / 2).relu())
+        x = torch.empty(128, 64, device="cuda", dtype=torch.float16)
+        assert gm.matmul(a, b, scale_a=rows, out=x) is x
+        exact(x, plain * rows.double()[:, None])
+    assert len(quick_options._CALLS) == 4
+    half = a.half()
+    for _ in range(2):
+        exact(gm.matmul(half, b.half(), dtype="float32", batch_invariant=True), plain)
+    assert len(quick_options._CALLS) == 5
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gm.matmul(a, b, scale_a=rows, bias=bias)
+        gm.matmul(a, b, scale_a=0.25)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_graph_captures_factors():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import quick
+from gemmery.api import quick, quick_options
 from gemmery.api.compute import writable
 from gemmery.api.device_types import SERVED, check_capability, located, types, unserved
 from gemmery.api.options import (
@@ -70,12 +70,13 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
+    as_before = name == "matmul" and operands.x is x and operands.y is y
     turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
     if target is not None and target.dtype == result and not moved and not turned:
         _compute(a, operands, out, target, old, options)
         arrays.written(out)
-        if short:
-            _remember(name, a, b, out, operands, target, options)
+        if short or as_before:
+            _remember(name, a, b, out, operands, target, options, short)
         return out
     array, fresh = _new(a, shape, result, x)
     _compute(a, operands, array, fresh, old, options)
@@ -83,8 +84,9 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         _copy(array, fresh, out, target)
         arrays.written(out)
         return out
-    if short:
-        _remember(name, a, b, None, operands, fresh, options)
+    short = short and result == x.dtype  # `quick` allocates results of a's element type
+    if short or as_before:
+        _remember(name, a, b, None, operands, fresh, options, short)
     if isinstance(array, DeviceArray):
         array.finished()
         return a.__array_namespace__().from_dlpack(array) if hasattr(a, "__array_namespace__") else array
@@ -278,16 +280,21 @@ def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
     return memory, View(memory.pointer, (size,), (1,), "u8", x.device, stream)
 
 
-def _remember(name: str, a: Any, b: Any, out: Any, operands: Inputs, target: View, options: Options) -> None:
-    """Store the product in `quick`, for more products of operands like these."""
-    if operands.owners or 0 in target.shape or options.alpha == 0:
+def _remember(
+    name: str, a: Any, b: Any, out: Any, operands: Inputs, target: View, options: Options, short: bool
+) -> None:
+    """Store the product for more products of operands like these: in `quick`, or `quick_options` if it is not short."""
+    if 0 in target.shape or options.alpha == 0:
         return
-    if out is None and target.dtype != operands.x.dtype:  # `quick` allocates results of a's element type
-        return
-    if options.alpha == 1 and options.beta == 0:
-        name = quick.PLAIN[name]
     served = prepared(operands, target, options)
-    if served.form.runs == 1 and operands.x.stream == operands.y.stream == target.stream:
+    views = [operands.y, operands.bias, *operands.scales[2:4], target]
+    if served.form.runs != 1 or any(z is not None and z.stream != operands.x.stream for z in views):
+        return
+    if not short:
+        quick_options.remember(a, b, out, options, target, served, (options.alpha.real, options.beta.real))
+    elif not operands.owners:
+        if options.alpha == 1 and options.beta == 0:
+            name = quick.PLAIN[name]
         quick.remember(a, b, out, name, (operands.x, operands.y, target), served)
 
 

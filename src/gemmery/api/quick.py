@@ -18,11 +18,14 @@ from gemmery.arrays import View
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
+    from gemmery.api.options import Options
     from gemmery.api.prepared import TieredLaunch
 
 # (a, b, out, the function's name, alpha and beta or None) -> the result, or None for a product not seen before.
 FastPath = Callable[[Any, Any, Any, str, tuple[float, float] | None], Any]
 FAST_PATHS: dict[type, FastPath] = {}  # by the type of a
+OptionPath = Callable[[Any, Any, Any, "Options"], Any]  # a, b, out and options -> as a FastPath
+OPTION_PATHS: dict[type, OptionPath] = {}  # those of quick_options.py, for other products than those of FAST_PATHS
 # (the function's name, shape and strides of a, of b, their addresses, whether scaled) -> the first fields of a product
 Fresh = Callable[[str, Ints, Ints, Ints, Ints, int, int, bool], "tuple[TieredLaunch, Ints, Ints] | None"]
 _MOST = 4096  # products kept for each library
@@ -47,11 +50,11 @@ def remember(a: Any, b: Any, out: Any, name: str, views: tuple[View, View, View]
     product = KnownProduct(
         served, target.shape, arrays.contiguous(target.shape, 1), *_apart(x, target), *_apart(y, target)
     )
-    if torch is not None and type(a) in _tensors(torch) and type(b) in _tensors(torch):
-        if out is None or type(out) in _tensors(torch):
+    if torch is not None and type(a) in tensor_types(torch) and type(b) in tensor_types(torch):
+        if out is None or type(out) in tensor_types(torch):
             if torch.Tensor not in FAST_PATHS:
                 multiply = _torch_path(torch)
-                FAST_PATHS.update(dict.fromkeys(_tensors(torch), multiply))
+                FAST_PATHS.update(dict.fromkeys(tensor_types(torch), multiply))
             _keep(_TENSORS, _tensor_key(a, b, out, name, x.pointer, y.pointer, target.pointer), product)
             _serve(a.dtype, a.get_device(), x)
     elif cupy is not None and type(a) is type(b) is cupy.ndarray and type(out) in (cupy.ndarray, type(None)):
@@ -110,22 +113,23 @@ def _apart(x: View, target: View) -> tuple[int, int]:
     return low - top, high - bottom
 
 
-def _low_bits(p: int, q: int, r: int) -> int:
+def low_bits(p: int, q: int, r: int) -> int:
     """Return three addresses modulo 16, packed in one number."""
     return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
 
 
-def _tensors(torch: Any) -> tuple[type, ...]:
+def tensor_types(torch: Any) -> tuple[type, ...]:
+    """Return the types of tensors that the fast paths take."""
     return torch.Tensor, torch.nn.Parameter
 
 
 def _tensor_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
-    bits = _low_bits(p, q, r)
+    bits = low_bits(p, q, r)
     key = name, a.get_device(), b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits
     return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
 
 
-def _new_of_tensors(
+def _new_oftensor_types(
     a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: tuple[float, float] | None
 ) -> KnownProduct | None:
     """Prepare and remember the product of two tensors, if api/fresh.py prepares it."""
@@ -142,7 +146,7 @@ def _new_of_tensors(
 
 def _torch_path(torch: Any) -> FastPath:
     stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-    tensors, byte = _tensors(torch), torch.uint8
+    tensors, byte = tensor_types(torch), torch.uint8
     tracing, modes, transforms = arrays.recorders(torch)
     forward, written = torch.autograd.forward_ad, arrays.version_bump(torch)
     products, strided = _TENSORS, torch.strided
@@ -156,14 +160,14 @@ def _torch_path(torch: Any) -> FastPath:
         p, q = a.data_ptr(), b.data_ptr()
         if not p or not q:
             return None
-        bits = _low_bits(p, q, 0) if (p | q) & 15 else 0
+        bits = low_bits(p, q, 0) if (p | q) & 15 else 0
         if out is None:
             key = (name, ordinal, b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits)
             product = products.get(key)
             if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
                 return None
             if product is None:
-                product = _new_of_tensors(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
+                product = _new_oftensor_types(a, b, key, p, q, scalars) if a.layout is b.layout is strided else None
                 if product is None:
                     return None
             result = a.new_empty_strided(product.shape, product.strides)  # new_empty takes 0.6 us longer
@@ -216,7 +220,7 @@ def _torch_path(torch: Any) -> FastPath:
 
 
 def _array_key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
-    bits = _low_bits(p, q, r)
+    bits = low_bits(p, q, r)
     key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
     return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
 

@@ -31,10 +31,10 @@ LARGE = 1 << 33  # operations from which the kernel for the shape runs at once: 
 SOON = 2
 MEDIUM = 1 << 31
 
-# Whether wgmma adds the products of an element as mma.sync does. Where it does not, the general kernels, which multiply
-# by mma.sync, serve no product of the types and devices that have wgmma: its bits would depend on when the other kernel
-# is there.
-ADDS_ALIKE = False
+# Whether wgmma adds the products of an element as mma.sync does, on which tests/test_gpu_tiers.py decides. If it did not,
+# general kernels, which multiply by mma.sync, would serve no product that a kernel with wgmma takes: its bits would
+# depend on when the other kernel is there.
+ADDS_ALIKE = True
 
 
 class PreparedLaunch(NamedTuple):

@@ -14,7 +14,8 @@ template <class T, class Out> struct TmaProduct {
   long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
   int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
   int mapped;            // bit 0: C is written by tensor copies; else by ordinary stores, of any strides
-  int blocks, spare;
+  int blocks;            // of the grid that was asked for; 0: all that run at a time
+  int band;              // rows of tiles in a band of the order in which they are taken
   TensorMap a, b, c;
 };
 static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) == 152, "as packed");

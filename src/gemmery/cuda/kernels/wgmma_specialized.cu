@@ -1,0 +1,183 @@
+// Idea: warps of different work. A producer, one thread of the first warpgroup, only asks for tiles, as far ahead as the
+// ring has empty stages; the other warpgroups, the consumers, only multiply. They meet at mbarriers, never all together:
+// `full` says that a stage has come, `empty` that all consumers have read it. setmaxnreg hands the producer's registers
+// to the consumers, so that 128 x 256 sums of f32 fit.
+// Parent: wgmma_tma, whose threads all wait for each other at every stage.
+// Measured: not yet.
+#include "cluster.cuh"
+#include "wgmma.cuh"
+
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 128 x 40 + 256 x 232 of 65536
+
+// The ring in shared memory, its barriers behind it and behind STAGING bytes for C, and the block's place in a cluster.
+template <class Tiles, int STAGING = 0> struct Pipeline {
+  static constexpr int THREADS = (Tiles::WARPGROUPS + 1) * 128;
+  Cluster<Tiles::CM, Tiles::CN> place;
+  unsigned ring, full, empty;
+  int warpgroup;  // 0: the producer's
+
+  // After it, barriers are ready in all blocks of the cluster, and the launches before have ended.
+  template <class P>
+  __device__ __forceinline__ Pipeline(const char* shared, const P& p)
+      : ring(ptx::shared_address(shared)), full(ring + Tiles::RING + STAGING), empty(full + 8 * Tiles::STAGES),
+        warpgroup(__shfl_sync(~0u, threadIdx.x / 128, 0)) {
+    if (threadIdx.x == 0) {
+      ptx::prefetch_tensormap(&p.a);
+      ptx::prefetch_tensormap(&p.b);
+      init_ring<Tiles::STAGES>(full, empty, Tiles::WARPGROUPS * place.LISTENERS);
+    }
+    place.sync();
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+  }
+
+  __device__ __forceinline__ bool is_producer() const {
+    if constexpr (Tiles::WARPGROUPS == 2) {
+      if (warpgroup == 0) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>(); else ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+    }
+    return warpgroup == 0;
+  }
+
+  // Others may still hand stages back to this block.
+  __device__ __forceinline__ void end() const {
+    if constexpr (Tiles::CM * Tiles::CN > 1) {
+      __syncwarp();
+      place.sync();
+    }
+  }
+};
+
+// What one thread does for a block: bring stages, each as soon as it is empty.
+template <class Tiles> struct Producer {
+  Ring<Tiles::STAGES> now;
+  unsigned ring, full, empty;
+  int m, n;  // in the cluster
+  unsigned short row_mask, column_mask;
+
+  template <class Pipe>
+  __device__ __forceinline__ Producer(const Pipe& pipe)
+      : ring(pipe.ring), full(pipe.full), empty(pipe.empty), m(pipe.place.m), n(pipe.place.n),
+        row_mask(pipe.place.row_mask()), column_mask(pipe.place.column_mask()) {}
+
+  template <class P> __device__ __forceinline__ void bring_tile(const P& p, Tile tile, int first, int steps) {
+#pragma unroll 1
+    for (int step = first; step < first + steps; ++step) {
+      unsigned to = ring + now.stage * Tiles::STAGE, barrier = full + 8 * now.stage;
+      ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(barrier, Tiles::STAGE);
+      bring_a<Tiles>(p, to, tile, step, barrier, n, row_mask);
+      bring_b<Tiles>(p, to, tile, step, barrier, m, column_mask);
+      now.next();
+    }
+  }
+};
+
+// What a consumer does with stages: wait, multiply, hand back. Where paths of the program meet, no product may be under
+// way that is not on the other path, or ptxas waits for each product (its message C7519): finish() ends them all.
+template <class Tiles> struct Consumer : Warpgroup<Tiles> {
+  Ring<Tiles::STAGES> now;
+  unsigned full, released;
+  int before = 0;  // the stage whose products may be under way
+  bool releases;   // one thread for each producer that copies here
+
+  template <class Pipe>
+  __device__ __forceinline__ Consumer(const Pipe& pipe)
+      : Warpgroup<Tiles>(pipe.ring, pipe.warpgroup - 1), full(pipe.full),
+        released(pipe.place.barrier_of(pipe.empty, threadIdx.x % 128)),
+        releases(threadIdx.x % 128 < pipe.place.LISTENERS) {}
+
+  __device__ __forceinline__ void release(int stage) const {
+    if (!releases) return;
+    if constexpr (Tiles::CM * Tiles::CN > 1) {
+      ptx::mbarrier_arrive_cluster(released + 8 * stage);
+    } else {
+      ptx::mbarrier_arrive(released + 8 * stage);
+    }
+  }
+
+  // The first of the stage's products are a group of their own: while they are under way, those of the stage before
+  // end, and it is handed back early.
+  __device__ __forceinline__ void multiply_stage(bool begins) {
+    ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int part = 0; part < Tiles::PRODUCTS; ++part) {
+      this->multiply(now.stage, part, !(begins && part == 0));
+      if (part == 0) {
+        ptx::wgmma_commit_group();
+        if (!begins) {
+          ptx::wgmma_wait_group<1>();
+          release(before);
+        }
+      }
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void next_stage() {
+    before = now.stage;
+    now.next();
+  }
+
+  __device__ __forceinline__ void finish() {
+    ptx::wgmma_wait_group<0>();
+    release(before);
+  }
+
+  __device__ __forceinline__ void multiply_tile(int steps) {
+    multiply_stage(true);
+    next_stage();
+#pragma unroll 1
+    for (int step = 1; step < steps; ++step) {
+      multiply_stage(false);
+      next_stage();
+    }
+    finish();
+  }
+};
+
+// A tile begins at step `first` of k and has `steps`, at least `least`. Beyond k, zeros arrive; where k is 0 that is so
+// from step 1 on.
+struct Steps { int first, steps; };
+template <class Tiles> __device__ __forceinline__ Steps steps_of(int k, int least = 1) {
+  return {k == 0, max((k + Tiles::BK - 1) / Tiles::BK, least)};
+}
+
+// All tiles of a block, in an order that both roles walk through by themselves; sums go to C from registers.
+template <int EPILOGUE, class Tiles, class Order, class T, class Out>
+__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared) {
+  Pipeline<Tiles> pipe(shared, p);
+  Steps k = steps_of<Tiles>(p.product.k);
+  Order order(p, pipe.place);
+  if (pipe.is_producer()) {
+    if (threadIdx.x == 0) {
+      Producer<Tiles> producer(pipe);
+      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
+    }
+  } else {
+    Consumer<Tiles> consumer(pipe);
+    for (; order.more(); order.next()) {
+      consumer.multiply_tile(k.steps);
+      int row = order.tile.row + (pipe.warpgroup - 1) * Tiles::BLOCKS * 64;
+      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col);
+    }
+  }
+  pipe.end();
+}
+
+// The order of a block that has one tile.
+template <class Tiles> struct OneTile {
+  Tile tile;
+  bool open = true;
+  template <class P, class Place>
+  __device__ __forceinline__ OneTile(const P& p, const Place&) : tile(tile_of_block<Tiles::BM, Tiles::BN>(p.product)) {}
+  __device__ __forceinline__ bool more() const { return open; }
+  __device__ __forceinline__ void next() { open = false; }
+};
+
+template <class T, class Out, int EPILOGUE, class Tiles>
+__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+wgmma_specialized(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  specialized<EPILOGUE, Tiles, OneTile<Tiles>>(p, shared);
+}

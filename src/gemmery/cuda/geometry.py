@@ -23,6 +23,7 @@ C_NAMES = {
     "i32": "int",
 }
 ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
+BAND = 8
 LAYOUTS = {"row": "ROW", "col": "COL", "any": "ANY"}
 LARGEST_SIDE = 2_000_000_000  # kernels index rows and columns by 32 bits, and step beyond the end by less than 2^27
 
@@ -58,6 +59,7 @@ class Geometry:
     overlaps: bool = False  # may start before the previous launch on the stream has ended: it waits by itself
     maps: tuple[MapBox, ...] = ()  # in the order a, b, c; the kernels' argument is then a TmaProduct
     alone: bool = False  # no other compute capability has its instructions, not even a later one
+    band: int = BAND  # rows of tiles in a band of the order of persistent blocks
     cluster: int = 1  # blocks of a cluster, which the kernel declares; the grid is a multiple of it
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered, tensormaps
-from gemmery.cuda.geometry import ACTIVATIONS, LARGEST_SIDE, Geometry, GeometryOf, refusal
+from gemmery.cuda.geometry import ACTIVATIONS, BAND, LARGEST_SIDE, Geometry, GeometryOf, refusal
 from gemmery.cuda.tensormaps import Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
@@ -246,7 +246,9 @@ class CudaLaunch:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         with driver.on(self._ordinal):
-            argument = mapped_argument(argument, self.problem, maps, tensormaps.encoded, scaling=scaling)
+            argument = mapped_argument(
+                argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band
+            )
         return MappedReady(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps)
 
     def __call__(
@@ -328,6 +330,7 @@ def mapped_argument(
     addresses: Mapping[str, int] = _ALIGNED,
     scaling: Scaling | None = None,
     extra: tuple[int, ...] = (),
+    band: int = BAND,
 ) -> bytes:
     """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
 
@@ -341,7 +344,9 @@ def mapped_argument(
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
     argument[:_EXTRA_AT] = product
-    _REST.pack_into(argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, 0)
+    _REST.pack_into(
+        argument, _EXTRA_AT, *_in_order(extra or (0, 0, 0), transposed), *steps, activation, mapped, 0, band
+    )
     for each in maps:
         place = _MAPS_AT[each.operand]
         argument[place : place + tensormaps.BYTES] = encode(each.shape, addresses[each.operand])

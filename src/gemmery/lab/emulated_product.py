@@ -144,7 +144,9 @@ def _argument(problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mappi
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
     extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
-    return mapped_argument(product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra)
+    return mapped_argument(
+        product, problem, maps, _emulated_map, starts, (problem.scales, *a, *b), extra, geometry.band
+    )
 
 
 def _steps(factors: View | None) -> tuple[int, int]:

@@ -187,7 +187,7 @@ def test_the_inner_side_is_the_one_whose_elements_are_adjacent():
     packed = tensormaps.shape(MapBox("b", (64, 64), packed=512, pitch=144), F16, view((5, 72, 40), (7, 2, 3)))
     assert (packed.extents, packed.strides) == ((72, 40, 5), (144, 144 * 40))
     empty = tensormaps.shape(MapBox("a", (64, 128)), F16._replace(k=0), view((1, 100, 0), (0, 16, 2)))
-    assert empty.extents == (1, 100, 1)
+    assert empty.extents == (0, 100, 1)
     row = tensormaps.shape(MapBox("a", (64, 128)), F16._replace(m=1), view((1, 1, 72), (0, 7, 2)))
     assert (row.extents, row.strides) == ((72, 1, 1), (144, 144))
 

@@ -100,6 +100,7 @@ REPEATS = {
     "simt_uncoalesced": (40, "it is its parent with i and j exchanged, which is all that it shows: 3 of 8 lines"),
     "simt_smem_transposed": (30, "a loop over tiles between two barriers"),
     "gemv_thread_smem": (30, "a loop over the batch, and the sum of a result"),
+    "wgmma_cluster": (50, "its idea is in cluster.cuh, and its file a kernel of 8 lines with an attribute"),
 }
 
 

@@ -167,6 +167,8 @@ def describable(problem: Problem, operand: str) -> str:
     """
     place = "abc".index(operand)
     name, layout = operand.upper(), (problem.a_layout, problem.b_layout, problem.c_layout)[place]
+    if problem.k == 0 and operand != "c":
+        return ""  # no element of it is copied
     if layout == "any":
         return f"neither the rows nor the columns of {name} have adjacent elements: a tensor map needs one of them"
     if contiguous(problem)[place] == 1:

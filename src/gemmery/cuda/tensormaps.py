@@ -125,8 +125,7 @@ def _checked(box: MapBox, dtype: str, extents: tuple[int, int, int], strides: tu
         )
     if box.promotion not in _PROMOTIONS:
         raise RefusedError(f"promotion={box.promotion} of {name}: 0, 64, 128 or 256 bytes")
-    inner, outer, batch = (max(1, side) for side in extents)  # a product with k = 0 copies no box
-    return MapShape(dtype, (inner, outer, batch), strides, box.box, box.swizzle, box.promotion)
+    return MapShape(dtype, extents, strides, box.box, box.swizzle, box.promotion)
 
 
 def encoded(described: MapShape, address: int) -> bytes:
@@ -139,7 +138,7 @@ def encoded(described: MapShape, address: int) -> bytes:
         getattr(cuda.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[described.dtype]}"),
         3,
         address,
-        [long(side) for side in described.extents],
+        [long(max(1, side)) for side in described.extents],
         [long(stride) for stride in described.strides],
         [short(side) for side in (*described.box, 1)],
         [short(1)] * 3,

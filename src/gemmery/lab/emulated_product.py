@@ -114,7 +114,7 @@ def run_rung(
     argument = _argument(problem, geometry, gemm, addresses, memory.address("workspace"))
     runs = []
     for program, launch in zip(programs, geometry.launches, strict=True):
-        dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared)
+        dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
         run = emulated(program, dims, memory, check=options.check, seed=options.seed, observers=options.observers)
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():

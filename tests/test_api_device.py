@@ -102,6 +102,9 @@ def test_refusals_come_before_the_device_is_touched(call, error, words):
         (lambda: gm.matmul(e4m3(), e4m3(), precision="tf32"), gm.ArgumentError, "for float32 products"),
         (lambda: gm.matmul(e4m3(), e4m3(), bias=Matrix((3,))), gm.ShapeError, "bias has shape"),
         (lambda: gm.explain(e4m3(), e5m2()), gm.DTypeError, "both to float16"),
+        (lambda: gm.matmul(half(), half(), out=e4m3()), gm.DTypeError, "from float16 to float8_e4m3fn.*out of float16"),
+        (lambda: gm.matmul(half(), half(), bias=e5m2(4)), gm.DTypeError, "bias is float8_e5m2.*to float16 first"),
+        (lambda: gm.gemm(1, half(), half(), 1, e4m3()), gm.DTypeError, "float8_e4m3fn on cuda:0: devices multiply"),
     ],
 )
 def test_types_of_eight_bits_are_refused_with_the_way_out(call, error, words):
@@ -370,6 +373,53 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     on_device.product("matmul", "a", "b", x, y, None, NO_OPTIONS)
     assert run.addresses[5] == 1 << 21
     assert kept == [served]
+
+
+@pytest.fixture
+def enqueued(monkeypatch):
+    """Run a product of views of (6, 300) and (300, 300) in e4m3; return the launch, copies of results and waits."""
+    run, copies, waits = Run(), [], []
+
+    def product(out, **options):
+        x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
+        new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
+        served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
+        monkeypatch.setattr(on_device, "_new", lambda a, shape, dtype, x: (a, new))
+        monkeypatch.setattr(on_device, "_scratch", lambda a, size, x, stream: (object(), y._replace(pointer=1 << 21)))
+        monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
+        monkeypatch.setattr(on_device, "prepared", lambda operands, target, options: served)
+        monkeypatch.setattr(on_device, "_copy", lambda *given: copies.append(given))
+        monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
+        monkeypatch.setattr(on_device, "view", lambda z: z)
+        monkeypatch.setattr(scales, "view", lambda z: z)
+        on_device.product("matmul", "a", "b", x, y, out, Options(**options))
+        return run, copies, waits
+
+    return product
+
+
+def factor(pointer, *shape, stream=0):
+    return View(pointer, shape, contiguous(shape, 4), "f32", "cuda:0", stream)
+
+
+def test_the_addresses_of_factors_reach_the_launch(enqueued):
+    run, copies, waits = enqueued(None, scale_a=factor(64, 6), scale_b=factor(128, 1, 300, stream=5))
+    assert run.addresses[2:] == (1 << 20, 0, 0, 1 << 21, (1.0, 0.0), (64, 128, 0))
+    assert waits == [(0, 5), (5, 0)]
+    run, copies, _ = enqueued(None, scale_a=0.5, scale_b=factor(128, 300))
+    assert run.addresses[6:] == ((0.5, 0.0), (0, 128, 0))
+    run, copies, _ = enqueued(None, scale_a=0.5, scale_b=4.0)
+    assert run.addresses[6:] == ((2.0, 0.0),)
+    assert copies == []
+
+
+@pytest.mark.parametrize(("strides", "copied"), [((600, 2), 0), ((2, 12), 1), ((1200, 4), 1)])
+def test_factors_of_blocks_write_rows_and_a_copy_turns_them(enqueued, strides, copied):
+    out = View(1 << 22, (6, 300), strides, "bf16", "cuda:0")
+    run, copies, _ = enqueued(out, scale_a=factor(64, 6, 3), scale_b=factor(128, 3, 3))
+    assert run.addresses[2] == (1 << 20 if copied else 1 << 22)
+    assert len(copies) == copied
+    assert run.addresses[7] == (64, 128, 0)
 
 
 def test_a_product_on_the_cpu_loads_nothing_for_devices():

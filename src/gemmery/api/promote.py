@@ -35,7 +35,12 @@ def promoted(a: str, b: str) -> str:
 
 @lru_cache
 def can_cast(source: str, target: str, rule: str) -> bool:
-    """Return what `numpy.can_cast` says for rule "safe" or "same_kind"; bfloat16 is cast as a 16-bit float is."""
+    """Return what `numpy.can_cast` says for rule "safe" or "same_kind"; bfloat16 is cast as a 16-bit float is.
+
+    float8 is cast to no other type, and no other type to it.
+    """
+    if source in dtypes.FP8 or target in dtypes.FP8:
+        return source == target
     if rule == "safe" and source != target and "bf16" in (source, target):
         return target in _ABOVE_BFLOAT or source in _INTO_BFLOAT
     stand_in = {"bf16": "float16"}

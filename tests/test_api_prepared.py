@@ -112,13 +112,13 @@ SHARED = {"c": "maps", "d": ""}  # devices by the maps of their kernels
 @pytest.mark.parametrize(
     ("alike", "side", "device", "loaded", "first", "soon"),
     [
-        (True, 64, "c", True, "general", True),
-        (True, 1024, "c", True, "shared", False),
-        (True, 1024, "c", False, "general", True),
-        (True, 1024, "d", True, "general", True),
-        (False, 64, "c", False, "shared", False),
-        (False, 64, "d", True, "general", True),
-        (True, 1700, "c", False, "shared", False),
+        (True, 64, "c", True, "general", prepared.SOON),
+        (True, 1024, "c", True, "shared", 0),
+        (True, 1024, "c", False, "general", 1),
+        (True, 1024, "d", True, "general", 1),
+        (False, 64, "c", False, "shared", 0),
+        (False, 64, "d", True, "general", prepared.SOON),
+        (True, 1700, "c", False, "shared", 0),
     ],
 )
 def test_kernels_for_every_shape_run_where_they_are_loaded(monkeypatch, alike, side, device, loaded, first, soon):
@@ -137,7 +137,7 @@ def test_kernels_for_every_shape_run_where_they_are_loaded(monkeypatch, alike, s
     served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
     prepared.prepare.cache_clear()
     assert served.run == first
-    assert served.countdown == (prepared.SOON if soon else 0)
+    assert served.countdown == soon
 
 
 @pytest.mark.parametrize(("alike", "sides"), [(True, (1000, 1100)), (False, ())])

@@ -41,7 +41,7 @@ def prepare(
     run = images.ready(m, n, k, (a_row, a_col), (b_row, b_col), (n, 1), p | q)
     terms = images.dtype, images.ordinal, a, a_step, b, b_step, p & 15, q & 15, scaled
     shape = (*a[:-1], *b[1:])
-    soon = often(images.dtype, device)
+    soon = often(images.dtype, device, 2 * m * n * k)
     return TieredLaunch(_ALONE, run, _better, terms, soon), shape, (n, 1) if len(shape) == 2 else (1,) * len(shape)
 
 

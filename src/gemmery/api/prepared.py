@@ -150,16 +150,17 @@ def specialised(*terms: Any) -> PreparedLaunch:
 def prepare(*terms: Any) -> TieredLaunch:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
-    at_once = not tiers.enabled() or problem.flops * form.runs >= LARGE or _at_once(form, problem)
+    work = problem.flops * form.runs
+    at_once = not tiers.enabled() or work >= LARGE or _at_once(problem, work)
     run = None if at_once else _general(form, problem, terms[3])
     if run is None:
         return TieredLaunch(form, specialised(*terms).run)
-    return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device))
+    return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device, work))
 
 
-def _at_once(form: Arrangement, problem: Problem) -> bool:
-    """Return True if a product runs by a kernel for many shapes from the first time on."""
-    if problem.flops * form.runs < unseen(problem.dtype, problem.device):
+def _at_once(problem: Problem, work: int) -> bool:
+    """Return True if a product of so many operations runs by a kernel for many shapes from the first time on."""
+    if work < unseen(problem.dtype, problem.device):
         return False
     candidate = dispatch.choice(problem)
     assert candidate.rung.geometry is not None
@@ -176,9 +177,14 @@ def unseen(dtype: str, device: str) -> int:
     return MEDIUM if ADDS_ALIKE else 0
 
 
-def often(dtype: str, device: str) -> int:
-    """Return the number of products of a shape after which better launches are made for it."""
-    return SOON if dtype in TENSOR_COPIED and copies_tensors(device) else OFTEN
+def often(dtype: str, device: str, work: int) -> int:
+    """Return the number of products of a shape, each of so many operations, after which better launches are made.
+
+    A kernel that many shapes want is made at the first product that it would have run at once.
+    """
+    if dtype not in TENSOR_COPIED or not copies_tensors(device):
+        return OFTEN
+    return 1 if work >= MEDIUM else SOON
 
 
 def _specialised(*terms: Any) -> Ready:

@@ -349,7 +349,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "ladder", "ladder diff", "bench", "sweep", "inspect", "exhibit", "doctor", "warm"]
+    "name", ["", "ladder", "ladder diff", "bench", "sweep", "inspect", "exhibit", "doctor", "verify", "warm"]
 )
 def test_help(name, capsys):
     assert cli.run([*name.split(), "--help"]) == 0
@@ -361,7 +361,7 @@ def test_help(name, capsys):
 
 def test_alone_it_shows_what_there_is(capsys):
     assert cli.run([]) == 0
-    known = {"ladder", "bench", "sweep", "inspect", "exhibit", "doctor", "warm"}
+    known = {"ladder", "bench", "sweep", "inspect", "exhibit", "doctor", "verify", "warm"}
     out = capsys.readouterr().out
     assert set(re.findall(r"^  ([a-z]+) ", out, re.MULTILINE)) >= known
     assert "..." not in out.split("Commands:")[1]

@@ -22,7 +22,7 @@ from gemmery.bench.resident import DeviceOperands, Resident, Shared
 from gemmery.bench.rival import Rival, by_name, not_found
 from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
-from gemmery.errors import RefusedError
+from gemmery.errors import DeviceError, RefusedError
 
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
 TRIED_SECONDS = 0.003
@@ -94,6 +94,26 @@ def new_shapes(work: Work, device: str) -> tuple[Pairs, Callable[[Any, Any], obj
         return (tensor.view(torch.bfloat16) if work.dtype == "bf16" else tensor).to(device)
 
     return shapes.pairs(work, convert), torch.matmul, torch.cuda.synchronize
+
+
+def tensors_in(device: str) -> Callable[[Any, str, Sequence[int], Sequence[int], int], tuple[Any, Callable[[], Any]]]:
+    """Return what copies bytes to a device and describes a tensor there: its type, shape, strides and first element.
+
+    That returns the tensor, and what reads the bytes back. Raises DeviceError without PyTorch for the device.
+    """
+    reason = _without_torch()
+    if reason:
+        raise DeviceError(f"{device} without PyTorch, whose tensors hold the operands: {reason}")
+    import torch
+
+    def place(
+        memory: Any, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> tuple[Any, Callable[[], Any]]:
+        there = torch.from_numpy(memory).to(device, copy=True)
+        tensor = torch.as_strided(there.view(getattr(torch, dtype)), shape, strides, offset)
+        return tensor, lambda: there.cpu().numpy()
+
+    return place
 
 
 Sets = Sequence[tuple[Any, ...]]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from gemmery.lab.suites import bench as bench
     from gemmery.lab.sweeps import emulated_sweep as emulated_sweep
     from gemmery.lab.sweeps import sweep as sweep
+    from gemmery.lab.verification import Verification as Verification
+    from gemmery.lab.verification import verify as verify
     from gemmery.lab.workload import chain as chain
     from gemmery.ladder.diff import Difference as Difference
     from gemmery.ladder.diff import diff as diff
@@ -56,6 +58,10 @@ _HOMES = {
         "prune",
     ),
     "gemmery.lab.climb": ("ladder",),
+    "gemmery.lab.verification": (
+        "Verification",
+        "verify",
+    ),
     "gemmery.lab.suites": ("bench",),
     "gemmery.lab.sweeps": (
         "emulated_sweep",

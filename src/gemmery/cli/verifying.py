@@ -1,0 +1,78 @@
+"""The command that compares random products with the reference: verify."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from gemmery.cli.app import Action, app
+from gemmery.cli.options import Json, names
+
+if TYPE_CHECKING:
+    from gemmery.lab import Verification
+
+
+@app.command(
+    short_help="Compare random products with the reference.",
+    epilog="""\b
+    Examples:
+      gemmery verify
+      gemmery verify --device cuda --products 10000
+      gemmery verify --device cuda --dtype e4m3 --seed 71 --products 1
+
+    \b
+    With GEMMERY_TIERS=off each product runs the kernel for its shape at once,
+    and waits until it is compiled.""",
+)
+def verify(
+    device: Annotated[str, Option(metavar="NAME", help="cpu, cuda, or cuda:N for the Nth GPU.")] = "cpu",
+    products: Annotated[int, Option(metavar="N", min=1, help="How many.")] = 1000,
+    dtype: Annotated[
+        list[str] | None,
+        Option(metavar="A,B", help="Only these element types: f16, bf16, tf32, e4m3, i8 ...", show_default="all"),
+    ] = None,
+    seed: Annotated[int, Option(metavar="S", min=0, help="The first product's; the next has S + 1.")] = 0,
+    json: Json = False,
+) -> Action:
+    """Compute random products of all kinds, and compare each with one of higher precision.
+
+    Shapes, layouts, alignments, batches, groups, epilogues, factors and results are drawn by a seed. A product that is
+    wrong is shown with the command that repeats it; the exit code is then 1.
+    """
+    types = [name for text in dtype or () for name in names(text)]
+    return partial(_verify, device, products, types, seed, json)
+
+
+def _verify(device: str, products: int, types: list[str], seed: int, json: bool) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from gemmery import lab, report
+
+    console = Console(stderr=True)
+    columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=products)
+        verified = lab.verify(
+            products, device, types, seed, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    sys.stdout.write(f"{report.as_json(verified) if json else in_words(verified)}\n")
+    return 0 if verified.ok else 1
+
+
+def in_words(verified: Verification) -> str:
+    """Return what was compared, and each wrong product with the command that repeats it."""
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(verified.types.items()))
+    last = verified.seed + verified.products - 1
+    summary = (
+        f"{verified.products} products ({counts}) on {verified.device}, seeds {verified.seed} to {last}, "
+        f"{verified.seconds:.3g} s: {len(verified.wrong) or 'none'} wrong; "
+        f"the others reach at most {verified.worst:.3g} of their bounds"
+    )
+    lines = [summary]
+    for wrong in verified.wrong:
+        lines += [f"{wrong.product}", f"  {wrong.reason}", f"  again: {wrong.again}"]
+    return "\n".join(lines)

@@ -1,0 +1,203 @@
+"""Random products: every option of a product, drawn by a seed, and operands in memory of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gemmery import dtypes
+from gemmery.dtypes import Array
+
+TYPES = {"cpu": ("f16", "bf16", "f32", "i8"), "cuda": ("f16", "bf16", "tf32", "e4m3", "e5m2", "i8")}
+GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
+HALF, EIGHT = ("f16", "bf16"), ("e4m3", "e5m2")
+
+_LONGEST, _LONGER = 700, 5000
+_MOST = 2e8  # multiplications
+_EXACT_K = 2000  # beyond it, sums of products of numbers up to 2 no longer fit the 13 bits that float8 sums have
+_KS = (0, 1, 8, 63, 64, 65)
+_STORED = ("row", "col", "padded", "padded col", "aligned", "odd", "strided")  # layouts that C may have
+_READ = (*_STORED, "one row")
+
+
+@dataclass(frozen=True)
+class RandomProduct:
+    """A product with its options; `seed` and `dtype` determine the others."""
+
+    seed: int
+    dtype: str  # of A and B; "tf32": f32 with that precision
+    function: str  # "matmul", "gemm" or "grouped_matmul"
+    m: int
+    n: int
+    k: int
+    batch: int
+    out: str
+    layouts: tuple[str, str, str]
+    shared: tuple[bool, bool]  # A or B is one matrix for the whole batch
+    whole: bool  # small whole numbers, whose sums are exact
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: bool = False
+    activation: str = ""
+    scales: str = ""  # "", "numbers", "outer" or "blocks"
+    invariant: bool = False
+    ends: tuple[int, ...] = ()  # of the groups in the rows of A
+
+    @property
+    def element(self) -> str:
+        """The element type of A and B."""
+        return "f32" if self.dtype == "tf32" else self.dtype
+
+    def __str__(self) -> str:
+        """The product in one line: what differs from a plain one."""
+        shape = f"{self.batch} x " * (self.batch > 1) + f"{self.m} x {self.n} x {self.k}"
+        shared = [f"one {name} for all" for name, is_shared in zip("AB", self.shared, strict=True) if is_shared]
+        numbers = [f"alpha={self.alpha}", f"beta={self.beta}"] if self.function == "gemm" else []
+        options = [f"scales={self.scales}"] * bool(self.scales) + ["batch_invariant"] * self.invariant
+        options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
+        options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
+        parts = [*shared, *numbers, *options, "whole numbers" if self.whole else "normal numbers"]
+        return f"{self.function} {shape}, {self.dtype} -> {self.out}, {' / '.join(self.layouts)}, {', '.join(parts)}"
+
+
+def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
+    """Return the product of a seed for a kind of device, "cpu" or "cuda".
+
+    >>> drawn(3, ["f16", "bf16"], "cpu") == drawn(3, [drawn(3, ["f16", "bf16"], "cpu").dtype], "cpu")
+    True
+    """
+    dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
+    draw = np.random.default_rng([seed, 0])
+    functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*EIGHT, "i8"))
+    function = str(draw.choice(functions))
+    batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
+    m, n, k = _sides(draw, batch)
+    scales = (
+        ""
+        if kind == "cpu" or function == "gemm" or dtype == "tf32"
+        else str(draw.choice(_scales(dtype, batch, function)))
+    )
+    out = str(draw.choice(_results(dtype, scales, function)))
+    whole_type = out in ("i8", "i32")
+    epilogue = function != "gemm" and not whole_type
+    layouts = (str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED)))
+    return RandomProduct(
+        seed,
+        dtype,
+        function,
+        m,
+        n,
+        k,
+        batch,
+        out,
+        layouts,
+        ((False, False), (True, False), (False, True))[int(draw.choice([0, 0, 1, 2])) if batch > 1 else 0],
+        whole=bool(draw.random() < 0.5),
+        alpha=float(draw.choice([1.0, 1.5, -0.5])) if function == "gemm" else 1.0,
+        beta=float(draw.choice([0.0, 1.0, -0.75])) if function == "gemm" else 0.0,
+        bias=epilogue and bool(draw.random() < 0.3),
+        activation=str(draw.choice(["", "", "relu", "gelu", "silu"])) if epilogue else "",
+        scales=scales,
+        invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < 0.5),
+        ends=_ends(draw, m) if function == "grouped_matmul" else (),
+    )
+
+
+def _sides(draw: np.random.Generator, batch: int) -> tuple[int, int, int]:
+    """Return m, n and k: mostly small, half of them multiples of 16, k often one at which loops begin or end."""
+    sides = []
+    for _ in range(3):
+        low, high = (_LONGEST, _LONGER) if draw.random() < 0.02 else (1, _LONGEST)
+        side = int(np.exp(draw.uniform(np.log(low), np.log(high + 1))))
+        sides.append(-(-side // 16) * 16 if draw.random() < 0.5 else side)
+    if draw.random() < 0.25:
+        sides[2] = int(draw.choice(_KS))
+    while batch * sides[0] * sides[1] * max(1, sides[2]) > _MOST:
+        longest = sides.index(max(sides))
+        sides[longest] //= 2
+    return sides[0], sides[1], sides[2]
+
+
+def _scales(dtype: str, batch: int, function: str) -> list[str]:
+    """Return the kinds of factors that a product may have."""
+    blocks = batch == 1 and dtype in EIGHT and function == "matmul"
+    return ["", "numbers"] + ["outer"] * (batch == 1) + ["blocks"] * blocks
+
+
+def _results(dtype: str, scales: str, function: str) -> list[str]:
+    """Return the element types that C may have."""
+    if dtype == "i8":
+        return ["bf16", "f16", "f32"] if scales else ["i32"]
+    if dtype in EIGHT:
+        return ["bf16", "f16", "f32"]
+    return [dtype, "f32"] if dtype in HALF and function != "gemm" else ["f32" if dtype == "tf32" else dtype]
+
+
+def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
+    """Return where the groups of all rows end; some groups have no rows."""
+    cuts = draw.integers(0, rows + 1, int(draw.integers(0, 8)))
+    return (*sorted(int(cut) for cut in cuts), rows)
+
+
+def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:
+    """Return random numbers of an element type."""
+    kind = numpy_type(dtype)
+    if dtype in ("i8", "i32"):
+        return draw.integers(-128, 128, shape).astype(kind)
+    if product.whole:
+        most = 8 if product.dtype not in EIGHT else 2 if product.k <= _EXACT_K else 1
+        return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)
+    return draw.standard_normal(shape, np.float32).astype(kind)
+
+
+def numpy_type(name: str) -> np.dtype[np.generic]:
+    """Return the NumPy type of a short name; ml_dtypes has those that NumPy lacks."""
+    import ml_dtypes
+
+    long = dtypes.get(name).numpy
+    return np.dtype(getattr(ml_dtypes, long, None) or long)
+
+
+@dataclass(frozen=True)
+class MatrixImage:
+    """Matrices in memory with guards around them."""
+
+    memory: Array  # bytes
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # elements
+    offset: int  # elements
+
+    def matrices(self, memory: Array | None = None) -> Array:
+        """Return the matrices in this memory, or in a copy of it."""
+        size = self.dtype.itemsize
+        steps = tuple(step * size for step in self.strides)
+        inside = self.memory if memory is None else memory
+        return np.ndarray(self.shape, self.dtype, inside.data, self.offset * size, steps)
+
+
+def image(numbers: Array, layout: str) -> MatrixImage:
+    """Return (..., rows, columns) in memory of a layout; of "one row" the first row is repeated."""
+    *batch, rows, columns = numbers.shape
+    size = numbers.itemsize
+    wide = -(-columns * size // 16) * 16 // size
+    row, column = {
+        "row": (columns, 1),
+        "col": (1, rows),
+        "padded": (columns + 3, 1),
+        "padded col": (1, rows + 5),
+        "aligned": (wide + 16 // size, 1),
+        "odd": (columns, 1),
+        "strided": (2 * columns + 1, 2),
+        "one row": (0, 1),
+    }[layout]
+    each = max(1, row * (rows - 1) + column * (columns - 1) + 1) if rows and columns else 1
+    each = -(-each * size // 16) * 16 // size if layout in ("aligned", "col", "padded col") else each
+    offset = GUARD // size + (layout == "odd")
+    count = batch[0] if batch else 1
+    memory = np.full((offset + max(1, count) * each) * size + GUARD, 0xFF, np.uint8)
+    placed = MatrixImage(memory, numbers.dtype, numbers.shape, (*([each] if batch else []), row, column), offset)
+    placed.matrices()[...] = numbers[..., :1, :] if layout == "one row" else numbers
+    return placed

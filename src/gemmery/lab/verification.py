@@ -1,0 +1,250 @@
+"""verify(): random products on the CPU or a GPU, each compared with the reference."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import gemmery as gm
+from gemmery import dtypes as element_types
+from gemmery import verify as reference
+from gemmery.bench import cublas
+from gemmery.dtypes import Array
+from gemmery.errors import ArgumentError, DTypeError, GemmeryError
+from gemmery.lab import asked
+from gemmery.lab.random_products import EIGHT, TYPES, MatrixImage, RandomProduct, drawn, image, numpy_type, values
+
+TF32 = 2.0**15 + 8  # two factors cut to 11 bits, 2^-9 together, in units of f32's 2^-24
+STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits of fraction, in the same units
+BLOCK = 128
+_FLOPS = 2e7  # of a comparison; of larger products it takes some rows
+_MOST_WRONG = 10
+
+OnProduct = Callable[[int, int], None]  # how many are done, of how many
+PlaceImage = Callable[
+    [MatrixImage], tuple[Any, Callable[[], Array]]
+]  # -> the array of a library, and what reads its memory
+
+
+@dataclass(frozen=True)
+class WrongProduct:
+    """A product that is not within its bound, or that raised an error."""
+
+    product: str
+    reason: str
+    again: str  # the command that runs it alone
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a run compared; `worst` is the largest error over its bound among the products that passed."""
+
+    device: str
+    seed: int
+    products: int
+    types: Mapping[str, int]  # how many products there were of each
+    worst: float
+    wrong: tuple[WrongProduct, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """True when every product is within its bound."""
+        return not self.wrong
+
+
+def verify(
+    products: int = 1000,
+    device: str = "cpu",
+    dtypes: Sequence[str] = (),
+    seed: int = 0,
+    on_product: OnProduct = lambda done, total: None,
+) -> Verification:
+    """Compute `products` random products and compare each with the reference, in NumPy and higher precision.
+
+    Product number i has the seed `seed + i`, which determines its shape, layouts, alignment, element type (one of
+    `dtypes`, by default all that the device multiplies in half precision, 8 bits and tf32), options and operands. Half
+    of them have small whole numbers, of which every sum is exact. C lies between guards and holds NaN before. It stops
+    after 10 wrong products.
+
+    >>> verify(20, seed=1).ok
+    True
+
+    Raises ArgumentError for an unknown device or type, and DeviceError for a GPU without PyTorch.
+    """
+    ordinal = asked.ordinal(device)
+    kind = "cpu" if ordinal is None else "cuda"
+    if products < 1 or seed < 0:
+        raise ArgumentError(f"products {products}, seed {seed}: there is at least 1 product, and no seed is negative")
+    types = tuple(_spelled(name, kind) for name in dtypes) or TYPES[kind]
+    place = on_host if ordinal is None else on_gpu(f"cuda:{ordinal}")
+    wrong: list[WrongProduct] = []
+    counts: Counter[str] = Counter()
+    start, worst = time.perf_counter(), 0.0
+    for done in range(products):
+        product = drawn(seed + done, types, kind)
+        counts[product.dtype] += 1
+        reason, ratio = _tried(product, place)
+        worst = max(worst, ratio)
+        if reason:
+            again = f"gemmery verify --device {device} --dtype {product.dtype} --seed {product.seed} --products 1"
+            wrong.append(WrongProduct(str(product), reason, again))
+        on_product(done + 1, products)
+        if len(wrong) == _MOST_WRONG:
+            break
+    return Verification(device, seed, sum(counts.values()), counts, worst, tuple(wrong), time.perf_counter() - start)
+
+
+def _spelled(name: str, kind: str) -> str:
+    """Return the short name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
+    try:
+        return element_types.resolve(name, (*TYPES[kind], "f32"))
+    except DTypeError as error:
+        raise ArgumentError(f"products on {kind}: {error}") from None
+
+
+def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:
+    """Return NumPy's array of an image, and what reads its memory."""
+    copy = placed.memory.copy()
+    return placed.matrices(copy), lambda: copy
+
+
+def on_gpu(device: str) -> PlaceImage:
+    """Return what copies an image to a GPU. Raises DeviceError without PyTorch."""
+    copy = cublas.tensors_in(device)
+    return lambda placed: copy(placed.memory, placed.dtype.name, placed.shape, placed.strides, placed.offset)
+
+
+def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:
+    """Return what is wrong with a product, and the error over its bound if nothing is."""
+    try:
+        checked, around = computed(product, place)
+    except (GemmeryError, RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}", 0.0
+    if not checked.ok:
+        what = f"element {checked.worst} is {checked.got}, the reference is {checked.expected}"
+        return f"{what}: {checked.error_over_bound:.3g} times the bound {checked.bound:.3g}", 0.0
+    return ("" if around else "memory around C was written"), checked.error_over_bound
+
+
+def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, bool]:
+    """Compute a product; return its comparison, and whether the memory around C is as before."""
+    p, draw = product, np.random.default_rng([product.seed, 2])
+    each = (p.batch,) if p.batch > 1 else ()
+    groups = (len(p.ends),) if p.ends else ()
+    a = image(values(p, (*(() if p.shared[0] else each), p.m, p.k), p.element, draw), p.layouts[0])
+    b = image(values(p, (*groups, *(() if p.shared[1] else each), p.k, p.n), p.element, draw), p.layouts[1])
+    c = image(_before(p, (*each, p.m, p.n), draw), p.layouts[2])
+    bias = draw.standard_normal(p.n, np.float32) if p.bias else None
+    if bias is not None and p.whole:
+        bias = np.rint(bias)
+    scale_a, scale_b = _factors(p, draw)
+    old = c.matrices().copy()
+    arrays = [place(x) for x in (a, b, c)]
+    (x, _), (y, _), (z, memory) = arrays
+    vectors = {
+        name: array if array is None or isinstance(array, float) else place(_vector(array))[0]
+        for name, array in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b))
+    }
+    _call(p, x, y, z, vectors)
+    after = memory()
+    untouched = after.copy()
+    c.matrices(untouched)[...] = old
+    result = c.matrices(after)
+    checked = _compared(
+        p, result, _scaled(p, a.matrices(), scale_a, 0), _scaled(p, b.matrices(), scale_b, 1), old, bias
+    )
+    return checked, bool(np.array_equal(untouched, c.memory))
+
+
+def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
+    """Call the product's function."""
+    options = {name: value for name, value in vectors.items() if value is not None}
+    options |= {"activation": p.activation} if p.activation else {}
+    options |= {"batch_invariant": True} if p.invariant else {}
+    options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
+    options |= {"precision": "tf32"} if p.dtype == "tf32" else {}
+    if p.function == "gemm":
+        gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
+    elif p.function == "grouped_matmul":
+        gm.grouped_matmul(a, b, offsets=list(p.ends), out=c, **options)
+    else:
+        gm.matmul(a, b, out=c, **options)
+
+
+def _before(p: RandomProduct, shape: tuple[int, ...], draw: np.random.Generator) -> Array:
+    """Return what C holds before: numbers if beta multiplies them, else ones in every bit, NaN in floating types."""
+    kind = numpy_type(p.out)
+    if p.beta:
+        return values(p, shape, p.out, draw)
+    return np.full((*shape, kind.itemsize), 0xFF, np.uint8).view(kind)[..., 0]
+
+
+def _factors(p: RandomProduct, draw: np.random.Generator) -> tuple[Any, Any]:
+    """Return scale_a and scale_b: few bits, so that a factor times an element is exact in float32."""
+    if not p.scales:
+        return None, None
+    if p.scales == "numbers":
+        return float(draw.choice([0.5, 1.25])), float(draw.choice([2.0, -0.75]))
+    pieces = -(-p.k // BLOCK)
+    columns = (len(p.ends), p.n) if p.ends else (p.n,)
+    shapes = ((p.m, pieces), (pieces, -(-p.n // BLOCK))) if p.scales == "blocks" else ((p.m,), columns)
+    a, b = (draw.integers(1, 16, shape).astype(np.float32) / 8 for shape in shapes)
+    return a, b
+
+
+def _vector(array: Array) -> MatrixImage:
+    """Return a contiguous array as an image."""
+    whole = np.ascontiguousarray(array)
+    steps = tuple(step // whole.itemsize for step in whole.strides)
+    return MatrixImage(whole.reshape(-1).view(np.uint8), whole.dtype, whole.shape, steps, 0)
+
+
+def _scaled(p: RandomProduct, matrices: Array, factors: Any, operand: int) -> Array:
+    """Return A (0) or B (1) times its factors, in float32 where it has any."""
+    if factors is None:
+        return matrices
+    wide = matrices.astype(np.float32)
+    if isinstance(factors, float):
+        return np.asarray(wide * np.float32(factors))
+    if p.scales == "outer":
+        return np.asarray(wide * (factors[:, None] if operand == 0 else factors[..., None, :]))
+    along = np.repeat(factors, BLOCK, 1 - operand) if operand == 0 else np.repeat(factors, BLOCK, 0)
+    if operand == 0:
+        return np.asarray(wide * along[:, : p.k])
+    return np.asarray(wide * np.repeat(along, BLOCK, 1)[: p.k, : p.n])
+
+
+def growth(p: RandomProduct) -> Callable[[int], float]:
+    """Return f(k) of the error bound: that of the least accurate rung which may compute the product.
+
+    Tensor cores align the products of a step and a sum to the largest of them, and cut each. Sums of small whole
+    numbers are exact, except for products with factors, which are rounded as they are applied.
+    """
+    factors = 8.0 if p.scales else 0.0
+    if p.whole or p.dtype == "i8":
+        return lambda k: (factors + k / BLOCK) * bool(p.scales)
+    if p.dtype in EIGHT:
+        return lambda k: (STEP_8 + 1) * CUT_8 * -(-k // STEP_8) + k + factors
+    rounding = TF32 if p.dtype == "tf32" else 0.0
+    return lambda k: 2.5 * k + 2 + rounding + factors
+
+
+def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, bias: Array | None) -> reference.Checked:
+    """Compare C with the reference; of a grouped product, every group."""
+    options: dict[str, Any] = {"bias": bias, "activation": p.activation, "most_flops": _FLOPS}
+    if not p.ends:
+        c = old if p.beta else None
+        return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=c, **options)
+    parts = [
+        reference.check(result[start:end], a[start:end], b[group], growth(p), **options)
+        for group, (start, end) in enumerate(pairwise((0, *p.ends)))
+        if start < end
+    ]
+    return max(parts, key=lambda part: part.error_over_bound)

@@ -1,0 +1,131 @@
+"""verify(): random products on the CPU, and by a stand-in for a GPU; wrong ones are reported and can be repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gemmery import cli, lab
+from gemmery.errors import ArgumentError, DeviceError
+from gemmery.lab import verification
+from gemmery.lab.random_products import TYPES, drawn, image, numpy_type
+
+
+def expected(p, a, b, c, vectors):
+    """Compute a product in float64 by NumPy."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    for_a, for_b = vectors["scale_a"], vectors["scale_b"]
+    if p.scales == "numbers":
+        x, y = x * for_a, y * for_b
+    elif p.scales == "outer":
+        x, y = x * for_a[:, None], y * for_b[..., None, :]
+    elif p.scales == "blocks":
+        rows, columns = np.arange(p.k) // 128, np.arange(p.n) // 128
+        x, y = x * for_a[:, rows], y * for_b[rows][:, columns]
+    starts = (0, *p.ends)
+    result = (
+        np.concatenate([x[s:e] @ y[g] for g, (s, e) in enumerate(zip(starts, p.ends, strict=False))])
+        if p.ends
+        else x @ y
+    )
+    result = p.alpha * result + (p.beta * c.astype(np.float64) if p.beta else 0)
+    result = result + (0 if vectors["bias"] is None else vectors["bias"])
+    if p.activation == "relu":
+        result = np.maximum(result, 0)
+    with np.errstate(over="ignore"):
+        c[...] = (
+            result.astype(np.int64).astype(np.int32) if p.out == "i32" else result.astype(np.float32).astype(c.dtype)
+        )
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Products of every type, option and layout, computed in float64 where a GPU would."""
+    monkeypatch.setattr(verification, "_call", expected)
+    seeds = [seed for seed in range(120) if drawn(seed, TYPES["cuda"], "cuda").activation in ("", "relu")]
+    return [drawn(seed, TYPES["cuda"], "cuda") for seed in seeds]
+
+
+def test_products_of_all_kinds_pass_on_the_cpu():
+    run = lab.verify(25, seed=3)
+    assert run.ok, run.wrong
+    assert set(run.types) == set(TYPES["cpu"])
+    assert 0 < run.worst <= 1
+
+
+def test_a_right_result_passes_whatever_the_options(on_a_gpu):
+    kinds = Counter((p.function, p.dtype, p.scales) for p in on_a_gpu)
+    assert len(kinds) > 20
+    assert {p.scales for p in on_a_gpu} == {"", "numbers", "outer", "blocks"}
+    for product in on_a_gpu:
+        assert verification._tried(product, verification.on_host)[0] == "", str(product)
+
+
+def test_one_wrong_element_fails_of_every_type(on_a_gpu, monkeypatch):
+    def wrong(p, a, b, c, vectors):
+        expected(p, a, b, c, vectors)
+        at = tuple(side // 2 for side in c.shape)
+        c[at] = c[at].astype(np.float64) * 2 + 3
+
+    monkeypatch.setattr(verification, "_call", wrong)
+    for product in on_a_gpu:
+        if product.whole or product.dtype == "i8":
+            assert "times the bound" in verification._tried(product, verification.on_host)[0], str(product)
+
+
+def test_an_unwritten_result_and_a_byte_beyond_it_fail(on_a_gpu, monkeypatch):
+    monkeypatch.setattr(verification, "_call", lambda p, a, b, c, vectors: None)
+    product = next(p for p in on_a_gpu if p.dtype == "bf16" and not p.beta)
+    assert "element" in verification._tried(product, verification.on_host)[0]
+
+    def beyond(placed):
+        array, memory = verification.on_host(placed)
+        memory()[-1] = 0
+        return array, memory
+
+    monkeypatch.setattr(verification, "_call", expected)
+    assert verification._tried(product, beyond)[0] == "memory around C was written"
+
+
+def test_the_seed_and_the_type_alone_repeat_a_product():
+    for seed in range(50):
+        product = drawn(seed, TYPES["cuda"], "cuda")
+        assert drawn(seed, [product.dtype], "cuda") == product
+
+
+@pytest.mark.parametrize("layout", ["row", "col", "padded", "padded col", "aligned", "odd", "strided", "one row"])
+def test_images_have_guards_and_the_layout(layout):
+    numbers = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3).astype(numpy_type("e4m3"))
+    placed = image(numbers, layout)
+    same = np.repeat(numbers[:, :1], 5, axis=1) if layout == "one row" else numbers
+    np.testing.assert_array_equal(placed.matrices().astype(np.float32), same.astype(np.float32))
+    first = placed.offset
+    assert (placed.memory[:first] == 0xFF).all()
+    assert (placed.memory[-64:] == 0xFF).all()
+
+
+def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, capsys):
+    assert cli.run(["verify", "--products", "3", "--dtype", "f32"]) == 0
+    assert "3 products (3 f32) on cpu, seeds 0 to 2" in capsys.readouterr().out
+
+    def fail(*_):
+        raise DeviceError("no device")
+
+    monkeypatch.setattr(verification, "_call", fail)
+    assert cli.run(["verify", "--products", "30", "--seed", "7", "--dtype", "f16,i8"]) == 1
+    out = capsys.readouterr().out
+    assert "seeds 7 to 16" in out  # it stops after 10
+    assert "DeviceError: no device" in out
+    assert "again: gemmery verify --device cpu --dtype" in out
+    assert cli.run(["verify", "--json", "--products", "1"]) == 1
+
+
+def test_what_cannot_be_verified_is_refused():
+    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, i8"):
+        lab.verify(1, dtypes=["e4m3"])
+    with pytest.raises(ArgumentError, match="products 0"):
+        lab.verify(0)
+    with pytest.raises(ArgumentError, match="device 'tpu'"):
+        lab.verify(1, "tpu")

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from ctypes import c_char, c_void_p
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from cuda.bindings import driver as nvidia
 
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import driver, launch, ordered, tensormaps
+from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry, MapBox
 from gemmery.errors import DeviceError, missing
 from gemmery.problem import Problem
@@ -327,3 +329,34 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch):
     assert "words of the driver" in bindings(monkeypatch, cuInit=lambda flags: (Status(803),))
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert driver.missing() == missing("cuda", "CUDA needs its Python bindings")
+
+
+def test_a_kernel_is_loaded_once_and_opts_into_more_shared_memory_only(monkeypatch):
+    """Launches of one instance may differ in their shared memory: the largest is what it keeps."""
+    calls = []
+    loading = SimpleNamespace(
+        cuModuleLoadData=lambda code: (0, calls.append("load") or 5),
+        cuModuleGetFunction=lambda module, entry: (0, 7),
+        cuFuncSetAttribute=lambda function, attribute, size: (0, calls.append(size)),
+        CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8),
+    )
+
+    @contextmanager
+    def nothing(*_):
+        yield
+
+    monkeypatch.setattr(driver, "api", lambda: loading)
+    monkeypatch.setattr(driver, "device", lambda ordinal: replace(KNOWN["h200"], ordinal=ordinal))
+    monkeypatch.setattr(driver, "find", lambda name: driver.device(int(name[-1])))
+    monkeypatch.setattr(driver, "on", nothing)
+    monkeypatch.setattr(driver, "_relaxed", nothing)
+    monkeypatch.setattr(driver, "check", lambda result: result[1])
+    monkeypatch.setattr(driver.nvrtc, "code", lambda *names: SimpleNamespace(cubin=b"", entry="k"))
+    monkeypatch.setattr(driver, "_functions", {})
+    monkeypatch.setattr(driver, "_opted", {})
+    assert not driver.is_loaded("a.cu", "k<1>", "cuda:0")
+    assert [driver.function("a.cu", "k<1>", 0, size) for size in (0, 100_000, 60_000, 200_000, 100_000)] == [7] * 5
+    assert calls == ["load", 100_000, 200_000]
+    assert driver.is_loaded("a.cu", "k<1>", "cuda:0")
+    assert not driver.is_loaded("a.cu", "k<1>", "cuda:1")
+    assert not driver.is_loaded("a.cu", "k<2>", "cuda:0")

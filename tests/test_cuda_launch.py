@@ -16,7 +16,7 @@ from cuda.bindings import driver as nvidia
 from gemmery.arrays import View, contiguous
 from gemmery.cuda import driver, launch, ordered, tensormaps
 from gemmery.cuda.device import KNOWN
-from gemmery.cuda.geometry import Geometry, MapBox
+from gemmery.cuda.geometry import BAND, Geometry, MapBox
 from gemmery.errors import DeviceError, missing
 from gemmery.problem import Problem
 
@@ -202,7 +202,7 @@ def test_columns_in_c_swap_maps_and_factors(fake, first_bytes):
     argument = fake.launches[-1][5]
     assert [address_of(argument, letter) for letter in "abc"] == [2000, 1000, 3000]
     assert sides(argument) == (48, 32, 64)
-    assert struct.unpack_from("=3Q4q4i", argument, 152) == (80, 40, 0, 2, 0, 0, 1, 8, 1, 0, 0)
+    assert struct.unpack_from("=3Q4q4i", argument, 152) == (80, 40, 0, 2, 0, 0, 1, 8, 1, 0, BAND)
 
 
 def test_maps_do_not_leak_from_one_call_to_the_next(fake, first_bytes):

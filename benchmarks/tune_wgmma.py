@@ -265,13 +265,9 @@ class Race:
 
     def tensor(self, resident: Any) -> Any:
         """Return the C of the first set as a tensor."""
-        import torch
+        from gemmery.bench import cublas
 
-        from gemmery.bench.resident import Shared
-
-        view = resident.sets[0].c
-        tensor = torch.as_tensor(Shared(view), device=view.device)
-        return tensor.view(torch.bfloat16) if view.dtype == "bf16" else tensor
+        return cublas.tensor(resident.sets[0].c)
 
     def report(
         self,

@@ -222,8 +222,8 @@ def test_a_peak_of_no_unit_is_an_error_that_lists_them():
 
 
 def test_rivals_are_found_by_name():
-    assert [rival.name for rival in cublas.RIVALS] == ["cublas", "cublas_cupy"]
-    with pytest.raises(ArgumentError, match="known: cublas, cublas_cupy"):
+    assert [rival.name for rival in cublas.RIVALS] == ["cublas", "cublas_full", "cublas_cupy"]
+    with pytest.raises(ArgumentError, match="known: cublas, cublas_full, cublas_cupy"):
         cublas.find("cublasss")
 
 

@@ -90,6 +90,12 @@ def test_contestants_on_a_gpu_may_rest_or_not(tmp_path):
     assert suite.load(written(tmp_path, "[[product]]\nsquare = [7]")).rest == 0
 
 
+def test_products_on_a_gpu_may_have_factors_and_groups(tmp_path):
+    row = "square = [128]\ndtype = ['e4m3']\nout = 'bf16'\nscales = 'blocks'\ngroups = [2, 4]"
+    works = suite.load(written(tmp_path, f"device = 'cuda'\n[[product]]\n{row}")).works
+    assert [(work.dtype, work.scales, work.groups) for work in works] == [("e4m3", "blocks", 2), ("e4m3", "blocks", 4)]
+
+
 def test_rungs_run_the_products_of_their_name(tmp_path):
     text = '[[product]]\nname = "which"\nsquare = [7]\nrungs = ["packed kc=8", "direct"]\n[[product]]\nsquare = [7]'
     found = suite.load(written(tmp_path, text))
@@ -128,6 +134,9 @@ def test_defaults(tmp_path):
         ("[[product]]\nshapes = [[4, 4]]", r"shapes: \[4, 4\]"),
         ("[[product]]\nshapes = [4]", "shapes"),
         ("[[product]]\nrows = [4]", "weights"),
+        ("[[product]]\nsquare = [4]\ngroups = [2]", "groups: only"),
+        ("device = 'cuda'\n[[product]]\nsquare = [4]\ngroups = [2]\nbatch = [2]", "neither batch"),
+        ("device = 'cuda'\n[[product]]\nsquare = [4]\nscales = 'rows'", "scales = 'rows'"),
         ("rest = 1\n[[product]]\nsquare = [4]", "cuda"),
         ("device = 'cuda'\nrest = -1\n[[product]]\nsquare = [4]", "number of seconds"),
         ("device = 'cuda'\nsustained = true\n[[product]]\nsquare = [4]", "number of seconds"),

@@ -5,7 +5,7 @@ import pytest
 
 from gemmery import dtypes
 from gemmery.bench import work as work_module
-from gemmery.bench.work import Work, numpy_dtype, operands
+from gemmery.bench.work import Work, factors, numpy_dtype, offsets, operands
 
 
 @pytest.mark.parametrize("dtype", dtypes.NAMES)
@@ -46,9 +46,41 @@ def test_integers_use_their_whole_range():
     assert (a.min(), a.max()) == (-128, 127)
 
 
+def test_factors_are_powers_of_two_with_adjacent_rows_of_a_and_blocks_of_b():
+    a, b = factors(Work(200, 300, 500, "e4m3", "bf16", scales="blocks"))
+    assert (a.shape, b.shape, a.strides[0], b.strides[0]) == ((200, 4), (4, 3), 4, 4)
+    assert a.dtype == b.dtype == np.float32
+    assert set(np.log2(np.concatenate([a.ravel(), b.ravel()])).tolist()) == {-2, -1, 0, 1, 2}
+    assert [x.shape for x in factors(Work(2, 3, 5, "e4m3", "bf16", scales="one"))] == [(1,), (1,)]
+
+
+def test_groups_have_a_matrix_each_and_uneven_rows():
+    work = Work(100, 8, 16, "bf16", "bf16", groups=4)
+    a, b, c = operands(work)
+    assert (a.shape, b.shape, c.shape) == ((100, 16), (4, 16, 8), (100, 8))
+    ends = offsets(work)
+    assert ends.dtype == np.int32
+    assert ends[-1] == 100
+    assert len(set(np.diff(ends, prepend=0).tolist())) > 1
+    assert (work.problem.groups, work.problem.flops) == (4, 2 * 100 * 8 * 16)
+    assert work.problem.bytes == 2 * (100 * 16 + 4 * 16 * 8 + 100 * 8)
+
+
+def test_float8_has_the_types_of_ml_dtypes():
+    a, _, c = operands(Work(8, 8, 8, "e4m3", "bf16", scales="one"))
+    assert (a.dtype.name, c.dtype.name) == ("float8_e4m3fn", "bfloat16")
+    assert numpy_dtype("e5m2").name == "float8_e5m2"
+
+
 def test_a_work_says_what_it_is():
     work = Work(3, 4, 5, "i8", "i32", batch=7, a_layout="col", b_layout="strided", call="new")
     assert str(work) == "7 x 3x4x5 i8 -> i32, a transposed, b strided, allocating"
     problem = work.problem
     assert (problem.m, problem.n, problem.k, problem.batch) == (3, 4, 5, 7)
     assert (problem.a_layout, problem.b_layout) == ("col", "any")
+
+
+def test_a_work_names_its_factors_and_groups():
+    assert str(Work(3, 4, 5, "e4m3", "bf16", scales="blocks")) == "3x4x5 e4m3 -> bf16, factors of blocks"
+    assert str(Work(3, 4, 5, "bf16", "bf16", groups=8)) == "3x4x5 bf16, 8 groups"
+    assert Work(3, 4, 5, "e4m3", "bf16", scales="one").problem.scales == "outer"

@@ -9,7 +9,8 @@ from gemmery.bench.replays import replays
 from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
 from gemmery.cuda import driver, nvml
-from gemmery.lab import launches, on_cuda, workload
+from gemmery.errors import RefusedError
+from gemmery.lab import check, launches, on_cuda, workload
 from gemmery.lab.check import TF32, compared
 from gemmery.lab.contest import Task, contest
 from gemmery.lab.on_cuda import Cuda, build
@@ -61,7 +62,9 @@ def test_what_is_replayed_computes_every_set(stream):
         assert compared(result(resident, index), *resident.host[:2], float) <= 1
 
 
-@pytest.mark.parametrize("rival", cublas.RIVALS, ids=lambda rival: rival.name)
+@pytest.mark.parametrize(
+    "rival", [rival for rival in cublas.RIVALS if rival.name != "cublas_full"], ids=lambda rival: rival.name
+)
 @pytest.mark.parametrize(
     "work",
     [
@@ -89,6 +92,39 @@ def test_a_rival_computes_the_product_that_it_is_timed_with(stream, rival, work)
     stream.synchronize()
     bound = (lambda k: k + TF32) if work.precision else float
     assert verify.check(resident.result(), *resident.host[:2], bound).ok
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work(256, 128, 512, "e4m3", "bf16", b_layout="col"),
+        Work(256, 128, 512, "e4m3", "bf16", b_layout="col", scales="one"),
+        Work(256, 256, 512, "e4m3", "bf16", b_layout="col", scales="blocks"),
+        Work(256, 128, 512, "i8", "i32", b_layout="col"),
+        Work(256, 128, 512, "bf16", "bf16", b_layout="col", groups=5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rival", ["cublas", "cublas_full"])
+def test_rivals_and_gemmery_agree_on_types_factors_and_groups_of_hopper(stream, rival, work):
+    if driver.device(0).capability != 90:
+        pytest.skip("only compute capability 9.0 multiplies float8 and int8 here")
+    if cublas.find(rival).missing() or (rival == "cublas_full" and work.dtype != "e4m3"):
+        pytest.skip(cublas.find(rival).missing() or "the rival is for float8")
+    resident = Resident(work, stream)
+    options = cublas.own_options(resident)
+    puts = {"gemmery": cublas.own(resident, on_cuda.product(work, **options))}
+    try:
+        puts[rival] = cublas.find(rival).place(resident).put
+    except RefusedError:
+        if work.scales != "blocks":  # PyTorch has those only with some versions of cuBLAS
+            raise
+    bound = (lambda k: 2.0**8 * k) if work.dtype == "e4m3" else lambda k: 4.0 * k + 8
+    for name, put in puts.items():
+        if name != "gemmery" and work.groups:
+            put(0)  # PyTorch allocates its result
+            continue
+        assert check.error(resident, lambda put=put: put(0), bound) <= 1, name
 
 
 def test_tf32_is_what_the_bound_tells_apart(stream):

@@ -1,6 +1,7 @@
 """What the commands do on a GPU, on a made-up device: NumPy computes, and times are what a rung's name says."""
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -12,9 +13,9 @@ from gemmery import lab
 from gemmery.bench import cublas, suite
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
-from gemmery.bench.resident import DeviceOperands
+from gemmery.bench.resident import DeviceOperands, poison
 from gemmery.bench.timing import Contestant
-from gemmery.bench.work import Work, operands
+from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import driver
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
@@ -40,13 +41,13 @@ class Resident:
         self.work, self.problem = work, work.problem._replace(device="cuda:0")
         self.host = tuple(x if x.ndim == 3 else x[None] for x in operands(work))
         self.sets = (DeviceOperands(*self.host), DeviceOperands(*(x.copy() for x in self.host)))
-        self.stream = self
+        self.stream, self.scales, self.offsets = self, (), None
 
     def synchronize(self):
         """Nothing is under way."""
 
     def poison(self):
-        self.host[2].view(np.uint8).fill(0xFF)
+        self.host[2].view(np.uint8).fill(poison(self.host[2].dtype))
 
     def result(self):
         return self.host[2]
@@ -293,6 +294,59 @@ def test_a_sample_holds_the_first_and_the_last_and_no_more_than_asked_for(shape)
         if len(some) > 1:
             assert (some[0], some[-1]) == (0, count - 1)
     assert 2 * 1000 * np.prod([len(some) for some in found]) <= 1.1e6 or min(map(len, found[1:])) <= 2
+
+
+def test_factors_of_blocks_are_part_of_the_reference():
+    work = Work(40, 130, 300, "e4m3", "f32", scales="blocks")
+    resident = Resident(work)
+    a, b, c = resident.host
+    row, column = factors(work)
+    x = a[0].astype(np.float32) * np.repeat(row, 128, axis=1)[:, :300]
+    y = b[0].astype(np.float32) * np.repeat(np.repeat(column, 128, axis=0)[:300], 128, axis=1)[:, :130]
+
+    def run(scale):
+        c[0] = scale * (x @ y)
+
+    assert check.error(resident, lambda: run(1), float) <= 1
+    assert check.error(resident, lambda: run(1.01), float) > 1
+    assert check.error(resident, lambda: None, float) == WRONG
+
+
+def test_each_group_is_compared_with_its_own_matrix():
+    work = Work(50, 16, 24, "f32", "f32", groups=5)
+    resident = Resident(work)
+    a, b, c = resident.host
+    ends = offsets(work).tolist()
+
+    def run(wrong):
+        for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
+            c[0, start:end] = a[0, start:end] @ b[0 if wrong else group]
+
+    assert check.error(resident, lambda: run(False), float) <= 1
+    assert check.error(resident, lambda: run(True), float) > 1
+
+
+def test_integers_are_compared_though_minus_one_has_all_bits_set():
+    resident = Resident(Work(32, 32, 32, "i8", "i32"))
+    a, b, c = resident.host
+    a[:], b[:] = 0, 0
+    a[0, 0, 0], b[0, 0, 0] = 1, -1
+
+    def run():
+        c[0] = a[0].astype(np.int32) @ b[0].astype(np.int32)
+
+    assert check.error(resident, run, float) == 0
+    assert check.error(resident, lambda: None, float) == WRONG
+
+
+def test_options_of_the_product_become_its_arguments():
+    call = on_cuda.product(WORK, {"batch_invariant": 1, "bias": 1, "gelu": 1}, bias="a vector")
+    assert call.keywords == {"precision": None, "bias": "a vector", "activation": "gelu", "batch_invariant": True}
+    assert on_cuda.product(WORK).keywords == {"precision": None}
+    grouped = on_cuda.product(replace(WORK, groups=2), offsets=[1, 2])
+    assert grouped.func.__name__ == "grouped_matmul"
+    assert grouped.keywords == {"offsets": [1, 2]}
+    assert contest.entrant("gm.matmul bias=1 gelu=1", CUDA).config == {"bias": 1, "gelu": 1}
 
 
 def test_a_small_product_is_compared_whole():

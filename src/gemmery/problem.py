@@ -61,7 +61,7 @@ class Problem(NamedTuple):
     @property
     def bytes(self) -> int:
         """Least number of bytes moved: each input read once, C written once."""
-        inputs = (self.m * self.k + self.k * self.n) * dtypes.get(self.dtype).size
+        inputs = (self.m * self.k + max(1, self.groups) * self.k * self.n) * dtypes.get(self.dtype).size
         return self.batch * (inputs + self.m * self.n * dtypes.get(self.out).size)
 
     @property

@@ -8,11 +8,13 @@ float32: settings of a library that allow less are switched off.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.bench import new_shapes as shapes
 from gemmery.bench.new_shapes import Pairs
@@ -24,6 +26,7 @@ from gemmery.bench.timing import Sample, products
 from gemmery.bench.work import Work
 from gemmery.errors import DeviceError, RefusedError
 
+EIGHT_BITS = ("i8", *dtypes.FP8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
 TRIED_SECONDS = 0.003
 LARGEST_BIASED = 2  # bytes of elements whose products with a bias PyTorch leaves to cublasLt
@@ -78,11 +81,20 @@ def _runs_cupy() -> str:
     return f"cuBLAS {number // 10000}.{number // 100 % 100} by CuPy {cupy.__version__}"
 
 
-def _tensor(shared: Shared, device: str) -> Any:
+TORCH_NAMES = {"bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of what is shared as integers
+
+
+def tensor(view: View) -> Any:
+    """Return a view of a GPU's memory as a tensor."""
     import torch
 
-    tensor = torch.as_tensor(shared, device=device)
-    return tensor.view(torch.bfloat16) if shared.view.dtype == "bf16" else tensor
+    shared = torch.as_tensor(Shared(view), device=view.device)
+    return shared.view(getattr(torch, TORCH_NAMES[view.dtype])) if view.dtype in TORCH_NAMES else shared
+
+
+def array(view: View) -> Any:
+    """Return a view as a tensor, without PyTorch as an object with `__cuda_array_interface__`."""
+    return Shared(view) if _without_torch() else tensor(view)
 
 
 def new_shapes(work: Work, device: str) -> tuple[Pairs, Callable[[Any, Any], object], Callable[[], object]]:
@@ -126,6 +138,16 @@ def own(resident: Resident, function: Callable[..., object]) -> Put:
     return functools.partial(_put, stream, sets, function)
 
 
+def own_options(resident: Resident, bias: bool = False) -> dict[str, Any]:
+    """Return the arrays besides A, B and C that gemmery's product of a work takes, and random numbers as a bias."""
+    options = dict(zip(("scale_a", "scale_b"), map(array, resident.scales), strict=False))
+    if resident.offsets is not None:
+        options["offsets"] = array(resident.offsets)
+    if bias:
+        options["bias"] = array(resident.vector(resident.work.n))
+    return options
+
+
 def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
     """Return a sampler of the time until `function(a, b, out=c)` returns."""
     stream, sets = _callers(resident)
@@ -138,11 +160,18 @@ def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     """
     if not _without_torch():
         return _on_torch(resident), _tensors(resident)
-    if "bf16" in (resident.work.dtype, resident.work.out):
-        raise RefusedError("bf16: __cuda_array_interface__ has no bfloat16; timed only through PyTorch")
-    flat = resident.work.batch == 1
-    views = [tuple(_matrix(view) if flat else view for view in (x.a, x.b, x.c)) for x in resident.sets]
-    return nullcontext(), [tuple(map(Shared, matrices)) for matrices in views]
+    for name in (resident.work.dtype, resident.work.out):
+        if name in TORCH_NAMES:
+            raise RefusedError(f"{name}: __cuda_array_interface__ has no such type; timed only through PyTorch")
+    return nullcontext(), [tuple(map(Shared, views)) for views in _views(resident)]
+
+
+def _views(resident: Resident) -> list[tuple[View, ...]]:
+    """Return the views of all sets; those of a single product are matrices."""
+    if resident.work.batch > 1:
+        return [(x.a, x.b, x.c) for x in resident.sets]
+    grouped = bool(resident.work.groups)
+    return [(_matrix(x.a), x.b if grouped else _matrix(x.b), _matrix(x.c)) for x in resident.sets]
 
 
 def _put(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], index: int) -> None:
@@ -179,9 +208,7 @@ def _on_torch(resident: Resident) -> AbstractContextManager[Any]:
 
 def _tensors(resident: Resident) -> Sets:
     """Return the operands as tensors; for a single product as matrices."""
-    flat = resident.work.batch == 1
-    sets = [tuple(_tensor(Shared(view), view.device) for view in (x.a, x.b, x.c)) for x in resident.sets]
-    return [tuple(batch[0] for batch in batches) for batches in sets] if flat else sets
+    return [tuple(map(tensor, views)) for views in _views(resident)]
 
 
 def _torch_function(resident: Resident) -> Callable[..., object]:
@@ -189,6 +216,8 @@ def _torch_function(resident: Resident) -> Callable[..., object]:
     import torch
 
     work = resident.work
+    if work.dtype in EIGHT_BITS or work.scales or work.groups:
+        raise RefusedError("torch.mm multiplies neither 8-bit types nor groups, and takes no factors")
     if work.out != work.dtype:
         raise RefusedError(f"PyTorch writes no {work.out} from {work.dtype} into existing memory")
     settings = torch.backends.cuda.matmul
@@ -203,7 +232,14 @@ def _place_torch(resident: Resident) -> Placed:
     """
     import torch
 
-    work, function = resident.work, _torch_function(resident)
+    work = resident.work
+    if work.groups:
+        return _tried(_grouped_ways(resident), resident)
+    if work.dtype in EIGHT_BITS:
+        ways = _eight_bit_ways(resident, fast=True)
+        also = _eight_bit_ways(resident, fast=False) if work.scales == "blocks" else {}
+        return _tried({**ways, **also}, resident)
+    function = _torch_function(resident)
     stream, sets = _on_torch(resident), _tensors(resident)
     name = f"torch.{function.__name__}"
     ways = {
@@ -217,6 +253,75 @@ def _place_torch(resident: Resident) -> Placed:
         rows = [(b.T, a[0], c[0]) if work.m == 1 else (a, b[:, 0], c[:, 0]) for a, b, c in sets]
         ways["torch.mv"] = functools.partial(_put, stream, rows, torch.mv)
     return _quickest(ways, resident)
+
+
+def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
+    """torch._int_mm, or torch._scaled_mm with factors of one each or those of the work; sums are `fast` or kept in
+    float32.
+    """
+    import torch
+
+    work, stream, sets = resident.work, _on_torch(resident), _tensors(resident)
+    if work.dtype == "i8":
+        if work.out != "i32" or work.scales:
+            raise RefusedError("torch._int_mm multiplies int8 into int32, without factors")
+        return {"torch._int_mm": functools.partial(_put, stream, sets, torch._int_mm)}
+    factors = [torch.ones((), device=sets[0][0].device)] * 2
+    a_factor, b_factor = map(tensor, resident.scales) if work.scales else factors
+
+    def scaled(a: Any, b: Any, out: Any, accumulates: bool) -> None:
+        torch._scaled_mm(a, b, a_factor, b_factor, out_dtype=out.dtype, use_fast_accum=accumulates, out=out)
+
+    function = functools.partial(scaled, accumulates=fast)
+    return {f"torch._scaled_mm, use_fast_accum={fast}": functools.partial(_put, stream, sets, function)}
+
+
+def _grouped_ways(resident: Resident) -> dict[str, Put]:
+    """torch._grouped_mm, which allocates its result, and a loop of torch.mm that knows the groups' sizes."""
+    import torch
+
+    if resident.work.dtype in EIGHT_BITS or resident.offsets is None:
+        raise RefusedError("torch._grouped_mm is timed with bf16 and f16 alone")
+    stream, sets, ends = _on_torch(resident), _tensors(resident), tensor(resident.offsets)
+    results: list[Any] = [None] * len(sets)
+    bounds = [0, *ends.tolist()]
+
+    def grouped(index: int) -> None:
+        with stream:
+            a, b, _ = sets[index]
+            results[index] = torch._grouped_mm(a, b, offs=ends)
+
+    def loop(a: Any, b: Any, out: Any) -> None:
+        for matrix, (start, end) in zip(b, itertools.pairwise(bounds), strict=True):
+            if end > start:
+                torch.mm(a[start:end], matrix, out=out[start:end])
+
+    return {"torch._grouped_mm": grouped, "a loop of torch.mm": functools.partial(_put, stream, sets, loop)}
+
+
+def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:
+    """Return the fastest of the ways that PyTorch supports here. Raises RefusedError with its words for none."""
+    supported, reasons = dict[str, Put](), list[str]()
+    for name, put in ways.items():
+        try:
+            put(0)
+            supported[name] = put
+        except RuntimeError as error:  # by PyTorch, of a shape or type that it does not take
+            reasons.append(f"{name}: {str(error).splitlines()[0]}")
+    if not supported:
+        raise RefusedError("; ".join(reasons))
+    return _quickest(supported, resident)
+
+
+def _place_full(resident: Resident) -> Placed:
+    """torch._scaled_mm that adds up in float32, not in the tensor cores' own sums."""
+    if resident.work.dtype not in dtypes.FP8:
+        raise RefusedError("only products of float8 have sums of two kinds")
+    return _tried(_eight_bit_ways(resident, fast=False), resident)
+
+
+def _no_calls(resident: Resident) -> Sample:
+    raise RefusedError("its calls are timed as those of cublas")
 
 
 def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
@@ -252,7 +357,7 @@ def torch_chain(views: Sequence[View]) -> Put:
     """
     import torch
 
-    a, b, total, r = (_tensor(Shared(view), view.device)[0] for view in views)
+    a, b, total, r = (tensor(view)[0] for view in views)
     stream = torch.cuda.ExternalStream(views[0].stream, device=views[0].device)  # type: ignore[no-untyped-call]
 
     def put(step: int) -> None:
@@ -297,5 +402,6 @@ def _cupy_calls(resident: Resident) -> Sample:
 
 RIVALS = (
     Caller("cublas", _without_torch, _runs_torch, _place_torch, _torch_calls),
+    Caller("cublas_full", _without_torch, _runs_torch, _place_full, _no_calls),
     Caller("cublas_cupy", functools.partial(not_found, "cupy"), _runs_cupy, _place_cupy, _cupy_calls),
 )

@@ -53,6 +53,8 @@ class Resident:
         room = driver.room(stream.ordinal)
         if each > room:
             raise RefusedError(f"{work} takes {each:,} bytes on the device, which has {room:,} free: make it smaller")
+        self.scales = tuple(self._small(x) for x in works.factors(work)) if work.scales else ()
+        self.offsets = self._small(works.offsets(work)) if work.groups else None
         self._memory = Memory(min(count, max(1, room // each)) * each, stream.ordinal)
         starts = [0, sizes[0], sizes[0] + sizes[1]]
         for start, x in zip(starts, stored, strict=True):
@@ -78,10 +80,10 @@ class Resident:
         return self._memory.size
 
     def poison(self) -> None:
-        """Fill the C of the first set with NaN: all bits set are a NaN in every floating-point type."""
+        """Fill the C of the first set with what no product has: NaN, or a sum of integers that is out of reach."""
         c = self.sets[0].c
         size = self.host[2].nbytes
-        self._memory.fill(0xFF, c.pointer - self._memory.pointer, size)
+        self._memory.fill(poison(self.host[2].dtype), c.pointer - self._memory.pointer, size)
         driver.synchronize(self.stream.ordinal)
 
     def result(self) -> np.ndarray[Any, Any]:
@@ -90,11 +92,27 @@ class Resident:
         self._memory.read(c, self.sets[0].c.pointer - self._memory.pointer)
         return c
 
+    def vector(self, length: int) -> View:
+        """Return random float32 numbers on the device."""
+        return self._small(np.random.default_rng(self.work.seed).standard_normal(length, np.float32))
+
+    def _small(self, x: np.ndarray[Any, Any]) -> View:
+        """Copy an array that all sets share to the device; its strides stay."""
+        memory, device = Memory(x.nbytes, self.stream.ordinal), f"cuda:{self.stream.ordinal}"
+        memory.write(x.T if x.flags.f_contiguous else x)
+        name = dtypes.get(x.dtype.name).name
+        return View(memory.pointer, x.shape, x.strides, name, device, self.stream.handle, True, memory)
+
     def _view(self, x: np.ndarray[Any, Any], place: int, offset: int) -> View:
         start = self._memory.pointer + offset + place + x.ctypes.data - _stored(x).ctypes.data
         name = dtypes.get(x.dtype.name).name
         device = f"cuda:{self.stream.ordinal}"
         return View(start, x.shape, x.strides, name, device, self.stream.handle, True, self._memory)
+
+
+def poison(dtype: np.dtype[Any]) -> int:
+    """Return the byte that C is filled with before a check: all bits set are a NaN in every floating-point type."""
+    return 0x80 if dtype.kind in "iu" else 0xFF
 
 
 def alignment(view: View, most: int = 16) -> int:
@@ -118,11 +136,14 @@ def _stored(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 class Shared:
-    """A View with `__cuda_array_interface__`, which all GPU libraries read; bfloat16, which it lacks, as int16."""
+    """A View with `__cuda_array_interface__`, which all GPU libraries read; bfloat16 and float8, which it lacks, as
+    integers.
+    """
 
     def __init__(self, view: View) -> None:
         self.view = view
-        stored = "int16" if view.dtype == "bf16" else dtypes.get(view.dtype).numpy
+        row = dtypes.get(view.dtype)
+        stored = "int16" if row.name == "bf16" else "int8" if row.name in dtypes.FP8 else row.numpy
         self.__cuda_array_interface__ = {
             "shape": view.shape,
             "strides": view.strides,

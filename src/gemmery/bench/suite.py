@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
@@ -27,13 +27,14 @@ IN_PROCESS = {  # kinds whose rival runs in gemmery's own process, and why no ot
     "new_shapes": "only NumPy is timed in the same process",
 }
 PRECISIONS = ("", "tf32")
+SCALES = ("", "one", "blocks")
 _CALLS = {"square", "call", "arrays"}  # keys of a product of calls
 _NEW_SHAPES = {"count", "largest", "dtype"}  # keys of a product of new shapes
 LARGEST = 1 << 40  # elements of a matrix: more than any memory, and NumPy can still count their bytes
 _TOP = {"about", "kind", "device", "threads", "rivals", "rest", "sustained", "product"}
 _PRODUCT = {
     *("name", "rungs", "square", "shapes", "rows", "weights", "dtype", "out", "batch", "a", "b", "call", "vector"),
-    "precision",
+    *("precision", "scales", "groups"),
 }
 
 
@@ -128,8 +129,9 @@ def load(path: Path) -> Suite:
     for index, row in enumerate(rows):
         if kind == "emulator" and "rungs" not in row:
             raise ArgumentError(f"{where}: product {index + 1}: rungs: name the rungs to emulate")
-        if device == "cpu" and "precision" in row:
-            raise ArgumentError(f'{where}: product {index + 1}: precision: only for suites with device = "cuda"')
+        only = [key for key in ("precision", "scales", "groups") if key in row and device == "cpu"]
+        if only:
+            raise ArgumentError(f'{where}: product {index + 1}: {only[0]}: only for suites with device = "cuda"')
     read = {"calls": _calls, "new_shapes": _new_shapes}.get(kind, _works)
     works = tuple(work for index, row in enumerate(rows) for work in read(row, f"{where}: product {index + 1}"))
     return Suite(
@@ -177,16 +179,21 @@ def _works(row: dict[str, Any], where: str) -> Iterator[Work]:
     precision = _one_of(row.get("precision", ""), PRECISIONS, f"{where}: precision")
     if precision and types != ["f32"]:
         raise ArgumentError(f"{where}: precision = {precision!r}: only for products of f32")
+    scales = _one_of(row.get("scales", ""), SCALES, f"{where}: scales")
+    groups = _sizes(row["groups"], f"{where}: groups") if "groups" in row else [0]
+    if groups != [0] and (batches != [1] or row.get("vector")):
+        raise ArgumentError(f"{where}: groups: they take neither batch nor vector")
     vector = row.get("vector", False)
     if not isinstance(vector, bool):
         raise ArgumentError(f"{where}: vector = {vector!r}: it must be true or false")
     if vector and (any(n != 1 for _, n, _ in shapes) or batches != [1]):
         raise ArgumentError(f"{where}: vector: B is a vector, so n and batch must be 1")
-    for (m, n, k), batch, dtype, call in product(shapes, batches, types, calls):
-        if max(m * k, k * n, m * n) * batch > LARGEST:
+    for (m, n, k), batch, dtype, call, count in product(shapes, batches, types, calls, groups):
+        if max(m * k, k * n * max(1, count), m * n) * batch > LARGEST:
             raise ArgumentError(f"{where}: {m} x {n} x {k}, batch {batch}: at most {LARGEST} elements per matrix")
         out = _dtype(row["out"], f"{where}: out") if "out" in row else dtype
-        yield Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
+        work = Work(m, n, k, dtype, out, batch, a, b, call, vector, name=name, precision=precision)
+        yield replace(work, scales=scales, groups=count)
 
 
 def _calls(row: dict[str, Any], where: str) -> Iterator[Work]:
@@ -291,6 +298,6 @@ def _one_of(value: Any, known: tuple[str, ...], where: str) -> str:
 
 def _dtype(name: Any, where: str) -> str:
     try:
-        return dtypes.resolve(_text(name, where))
+        return dtypes.resolve(_text(name, where), (*dtypes.NAMES, *dtypes.FP8))
     except DTypeError as error:
         raise ArgumentError(f"{where}: {error}") from None

@@ -14,6 +14,7 @@ from gemmery.problem import Problem
 if TYPE_CHECKING:
     import numpy as np
 
+BLOCK = 128  # elements of k, and columns of B, that share a factor
 PIECE = 1 << 22  # elements that one thread draws at a time: normal numbers take 16 ns each
 LAYOUTS = ("row", "col", "strided")
 CALLS = ("out", "new")
@@ -43,13 +44,16 @@ class Work:
     name: str = ""  # of the comparison it belongs to
     precision: str = ""  # "tf32" where products of f32 may keep 10 bits of fraction
     arrays: str = ""  # whose arrays a call of `bench.expressions` gets, "numpy" or "torch"
+    scales: str = ""  # float32 factors of A and B: "one" of each, or of "blocks" of 128
+    groups: int = 0  # matrices B, each multiplied by some of the m rows of A; 0: one B for all
 
     @property
     def problem(self) -> Problem:
         """The problem that dispatch sees."""
         known = {"row": "row", "col": "col", "strided": "any"}
         a, b = known[self.a_layout], known[self.b_layout]
-        return Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
+        like = Problem(self.m, self.n, self.k, self.dtype, self.out, self.batch, a, b, precision=self.precision)
+        return like._replace(scales={"one": "outer"}.get(self.scales, self.scales), groups=self.groups)
 
     @property
     def case(self) -> str:
@@ -57,7 +61,10 @@ class Work:
         words = {"col": "transposed", "strided": "strided"}
         parts = [f"{name} {words[layout]}" for name, layout in self._layouts if layout in words]
         how = {"out": "", "new": "allocating"}.get(self.call, self.call)
-        return ", ".join(filter(None, [self.name, *parts, how, "tensors" if self.arrays == "torch" else ""]))
+        factors = {"one": "a factor each", "blocks": "factors of blocks"}.get(self.scales, "")
+        groups = f"{self.groups} groups" if self.groups else ""
+        tensors = "tensors" if self.arrays == "torch" else ""
+        return ", ".join(filter(None, [self.name, *parts, how, tensors, factors, groups]))
 
     @property
     def _layouts(self) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -70,20 +77,21 @@ class Work:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of an element type; bfloat16 comes from ml_dtypes.
+    """Return NumPy's dtype of an element type; bfloat16 and float8 come from ml_dtypes.
 
     Raises ArgumentError if ml_dtypes is needed and not installed.
     """
     import numpy as np
 
-    if name != "bf16":
-        return np.dtype(dtypes.get(name).numpy)
+    row = dtypes.get(name)
+    if row.name != "bf16" and row.name not in dtypes.FP8:
+        return np.dtype(row.numpy)
     try:
         import ml_dtypes
     except ImportError:
-        raise ArgumentError("dtype bf16: NumPy has no bfloat16; pip install ml_dtypes") from None
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+        raise ArgumentError(f"dtype {name}: NumPy has no {row.numpy}; pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, row.numpy))
+    return dtype
 
 
 def operands(work: Work) -> tuple[Any, Any, Any]:
@@ -96,11 +104,39 @@ def operands(work: Work) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(work.seed)
     batch = (work.batch,) if work.batch > 1 else ()
     a = _matrix(rng, work.dtype, (*batch, work.m, work.k), work.a_layout)
-    b = _matrix(rng, work.dtype, (*batch, work.k, work.n), work.b_layout)
+    matrices = (work.groups,) if work.groups else batch
+    b = _matrix(rng, work.dtype, (*matrices, work.k, work.n), work.b_layout)
     c = np.zeros((*batch, work.m, work.n), numpy_dtype(work.out))
     if work.vector:
         b, c = b[..., 0], c[..., 0]
     return a, b, None if work.call == "new" else c
+
+
+def offsets(work: Work) -> Any:
+    """Return the ends of the rows of each group, of uneven sizes, as int32.
+
+    >>> offsets(Work(100, 8, 8, "bf16", "bf16", groups=4)).tolist()[-1]
+    100
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(work.seed)
+    shares = rng.exponential(size=work.groups)
+    return np.cumsum(rng.multinomial(work.m, shares / shares.sum())).astype(np.int32)
+
+
+def factors(work: Work) -> tuple[Any, Any]:
+    """Return the factors of A and of B, powers of two: one each, or of each row and column by blocks of 128.
+
+    Those of blocks have adjacent rows of A, and adjacent blocks of k of B, as PyTorch needs them.
+    """
+    import numpy as np
+
+    pieces = -(-work.k // BLOCK)
+    shapes = ((1,), (1,)) if work.scales == "one" else ((pieces, work.m), (-(-work.n // BLOCK), pieces))
+    rng = np.random.default_rng(work.seed)
+    a, b = (np.exp2(rng.integers(-2, 3, shape)).astype(np.float32) for shape in shapes)
+    return a.T, b.T
 
 
 def _matrix(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], layout: str) -> Any:

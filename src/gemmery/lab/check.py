@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from gemmery import verify
-from gemmery.bench.resident import Resident
+from gemmery import dtypes, verify
+from gemmery.bench import work as works
+from gemmery.bench.resident import Resident, poison
+from gemmery.bench.work import BLOCK
 from gemmery.dtypes import Array
 from gemmery.lab.measurements import WRONG
 
@@ -20,33 +23,62 @@ TF32 = 2.0**14 + 8  # two factors rounded to 11 bits each, 2^-10 together, in un
 def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], float]) -> float:
     """Return the largest |C - reference| over its bound after `run`, which computes the first set of operands.
 
-    C is filled with NaN first. An element outside its bound gives more than 1, an unwritten one WRONG.
+    C is filled with what no product has first. An element outside its bound gives more than 1, an unwritten one WRONG.
     """
     resident.poison()
     run()
     resident.stream.synchronize()
     a, b, _ = resident.host
-    return compared(resident.result(), a, b, bound, resident.work.precision)
+    work, c = resident.work, resident.result()
+    if work.groups:
+        rows = [slice(*ends) for ends in itertools.pairwise([0, *works.offsets(work).tolist()])]
+        pairs = [(c[:, part], a[:, part], b[group : group + 1]) for group, part in enumerate(rows)]
+        share = 1 / len(pairs)
+        return max(compared(*pair, bound, share=share) for pair in pairs if pair[1].size)
+    return compared(c, a, b, bound, work.precision, factors=works.factors(work) if work.scales else ())
 
 
-def compared(c: Array, a: Array, b: Array, bound: Callable[[int], float], precision: str = "") -> float:
+def compared(
+    c: Array,
+    a: Array,
+    b: Array,
+    bound: Callable[[int], float],
+    precision: str = "",
+    factors: tuple[Array, ...] = (),
+    share: float = 1.0,
+) -> float:
     """Return the largest error of C = A B over its bound; each is a batch of matrices.
 
-    All of C must have been written over NaN with all bits set. Some rows and columns, including the first and the
-    last, are compared with the reference.
+    All of C must have been written over `resident.poison`. Some rows and columns, including the first and the last, are
+    compared with the reference; with a `share` below 1, fewer.
     """
     bits = c.view(f"u{c.dtype.itemsize}")
-    if (bits == np.iinfo(bits.dtype).max).any():
+    if (bits == int.from_bytes(bytes([poison(c.dtype)]) * c.dtype.itemsize, "little")).any():
         return WRONG
-    batch, rows, columns = sample(c.shape, a.shape[-1], SAMPLED.get(a.dtype.name, SAMPLED_WIDE))
+    batch, rows, columns = sample(c.shape, a.shape[-1], share * SAMPLED.get(a.dtype.name, SAMPLED_WIDE))
+    x, y = (exact(z) for z in (a[batch][:, rows], b[batch][:, :, columns]))
+    if factors:
+        blocks = np.arange(a.shape[-1]) // BLOCK
+        x = x * _every(factors[0], rows, blocks)
+        y = y * _every(factors[1], blocks, columns // BLOCK)
     checked = verify.check(
         c[np.ix_(batch, rows, columns)],
-        a[batch][:, rows],
-        b[batch][:, :, columns],
+        x,
+        y,
         (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
         most_flops=math.inf,
     )
     return min(checked.error_over_bound, WRONG)
+
+
+def exact(x: Array) -> Array:
+    """Return elements of float8 as float32, others as they are."""
+    return x.astype(np.float32) if dtypes.get(x.dtype.name).name in dtypes.FP8 else x
+
+
+def _every(factors: Array, rows: Array, columns: Array) -> Array:
+    """Return the factor of each element of some rows and columns."""
+    return factors if factors.ndim == 1 else factors[np.ix_(rows, columns)]
 
 
 def sample(shape: tuple[int, ...], k: int, most: float, seed: int = 0) -> tuple[Array, ...]:

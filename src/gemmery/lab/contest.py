@@ -17,6 +17,10 @@ from gemmery.lab.session import Session
 from gemmery.ladder.rung import Rung, find
 
 PRODUCT = "gm.matmul"
+OPTIONS = {  # of the product, by the kind of device
+    "cpu": ("threads",),
+    "cuda": ("batch_invariant", "bias", "relu", "gelu", "silu"),
+}
 ONE_THREAD = "gm.matmul on one thread"
 SUSTAINED = "sustained"  # the case of records without rests
 SUSTAINED_ABOVE = 2 * 4096**3  # operations of a product: up to it a device does not reach its power limit for long
@@ -52,7 +56,8 @@ def entrant(label: str, ladder: tuple[Rung, ...]) -> Entrant:
     """
     name, *words = label.split()
     rung = None if name == PRODUCT else find(ladder, name)
-    known = tuple(rung.space) if rung else ("threads",)
+    on_gpu = any(other.geometry is not None for other in ladder)
+    known = tuple(rung.space) if rung else OPTIONS["cuda" if on_gpu else "cpu"]
     config = {}
     for word in words:
         key, _, value = word.partition("=")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import gemmery
@@ -30,6 +31,9 @@ from gemmery.problem import Config
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
+EPILOGUES = ("bias", "relu", "gelu", "silu")  # options of gemmery's product in suites, as "gm.matmul bias=1 gelu=1"
+GROUPED = "gm.grouped_matmul"
+NO_OPTIONS: Config = MappingProxyType({})
 SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
 
@@ -56,8 +60,15 @@ class CudaStage:
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul` on arrays of PyTorch if there is one."""
-        rung = dispatch.choice(self.resident.problem).rung
-        return self._entry(cublas.own(self.resident, product(self.resident.work)), rung, rung.name)
+        parts = [part for part in EPILOGUES if config.get(part)]
+        problem = self.resident.problem._replace(
+            epilogue="+".join(parts), invariant=bool(config.get("batch_invariant"))
+        )
+        rung = dispatch.choice(problem._replace(groups=0)).rung
+        options = cublas.own_options(self.resident, "bias" in parts)
+        put = cublas.own(self.resident, product(self.resident.work, config, **options))
+        entry = self._entry(put, rung, GROUPED if problem.groups else rung.name)
+        return replace(entry, error=None) if parts else entry  # the reference has no epilogue
 
     def rival(self, opponent: Vendor) -> Runnable:
         """Let a library put its product on the stream."""
@@ -157,9 +168,15 @@ class Cuda(Backend):
         return self.monitor.clock()
 
 
-def product(work: Work) -> Any:
-    """Return `gemmery.matmul` with the precision of a work."""
-    return functools.partial(gemmery.matmul, precision=work.precision or None)
+def product(work: Work, config: Config = NO_OPTIONS, **arrays: Any) -> Any:
+    """Return `gemmery.matmul` with the precision of a work, some options and arrays, or `gemmery.grouped_matmul`."""
+    activation = next((part for part in EPILOGUES[1:] if config.get(part)), None)
+    options = {**arrays, **({"activation": activation} if activation else {})}
+    if config.get("batch_invariant"):
+        options["batch_invariant"] = True
+    if work.groups:
+        return functools.partial(gemmery.grouped_matmul, **options)
+    return functools.partial(gemmery.matmul, precision=work.precision or None, **options)
 
 
 def build(rung: Rung, config: Config, resident: Resident) -> Put:

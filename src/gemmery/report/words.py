@@ -16,6 +16,7 @@ RIVALS = {
     "blis": "BLIS",
     "gm.matmul on one thread": "one thread",
     "cublas": "cuBLAS",
+    "cublas_full": "cuBLAS, float32 sums",
     "cublas_cupy": "cuBLAS through CuPy",
 }
 

@@ -67,17 +67,17 @@ def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
     long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
     if x.dtype != y.dtype:
         raise DTypeError(
-            f"a is {long} and b is {other}: on a device float8 and int8 operands are not converted, and both must be "
-            "of one type; convert both to float16, which holds every value of 8-bit types, or to another type"
+            f"a is {long} and b is {other}: on a device float8 and int8 are multiplied by their own type only; convert "
+            "both operands to float16, which holds every value of 8-bit types, or to another type"
         )
     whole = x.dtype == "i8"
     result = dtype or ("i8" if whole else "bf16")
     if result in ROUNDED or (whole and result == "i32"):
         return x.dtype, result
-    wraps = ", in which sums would wrap around" if result == "i8" else ""
+    wraps = " sums would wrap around;" if result == "i8" else ""
     raise DTypeError(
-        f"{dtypes.get(result).numpy} as the result of {long} on {x.device}{wraps}: pass dtype= or an out of "
-        f"{'int32, ' if whole else ''}bfloat16, float16 or float32"
+        f"a product of {long} into {dtypes.get(result).numpy} on {x.device}:{wraps} the result can be "
+        f"{'int32, ' if whole else ''}bfloat16, float16 or float32; pass one of them as dtype=, or an out of that type"
     )
 
 

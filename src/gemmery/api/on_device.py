@@ -150,16 +150,16 @@ def _types(x: View, y: View, old: View | None, target: View | None, options: Opt
         result = promoted(common, old.dtype)
     if options.precision is not None and (options.precision != "tf32" or (common, result) != ("f32", "f32")):
         raise ArgumentError(
-            f"precision={brief(options.precision)} of a {dtypes.get(result).numpy} product: it can be 'tf32', for "
-            "float32 products"
+            f"precision={brief(options.precision)} of a product of {dtypes.get(common).numpy} into "
+            f"{dtypes.get(result).numpy}: it can be 'tf32', for float32 products"
         )
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     if beta != 0 and old is None:
         raise ArgumentError(f"beta={brief(beta)} needs c, the array that beta multiplies; pass c, or beta=0")
     if result == "i32" and (alpha != 1 or beta != 0 or options.bias is not None):
         raise DTypeError(
-            "alpha, beta and bias of an int8 product into int32 on a device: it takes none of them; use "
-            "gm.matmul(a, b, dtype='int32') and add them to the result, or pass dtype='float32'"
+            "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
+            "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
         )
     return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariance(options.batch_invariant))
 

@@ -12,7 +12,7 @@ from gemmery.api.options import Options, scalar
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda.launch import Scaling
-from gemmery.errors import DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 BLOCK = 128  # rows and columns of an operand that share a factor
@@ -87,6 +87,8 @@ def _read(name: str, value: Any, x: View) -> tuple[float, View | None]:
         return 1.0, None
     if isinstance(value, _NUMBER):
         return scalar(name, value, "f32").real, None
+    if isinstance(value, str | bytes | complex):
+        raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
     factors = located(view(value))
     arrays.together(**{"a": x, name: factors})
     if factors.dtype != "f32":
@@ -112,10 +114,8 @@ def _wrong_shape(x: View, y: View, a: View | None, b: View | None) -> ShapeError
         return ShapeError(f"{have}: with batch dimensions (shapes {x.shape} and {y.shape}) each operand has one factor")
     (m, k), n = x.shape if len(x.shape) == 2 else (1, *x.shape), y.shape[-1] if len(y.shape) > 1 else 1
     pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
-    blocks = (
-        f", or for blocks of {BLOCK} both ({m}, {pieces}) and ({pieces}, {columns})" if x.dtype in dtypes.FP8 else ""
-    )
+    blocks = f", or, for blocks of {BLOCK}, both have the shapes ({m}, {pieces}) and ({pieces}, {columns})"
     return ShapeError(
-        f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a must be one number or {m} for the rows of a, "
-        f"scale_b one number or {n} for the columns of b{blocks}"
+        f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a is one number or has the shape ({m},), "
+        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FP8 else ''}"
     )

@@ -96,9 +96,9 @@ def _images(names: Any, device: str, threads: int) -> Iterator[WarmImage]:
         raise ArgumentError(f"device={brief(device)} must be a name: 'cpu', 'cuda', or a card such as 'h200'")
     if device == "cpu":
         return _of_cpu(_dtype_names(names, known.BY_NAME, device))
-    from gemmery.api.warm_cuda import TYPES, images
+    from gemmery.api.warm_cuda import images, types
 
-    return (WarmImage(*image) for image in images(_dtype_names(names, TYPES, device), device, threads > 1))
+    return (WarmImage(*image) for image in images(_dtype_names(names, types(device), device), device, threads > 1))
 
 
 def _dtype_names(names: Any, supported: Iterable[str], device: str) -> tuple[str, ...]:

@@ -15,13 +15,23 @@ from gemmery.api.promote import can_cast
 from gemmery.cuda import driver, nvrtc
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch import choice
-from gemmery.dispatch.cuda import general
+from gemmery.dispatch.cuda import copies_tensors, general
 from gemmery.errors import CompileError, DeviceError, RefusedError
 from gemmery.problem import Problem
 
-TYPES = ("f16", "bf16", "f32", "f64")
+_TYPES = ("f16", "bf16", "f32", "f64")
+_OUT = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # the usual results of types that only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
 _LAYOUTS = ("row", "col")
+_ALIGNMENTS = (16, 2)  # bytes: operands that tensor maps describe, and such that are packed first
+
+
+def types(name: str) -> tuple[str, ...]:
+    """Return the element types of products on a GPU; the usual ones for a GPU that is not known."""
+    try:
+        return (*_TYPES, *_OUT) if copies_tensors(name) else _TYPES
+    except DeviceError:
+        return _TYPES
 
 
 def images(
@@ -41,7 +51,8 @@ def images(
     nvrtc.bindings()
     make = _in_a_process if apart else nvrtc.code
     yielded = set()
-    for geometry in chain(_general(names, name), _specialised(names, name)):
+    numbers = tuple(dtype for dtype in names if dtype not in _OUT)
+    for geometry in chain(_general(numbers, name), _specialised(numbers, name), _shared(names, name)):
         key = geometry.source, geometry.kernel, card.arch
         if key not in yielded:
             yielded.add(key)
@@ -82,3 +93,18 @@ def _specialised(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
             assert rung.geometry is not None
             launch = rung.geometry(problem, config)
             yield from launch.launches
+
+
+def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
+    """Yield the launches of kernels that serve many shapes: those that products of small and large sides choose."""
+    layouts = _LAYOUTS if copies_tensors(name) else ()
+    for dtype, a, b, alignment in product(names, layouts, layouts, _ALIGNMENTS):
+        plain = Problem(1, 1, 1, dtype, _OUT.get(dtype, dtype), a_layout=a, b_layout=b, device=name)
+        for m, n, k in product(_SIDES, repeat=3):
+            problem = plain._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
+            with contextlib.suppress(RefusedError):
+                rung, config, _ = choice(problem)
+                assert rung.geometry is not None
+                launches = rung.geometry(problem, config).launches
+                if launches[-1].maps:
+                    yield from launches

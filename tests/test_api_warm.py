@@ -176,6 +176,7 @@ def test_an_error_of_a_compiler_ends_the_others(monkeypatch, tmp_path):
         ({"dtypes": "float23"}, gm.DTypeError, "did you mean 'f32'"),
         ({"dtypes": ["float32", 7]}, gm.DTypeError, "not supported"),
         ({"dtypes": "int8", "device": "a100"}, gm.DTypeError, "no kernels of i8 for a100, only of f16, bf16, f32, f64"),
+        ({"dtypes": "float8_e4m3fn", "device": "a100"}, gm.DTypeError, "no kernels of e4m3 for a100"),
         ({"device": "h2000"}, gm.DeviceError, "did you mean 'h200'"),
         ({"device": 0}, gm.ArgumentError, "must be a name"),
         ({"threads": 0}, gm.ArgumentError, "threads=0"),

@@ -107,11 +107,17 @@ def _dtype_names(names: Any, supported: Iterable[str], device: str) -> tuple[str
     if names is None:
         return supported
     several = names if isinstance(names, list | tuple | set | frozenset) else [names]
-    selected = tuple(dict.fromkeys(options.dtype_name(name) for name in several))
+    selected = tuple(dict.fromkeys(_dtype_name(name) for name in several))
     for name in selected:
         if name not in supported:
             raise DTypeError(f"there are no kernels of {name} for {device}, only of {', '.join(supported)}")
     return selected
+
+
+def _dtype_name(dtype: Any) -> str:
+    """As `options.dtype_name`, for operands: 8-bit floating-point types too."""
+    text = str(dtype).removeprefix("torch.") if isinstance(dtype, str) or hasattr(dtype, "itemsize") else ""
+    return next((name for name, row in known.FP8.items() if text in (name, row.numpy)), "") or options.dtype_name(dtype)
 
 
 def _folder() -> str:

@@ -100,6 +100,33 @@ def test_rungs_that_refuse_are_passed_over(monkeypatch):
         chosen((64, 64, 64), "f16")
 
 
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("f32", ""), ("f32", "tf32"), ("f64", ""), ("f16", ""), ("bf16", ""), ("e4m3", ""), ("i8", "")],
+)
+def test_nothing_that_orders_sums_depends_on_the_rows_of_an_invariant_problem(name, precision, where):
+    if name in ("e4m3", "i8") and (where != "h200" or "wgmma_epilogue" not in cuda._RUNGS):
+        pytest.skip("no rung multiplies it")
+    out = {"e4m3": "bf16", "i8": "i32"}.get(name, name)
+    for n, k in ((512, 2048), (1, 4096), (8, 8192)):
+        rungs = set()
+        for m in (1, 7, 64, 128, 1000, 4096):
+            p = Problem(m, n, k, name, out, b_layout="col", device=where, precision=precision, invariant=True)
+            rung, config, _ = dispatch.choice(p)
+            assert rung.resolve(p, config).get("splits", 1) == 1
+            rungs.add(rung.name)
+        assert len(rungs) == 1
+        assert not rungs & {"gemv_vectorized", "gemv_warp", "wgmma_streamk"}
+
+
+def test_a_rung_that_applies_no_factors_is_passed_over():
+    for where, name, kind in (("a100", "f16", "outer"), ("h200", "f32", "outer"), ("h200", "f16", "blocks")):
+        with pytest.raises(RefusedError, match=f"simt_pipelined: it applies no factors of kind '{kind}'"):
+            chosen((64, 64, 64), name, where, scales=kind)
+    assert cuda.general(Problem(64, 64, 64, "f16", "f16", device="h200", scales="outer")) is None
+
+
 def test_too_large_a_side_is_refused_in_words():
     with pytest.raises(RefusedError, match="simt_naive: a side of 3000000000: kernels count to"):
         chosen((3_000_000_000, 2, 2), "f32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from gemmery.cuda import driver, geometry
+from gemmery.cuda import driver, geometry, hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.candidate import Candidate
@@ -19,6 +19,10 @@ _GENERAL = {dtype: rung for rung in GENERAL for dtype in rung.dtypes}
 
 _TENSOR_COPIES = "wgmma_epilogue"  # the rung of products on sm_90, of which few instances serve every shape
 TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
+
+# The rungs that apply the factors of operands, by their kind.
+_FACTORS = {"outer": ("wgmma_epilogue",), "blocks": ("wgmma_blockscaled",)}
+_TENSOR_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "i8")  # what wgmma multiplies
 
 _MANY = 8  # products of a batch from which one may use less than a multiprocessor
 _SMALL = (
@@ -66,6 +70,8 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     p = problem.by_rows()
     if p.dtype not in rung.dtypes:
         return f"it does not support {p.dtype}"
+    if p.scales and rung.name not in _FACTORS[p.scales]:
+        return f"it applies no factors of kind {p.scales!r}"
     reason = rung.refuses(p) or too_large(p)
     if reason or rung.geometry is None:
         return reason
@@ -86,6 +92,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
         choices += [("gemv_vectorized", vector), ("gemv_warp", vector)]
     if p.batch >= _MANY and max(p.m, p.n) <= _SMALL and not p.invariant:
         choices.append(("simt_smem", f"{p.batch} products of {p.m} x {p.n}: each gets a small block"))
+    if card.capability == 90:
+        choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.dtype in ("f16", "bf16") or p.precision == "tf32":
         what = p.precision or p.dtype
         choices.append(("mma_pipelined", f"{what}: tensor cores read tiles from a ring in shared memory"))
@@ -98,4 +106,18 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     choices.append(("simt_pipelined", exact))
     choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))
     choices.append(("simt_naive", "no faster rung supports it; this one supports every problem"))
+    return choices
+
+
+def _by_wgmma(p: Problem, card: Device) -> list[tuple[str, str]]:
+    """Return the rungs on wgmma that suit a problem, best first, each with the reason in words."""
+    what = p.precision or p.dtype
+    if what not in _TENSOR_TYPES or p.out == "f64":
+        return []
+    if p.scales == "blocks":
+        return [("wgmma_blockscaled", f"{what} with factors of blocks, which are applied every 128 of k")]
+    choices = []
+    if hopper.chosen(p, card)["splits"] > 1:
+        choices.append(("wgmma_streamk", f"{what}: so few tiles that the blocks of a cluster share the k of each"))
+    choices.append(("wgmma_epilogue", f"{what}: tensor cores read tiles that tensor copies bring to shared memory"))
     return choices

@@ -55,7 +55,14 @@ template <class T> struct Unaligned {
       *reinterpret_cast<Chunk<unsigned, 4>*>(to) = four;
     } else {
 #pragma unroll 1
-      for (int v = 0; v < Rows<T>::VEC; ++v) to[v] = first + v < depth ? row[first + v] : T{0};
+      for (int v = 0; v < Rows<T>::VEC; v += 4) {
+        Chunk<T, 4> few = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (first + v + i < depth) few.of[i] = row[first + v + i];
+        }
+        *reinterpret_cast<Chunk<T, 4>*>(to + v) = few;
+      }
     }
   }
 };

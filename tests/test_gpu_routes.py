@@ -57,8 +57,8 @@ def result_of(name):
 def test_every_layout_of_both_operands(rung, name):
     stored = itertools.cycle(("odd", "padded", "aligned", "rows reversed", "padded col", "col", "row", "strided"))
     either = ("row", "col", *OTHERS)
-    for a_layout, b_layout in itertools.product(either, either):
-        shape = (67, 131, 71) if hash((a_layout, b_layout)) % 2 else (72, 136, 64)
+    for index, (a_layout, b_layout) in enumerate(itertools.product(either, either)):
+        shape = (67, 131, 71) if index % 2 else (72, 136, 64)
         layouts = (a_layout, b_layout, next(stored))
         assert run(rung, *matrices(shape, name, result_of(name), layouts)), layouts
 

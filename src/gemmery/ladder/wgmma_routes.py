@@ -33,6 +33,8 @@ def packed(problem: Problem) -> int:
     >>> packed(Problem(64, 64, 64, "i8", "i32"))  # B is not k-major
     2
     """
+    if problem.k == 0:
+        return 0
     half = dtypes.get(problem.dtype).size == 2
     a = describable(problem, "a") == "" and (half or problem.a_layout == "row")
     b = describable(problem, "b") == "" and (half or problem.b_layout == "col")
@@ -40,8 +42,8 @@ def packed(problem: Problem) -> int:
 
 
 def as_read(problem: Problem) -> Problem:
-    """Return the product as its kernel reads it: packed operands are k-major and aligned."""
-    bits = packed(problem)
+    """Return the product as its kernel reads it: operands that are packed, or have no elements, are k-major."""
+    bits = packed(problem) if problem.k else 3
     a, b, c = problem.alignments
     return problem._replace(
         a_layout="row" if bits & 1 else problem.a_layout,
@@ -56,7 +58,7 @@ def pitch(problem: Problem) -> int:
     >>> pitch(Problem(4095, 4097, 4099, "bf16", "bf16"))
     8320
     """
-    return _whole(max(1, problem.k) * dtypes.get(problem.dtype).size, LINE)
+    return _whole(problem.k * dtypes.get(problem.dtype).size, LINE)
 
 
 def promotion(problem: Problem, operand: int) -> int:
@@ -72,7 +74,7 @@ def library(in_place: InPlace, problem: Problem, config: Config) -> Geometry:
     """Return the launches of any product with a row-major C, from those of one whose operands are read in place."""
     product = in_place(as_read(problem), config)
     product = replace(product, maps=tuple(_routed(box, problem) for box in product.maps))
-    return with_packing(product, problem) if packed(problem) and problem.k else product
+    return with_packing(product, problem) if packed(problem) else product
 
 
 def _routed(box: MapBox, problem: Problem) -> MapBox:

@@ -187,16 +187,25 @@ def test_what_is_shared_says_its_stream_and_its_bytes():
         ("f16", False, 90, ("f32", "CUDA cores")),
         ("f64", True, 90, ("f64", "mma.sync")),
         ("f64", False, 90, ("f64", "CUDA cores")),
+        ("e4m3", True, 90, ("f32", "CUDA cores")),
     ],
 )
 def test_the_unit_that_bounds_a_product(dtype, tensor, capability, expected):
     assert device_limits.unit(dtype, tensor, capability) == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "capability", "expected"),
+    [("e4m3", 90, "wgmma"), ("i8", 90, "wgmma"), ("bf16", 100, "mma.sync"), ("bf16", 80, "mma.sync")],
+)
+def test_kernels_of_warpgroups_are_bounded_by_wgmma_on_hopper(dtype, capability, expected):
+    assert device_limits.unit(dtype, True, capability, warpgroups=True) == (dtype, expected)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_loops_behind_the_peaks_compile_without_spills(arch):
     for row in device_limits.UNITS.values():
-        if int(arch[3:].rstrip("a")) >= row.needs:
+        if row.runs(int(arch[3:].rstrip("a"))):
             assert nvrtc.code(row.source, row.kernel, arch).report.spill_stores == 0
     for copy in ("true", "false"):
         assert nvrtc.code("bandwidth.cu", f"bandwidth<{copy}, {device_limits.DEPTH}>", arch).report.spill_stores == 0
@@ -208,6 +217,9 @@ def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
         text = ptx[dtype, unit]
         if unit == device_limits.CUDA_CORES:
             each, of = 2, text.count(f"fma.rn.{dtype}")
+        elif unit == device_limits.WARPGROUPS:
+            k = {"tf32": 8, "f16": 16, "bf16": 16}.get(dtype, 32)
+            each, of = 2 * 64 * 256 * k // 128, text.count(f"wgmma.mma_async.sync.aligned.m64n256k{k}")
         else:
             each = {"f16": 4096, "bf16": 4096, "tf32": 2048, "f64": 1024}[dtype] // 32
             of = text.count("mma.sync.aligned")

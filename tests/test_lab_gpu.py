@@ -364,20 +364,24 @@ def test_another_name_is_an_error_that_says_which_there_are(device):
         ordinal(device)
 
 
+PEAKS = {("f32", "CUDA cores"): 60.0, ("f16", "mma.sync"): 600.0, ("f16", "wgmma"): 900.0}
+
+
 def test_a_backend_measures_each_limit_of_its_device_once(monkeypatch):
     monkeypatch.setattr(driver, "missing", lambda: "")
     monkeypatch.setattr(driver, "device", lambda ordinal: KNOWN["h200"])
     monkeypatch.setattr(on_cuda.fingerprint, "gpu", lambda ordinal: records.MACHINE)
     monkeypatch.setattr(on_cuda, "Stream", lambda ordinal: SimpleNamespace(ordinal=ordinal))
     monkeypatch.setattr(on_cuda, "Monitor", lambda ordinal: Monitor())
-    monkeypatch.setattr(on_cuda.device_limits, "peak", lambda dtype, unit, stream: {"f32": 60.0, "f16": 900.0}[dtype])
+    monkeypatch.setattr(on_cuda.device_limits, "peak", lambda dtype, unit, stream: PEAKS[dtype, unit])
     monkeypatch.setattr(on_cuda.device_limits, "bandwidth", lambda stream: Bandwidth(4.0, 3.0))
     cuda, halves, begun = Cuda(1), replace(WORK, dtype="f16", out="f16"), []
     rows = [cuda.blank("mine", kernel, halves) for kernel in ("simt_a", "mma_b", "cublas", "gemv_c")]
-    assert [m.unit for m in rows] == ["CUDA cores", "mma.sync", "mma.sync", "CUDA cores"]
+    assert [m.unit for m in rows] == ["CUDA cores", "mma.sync", "wgmma", "CUDA cores"]
     limits = [cuda.limits(m, begun.append) for m in rows]
-    assert limits == [(60.0, 4.0, 3.0), (900.0, 4.0, 3.0), (900.0, 4.0, 3.0), (60.0, 4.0, 3.0)]
-    assert begun == ["peak of f32 on CUDA cores", "bandwidth of the device's memory", "peak of f16 on mma.sync"]
+    assert limits == [(60.0, 4.0, 3.0), (600.0, 4.0, 3.0), (900.0, 4.0, 3.0), (60.0, 4.0, 3.0)]
+    peaks = [f"peak of f16 on {unit}" for unit in ("mma.sync", "wgmma")]
+    assert begun == ["peak of f32 on CUDA cores", "bandwidth of the device's memory", *peaks]
     assert (cuda.device, cuda.machine, cuda.ladder, cuda.clock()) == ("cuda:1", records.MACHINE, CUDA, 1755)
 
 

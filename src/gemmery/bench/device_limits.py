@@ -12,7 +12,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import Memory, Stream
 from gemmery.errors import ArgumentError
 
-CUDA_CORES, TENSOR_CORES = "CUDA cores", "mma.sync"
+CUDA_CORES, TENSOR_CORES, WARPGROUPS = "CUDA cores", "mma.sync", "wgmma"
 SAMPLES = 10
 BLOCKS, THREADS = 4, 256  # blocks per multiprocessor: eight warps per scheduler hide all latency
 STEPS = 20_000  # some milliseconds
@@ -30,6 +30,11 @@ class PeakLoop:
     kernel: str
     operations: int
     needs: int = 75  # compute capability
+    last: int = 999
+
+    def runs(self, capability: int) -> bool:
+        """Return True if devices of this compute capability have the unit."""
+        return self.needs <= capability <= self.last
 
 
 UNITS = {
@@ -44,20 +49,26 @@ UNITS = {
             ("f64", "double", 2 * 16 * 8 * 4),
         )
     },
+    **{
+        (dtype, WARPGROUPS): PeakLoop("peak_wgmma.cu", f"peak_wgmma<{dtype}>", 2 * 128 * 256 * sides // THREADS, 90, 90)
+        for dtype, sides in (("f16", 64), ("bf16", 64), ("tf32", 32), ("e4m3", 128), ("e5m2", 128), ("i8", 128))
+    },
 }
 
 
-def unit(dtype: str, tensor: bool, capability: int) -> tuple[str, str]:
+def unit(dtype: str, tensor: bool, capability: int, warpgroups: bool = False) -> tuple[str, str]:
     """Return the element type and the unit whose peak bounds products of `dtype` (or "tf32"), on tensor cores or not.
 
-    CUDA cores widen float16 and bfloat16 to float32; tensor cores do not compute full float32.
+    CUDA cores widen float16 and bfloat16 to float32; tensor cores do not compute full float32. `warpgroups` tells that
+    the kernel may use wgmma where the device has it.
 
-    >>> unit("f16", tensor=False, capability=90)
-    ('f32', 'CUDA cores')
+    >>> unit("f16", tensor=False, capability=90), unit("f16", tensor=True, capability=90, warpgroups=True)
+    (('f32', 'CUDA cores'), ('f16', 'wgmma'))
     """
-    mma = UNITS.get((dtype, TENSOR_CORES)) if tensor else None
-    if mma and capability >= mma.needs:
-        return dtype, TENSOR_CORES
+    for name in ([WARPGROUPS] if warpgroups else []) + [TENSOR_CORES]:
+        row = UNITS.get((dtype, name)) if tensor else None
+        if row and row.runs(capability):
+            return dtype, name
     return ("f64" if dtype == "f64" else "f32"), CUDA_CORES
 
 

@@ -6,13 +6,12 @@ product. The caller's library allocates scratch memory.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import quick, quick_options
+from gemmery.api import device_memory, quick, quick_options
 from gemmery.api.compute import writable
 from gemmery.api.device_types import SERVED, check_capability, located, types, unserved
 from gemmery.api.options import (
@@ -27,11 +26,10 @@ from gemmery.api.options import (
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, specialised
 from gemmery.api.promote import promoted
 from gemmery.api.scales import NO_SCALES, OperandScales, scales
-from gemmery.arrange import Ints, result_shape
+from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import ordered
-from gemmery.cuda.array import DeviceArray
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.tuples import NamedTuple
 
 _NUMBER = (int, float, np.number)
@@ -78,19 +76,16 @@ def product(name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Opti
         if short or as_before:
             _remember(name, a, b, out, operands, target, options, short)
         return out
-    array, fresh = _new(a, shape, result, x)
+    array, fresh = device_memory.new(a, shape, result, x)
     _compute(a, operands, array, fresh, old, options)
     if target is not None:
-        _copy(array, fresh, out, target)
+        device_memory.copy(array, fresh, out, target)
         arrays.written(out)
         return out
     short = short and result == x.dtype  # `quick` allocates results of a's element type
     if short or as_before:
         _remember(name, a, b, None, operands, fresh, options, short)
-    if isinstance(array, DeviceArray):
-        array.finished()
-        return a.__array_namespace__().from_dlpack(array) if hasattr(a, "__array_namespace__") else array
-    return array
+    return device_memory.finished(a, array)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -190,9 +185,9 @@ def _bias(bias: Any, a: Any, x: View, y: View, result: str, owners: list[object]
     """Return n accumulators on the device, or one with stride 0; the stream writes a number of the host there."""
     n, accumulator = y.shape[-1] if len(y.shape) > 1 else 1, dtypes.get(result).accumulator
     if isinstance(bias, _NUMBER):
-        owner, memory = _scratch(a, dtypes.get(accumulator).size, x, x.stream)
+        owner, memory = device_memory.scratch(a, dtypes.get(accumulator).size, x, x.stream)
         owners.append(owner)
-        ordered.put(float(bias), accumulator, memory.pointer, x.stream, _ordinal(x))
+        ordered.put(float(bias), accumulator, memory.pointer, x.stream, device_memory.ordinal(x))
         return memory._replace(shape=(n,), strides=(0,), dtype=accumulator)
     row = located(view(bias))
     arrays.together(a=x, bias=row)
@@ -208,23 +203,25 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
     """Write the product to `target`, the view of out, which has the result's element type."""
     if 0 in target.shape:
         return
-    stream, ordinal = operands.x.stream, _ordinal(operands.x)
+    stream, ordinal = operands.x.stream, device_memory.ordinal(operands.x)
     served = prepared(operands, target, options)
     run, bias = served.next(stream), operands.bias
     others = {z.stream for z in (operands.y, bias, target, old, *operands.scales[2:4]) if z is not None} - {stream}
     for other in others:
         ordered.wait(stream, other, ordinal)
     owners = list(operands.owners)  # a copy: scratch memory does not keep a product from being remembered
-    x, y = (_apart(a, z, target, stream, owners) for z in operands[:2])
-    bias_view = None if bias is None else _apart(a, bias, target, stream, owners)
-    factors = [0 if z is None else _apart(a, z, target, stream, owners).pointer for z in operands.scales[2:4]]
+    x, y = (device_memory.apart(a, z, target, stream, owners) for z in operands[:2])
+    bias_view = None if bias is None else device_memory.apart(a, bias, target, stream, owners)
+    factors = [
+        0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in operands.scales[2:4]
+    ]
     scratch = 0
     if run.workspace:
-        memory, its_view = _scratch(a, run.workspace, x, stream)
+        memory, its_view = device_memory.scratch(a, run.workspace, x, stream)
         owners.append(memory)
         scratch = its_view.pointer
     if old is not None and options.beta != 0 and not arrays.same(old, target):  # after all memory is allocated
-        _copy(options.old, old, out, target)
+        device_memory.copy(options.old, old, out, target)
     scalars = (options.alpha.real, options.beta.real)
     start = 0 if bias_view is None else bias_view.pointer
     for first, second, third in served.form.offsets():
@@ -235,49 +232,6 @@ def _compute(a: Any, operands: Inputs, out: Any, target: View, old: View | None,
             run(*addresses, stream, start, scratch, scalars)
     for other in others:
         ordered.wait(other, stream, ordinal)
-
-
-def _apart(a: Any, source: View, target: View, stream: int, owners: list[object]) -> View:
-    """Return `source`, or a copy of the memory that it spans where that overlaps `target`."""
-    if not arrays.overlap(source, target):
-        return source
-    low, high = arrays.reach(source.shape, source.strides, source.dtype)
-    memory, copy = _scratch(a, high - low, source, stream)
-    owners.append(memory)
-    ordered.copy(source.pointer + low, copy.pointer, high - low, stream, _ordinal(source))
-    return source._replace(pointer=copy.pointer - low)
-
-
-def _copy(source: Any, its_view: View, target: Any, its_target: View) -> None:
-    """Copy an array into another of the same shape."""
-    size = dtypes.get(its_view.dtype).size
-    alike = its_view.dtype == its_target.dtype and its_view.strides == its_target.strides
-    if alike and its_view.strides == arrays.contiguous(its_view.shape, size):
-        count = math.prod(its_view.shape) * size
-        ordered.copy(its_view.pointer, its_target.pointer, count, its_target.stream, _ordinal(its_target))
-        return
-    if type(source) is not type(target) or isinstance(source, DeviceArray):
-        raise LayoutError(
-            f"a {type(source).__name__} with strides {its_view.strides} cannot be copied into a "
-            f"{type(target).__name__}; pass arrays of one library, or contiguous arrays of the result's element type"
-        )
-    arrays.assign(target, source)
-
-
-def _new(a: Any, shape: Ints, dtype: str, x: View) -> tuple[Any, View]:
-    """Allocate with a's library on the device of x, or with the driver where that library does not allocate."""
-    if arrays.allocates(a):
-        return arrays.empty(a, shape, dtype)
-    array = DeviceArray(shape, dtype, _ordinal(x), x.stream)
-    return array, array.view
-
-
-def _scratch(a: Any, size: int, x: View, stream: int) -> tuple[object, View]:
-    """Allocate bytes for the duration of a call, as `_new` does."""
-    if arrays.allocates(a):
-        return arrays.empty(a, (size,), "u8")
-    memory = ordered.Scratch(size, stream, _ordinal(x))
-    return memory, View(memory.pointer, (size,), (1,), "u8", x.device, stream)
 
 
 def _remember(
@@ -296,7 +250,3 @@ def _remember(
         if options.alpha == 1 and options.beta == 0:
             name = quick.PLAIN[name]
         quick.remember(a, b, out, name, (operands.x, operands.y, target), served)
-
-
-def _ordinal(z: View) -> int:
-    return int(z.device.partition(":")[2])

@@ -289,11 +289,11 @@ def product_argument(
     """Return the kernels' argument, the Product of product.cuh; of C' = B' A' where C is column-major."""
     transposed, problem = problem.c_layout == "col", problem.by_rows()
     x, y, z = (_strides(view) for view in (a, b, c))
-    step = bias.strides[0] // dtypes.get(bias.dtype).size if bias is not None else 0
+    each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
     if transposed:
         a, b = b, a
         x, y, z = (y[0], y[2], y[1]), (x[0], x[2], x[1]), (z[0], z[2], z[1])
-    along = (step, 0) if transposed else (0, step)
+    along = (step, 0) if transposed else (each, step)
     number = "d" if problem.out == "f64" else "f"
     return struct.pack(
         f"=5Q11q4i2{number}",

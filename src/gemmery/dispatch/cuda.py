@@ -64,6 +64,16 @@ def copies_tensors(device: str) -> bool:
     return _TENSOR_COPIES in _RUNGS and driver.find(device).capability == 90
 
 
+def grouped(problem: Problem) -> Candidate:
+    """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
+    rung = _RUNGS["wgmma_grouped"]
+    candidate = Candidate(rung, rung.default, "groups of rows: one launch reads where they end")
+    reason = refusal(problem, candidate)
+    if reason:
+        raise RefusedError(f"{rung.name}: {reason}")
+    return candidate
+
+
 def refusal(problem: Problem, candidate: Candidate) -> str:
     """Return the reason why this rung refuses the problem on its device, or ""."""
     rung, config, _ = candidate

@@ -10,5 +10,6 @@ from gemmery.ladder.simt import SIMT
 from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
+from gemmery.ladder.wgmma_grouped import GROUPED
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *GENERAL, *GEMV)
+CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *GROUPED, *GENERAL, *GEMV)

@@ -39,7 +39,7 @@ def aligned_sums(k: int) -> float:
     return 0.5 * k + 2.5 * -(-k // 16)
 
 
-def _refuses(problem: Problem) -> str:
+def refuses_maps(problem: Problem) -> str:
     """Refuse what a tensor map cannot describe."""
     rows = problem.by_rows()
     if problem.out not in (*_HALF, "f32"):
@@ -156,7 +156,7 @@ WGMMA = (
         idea="the hardware brings whole tiles, swizzled, and multiplies them from shared memory",
         parent="mma_pipelined",
         dtypes=_HALF,
-        refuses=_refuses,
+        refuses=refuses_maps,
         bound=aligned_sums,
         geometry=_tma,
         space=_SPACE,
@@ -175,7 +175,7 @@ WGMMA = (
         idea="one warpgroup only brings tiles, two only multiply; they meet at mbarriers",
         parent="wgmma_tma",
         dtypes=_HALF,
-        refuses=_refuses,
+        refuses=refuses_maps,
         bound=aligned_sums,
         geometry=_specialized,
         space=_SPACE,
@@ -194,7 +194,7 @@ WGMMA = (
         idea="a block takes one tile after another, in an order that shares operands in L2",
         parent="wgmma_specialized",
         dtypes=_HALF,
-        refuses=_refuses,
+        refuses=refuses_maps,
         bound=aligned_sums,
         geometry=_persistent,
         space={**_SPACE, "band": (1, 4, 8, 16)},
@@ -212,7 +212,7 @@ WGMMA = (
         idea="two blocks of a cluster copy half of their common operand each, to both",
         parent="wgmma_persistent",
         dtypes=_HALF,
-        refuses=_refuses,
+        refuses=refuses_maps,
         bound=aligned_sums,
         geometry=_cluster,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},

@@ -1,0 +1,100 @@
+"""The rung for groups of rows, each times a matrix of its own, by wgmma: sm_90a."""
+
+from __future__ import annotations
+
+from gemmery import dtypes
+from gemmery.cuda import hopper
+from gemmery.cuda.geometry import Geometry, MapBox, instance, target
+from gemmery.cuda.tiles import complete
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.wgmma import aligned_sums, operand_boxes, refuses_maps, ring_bytes, wgmma_tiles
+from gemmery.problem import Config, Problem
+
+_BM, _BLOCK = 128, 64  # rows of a tile, and of the part of it that one warpgroup multiplies
+_STAGES = {256: 4, 128: 6, 64: 8}  # of a tile's columns: about 200 KB
+
+
+def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that take the tiles of all groups in turn: as many as there may be tiles, at most one a multiprocessor."""
+    config = _resolve(problem, config)
+    bn, stages = config["bn"], config["stages"]
+    if bn not in _STAGES:
+        raise RefusedError(f"bn={bn}: a tile has {', '.join(map(str, _STAGES))} columns")
+    if not 2 <= stages <= _STAGES[bn]:
+        raise RefusedError(f"stages={stages}: a ring of tiles of {bn} columns has 2 to {_STAGES[bn]} stages")
+    a, b = operand_boxes(problem, _BM, bn)
+    if problem.a_layout != "col":
+        a = MapBox("a", (a.box[0], _BLOCK))
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, wgmma_tiles(problem, _BM, bn, stages)),
+        (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
+        (384, 1, 1),
+        shared=ring_bytes(problem, _BM, bn, stages) + 16 * stages,
+        needs=90,
+        instructions="wgmma and tensor copies",
+        alone=True,
+        overlaps=True,
+        tile=(_BM, bn),
+        maps=(a, b),
+    )
+
+
+def _refuses(problem: Problem) -> str:
+    """Refuse what a tensor map cannot describe, and factors."""
+    return "it multiplies by no factors of rows and columns" if problem.scales else refuses_maps(problem)
+
+
+def most_tiles(problem: Problem, bn: int) -> int:
+    """Return the number of tiles at most: the rows of each group may end within one."""
+    columns = -(-problem.n // bn)
+    if not problem.groups:
+        return -(-problem.m // _BM) * columns * problem.batch
+    return (problem.m // _BM + min(problem.groups, problem.m)) * columns
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced."""
+    sms = target(problem).sms
+    bn = config["bn"] or min(_STAGES, key=lambda bn: _cycles(problem, bn, sms))
+    return complete(config, {"bn": bn, "stages": _STAGES.get(bn, 0), "blocks": sms})
+
+
+def _cycles(problem: Problem, bn: int, sms: int) -> float:
+    """Return about the cycles that tiles of bn columns take, if the groups that have rows have about as many each.
+
+    A step of 128 bytes of k lasts until its products are done, or until its rows have come from the L2 cache.
+    """
+    groups = max(1, min(problem.groups or problem.batch, problem.m))
+    rows = problem.m if not problem.groups else -(-problem.m // groups)
+    high = _BLOCK if rows <= _BLOCK else _BM  # rows that are brought and multiplied
+    area, speed = high * bn, {64: 80, 128: 93, 256: 100}[bn]
+    steps = -(-problem.k * dtypes.get(problem.dtype).size // hopper.ROW)
+    step = max(area * 100 / (hopper.STEP_AREA * speed), (high + bn) * hopper.ROW / hopper.LINE_RATE)
+    tiles = groups * -(-rows // _BM) * -(-problem.n // bn)
+    return -(-tiles // sms) * (steps * step + area * hopper.FINISH[dtypes.get(problem.out).size])
+
+
+GROUPED = (
+    gpu_rung(
+        "wgmma_grouped",
+        idea="groups of rows, each times a matrix of its own: the device reads where they end",
+        parent="wgmma_persistent",
+        dtypes=("f16", "bf16"),
+        refuses=_refuses,
+        bound=aligned_sums,
+        geometry=_grouped,
+        resolve=_resolve,
+        space={"bn": (0, *_STAGES), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},
+        default={"bn": 0, "stages": 0, "blocks": 0},
+        expect={"local_requests": 0, "bank_conflicts": 0},
+        lesson=(
+            "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "
+            "many rows each has. Here all tiles of all groups are one list that blocks take in turn. Nobody writes the "
+            "list: a thread walks along the ends of the groups and counts tiles until it comes to its own, a cached "
+            "load and ten instructions for each group, once for the whole launch. With few rows per group the "
+            "weights are what is moved, so of A only blocks of 64 rows that the group has are brought and multiplied."
+        ),
+    ),
+)

@@ -1,0 +1,170 @@
+"""Groups of rows in one launch: results on the emulator, offsets of all kinds, the number of blocks and instances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from gemmery.cuda import nvrtc
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+
+pytest.importorskip("cuda.bindings")
+
+RUNG = find(CUDA, "wgmma_grouped")
+UNTOUCHED = 999.0
+SMALL = {"bn": 64, "stages": 3}
+
+
+def repeated(matrix, groups):
+    """A matrix for each group without a copy, as the launch describes A and C."""
+    return as_strided(matrix, (groups, *matrix.shape), (0, *matrix.strides))
+
+
+def operands(rows, groups, n, k, layouts=("row", "col")):
+    rng = np.random.default_rng(rows + n + k)
+    a, b = rng.integers(-3, 4, (rows, k)).astype("f2"), rng.integers(-3, 4, (groups, k, n)).astype("f2")
+    a = np.ascontiguousarray(a.T).T if layouts[0] == "col" else a
+    b = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2) if layouts[1] == "col" else b
+    return a, b
+
+
+def emulated(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, texts=None, **others):
+    """The result of the rung, and what the emulator says of the run."""
+    groups, _, n = b.shape
+    c = np.full((len(a), n), UNTOUCHED, "f2" if out == "f16" else "f4")
+    gemm = Gemm(repeated(a, groups), b, repeated(c, groups), offsets=np.array(ends, np.int32), **others)
+    problem = problem_of(gemm, "f16", out, "h200", epilogue=epilogue, scaled="alpha" in others)._replace(groups=groups)
+    options = EmulationOptions(seed=seed, texts=texts)
+    runs = run_rung(RUNG, problem, {**RUNG.default, **SMALL, **(config or {})}, gemm, options)
+    return c, [finding for run in runs for finding in run.findings]
+
+
+def expected(a, b, ends, finish=lambda sums, group: sums):
+    result, start = np.full((len(a), b.shape[2]), UNTOUCHED, "f4"), 0
+    for group, end in enumerate(ends):
+        result[start:end] = finish(a[start:end].astype("f4") @ b[group].astype("f4"), group)
+        start = end
+    return result
+
+
+@pytest.mark.parametrize(
+    ("ends", "rows", "blocks", "seed"),
+    [
+        (
+            [1, 1, 70],
+            80,
+            0,
+            None,
+        ),  # one row, none, a tile of which the second warpgroup has 5 rows; 10 rows of no group
+        ([0, 130, 300], 300, 2, 1),  # tiles in turn on two blocks; groups that begin within a tile
+        ([64, 128, 136], 136, 1, None),  # the second warpgroup has no rows
+        ([0, 0, 0], 8, 0, None),
+    ],
+)
+def test_each_group_is_multiplied_and_no_other_row_is_written(ends, rows, blocks, seed):
+    a, b = operands(rows, len(ends), 72, 136)
+    result, findings = emulated(a, b, ends, seed=seed, config={"blocks": blocks})
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, ends))
+
+
+@pytest.mark.parametrize("layouts", [("row", "row"), ("col", "col"), ("col", "row")])
+def test_other_layouts(layouts):
+    ends = [72, 80, 136]
+    a, b = operands(136, 3, 136, 72, layouts)
+    result, findings = emulated(a, b, ends, config={"blocks": 3})
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, ends))
+
+
+@pytest.mark.parametrize("k", [8, 64])
+def test_few_steps_of_k(k):
+    a, b = operands(90, 2, 16, k)
+    result, findings = emulated(a, b, [3, 88], config={"blocks": 1})
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, [3, 88]))
+
+
+def test_offsets_that_are_wrong_touch_nothing_outside():
+    """Each is used as if it were at least the one before, and at most the rows."""
+    a, b = operands(72, 4, 16, 64)
+    result, findings = emulated(a, b, [40, -5, 900, 20])
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, [40, 40, 72, 72]))
+
+
+def test_bias_of_each_group_and_activation():
+    a, b = operands(80, 3, 40, 64)
+    bias = np.arange(3 * 40, dtype="f4").reshape(3, 40) - 60
+    ends = [1, 1, 70]
+    result, findings = emulated(a, b, ends, out="f32", epilogue="bias+relu", bias=bias, alpha=2.0)
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, ends, lambda sums, group: np.maximum(2 * sums + bias[group], 0)))
+
+
+def test_a_result_that_no_tensor_copy_can_write():
+    a, b = operands(80, 2, 41, 64)
+    result, findings = emulated(a, b, [70, 79])
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, [70, 79]))
+
+
+def test_the_bits_of_a_row_depend_on_no_other_row():
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((136, 136)).astype("f2"), rng.standard_normal((2, 136, 48)).astype("f2")
+    b = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+    whole = emulated(a, b, [136, 136], out="f32")[0]
+    parts = emulated(a, np.stack([b[0], b[0]]).copy(), [67, 136], out="f32", config={"bn": 128, "blocks": 1})[0]
+    assert np.array_equal(whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("begin = offsets ? end : 0;", "begin = 0;"),
+        ("offsets[group], begin), m)", "offsets[group], begin), m + 64)"),
+        ("max(offsets[group], begin)", "offsets[group]"),
+        ("product.m = end;", ""),
+        ("group * product.bias_row", "0 * product.bias_row"),
+        ("product.bias_row = 0;", ""),
+    ],
+)
+def test_a_kernel_that_is_wrong_about_groups_is_told(old, new):
+    """Mutants of what only offsets show; tests/mutants.py has the others."""
+    text = nvrtc.text("wgmma_grouped.cu")
+    assert text.count(old) == 1, old
+    a, b = operands(100, 4, 16, 64)
+    bias = np.arange(4 * 16, dtype="f4").reshape(4, 16)
+    run = {"out": "f32", "epilogue": "bias", "bias": bias, "config": {"blocks": 2}}
+    wanted = expected(a, b, [5, 70, 70, 90], lambda sums, group: sums + bias[group])
+    right, findings = emulated(a, b, [5, 70, 60, 90], **run)
+    assert findings == []
+    assert np.array_equal(right, wanted)
+    shown, findings = emulated(a, b, [5, 70, 60, 90], **run, texts={"wgmma_grouped.cu": text.replace(old, new)})
+    beyond = emulated(a, b, [5, 70, 60, 900], **run, texts={"wgmma_grouped.cu": text.replace(old, new)})[1]
+    assert findings or beyond or not np.array_equal(shown, wanted)
+
+
+def problem(rows, groups, n=4096, **others):
+    return Problem(rows, n, 4096, "bf16", "bf16", groups, b_layout="col", device="h200", groups=groups, **others)
+
+
+def test_one_instance_serves_every_number_of_rows_and_groups():
+    launches = [RUNG.geometry(problem(rows, groups), RUNG.default) for rows in (128, 8192) for groups in (8, 64)]
+    assert len({launch.kernel for launch in launches}) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "n", "blocks"),
+    [
+        (1, 8, 256, 1),  # one group has the row
+        (256, 2, 256, 4),  # at most two whole tiles, and a partial one of each group
+        (8192, 64, 4096, 132),
+    ],
+)
+def test_there_are_no_more_blocks_than_tiles(rows, groups, n, blocks):
+    assert RUNG.geometry(problem(rows, groups, n), {**RUNG.default, "bn": 256}).grid == (blocks, 1, 1)

@@ -2,15 +2,12 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
-
-import numpy as np
 
 from gemmery import arrays
 from gemmery.api import opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.groups import GroupTerms, host_ends, result_type, stacked_shape
+from gemmery.api.groups import GroupTerms, host_ends, multiply_groups, result_type, stacked_shape
 from gemmery.arrange import result_shape
 from gemmery.arrays import view
 from gemmery.errors import ArgumentError, ShapeError
@@ -124,13 +121,12 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, y, where = view(a), view(b), view(offsets)
     shape = stacked_shape(x, y, where)
-    if x.device == "cpu":
-        arrays.together(a=x, b=y, offsets=where)
-        ends = host_ends(offsets, x.shape[0])
-    else:
+    if x.device != "cpu":
         from gemmery.api import grouped_cuda
 
-        ends = grouped_cuda.ends(offsets, where, x)
+        return grouped_cuda.product(a, b, offsets, (x, y, where), shape, out, terms)
+    arrays.together(a=x, b=y, offsets=where)
+    ends = host_ends(offsets, x.shape[0])
     result = result_type(x, y, shape, terms)
     target = None if out is None else view(out)
     if target is not None:
@@ -146,31 +142,6 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: GroupTerms) -> Any:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
     return arrays.wrap(like, array) if out is None else out
-
-
-def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: GroupTerms) -> None:
-    """Write the product of each group to its rows of `out`, one `matmul` after the other."""
-    a, b = _sliceable(a), _sliceable(b)
-    bias, scale_a, scale_b = (
-        _sliceable(values) if isinstance(values, list | tuple) else values
-        for values in (terms.bias, terms.scale_a, terms.scale_b)
-    )
-    each_bias, each_row, each_group = (
-        getattr(values, "ndim", 0) >= least for values, least in ((bias, 2), (scale_a, 1), (scale_b, 1))
-    )
-    for group, (start, end) in enumerate(pairwise((0, *ends))):
-        if start < end:
-            options = terms.of_one(
-                bias[group] if each_bias else bias,
-                scale_a[start:end] if each_row else scale_a,
-                scale_b[group] if each_group else scale_b,
-            )
-            products.matmul(a[start:end], b[group], out[start:end], **options)
-
-
-def _sliceable(array: Any) -> Any:
-    """Return an array of which rows can be taken: itself, or NumPy's of a list or buffer."""
-    return array if hasattr(array, "ndim") and hasattr(array, "__getitem__") else np.asarray(array)
 
 
 def _listed(a: Any, b: Any, out: Any, terms: GroupTerms) -> list[Any]:

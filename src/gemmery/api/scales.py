@@ -50,14 +50,9 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     """
     if options.scale_a is None and options.scale_b is None:
         return NO_SCALES
-    if common not in SCALED or result not in ROUNDED:
-        have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
-        raise DTypeError(
-            f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, float16 "
-            "and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by them first"
-        )
-    factor_a, a = _read("scale_a", options.scale_a, x)
-    factor_b, b = _read("scale_b", options.scale_b, x)
+    check_scaled(common, result)
+    factor_a, a = read_scale("scale_a", options.scale_a, x)
+    factor_b, b = read_scale("scale_b", options.scale_b, x)
     factor = factor_a * factor_b
     if a is None and b is None:
         return OperandScales(factor=factor)
@@ -81,7 +76,17 @@ def scales(options: Options, x: View, y: View, common: str, result: str) -> Oper
     raise _wrong_shape(x, y, a, b)
 
 
-def _read(name: str, value: Any, x: View) -> tuple[float, View | None]:
+def check_scaled(common: str, result: str) -> None:
+    """Raise DTypeError unless operands of type `common` may have factors in a product of type `result`."""
+    if common not in SCALED or result not in ROUNDED:
+        have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
+        raise DTypeError(
+            f"scale_a and scale_b of a product of {have} into {into}: they apply to products of float8, int8, float16 "
+            "and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by them first"
+        )
+
+
+def read_scale(name: str, value: Any, x: View) -> tuple[float, View | None]:
     """Return a number and no array, or 1 and an array of float32 on the device of x."""
     if value is None:
         return 1.0, None

@@ -52,6 +52,12 @@ def copy(source: int, target: int, size: int, stream: int, ordinal: int) -> None
         driver.check(driver.api().cuMemcpyDtoDAsync(target, source, size, stream))
 
 
+def bring(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
+    """Copy bytes of the host. The driver keeps them until then, so they may be freed at once; a graph would not."""
+    with driver.on(ordinal):
+        driver.check(driver.api().cuMemcpyHtoDAsync(target, source, size, stream))
+
+
 def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> None:
     """Write one number of type "f32" or "f64"; its bits travel with the commands, not through memory of the host."""
     words = struct.unpack("<2I", struct.pack("<d", number)) if dtype == "f64" else (_bits(number),)

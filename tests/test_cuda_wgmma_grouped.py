@@ -37,7 +37,8 @@ def emulated(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, text
     groups, _, n = b.shape
     c = np.full((len(a), n), UNTOUCHED, "f2" if out == "f16" else "f4")
     gemm = Gemm(repeated(a, groups), b, repeated(c, groups), offsets=np.array(ends, np.int32), **others)
-    problem = problem_of(gemm, "f16", out, "h200", epilogue=epilogue, scaled="alpha" in others)._replace(groups=groups)
+    problem = problem_of(gemm, "f16", out, "h200", epilogue=epilogue, scaled="alpha" in others)
+    problem = problem._replace(batch=1, groups=groups)
     options = EmulationOptions(seed=seed, texts=texts)
     runs = run_rung(RUNG, problem, {**RUNG.default, **SMALL, **(config or {})}, gemm, options)
     return c, [finding for run in runs for finding in run.findings]
@@ -150,7 +151,7 @@ def test_a_kernel_that_is_wrong_about_groups_is_told(old, new):
 
 
 def problem(rows, groups, n=4096, **others):
-    return Problem(rows, n, 4096, "bf16", "bf16", groups, b_layout="col", device="h200", groups=groups, **others)
+    return Problem(rows, n, 4096, "bf16", "bf16", b_layout="col", device="h200", groups=groups, **others)
 
 
 def test_one_instance_serves_every_number_of_rows_and_groups():

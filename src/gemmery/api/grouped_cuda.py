@@ -248,7 +248,7 @@ def described(x: View, y: View, c: View) -> Problem:
         k,
         x.dtype,
         c.dtype,
-        groups,
+        1,
         layouts[0],
         layouts[1],
         layouts[2] if layouts[2] == "row" else "any",

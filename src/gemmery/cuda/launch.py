@@ -309,7 +309,7 @@ def product_argument(
         problem.m,
         problem.n,
         problem.k,
-        problem.batch,
+        problem.groups or problem.batch,
         alpha.real,
         beta.real,
     )

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from gemmery import dispatch
-from gemmery.cuda import nvrtc
+from gemmery.cuda import hopper, nvrtc
+from gemmery.cuda.geometry import Geometry, MapBox
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
@@ -130,3 +131,31 @@ def test_a_rung_that_applies_no_factors_is_passed_over():
 def test_too_large_a_side_is_refused_in_words():
     with pytest.raises(RefusedError, match="simt_naive: a side of 3000000000: kernels count to"):
         chosen((3_000_000_000, 2, 2), "f32")
+
+
+def test_rungs_with_wgmma_come_first_where_the_device_has_it(monkeypatch):
+    """The one that splits k where that is faster, that of blocks for factors of blocks, and one for all others."""
+    one = Geometry("k.cu", "k", (1, 1, 1), (1, 1, 1), needs=90, alone=True, maps=(MapBox("a", (64, 64)),))
+    known = cuda._RUNGS["mma_pipelined"]
+    default = dict.fromkeys(hopper.KEYS, 0)
+    names = ("wgmma_epilogue", "wgmma_streamk", "wgmma_blockscaled")
+    rungs = {
+        name: known._replace(name=name, dtypes=("bf16", "e4m3"), default=default, geometry=lambda p, config: one)
+        for name in names
+    }
+    monkeypatch.setattr(cuda, "_RUNGS", {**cuda._RUNGS, **rungs})
+    monkeypatch.setattr(
+        hopper, "chosen", lambda p, device: dict.fromkeys(hopper.KEYS, 4) | {"splits": 2 if p.m < 128 else 1}
+    )
+
+    def first(m, name="bf16", where="h200", **fields):
+        return dispatch.choice(Problem(m, 256, 256, name, "bf16", device=where, **fields))
+
+    assert first(256).rung.name == "wgmma_epilogue"
+    assert not any(first(256).config.values())
+    assert (first(64).rung.name, first(64).config["splits"]) == ("wgmma_streamk", 2)
+    assert first(64).config["bm"] == 4
+    assert first(256, "e4m3", scales="blocks").rung.name == "wgmma_blockscaled"
+    assert first(256, scales="outer").rung.name == "wgmma_epilogue"
+    assert first(256, where="a100").rung.name == "mma_pipelined"
+    assert first(1).rung.name == "gemv_vectorized"

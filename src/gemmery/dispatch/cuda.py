@@ -35,9 +35,13 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
     p, card = problem.by_rows(), driver.find(problem.device)
     for name, reason in ranking(p, card):
         rung = _RUNGS[name]
-        small = name == "simt_smem" and max(p.m, p.n) <= _SMALL
-        whole = p.invariant and "splits" in rung.default
-        config = {**rung.default, **({"tile": _SMALL} if small else {}), **({"splits": 1} if whole else {})}
+        config = dict(rung.default)
+        if name == "simt_smem" and max(p.m, p.n) <= _SMALL:
+            config["tile"] = _SMALL
+        elif name == "wgmma_streamk":
+            config |= {key: value for key, value in hopper.chosen(p, card).items() if key in config}
+        elif p.invariant and "splits" in config:
+            config["splits"] = 1
         yield Candidate(rung, config, reason)
 
 

@@ -29,7 +29,7 @@ def chosen(sizes, name, where="h200", **fields):
         ("f64", "a100", "mma_f64"),
         ("f64", "rtx4090", "simt_pipelined"),
         ("f64", "2080ti", "simt_pipelined"),
-        ("f16", "h200", "mma_pipelined"),
+        ("f16", "a100", "mma_pipelined"),
         ("bf16", "rtx4090", "mma_pipelined"),
         ("bf16", "2080ti", "simt_pipelined"),
     ],
@@ -41,7 +41,8 @@ def test_the_unit_follows_the_type_and_the_device(name, where, rung):
 
 
 def test_tf32_is_taken_only_when_it_is_allowed():
-    assert chosen((2048, 2048, 2048), "f32", precision="tf32").rung.name == "mma_pipelined"
+    assert chosen((2048, 2048, 2048), "f32", "a100", precision="tf32").rung.name == "mma_pipelined"
+    assert chosen((2048, 2048, 2048), "f32", "h200").rung.name == "simt_pipelined"
     assert chosen((2048, 2048, 2048), "f32", "2080ti", precision="tf32").rung.name == "simt_pipelined"
 
 
@@ -49,6 +50,26 @@ def test_tf32_is_taken_only_when_it_is_allowed():
 @pytest.mark.parametrize("sizes", [(1, 4096, 512), (4096, 1, 512), (1, 1, 512)])
 def test_vectors_have_their_own_rungs(name, sizes):
     assert chosen(sizes, name).rung.name == "gemv_vectorized"
+
+
+@pytest.mark.skipif("wgmma_epilogue" not in cuda._RUNGS, reason="there is no such rung")
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("f16", {}),
+        ("bf16", {"out": "f32", "scales": "outer"}),
+        ("f32", {"precision": "tf32"}),
+        ("e4m3", {"out": "bf16", "scaled": True}),
+        ("e5m2", {"out": "f16", "scales": "outer", "epilogue": "bias+gelu"}),
+        ("i8", {"out": "i32"}),
+        ("i8", {"out": "bf16", "scales": "outer"}),
+        ("f16", {"a_layout": "any", "b_layout": "any", "c_layout": "any", "alignments": (2, 2, 2)}),
+        ("e4m3", {"out": "bf16", "b_layout": "row", "alignments": (1, 1, 2)}),
+    ],
+)
+def test_hopper_multiplies_by_wgmma(name, fields):
+    for sizes in ((4096, 4096, 4096), (100, 300, 500), (64, 64, 0), (8192, 7, 33)):
+        assert chosen(sizes, name, invariant=True, **{"b_layout": "col", **fields}).rung.name == "wgmma_epilogue"
 
 
 def test_many_small_products_get_a_small_block_each():
@@ -83,7 +104,7 @@ def test_what_is_chosen_for_a_wider_result_compiles(name, out, m):
 
 
 def test_a_result_in_columns_is_the_product_of_the_transposes(monkeypatch):
-    rows = Problem(64, 4096, 512, "f16", "f16", device="h200", b_layout="col")
+    rows = Problem(64, 4096, 512, "f16", "f16", device="a100", b_layout="col")
     assert dispatch.choice(rows.transposed()) == dispatch.choice(rows)
     seen = []
     rung = cuda._RUNGS["mma_pipelined"]._replace(refuses=lambda problem: seen.append(problem) or "not today")

@@ -137,6 +137,8 @@ def by_rung(name, a, b):
     case = Problem(m, n, k, kind, kind, 1, *layouts, device="cuda:0")
     config = {**rung.default, **({"splits": 1} if "splits" in rung.default else {})}
     c = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
+    if kind not in rung.dtypes:
+        return None
     try:
         kernel = rung.build(case, config)
     except RefusedError:

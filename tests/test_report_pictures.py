@@ -9,6 +9,7 @@ import pytest
 
 from gemmery.emulator.ptx import Line
 from gemmery.emulator.trace import Divergence, Stretch, TileLayout, WarpAccess
+from gemmery.emulator.trace.pipeline import NOBODY, BarrierStep, CopiedTile, Timeline
 from gemmery.emulator.trace.selection import Selection
 from gemmery.report import svg
 from gemmery.report.pictures import (
@@ -16,7 +17,9 @@ from gemmery.report.pictures import (
     divergence_picture,
     pictures,
     sectors_picture,
+    swizzled_picture,
     tile_picture,
+    timeline_picture,
     wavefronts_picture,
 )
 from gemmery.report.pictures.wavefronts import boxes, groups
@@ -72,6 +75,42 @@ def divergence():
     return Divergence(at[1], upper, everyone, stretches)
 
 
+def copied(array="A", start=1024):
+    """64 rows of 128 bytes under a swizzle of 128, of which a product reads 32 bytes of each row."""
+    places = tuple(start + swizzled(row, chunk) for row in range(64) for chunk in range(8))
+    reads = tuple(frozenset(places[at] for at in range(512) if at % 8 // 2 == part) for part in range(3))
+    return CopiedTile(array, (64, 64), 2, (0, 128), 128, places, reads, "wgmma.mma_async.m64n64k16")
+
+
+def ring(steps=6, stages=2):
+    """Warpgroup 0 fills two stages whenever they are free; warpgroup 1 multiplies the one and then the other."""
+    full, empty = (
+        [8192 + 8 * stage for stage in range(stages)],
+        [8192 + 8 * (stages + stage) for stage in range(stages)],
+    )
+    events, now = [], 0
+    for step in range(steps):
+        stage = step % stages
+        if step >= stages:
+            events.append(BarrierStep(now, "waits", 0, empty[stage], 1))
+        for what, who, barrier, amount in (
+            ("passes", 0, empty[stage], 1),
+            ("expects", 0, full[stage], 16384),
+            ("copies", 0, full[stage], 16384),
+            ("ends", NOBODY, full[stage], 1),
+            ("passes", 1, full[stage], 128),
+            ("multiplies", 1, -1, 4),
+            ("retires", 1, -1, 0),
+            ("arrives", 1, empty[stage], 1),
+            ("ends", NOBODY, empty[stage], 1),
+        ):
+            now += 1
+            events.append(BarrierStep(now, what, who, barrier, amount))
+    counts = {"waits": 2 * steps, "slept": steps - stages, "arrivals": 2 * steps, "phases": 2 * steps}
+    counts |= {"copies": steps, "bytes": 16384 * steps, "products": 4 * steps}
+    return Timeline(tuple(events), tuple(full), tuple(empty), counts)
+
+
 EVERY = Selection(
     (
         access("ld.shared.f32", 4, [128 * lane for lane in LANES]),
@@ -88,6 +127,8 @@ EVERY = Selection(
         access("ld.global.f64", 8, [65536] * 32, "global"),
     ),
     (divergence(),),
+    copied=(copied(), copied("B", 0)),
+    timeline=ring(),
 )
 SOURCE = {
     Line("split.cu", 12): "    y[i] = falling<STEPS>(x[i]) + a_name_that_is_much_longer_than_the_picture_is_wide;"
@@ -165,6 +206,37 @@ def test_a_global_access_says_what_is_moved_in_vain():
     assert "32 sectors of 32 bytes, where 4 would hold" in apart.caption
     assert "128 of 1,024 bytes, 12.5%" in apart.caption
     assert len(said(apart, "accent")) == 32
+
+
+def test_a_copied_tile_shows_each_piece_on_both_sides_in_the_colour_of_its_product():
+    plot = swizzled_picture(copied())
+    assert said(plot, "accent").count("A[3][0] of the box at byte 432") == 2
+    shown = 20 * 8
+    assert [len(said(plot, fill)) for fill in ("accent", "s2", "s1", "rule")] == [2 * shown // 4] * 4
+    across = {}
+    for fill in ("accent", "s2", "s1"):
+        lefts = {
+            cell.get("x")
+            for cell in cells(plot, fill)
+            if float(cell.get("x")) > svg.WIDTH / 2 and float(cell.get("y")) < 350
+        }
+        across[fill] = len(lefts)
+    assert across == dict.fromkeys(("accent", "s2", "s1"), 8)  # 8 rows of a column lie in all banks
+    assert "64 rows of 64 elements, 128 bytes each, with a swizzle of 128 bytes" in plot.caption
+    assert "reads 128 of the 512 pieces" in plot.caption
+
+
+def test_a_timeline_shows_who_waits_and_what_each_stage_holds():
+    plot = timeline_picture(ring())
+    assert said(plot, "rule") == ["waits for a phase to end"] * 4
+    assert [text for text in said(plot, "accent") if "step" in text] == [
+        f"step {step} of k: read" for step in (0, 2, 4, 1, 3, 5)
+    ]
+    assert len([text for text in said(plot, "accent") if "4 products under way" in text]) == 6
+    texts = [text.text for text in ElementTree.fromstring(plot.svg).iter(f"{SVG}text")]
+    assert texts[:6] == ["warpgroup 0", "copies", "warpgroup 1", "multiplies", "stage 0", "0"]
+    assert "brings 98,304 bytes with 6 tensor copies, and its barriers see 12 arrivals and 12 phases" in plot.caption
+    assert "Warpgroups wait 12 times, 4 of them while a phase is under way, and start 24 products" in plot.caption
 
 
 def test_both_ways_of_a_branch_have_their_colour_and_idle_lanes_have_none():

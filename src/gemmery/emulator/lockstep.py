@@ -35,6 +35,7 @@ class LockStep:
         observers: Sequence[Observer] = (),
         warp_order: np.random.Generator | None = None,
         max_steps: int = LIMIT,
+        ahead: int = 0,
     ) -> None:
         self.kernel = program.kernel
         self.launch = launch
@@ -66,6 +67,9 @@ class LockStep:
             self.places.each = np.where(idle, program.stop, 0).astype(np.int32)
         if warp_order is not None:
             self._order = self._shuffled(warp_order)
+            self.places.part()
+        elif ahead:
+            self._order = (np.arange(self.threads) % self.block_threads >= ahead).astype(np.int64)
             self.places.part()
 
     def _shuffled(self, generator: np.random.Generator) -> Indices:

@@ -82,6 +82,38 @@ class Access:
     values: Any = None  # of "st": the values written; for each element of the vector one per thread, or one for all
 
 
+@dataclass(frozen=True, slots=True)
+class BarrierEvent:
+    """What happens to mbarriers of the chunk's blocks; one element for each of `addresses`.
+
+    `what` is "waits" (a wait begins or fails again), "passes", "arrives", "expects" (an arrival that expects bytes) or
+    "ends" (a phase; by no thread).
+    """
+
+    index: int  # of the instruction; -1 for "ends"
+    what: str
+    threads: Indices  # empty for "ends"
+    blocks: Indices  # of the chunk, which have the mbarriers
+    addresses: Indices  # offsets in their shared memory
+    amounts: Indices  # arrivals; of "expects" bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEvent:
+    """Bulk copies to shared memory that threads start with one instruction."""
+
+    index: int
+    threads: Indices  # that start them
+    blocks: Indices  # of the chunk, whose shared memory is written
+    addresses: Indices  # (copies, pieces of 16 bytes) in the blocks' shared memory, in the order of the box
+    barriers: Indices  # offsets in the blocks' shared memory
+    source: int  # address of the tensor, or of the first copy's bytes
+    box: tuple[int, ...]  # elements, from the innermost dimension; of a copy without a tensor its bytes
+    size: int  # bytes of an element
+    coordinates: Indices  # (copies, dimensions) from the innermost
+    swizzle: int  # bytes
+
+
 class Observer:
     """Receives each event before it takes effect; this base class does nothing."""
 
@@ -117,6 +149,15 @@ class Observer:
 
     def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
         """Threads initialise mbarriers of 8 bytes in their blocks' shared memory."""
+
+    def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
+        """Threads wait at mbarriers, pass them or arrive at them, or phases end."""
+
+    def copied(self, machine: Machine, event: CopyEvent) -> None:
+        """Threads start bulk copies to shared memory; `bulk` tells when one lands."""
+
+    def multiplied(self, machine: Machine, index: int, threads: Indices) -> None:
+        """The warpgroups that begin with these threads start a product; `warpgroup` tells when they wait."""
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         """These threads execute a fence; after fence.proxy.async, asynchronous units see what the threads saw."""

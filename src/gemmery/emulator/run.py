@@ -173,12 +173,13 @@ def emulated(
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
     observers: Sequence[Observer] = (),
+    ahead: int = 0,
 ) -> EmulatedRun:
     """Run a kernel with all counters, and with `check` with all findings."""
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     every = (counters, *((findings,) if findings else ()), *observers)
-    run(program, launch, memory, every, seed=seed, max_steps=max_steps)
+    run(program, launch, memory, every, seed=seed, max_steps=max_steps, ahead=ahead)
     return EmulatedRun(
         program.kernel.name,
         launch,
@@ -198,13 +199,15 @@ def run(
     chunk: int = 0,
     seed: int | None = None,
     max_steps: int = spinning.LIMIT,
+    ahead: int = 0,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
 
     `seed` shuffles the order of blocks, and within a chunk lets warps run one after the other from barrier to
     barrier in another order: a result that depends on the order is a race. `max_steps` is the number of basic blocks
     (instructions up to the next branch or barrier) that a chunk may execute; EmulationError beyond it. `chunk` is the
-    number of threads that run together; 0 for as many as suit the kernel.
+    number of threads that run together; 0 for as many as suit the kernel. Without a seed the first `ahead` threads of
+    each block run whenever they can, before the others.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
@@ -216,4 +219,4 @@ def run(
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for ids in cluster.in_order(launch, step, order):
-            LockStep(program, launch, memory, ids, observers, order, max_steps).run()
+            LockStep(program, launch, memory, ids, observers, order, max_steps, ahead).run()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gemmery.cuda import nvrtc
 from gemmery.emulator.arguments import bound
@@ -18,11 +17,13 @@ from gemmery.emulator.ptx import calling
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace import Trace
 from gemmery.emulator.trace.selection import Selection, select
+from gemmery.inspection.barriers import empty_result, random_operand, trace_barriers
 from gemmery.inspection.records import EmulatorCounts, LineCounts
 from gemmery.lab.emulated_product import (
     EmulationOptions,
     Gemm,
     prepared,
+    problem_of,
     run_rung,
     source_line,
     source_lines,
@@ -33,7 +34,6 @@ from gemmery.problem import Problem
 
 LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
 NOTABLE = 0.05  # share of all instructions from which an inlined line without accesses is listed
-TYPES = {"f64": "f8", "f32": "f4", "f16": "f2", "bf16": "u2"}
 
 
 def small(problem: Problem) -> Problem:
@@ -48,12 +48,16 @@ def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: st
     for a `line` without memory accesses.
     """
     m, n, k = problem.m, problem.n, problem.k
-    a, b = (_random(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
+    a, b = (random_operand(problem.dtype, (1, *shape)) for shape in ((m, k), (k, n)))
     b = np.ascontiguousarray(b.mT).mT if problem.b_layout == "col" else b
-    gemm, trace = Gemm(a, b, np.zeros((1, m, n), TYPES[problem.out])), Trace()
+    gemm, trace = Gemm(a, b, empty_result(problem.out, (1, m, n))), Trace()
+    problem = problem._replace(alignments=problem_of(gemm, problem.dtype, problem.out, problem.device).alignments)
     runs = run_rung(rung, problem, config, gemm, EmulationOptions(arch, check=False, observers=(trace,)))
     steps = {name: (array.strides[1], array.strides[2]) for name, array in (("A", a), ("B", b))}
-    return _described(problem, reduce(add, runs).counts, select(trace, steps, line))
+    drawn = select(trace, steps, line)
+    if not line and (barriers := trace_barriers(rung, problem, config, arch)) is not None:
+        drawn = replace(drawn, copied=barriers.tiles, timeline=barriers.timeline)
+    return _described(problem, reduce(add, runs).counts, drawn)
 
 
 def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
@@ -71,14 +75,6 @@ def count_exhibit(exhibit: Exhibit, n: int, config: Mapping[str, int], arch: str
 def _described(problem: Problem, counts: Counts, drawn: Selection) -> EmulatorCounts:
     total, kinds = _line_counts("total", "", counts), dict(counts.instructions.most_common())
     return EmulatorCounts(problem, tuple(_tree(counts)), total, kinds, drawn, source_lines(drawn))
-
-
-def _random(dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Standard normal numbers; bf16 as bits."""
-    values = np.random.default_rng(0).standard_normal(shape)
-    if dtype == "bf16":
-        return (values.astype("f4").view("u4") >> 16).astype("u2")
-    return values.astype(TYPES[dtype])
 
 
 def _tree(counts: Counts) -> Iterator[LineCounts]:

@@ -23,6 +23,10 @@ ROOFLINE_NOTE = (
     "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
     "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
 )
+BARRIERS_NOTE = (
+    "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
+    "phase under way; --html and --svg draw them over time."
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ def sections(inspection: Inspection) -> tuple[Section, ...]:
         for place, kernel in enumerate(kernels, 1)
     ]
     roof = [] if inspection.exhibit else [_roofline(inspection)]
-    return (*launches, *roof, *(_instructions(kernel, several) for kernel in kernels), *_counters(inspection))
+    instructions = [_instructions(kernel, several) for kernel in kernels]
+    return (*launches, *roof, *instructions, *_barriers(inspection), *_counters(inspection))
 
 
 def codes(inspection: Inspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
@@ -184,6 +189,23 @@ def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
     each = {space: bytes_each(loop, space) for space in ("global", "shared")}
     amounts = [f"{words.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
     return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()
+
+
+def _barriers(inspection: Inspection) -> list[Section]:
+    """What the first block does at its mbarriers, of a kernel that has some."""
+    counts = inspection.emulated
+    if counts is None or counts.chosen.timeline is None:
+        return []
+    timeline = counts.chosen.timeline
+    of = timeline.counts
+    rows = (
+        ("ring", plural(len(timeline.full), "stage")),
+        ("tensor copies", f"{of['copies']:,}, {of['bytes']:,} bytes"),
+        ("waits", f"{of['waits']:,} of warpgroups, {of['slept']:,} of them while a phase is under way"),
+        ("arrivals", f"{of['arrivals']:,} of threads, which end {plural(of['phases'], 'phase')}"),
+        ("products", f"{of['products']:,} of warpgroups"),
+    )
+    return [Section("Barriers of the first block", rows, notes=(BARRIERS_NOTE,))]
 
 
 def _counters(inspection: Inspection) -> list[Section]:

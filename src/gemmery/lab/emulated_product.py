@@ -67,6 +67,7 @@ class EmulationOptions:
     check: bool = True  # look for faults
     seed: int | None = None  # shuffles blocks and warps
     observers: Sequence[Observer] = ()
+    ahead: int = 0  # the first threads of each block that run whenever they can, before the others
 
 
 def problem_of(
@@ -115,7 +116,15 @@ def run_rung(
     runs = []
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
-        run = emulated(program, dims, memory, check=options.check, seed=options.seed, observers=options.observers)
+        run = emulated(
+            program,
+            dims,
+            memory,
+            check=options.check,
+            seed=options.seed,
+            observers=options.observers,
+            ahead=options.ahead,
+        )
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():
         if name == "C" or not np.array_equal(span, memory.bytes(name)):

@@ -15,7 +15,7 @@ import numpy as np
 from gemmery.emulator.copies import Copies
 from gemmery.emulator.hopper import cluster
 from gemmery.emulator.hopper.lifetime import Lifetimes
-from gemmery.emulator.machine import Machine, report_misuse
+from gemmery.emulator.machine import BarrierEvent, Machine, report_misuse
 from gemmery.emulator.memory import SHARED_WINDOW
 from gemmery.emulator.modifiers import Kinds, sort_by_kind
 from gemmery.emulator.op import Flags, Indices, Mask
@@ -121,6 +121,15 @@ class Mbarriers:
         times, rest = np.divmod(-self._pending[ended], awaited)
         self._phase[ended] += 1 + times
         self._pending[ended] = self._expected[ended] - rest
+        self.report(-1, "ends", ended[:0], ended, 1 + times)
+
+    def report(self, index: int, what: str, threads: Indices, places: Indices, amounts: Indices) -> None:
+        """Tell the observers what happens to these mbarriers."""
+        if len(places):
+            blocks, granules = np.divmod(places, self._stride)
+            event = BarrierEvent(index, what, threads, blocks, granules * SIZE, amounts)
+            for observer in self._machine.observers:
+                observer.mbarrier(self._machine, event)
 
     # ---- who waits ----
 
@@ -257,6 +266,7 @@ def _arrive(lowering: Lowering, instruction: Instruction, index: int, by_kind: B
         cluster.report_order(machine, index, threads, mbarriers.offsets(places), acquired=False)
         if lifetimes.clustered:
             lifetimes.arrives(index, threads, places, mbarriers.phases(places))
+        mbarriers.report(index, "expects" if expects else "arrives", threads, places, counts)
         if expects:
             mbarriers.expect(places, counts)
             counts = np.ones_like(counts)
@@ -284,7 +294,9 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int, by_kind: ByK
         failed = np.zeros(machine.threads, bool)
         failed[threads[waits]] = True
         machine.failed = failed
+        mbarriers.report(index, "waits", threads[waits], places[waits], np.ones_like(places[waits]))
         if not waits.all():
+            mbarriers.report(index, "passes", threads[~waits], places[~waits], np.ones_like(places[~waits]))
             machine.unit(Lifetimes).passes(places[~waits], mbarriers.phases(places[~waits]))
             cluster.report_order(machine, index, threads[~waits], mbarriers.offsets(places[~waits]), acquired=True)
         write(machine.registers, mask, ~failed)

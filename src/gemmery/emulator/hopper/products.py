@@ -139,6 +139,8 @@ class Products:
         self._under_way.append(replace(product, batch=self._committed[product.groups]))
         for places in self._reads(product):
             np.add.at(self._readers, places, 1)
+        for observer in self._machine.observers:
+            observer.multiplied(self._machine, product.index, product.groups)
 
     def reader(self, places: Indices) -> tuple[int, int] | None:
         """Return which of these bytes of the chunk's shared memory a product under way reads, and its instruction."""

@@ -18,7 +18,7 @@ from gemmery.emulator.hopper.bulk import PIECE, Bulk, Load, Store
 from gemmery.emulator.hopper.lifetime import Lifetimes
 from gemmery.emulator.hopper.mbarrier import Mbarriers, active, of
 from gemmery.emulator.hopper.tensormap import Chunks, DecodedMap
-from gemmery.emulator.machine import Access, Machine, report_access, report_misuse
+from gemmery.emulator.machine import Access, CopyEvent, Machine, report_access, report_misuse
 from gemmery.emulator.op import Flags, Indices, Mask
 from gemmery.emulator.ptx import Address, Instruction
 from gemmery.emulator.steps import Handler, Lower, Lowering, Read, Step, no_step, only_constant, refused
@@ -127,6 +127,11 @@ class _Boxes:
     def swizzle(self) -> int:
         return self.tensor.swizzle
 
+    def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
+        """Where copies come from: the tensor's address, the box, bytes of an element, and each one's coordinates."""
+        box = tuple(map(int, self.tensor.box))
+        return self.tensor.address, box, self.tensor.dtype.itemsize, self.coordinates[copies]
+
     def only(self, some: Flags) -> _Boxes:
         return replace(self, threads=self.threads[some], coordinates=self.coordinates[some])
 
@@ -149,6 +154,9 @@ class _Row:
     addresses: Indices
     bytes: int
     swizzle: int = 0
+
+    def described(self, copies: Indices) -> tuple[int, tuple[int, ...], int, Indices]:
+        return int(self.addresses[0]), (self.bytes,), 1, np.zeros((len(copies), 1), np.int64)
 
     def only(self, some: Flags) -> _Row:
         return replace(self, threads=self.threads[some], addresses=self.addresses[some])
@@ -302,6 +310,21 @@ def _begin(
         if size > 1:
             machine.unit(Lifetimes).arrives(index, threads[copies], barriers, mbarriers.phases(barriers))
         places = _pieces(machine, blocks, addresses[copies], end)
+        source, box, element, coordinates = end.described(copies)
+        event = CopyEvent(
+            index,
+            threads[copies],
+            blocks,
+            places * PIECE - (blocks * machine.shared.stride)[:, None],
+            marks[copies] & cluster.OFFSET,
+            source,
+            box,
+            element,
+            coordinates,
+            end.swizzle,
+        )
+        for observer in machine.observers:
+            observer.copied(machine, event)
         machine.unit(Bulk).load(Load(index, there, places, data[copies], barriers, end.swizzle))
 
 

@@ -11,6 +11,7 @@ from gemmery import banks
 from gemmery.emulator.counters.counts import Frames
 from gemmery.emulator.op import Flags, Indices
 from gemmery.emulator.trace import Divergence, TileLayout, Trace, WarpAccess
+from gemmery.emulator.trace.pipeline import CopiedTile, Timeline
 from gemmery.errors import ArgumentError
 
 LOADS = ("ld", "ldmatrix")
@@ -29,6 +30,8 @@ class Selection:
     global_: tuple[WarpAccess, ...] = ()
     divergences: tuple[Divergence, ...] = ()
     untraced: tuple[str, ...] = ()  # operands without a known tile, although shared memory is written and read
+    copied: tuple[CopiedTile, ...] = ()  # brought by tensor copies
+    timeline: Timeline | None = None  # of a kernel with mbarriers
 
 
 def select(trace: Trace, steps: Steps, line: str = "") -> Selection:

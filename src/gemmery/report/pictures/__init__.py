@@ -1,4 +1,4 @@
-"""Pictures of the memory accesses and branches of a warp, as figures of a page without scripts."""
+"""Pictures of memory accesses, branches, tensor copies and barriers, as figures of a page without scripts."""
 
 from __future__ import annotations
 
@@ -8,21 +8,34 @@ from dataclasses import replace
 
 from gemmery.emulator.trace import Divergence, WarpAccess
 from gemmery.emulator.trace.selection import Selection
-from gemmery.report.pictures import divergence, sectors, tile, wavefronts
+from gemmery.report.pictures import divergence, sectors, swizzled, tile, timeline, wavefronts
 from gemmery.report.pictures.divergence import divergence_picture
 from gemmery.report.pictures.drawing import quoted
 from gemmery.report.pictures.sectors import sectors_picture
+from gemmery.report.pictures.swizzled import swizzled_picture
 from gemmery.report.pictures.tile import tile_picture
+from gemmery.report.pictures.timeline import timeline_picture
 from gemmery.report.pictures.wavefronts import wavefronts_picture
 from gemmery.report.svg import Plot, standalone
 
-__all__ = ["divergence_picture", "files", "pictures", "sectors_picture", "tile_picture", "wavefronts_picture"]
+__all__ = [
+    "divergence_picture",
+    "files",
+    "pictures",
+    "sectors_picture",
+    "swizzled_picture",
+    "tile_picture",
+    "timeline_picture",
+    "wavefronts_picture",
+]
 
 READINGS = {
     "tile": tile.READING,
     "banks": wavefronts.READING,
     "sectors": sectors.READING,
     "lanes": divergence.READING,
+    "swizzle": swizzled.READING,
+    "barriers": timeline.READING,
 }  # by the first word of a figure's name
 EDGE = 16  # around a standalone picture
 
@@ -30,11 +43,14 @@ EDGE = 16  # around a standalone picture
 def pictures(
     accesses: Selection, source: Mapping[str, str], prefix: str = "", explained: frozenset[str] = frozenset()
 ) -> tuple[Plot, ...]:
-    """A figure for each access, tile and branch; `source` gives the text of lines, `prefix` begins the figures' names.
+    """A figure for each tile, access and branch, and for barriers.
 
-    The first figure of each kind says how to read it, except of the kinds that are `explained` already.
+    `source` gives the text of lines, `prefix` begins the figures' names. The first figure of each
+    kind says how to read it, except of the kinds that are `explained` already.
     """
     drawn: tuple[tuple[Plot, tuple[WarpAccess | Divergence | None, ...]], ...] = (
+        *((timeline_picture(barriers, "barriers-1"), ()) for barriers in (accesses.timeline,) if barriers is not None),
+        *((swizzled_picture(tile, f"swizzle-{at}"), ()) for at, tile in enumerate(accesses.copied, 1)),
         *((tile_picture(tile, f"tile-{at}"), (tile.store, tile.load)) for at, tile in enumerate(accesses.tiles, 1)),
         *((wavefronts_picture(access, f"banks-{at}"), (access,)) for at, access in enumerate(accesses.shared, 1)),
         *((sectors_picture(access, f"sectors-{at}"), (access,)) for at, access in enumerate(accesses.global_, 1)),

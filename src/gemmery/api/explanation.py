@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,6 @@ class Explanation:
     bound: str  # "compute" or "memory"
     kernel: str = ""  # on the CPU: for every shape or for this one, and what takes over when the product comes often
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
-    peak_by_sheet: bool = False  # the peak of wgmma is not measured
 
     @property
     def flops(self) -> int:
@@ -72,8 +71,7 @@ class Explanation:
         size = f"{p.m} x {p.n} x {p.k}" + (f", {self.runs * p.batch} times" if self.runs * p.batch > 1 else "")
         settings = ", ".join(f"{name} {value}" for name, value in self.config.items())
         where = f"threads {self.threads}" if p.device == "cpu" else p.device
-        source = " by the data sheet" if self.peak_by_sheet else ""
-        limits = f"{self.peak_gflops:.4g} GFLOP/s{source} and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
+        limits = f"{self.peak_gflops:.4g} GFLOP/s and {self.bandwidth_gbs:.4g} GB/s measured, {where}"
         microseconds = self.flops / self.attainable_gflops / 1e3
         roof = f"at most {self.attainable_gflops:.4g} GFLOP/s, at least {microseconds:.3g} us"
         return [
@@ -187,15 +185,12 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
     plan, problem, form, _ = on_device.planned(x, y, options)
-    sheet = plan.rung.name.startswith("wgmma_")
-    tensor = plan.rung.name.startswith(("mma_", "wmma_"))
-    peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, problem.device)
-    if sheet:
-        peak = _peak_by_sheet(problem)
+    tensor = plan.rung.name.startswith(("mma_", "wmma_", "wgmma_"))
+    warpgroups = plan.rung.name.startswith("wgmma_")
+    peak, bandwidth = _device_limits(problem.precision or problem.dtype, tensor, warpgroups, problem.device)
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
     copies = _copies(x, y, problem.dtype)
-    explained = _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
-    return replace(explained, peak_by_sheet=sheet)
+    return _explanation(plan, problem, form.runs, copies, 0, (peak, bandwidth, limit))
 
 
 def _explanation(
@@ -251,21 +246,13 @@ def _limits(dtype: str, threads: int) -> tuple[float, float, float]:
     return limits.peak(dtype, threads), limits.bandwidth(threads).read, meter.load()
 
 
-def _peak_by_sheet(problem: Problem) -> float:
-    """Return the GFLOP/s of tensor cores, of which 8-bit types have twice the rate of 16-bit ones."""
-    from gemmery.cuda.driver import find
-
-    peak = find(problem.device).peak("tensor_tf32" if problem.precision else "tensor")
-    return peak * 2 if dtypes.get(problem.dtype).size == 1 else peak
-
-
 @cache
-def _device_limits(dtype: str, tensor: bool, device: str) -> tuple[float, float]:
+def _device_limits(dtype: str, tensor: bool, warpgroups: bool, device: str) -> tuple[float, float]:
     """Return peak GFLOP/s, of tensor cores or of CUDA cores, and read bandwidth in GB/s of a device."""
     from gemmery.bench import device_limits
     from gemmery.cuda.driver import Stream, find
 
     card = find(device)
     stream = Stream(card.ordinal)
-    unit = device_limits.unit(dtype, tensor, card.capability)
+    unit = device_limits.unit(dtype, tensor, card.capability, warpgroups)
     return device_limits.peak(*unit, stream), device_limits.bandwidth(stream).read

@@ -33,28 +33,31 @@ class Instance(NamedTuple):
 #            bm   bn stages cm cn speed
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
-    Instance(128, 256,    4, 2, 1,  98),
-    Instance(256, 192,    3, 1, 1, 101),
-    Instance(128, 224,    4, 1, 1,  97),
-    Instance(128, 192,    4, 1, 1,  96),
-    Instance(128, 192,    4, 2, 1,  95),
-    Instance(128, 160,    5, 1, 1,  94),
-    Instance(128, 128,    6, 1, 1,  93),
-    Instance(128,  64,    8, 1, 1,  80),
-    Instance( 64, 128,    8, 1, 1,  80),
+    Instance(256, 192,    3, 1, 1, 103),
+    Instance(128, 224,    4, 1, 1,  98),
+    Instance(128, 224,    4, 2, 1,  97),
+    Instance(128, 256,    4, 2, 1,  96),
+    Instance(128, 192,    4, 2, 1,  98),
+    Instance(128, 128,    6, 1, 1,  91),
+    Instance(128,  64,    8, 1, 1, 100),
+    Instance( 64, 128,    8, 1, 1,  75),
+    Instance( 64, 128,    8, 2, 1,  62),
+    Instance( 64,  32,    8, 1, 1, 100),
 )
 # fmt: on
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
-SPLIT_TILES = ((128, 64), (128, 128), (64, 128))
+SPLIT_TILES = ((128, 64), (128, 128))
 
-# Cycles of a multiprocessor. A step multiplies ROW bytes of k, which takes bm * bn / 32 cycles for every element type.
-STEP_AREA = 32
-LINE_RATE = 77  # bytes that the L2 cache delivers to a multiprocessor in a cycle
-START = 5500  # from the launch to the first product, and from the last product to the end
-FINISH = {2: 0.016, 4: 0.19}  # of an element of C, by its bytes
-FINISH_NARROW = 0.055  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.06  # adding up the parts of a tile in a cluster
-PACKED = 16  # bytes: operands with a smaller alignment are packed
+# Cycles of a multiprocessor, fitted to times on an H200. A step multiplies ROW bytes of k, for every element type.
+STEP_AREA = 27  # elements of C of a tile for which a step multiplies in a cycle; tensor cores at rest could do 32
+LINE_RATE = 56  # bytes that the L2 cache delivers to a multiprocessor in a cycle
+START = 2200  # of a launch among others
+LAST = 0.05  # of an element of the last tile, whose end nothing hides
+FINISH = {2: 0.003, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
+FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
+EXCHANGE, EXCHANGE_ELEMENT = 2400, 0.3  # adding up the parts of a tile in a cluster
+MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
+PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
 class Demand(NamedTuple):
@@ -101,7 +104,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
     few = -(-problem.m // 128) * -(-problem.n // 64) * problem.batch <= 2 * device.sms
-    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.bn // tile.cm % 64 == 0]
+    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and few:
         choices += [(tile, splits) for tile in INSTANCES if tile[:2] in SPLIT_TILES for splits in SPLITS]
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
@@ -141,7 +144,7 @@ def demand_of(problem: Problem) -> Demand:
     a = problem.m if problem.a_layout == "col" else problem.k
     b = problem.k if problem.b_layout == "col" else problem.n
     a_line, b_line = (
-        ROW * (1 + (aligned >= PACKED and side * size % ROW != 0))
+        ROW * (1 + (aligned >= PACKED and side * size % PACKED == 0 and side * size % ROW != 0))
         for side, aligned in zip((a, b), problem.alignments[:2], strict=True)
     )
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
@@ -158,13 +161,13 @@ def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
     together = cm * cn * splits
     clusters = sms // together if together <= 2 else sms // together * 10 // 11  # some do not fit together
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
-    area = bm * bn
+    area, wide = bm * bn, -(-bn // 64) * 64 if demand.boxed else bn
     multiplied = area * 100 / (STEP_AREA * speed)
-    brought = (demand.a_line * bm / cn + demand.b_line * bn / cm) / LINE_RATE
+    brought = (demand.a_line * bm / cn + demand.b_line * wide / cm) / LINE_RATE
     each = -(-demand.steps // splits) * max(multiplied, brought) + area * demand.finish
     if splits > 1:
         each += EXCHANGE + EXCHANGE_ELEMENT * area
-    return START + -(-tiles // clusters) * each
+    return START + LAST * area + -(-tiles // clusters) * each
 
 
 def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:
@@ -176,8 +179,8 @@ def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tupl
     >>> order(INSTANCES[0], 64, 32, 1, 132)
     (16, 128)
     """
-    side = (sms * tile.bn / tile.bm) ** 0.5
-    band = 16 if side >= 14 else 12 if side >= 11 else 8 if side >= 6 else 4
-    band = max(1, min(band, -(-rows // tile.cm)))
     tiles, whole = rows * columns * batch, sms - sms % 16
+    side = (sms * tile.bn / tile.bm) ** 0.5
+    band = 6 if tile.bm == 256 else 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
+    band = max(1, min(band, rows) // tile.cm)  # rows of clusters
     return band, whole if -(-tiles // whole) == -(-tiles // sms) else 0

@@ -64,7 +64,7 @@ def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool 
 def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), filled=False):
     """Return A, B and a poisoned C, or a C `filled` with numbers."""
     m, n, k = shape
-    out = out or name
+    out = out or dtypes.written(name)
     c = random((batch, m, n), out, 3) if filled else np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
     return (
         place(random((batch, m, k), name, 1), name, layouts[0], shared[0]),
@@ -75,7 +75,7 @@ def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), 
 
 def needed(rung: Rung, name: str) -> str:
     """Return the precision that the rung requires for this element type: "tf32" on tensor cores."""
-    plain = Problem(64, 64, 64, name, name, device="h200")
+    plain = Problem(64, 64, 64, name, dtypes.written(name), device="h200")
     fewer = plain._replace(precision="tf32")
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
 
@@ -124,7 +124,7 @@ def problem_of(shape: tuple[int, int, int], name: str, layouts: tuple[str, str, 
     rows = [rows if layout == "col" else columns for (rows, columns), layout in zip(sides, layouts, strict=True)]
     whole = [rows * columns if batch > 1 else 0 for rows, columns in sides]
     aligned = tuple(math.gcd(16, row * size, each * size) for row, each in zip(rows, whole, strict=True))
-    return Problem(m, n, k, name, name, batch, *layouts, device="h200", alignments=aligned)
+    return Problem(m, n, k, name, dtypes.written(name), batch, *layouts, device="h200", alignments=aligned)
 
 
 def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapping[str, str] | None = None) -> Product:

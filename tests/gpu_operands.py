@@ -80,7 +80,7 @@ def place(values: np.ndarray, name: str, layout: str = "row", one_for_all: bool 
 
 def matrices(shape, name, out, layouts=("row", "row", "row"), batch=1, shared=(False, False), guard=GUARD):
     """Return A, B and a poisoned C."""
-    m, n, k = shape
+    (m, n, k), out = shape, dtypes.written(out)
     a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0], guard)
     b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1], guard)
     poison = np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
@@ -96,7 +96,7 @@ def problem(a: Placed, b: Placed, c: Placed, epilogue: str = "", scaled: bool = 
 
 def needed(rung: Rung, name: str) -> str:
     """Return the precision that the rung requires for this element type: "tf32" on tensor cores."""
-    plain = Problem(64, 64, 64, name, name, device="cuda:0")
+    plain = Problem(64, 64, 64, name, dtypes.written(name), device="cuda:0")
     fewer = plain._replace(precision="tf32")
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
 

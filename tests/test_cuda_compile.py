@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmery import cache, config
+from gemmery import cache, config, dtypes
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS, KNOWN, STATIC_SHARED
 from gemmery.cuda.geometry import refusal
@@ -38,7 +38,15 @@ def launches(rung, name, arch, **options):
     precisions = ("", "tf32") if name == "f32" else ("",)
     for (m, n, k), b_layout, precision in itertools.product(SHAPES, ("row", "col"), precisions):
         problem = Problem(
-            m, n, k, name, name, b_layout=b_layout, device=DEVICES[arch].name, precision=precision, **options
+            m,
+            n,
+            k,
+            name,
+            dtypes.written(name),
+            b_layout=b_layout,
+            device=DEVICES[arch].name,
+            precision=precision,
+            **options,
         )
         reason = rung.refuses(problem)
         if not reason:

@@ -111,6 +111,15 @@ def get(name: str) -> DType:
     return row
 
 
+def written(name: str) -> str:
+    """Return the type of C that a product of this type has unless another is asked for: float8 is not one.
+
+    >>> written("e4m3"), written("f16")
+    ('bf16', 'f16')
+    """
+    return "bf16" if name in FP8 else name
+
+
 def resolve(spelling: str, known: Iterable[str] = NAMES, also: Iterable[str] = ()) -> str:
     """Return gemmery's short name of an element type, however it is spelled.
 

@@ -30,6 +30,7 @@ class Rates:
     tensor: int  # f16 and bf16 on tensor cores, summed in f32
     tensor_tf32: int
     tensor_f64: int
+    tensor_8: int = 0  # float8, or int8 where there is no float8
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Device:
         >>> KNOWN["h200"].peak("f32")
         66908.16
         """
-        share = self.tensor_share if unit in ("tensor", "tensor_tf32") else 1.0
+        share = self.tensor_share if unit in ("tensor", "tensor_tf32", "tensor_8") else 1.0
         rate: int = getattr(RATES[_generation(self.capability)], unit)
         return rate * share * self.sms * self.clock
 
@@ -82,13 +83,13 @@ LIMITS = {
 # data sheets of the cards that are not GeForce: T4, A100, A40, L40, H100, B200, RTX PRO 6000.
 RATES = {
     70: Rates(128, 64, 1024, 0, 0),
-    75: Rates(128, 4, 1024, 0, 0),
-    80: Rates(128, 64, 2048, 1024, 128),
-    86: Rates(256, 4, 1024, 512, 4),
-    89: Rates(256, 4, 1024, 512, 4),
-    90: Rates(256, 128, 4096, 2048, 256),
-    100: Rates(256, 128, 8192, 4096, 128),
-    120: Rates(256, 4, 1024, 512, 4),
+    75: Rates(128, 4, 1024, 0, 0, 2048),
+    80: Rates(128, 64, 2048, 1024, 128, 4096),
+    86: Rates(256, 4, 1024, 512, 4, 2048),
+    89: Rates(256, 4, 1024, 512, 4, 2048),
+    90: Rates(256, 128, 4096, 2048, 256, 8192),
+    100: Rates(256, 128, 8192, 4096, 128, 16384),
+    120: Rates(256, 4, 1024, 512, 4, 2048),
 }
 _IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of common card names
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")

@@ -11,6 +11,7 @@ from operator import add
 
 import numpy as np
 
+from gemmery import dtypes
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import Device
@@ -76,7 +77,7 @@ def product_for(rung: Rung, n: int, dtype: str, card: Device) -> Work:
     """The product for a rung at size n: two squares, small ones for the rung of one block, else a row times W'."""
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
-    square = Work(n, n, n, element, element, precision=precision)
+    square = Work(n, n, n, element, dtypes.written(element), precision=precision)
     small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
     for work in (square, small, replace(vector, m=1, b_layout="col")):
         if not rung.refuses(work.problem._replace(device=card.name)):

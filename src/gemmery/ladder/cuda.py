@@ -11,5 +11,6 @@ from gemmery.ladder.tensor import TENSOR
 from gemmery.ladder.tiled import TILED
 from gemmery.ladder.wgmma import WGMMA
 from gemmery.ladder.wgmma_grouped import GROUPED
+from gemmery.ladder.wgmma_split import SPLIT
 
-CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *GROUPED, *GENERAL, *GEMV)
+CUDA: tuple[Rung, ...] = (*SIMT, *TILED, *TENSOR, *MMA, *WGMMA, *SPLIT, *GROUPED, *GENERAL, *GEMV)

@@ -19,8 +19,6 @@ from gemmery.report.sheet import rate, share, tabulate
 from gemmery.report.text import table
 from gemmery.report.tree import tree, walk
 
-OTHER = {"f16": "f64", "f32": "f64", "f64": "f32"}  # another type of result for the first type of a rung
-
 
 def ladder(rungs: Sequence[Rung], runs: Sequence[Run], root: Path, folder: Path) -> str:
     """Return the tree of the rungs, then a section for each; `runs` hold records of the ladder, one run per machine.
@@ -52,18 +50,20 @@ def published(file: Path) -> dict[str, list[str]]:
 def refusals(rung: Rung) -> tuple[str, ...]:
     """Return the reasons a rung gives for refusing problems."""
     name = rung.dtypes[0]
-    plain = Problem(40, 48, 56, name, name)
+    plain = Problem(40, 48, 56, name, dtypes.written(name))
     whole = [other for other in rung.dtypes if dtypes.get(other).kind in "iu"]
     problems = [
         plain,
         plain._replace(n=1),
         plain._replace(batch=2),
-        plain._replace(out=OTHER[name]),
+        plain._replace(out="f32" if name == "f64" else "f64"),
         plain._replace(scaled=True),
         plain._replace(epilogue="bias+relu"),
         plain._replace(epilogue="bias+relu", c_layout="col"),
         plain._replace(b_layout="any"),
         plain._replace(c_layout="any"),
+        plain._replace(invariant=True),
+        plain._replace(scales="outer"),
         *(plain._replace(dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
     ]
     return tuple(dict.fromkeys(reason for problem in problems if (reason := rung.refuses(problem))))

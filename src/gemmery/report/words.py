@@ -27,6 +27,7 @@ UNITS = {
     "tensor": "tensor cores, half precision",
     "tensor_tf32": "tensor cores, tf32",
     "tensor_f64": "tensor cores, f64",
+    "tensor_8": "tensor cores, 8 bits",
 }  # the units of a GPU that multiply: fields of device.Rates
 
 IDEAL_WAVEFRONTS = (

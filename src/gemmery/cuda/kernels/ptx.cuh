@@ -444,4 +444,35 @@ WGMMA(float, "+f", "256", 128, "128", "129", "130", "131", "132");
 WGMMA(int, "+r", "256", 128, "128", "129", "130", "131", "132");
 #undef WGMMA
 
+// No instruction: what follows reads sums after the wait before it, not earlier.
+template <int COUNT> __device__ __forceinline__ void wgmma_read_anew(float (&d)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// 16 bytes to the shared memory of a block of the cluster, an address from mapa. sm_90.
+__device__ __forceinline__ void st_shared_cluster_v4(unsigned there, float x, float y, float z, float w) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(x), "f"(y), "f"(z), "f"(w)
+               : "memory");
+}
+
+__device__ __forceinline__ void st_shared_cluster_v4(unsigned there, int x, int y, int z, int w) {
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_v4(float (&x)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
+__device__ __forceinline__ void ld_shared_v4(int (&x)[4], unsigned shared) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
 }  // namespace ptx

@@ -1,0 +1,113 @@
+// Idea: factors for every 128 of k keep the range of 8-bit types. Tensor cores sum 128 of k; CUDA cores multiply that
+// part by the factors of its row of A and of its 128 x 128 of B, and add it to a sum in f32, which also ends what
+// tensor cores cut off: they add 8-bit products with 13 bits of fraction. A warpgroup has two parts: while it adds one,
+// the products of the other are under way.
+// Parent: wgmma_persistent, whose factors are those of whole rows and columns, applied to the finished sum.
+// Measured: not yet.
+#include "wgmma_persistent.cu"
+
+// The factors of a thread's two rows for 128 of k, each times that of the block of B.
+struct Factors { float upper, lower; };
+
+// Where the factors of a thread's rows of a tile are; without scales all are 1.
+struct BlockScales {
+  const float *upper = nullptr, *lower = nullptr, *b = nullptr;
+  long long a_step, b_step;
+
+  // `row` is the warpgroup's first one. Rows beyond the last one are not stored, but their factors are read.
+  template <class P>
+  __device__ __forceinline__ BlockScales(const P& p, int row, int column) : a_step(p.a_scale_k), b_step(p.b_scale_k) {
+    if (p.a_scale == nullptr) return;
+    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    upper = p.a_scale + min(row, p.product.m - 1) * p.a_scale_row;
+    lower = p.a_scale + min(row + 8, p.product.m - 1) * p.a_scale_row;
+    b = p.b_scale + column / 128 * p.b_scale_col;
+  }
+  __device__ __forceinline__ Factors at(int step) const {
+    if (upper == nullptr) return {1, 1};
+    const float of_b = b[step * b_step];
+    return {upper[step * a_step] * of_b, lower[step * a_step] * of_b};
+  }
+};
+
+// A consumer whose sums are those of parts of k.
+template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
+  static_assert(Tiles::BK == 128 && Tiles::BLOCKS == 1 && 128 % Tiles::BN == 0, "a part of a thread has two factors");
+  using Consumer<Tiles>::Consumer;
+  using Part = float[Tiles::BN / 2];
+
+  __device__ __forceinline__ void multiply_part(Part& part) {
+    ptx::mbarrier_try_wait_parity(this->full + 8 * this->now.stage, this->now.parity);
+    const unsigned long long at = this->now.stage * (Tiles::STAGE >> 4);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Tiles::PRODUCTS; ++i) {
+      const unsigned long long k = at + i * NEXT_K<true>;
+      ptx::wgmma_mma_async<typename Tiles::Types>(part, this->a + k, this->b + k, i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // The products of the part have ended.
+  __device__ __forceinline__ void add(Part& part, Factors factors) {
+    ptx::wgmma_read_anew(part);
+    this->release(this->before);
+#pragma unroll
+    for (int i = 0; i < Tiles::BN / 2; ++i) {
+      this->sums[0][i] = multiply_add(part[i], i & 2 ? factors.lower : factors.upper, this->sums[0][i]);
+    }
+  }
+
+  // TOGETHER parts from step `first` on. Where paths of the program meet, here at the end, no product is under way.
+  template <int TOGETHER> __device__ __forceinline__ void multiply_parts(const BlockScales& scales, int first) {
+    Part parts[2];
+    Factors next = scales.at(first);
+    multiply_part(parts[0]);
+    this->next_stage();
+#pragma unroll
+    for (int i = 1; i < TOGETHER; ++i) {
+      const Factors factors = next;
+      multiply_part(parts[i % 2]);
+      next = scales.at(first + i);  // read while products are under way
+      ptx::wgmma_wait_group<1>();
+      add(parts[(i - 1) % 2], factors);
+      this->next_stage();
+    }
+    ptx::wgmma_wait_group<0>();
+    add(parts[(TOGETHER - 1) % 2], next);
+  }
+
+  __device__ __forceinline__ void multiply_tile(const BlockScales& scales, int steps) {
+    constexpr int TOGETHER = 4;
+    this->clear();
+    int step = 0;
+#pragma unroll 1
+    for (; step + TOGETHER <= steps; step += TOGETHER) multiply_parts<TOGETHER>(scales, step);
+#pragma unroll 1
+    for (; step < steps; ++step) multiply_parts<1>(scales, step);
+  }
+};
+
+template <class T, class Out, int EPILOGUE, class Tiles>
+__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  Pipeline<Tiles> pipe(shared, p);
+  const int steps = (p.product.k + Tiles::BK - 1) / Tiles::BK;
+  Bands<Tiles> order(p, pipe.place);
+  if (pipe.warpgroup == 0) {
+    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) {
+      Producer<Tiles> producer(pipe);
+      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, 0, steps);
+    }
+  } else {
+    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+    ScaledConsumer<Tiles> consumer(pipe);
+    for (; order.more(); order.next()) {
+      int row = order.tile.row + (pipe.warpgroup - 1) * 64;
+      consumer.multiply_tile(BlockScales(p, row, order.tile.col), steps);
+      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col);
+    }
+  }
+}

@@ -1,0 +1,193 @@
+"""The rungs whose sums over k have parts: shared by the blocks of a cluster, or each with factors of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gemmery import dtypes
+from gemmery.cuda import hopper
+from gemmery.cuda.geometry import Geometry, instance, target, tiles
+from gemmery.cuda.tiles import complete
+from gemmery.errors import RefusedError
+from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.wgmma import aligned_sums, operand_boxes, ring_bytes, wgmma_tiles
+from gemmery.ladder.wgmma_routes import library
+from gemmery.problem import Config, Problem
+
+_HALF = ("f16", "bf16")
+_NEEDS = 90
+_INSTRUCTIONS = "wgmma and tensor copies"
+_EXPECT = {"local_requests": 0, "bank_conflicts": 0}
+_SPLITS = (2, 4, 8)  # blocks of a cluster
+_HALVES = {"bm": 128, "bn": 128, "stages": 6, "splits": 2}  # where the library would not split k
+_BLOCK = 128  # of k, and of columns of B, that have a factor of their own
+_PRODUCER = 128  # threads beside those that multiply
+
+
+def turns(count: int, blocks: int, splits: int) -> tuple[int, int]:
+    """Return how many tiles stay whole, and how many turns the clusters take at the others, 1 / splits of a tile each.
+
+    >>> turns(288, 132, 2)  # 2 rounds, and 24 tiles for 66 clusters
+    (264, 1)
+    >>> turns(288, 108, 2)  # 72 tiles for 54 clusters would be two halves
+    (288, 0)
+    """
+    rounds, rest = divmod(count, blocks)
+    parts = -(-rest // (blocks // splits))
+    return (count, 0) if parts >= splits else (rounds * blocks, parts)
+
+
+def split_refusal(bm: int, bn: int, stages: int, splits: int) -> str:
+    """Return why the blocks of a cluster cannot share a tile; "" if they can."""
+    if splits not in _SPLITS:
+        return f"splits={splits}: 2, 4 or 8 blocks of a cluster share the k of a tile"
+    if bn % (8 * splits):
+        return f"bn={bn}, splits={splits}: each block finishes a part of the columns, a multiple of 8"
+    if 4 * bm * bn > stages * (bm + bn) * 128:
+        return (
+            f"bm={bm}, bn={bn}, stages={stages}: the sums of a tile meet in the ring; use a smaller tile or more stages"
+        )
+    return ""
+
+
+def _refuses_streamk(problem: Problem) -> str:
+    """Refuse products whose k must not be split, or cannot be."""
+    if problem.k == 0:
+        return "k is 0, so that there is nothing to share"
+    if problem.invariant:
+        return "it splits k by the number of tiles, so that the bits of a row depend on m: take wgmma_persistent"
+    if problem.out not in (*_HALF, "f32"):
+        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
+    return ""
+
+
+def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
+    """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
+    return library(partial(_in_place_streamk, name), problem, _resolve_streamk(problem, config))
+
+
+def _in_place_streamk(name: str, problem: Problem, config: Config) -> Geometry:
+    bm, bn, stages, splits = config["bm"], config["bn"], config["stages"], config["splits"]
+    reason = split_refusal(bm, bn, stages, splits)
+    if reason:
+        raise RefusedError(reason)
+    blocks = config["blocks"] or target(problem).sms
+    most = tiles(problem, bm, bn)[0] * splits
+    return _persistent(name, problem, config, min(most, blocks // splits * splits), splits)
+
+
+def _resolve_streamk(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 but that of `blocks` replaced; 0 blocks are all multiprocessors."""
+    choice = hopper.chosen(problem, target(problem))
+    return complete(config, choice if choice["splits"] > 1 else {**choice, **_HALVES})
+
+
+def _persistent(name: str, problem: Problem, config: Config, blocks: int, splits: int = 1) -> Geometry:
+    """A grid of blocks with a producer, whose tile and ring are those of the config."""
+    bm, bn, stages = config["bm"], config["bn"], config["stages"]
+    parameters = (splits,) if splits > 1 else ()
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, wgmma_tiles(problem, bm, bn, stages), *parameters),
+        (blocks, 1, 1),
+        (min(bm // 64, 2) * 128 + _PRODUCER, 1, 1),
+        shared=ring_bytes(problem, bm, bn, stages) + 16 * stages,
+        needs=_NEEDS,
+        instructions=_INSTRUCTIONS,
+        alone=True,
+        tile=(bm, bn),
+        maps=operand_boxes(problem, bm, bn),
+        overlaps=True,
+        band=config["band"],
+        cluster=splits,
+    )
+
+
+def promoted(k: int) -> float:
+    """Return f(k) of the bound f(k) u |A||B| of float8 products that are added in f32 every 128 of k, u = 2^-24.
+
+    Within 128 of k a step adds 32 products to a sum: all 33 are aligned to the largest exponent and cut to 13 bits of
+    fraction, each by up to 2^-13 = 2048 u of the largest. Four steps cost up to 4 x 33 x 2048 u of the sum of their
+    |a||b|. The parts do not add to that: each has its own |A||B|. A product of two factors and the sum of ceil(k / 128)
+    parts round once each.
+    """
+    steps = min(4, -(-k // 32))
+    return steps * 33 * 2048 + -(-k // _BLOCK) + 4
+
+
+def _refuses_blocks(problem: Problem) -> str:
+    """Refuse factors of whole rows and columns, and products that have no place for factors of blocks."""
+    if problem.k == 0:
+        return "k is 0, so that there are no parts to add"
+    if problem.scales == "outer":
+        return "it has a factor for each 128 of k: factors of whole rows and columns are applied to the finished sum"
+    if problem.scales and problem.c_layout == "col":
+        return "factors belong to rows of A and to blocks of columns of B: store C row by row"
+    if problem.scales and problem.batch > 1:
+        return f"its factors are those of one product, not of a batch of {problem.batch}"
+    if problem.out not in (*_HALF, "f32"):
+        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
+    return ""
+
+
+def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that stay, with two warpgroups that add parts by CUDA cores beside the products of tensor cores."""
+    return library(partial(_in_place_blockscaled, name), problem, config)
+
+
+def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
+    bm, bn = config["bm"], config["bn"]
+    if bm not in (64, 128) or bn not in (64, 128):
+        raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
+    blocks = config["blocks"] or target(problem).sms
+    return _persistent(name, problem, config, min(tiles(problem, bm, bn)[0], blocks))
+
+
+SPLIT = (
+    gpu_rung(
+        "wgmma_streamk",
+        idea="the blocks of a cluster share the k of the tiles of the last round",
+        parent="wgmma_persistent",
+        dtypes=_HALF,
+        refuses=_refuses_streamk,
+        bound=aligned_sums,
+        geometry=_streamk,
+        resolve=_resolve_streamk,
+        space={
+            "bm": (0, 64, 128, 256),
+            "bn": (0, 64, 128, 192, 256),
+            "stages": (0, 3, 4, 6, 8),
+            "splits": (0, 2, 4, 8),
+            "band": (0, 1, 8, 16),
+            "blocks": (0, 8, 128),
+        },
+        default={"bm": 0, "bn": 0, "stages": 0, "splits": 0, "band": 0, "blocks": 0},
+        expect=_EXPECT,
+        lesson=(
+            "Whole tiles take whole rounds: 2.18 rounds last as long as 3. Where the last round has few tiles, the "
+            "blocks of a cluster take a part of k of one tile each, send each other their sums through the shared "
+            "memory of the cluster, and finish a part of the columns each: 2.18 rounds last 2.5. The hardware starts a "
+            "cluster together and has a barrier for it, so nothing waits for a block that has not begun. k is split "
+            "at the end only: until then neighbours read the same parts of A and B out of the L2 cache."
+        ),
+    ),
+    gpu_rung(
+        "wgmma_blockscaled",
+        idea="tensor cores sum 128 of k, CUDA cores scale that and add it in f32",
+        parent="wgmma_persistent",
+        dtypes=tuple(dtypes.FP8),
+        refuses=_refuses_blocks,
+        bound=promoted,
+        geometry=_blockscaled,
+        space={"bm": (64, 128), "bn": (64, 128), "stages": (3, 4, 6), "band": (1, 8, 16), "blocks": (0, 8)},
+        default={"bm": 128, "bn": 128, "stages": 6, "band": 8, "blocks": 0},
+        expect=_EXPECT,
+        lesson=(
+            "Eight bits have little range, so every 128 of k has factors: one for a row of A, one for 128 x 128 of B. "
+            "They cannot wait for the end of the sum, and tensor cores have no place for them. So a sum ends every 128 "
+            "of k, and 64 multiply-adds of each thread scale it and add it to another. A warpgroup has registers for "
+            "two parts: while it adds one, the products of the other are under way. What tensor cores cut off, 13 bits "
+            "behind the largest term, is no longer carried from one part to the next."
+        ),
+    ),
+)

@@ -1,0 +1,227 @@
+"""Sums over k in parts: shared by the blocks of a cluster, or with factors of their own; no GPU is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from block_scales import scaled_operands
+from checked_products import matrices, run
+from gemmery import dtypes
+from gemmery.cuda import nvrtc
+from gemmery.errors import RefusedError
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.ladder.wgmma_split import promoted, split_refusal, turns
+from gemmery.problem import Problem
+from operands import numpy_dtype
+
+pytest.importorskip("cuda.bindings")
+
+STREAMK, BLOCKSCALED = (find(CUDA, name) for name in ("wgmma_streamk", "wgmma_blockscaled"))
+QUARTERS = {"bm": 64, "bn": 64, "stages": 4, "splits": 4, "blocks": 8}
+HALVES = {"bm": 128, "bn": 128, "stages": 4, "splits": 2, "blocks": 4}
+
+
+# ---- k shared by the blocks of a cluster ----
+
+
+@pytest.mark.parametrize("splits", [2, 4, 8])
+def test_turns_are_fewer_than_a_round(splits):
+    """Every tile is computed, and sharing the last ones takes less time than leaving them whole."""
+    for blocks in (8, 16, 128, 136):
+        for count in range(1, 3 * blocks):
+            whole, parts = turns(count, blocks, splits)
+            clusters = blocks // splits
+            assert whole % blocks == 0 or whole == count
+            assert clusters * (parts - 1) < count - whole <= clusters * parts
+            assert whole // blocks + parts / splits <= -(-count // blocks)
+            assert parts < splits
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "expected"),
+    [
+        (QUARTERS, (300, 200, 328), (16, 2)),  # 20 tiles on 8 blocks: two rounds, then two turns of two clusters
+        (QUARTERS, (130, 130, 72), (8, 1)),  # 9 tiles, and fewer steps than parts
+        (QUARTERS, (460, 64, 200), (8, 0)),  # 8 tiles
+        (HALVES, (200, 650, 200), (12, 0)),  # 12 tiles, of which none is left
+        (HALVES, (250, 380, 136), (4, 1)),  # 6 tiles
+        (HALVES, (100, 100, 1000), (0, 1)),  # a part of a round only
+    ],
+)
+def test_whole_and_shared_tiles(config, shape, expected):
+    m, n, _ = shape
+    count = -(-m // config["bm"]) * -(-n // config["bn"])
+    assert turns(count, config["blocks"], config["splits"]) == expected
+    assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
+
+
+@pytest.mark.parametrize("layouts", [("row", "row", "row"), ("col", "col", "row"), ("col", "row", "col")])
+def test_shared_tiles_of_other_layouts_and_batches(layouts):
+    assert run(STREAMK, *matrices((136, 200, 72), "bf16", layouts=layouts, batch=3), config=QUARTERS)
+
+
+def test_shared_tiles_with_an_epilogue():
+    a, b, c = matrices((136, 72, 136), "bf16", filled=True)
+    assert run(STREAMK, a, b, c, alpha=0.5, beta=-1.5, epilogue="gelu", config=QUARTERS)
+
+
+def test_parts_are_added_in_the_order_of_k():
+    """The same bits in any order of blocks and warps, and those of sums of the parts one after the other."""
+    steps, (m, n, k) = 8, (64, 64, 512)
+    results = []
+    for seed in (None, 1):
+        a, b, c = matrices((m, n, k), "bf16", "f32", ("row", "col", "row"))
+        assert run(STREAMK, a, b, c, config=QUARTERS, seed=seed)
+        results.append(c.array[0].copy())
+    assert np.array_equal(*results)
+    parts = []
+    for part in range(QUARTERS["splits"]):
+        along = slice(part * k // 4, (part + 1) * k // 4)
+        alone = np.zeros((1, m, n), np.float32)
+        x, y = a.array[..., along].copy(), np.asfortranarray(b.array[0, along])[None]
+        given = Gemm(x.view(np.uint16), y.view(np.uint16), alone)
+        case = problem_of(given, "bf16", "f32", "h200")
+        run_rung(find(CUDA, "wgmma_persistent"), case, {"bm": 64, "bn": 64, "stages": 2}, given)
+        parts.append(alone[0])
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    assert steps % QUARTERS["splits"] == 0
+    assert np.array_equal(results[0], total)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"splits": 3}, "2, 4 or 8"),
+        ({"bn": 32, "splits": 8}, "multiple of 8"),
+        ({"bm": 256, "bn": 192, "stages": 3}, "meet in the ring"),
+    ],
+)
+def test_tiles_that_cannot_be_shared_are_refused(config, reason):
+    case = Problem(256, 256, 256, "bf16", "bf16", device="h200")
+    with pytest.raises(RefusedError, match=reason):
+        STREAMK.geometry(case, {**STREAMK.default, **config})
+
+
+def test_a_grid_consists_of_whole_clusters():
+    for splits in (2, 4, 8):
+        for side in (64, 1000, 5000):
+            case = Problem(side, side, side, "bf16", "bf16", device="h200", b_layout="col")
+            geometry = STREAMK.geometry(case, {**STREAMK.default, "splits": splits})
+            assert geometry.cluster == splits
+            assert geometry.grid[0] % splits == 0
+            assert 0 < geometry.grid[0] <= 132
+            assert split_refusal(*geometry.tile, 6, splits) == ""
+
+
+def test_k_of_invariant_products_is_not_shared():
+    case = Problem(64, 64, 64, "bf16", "bf16", device="h200")
+    assert STREAMK.refuses(case) == ""
+    assert "splits k" in STREAMK.refuses(case._replace(invariant=True))
+
+
+# ---- factors of blocks ----
+
+
+def scaled(shape, name="e4m3", out="f32", config=None, texts=None, across=False, **options):
+    """Run on the emulator; return C, the operands, and the findings."""
+    operands = scaled_operands(*shape, name, across)
+    c = np.full((1, *shape[:2]), np.nan, np.float32).astype(numpy_dtype(out))
+    alpha, bias = options.pop("alpha", 1.0), options.pop("bias", None)
+    gemm = Gemm(operands.a[None], operands.b[None], c, bias, alpha, 0.0, operands.a_scale, operands.b_scale)
+    case = problem_of(gemm, name, out, "h200", scaled=alpha != 1, **options)._replace(scales="blocks")
+    runs = run_rung(BLOCKSCALED, case, config or {"stages": 3, "blocks": 2}, gemm, EmulationOptions(texts=texts))
+    return c[0], operands, [str(each) for one in runs for each in one.findings]
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((128, 128, 128), {"bm": 128, "bn": 128, "stages": 3}),
+        ((200, 264, 1040), {"bm": 128, "bn": 128, "stages": 6, "blocks": 4}),  # ragged sides, 9 parts
+        ((72, 200, 400), {"bm": 64, "bn": 64, "stages": 3, "blocks": 2}),  # two tiles for a block of columns of B
+        ((130, 72, 16), {"bm": 64, "bn": 128, "stages": 3}),  # less than a part
+    ],
+)
+def test_factors_of_blocks(shape, config):
+    c, operands, findings = scaled(shape, config=config)
+    assert findings == []
+    assert np.array_equal(c, operands.product)
+
+
+@pytest.mark.parametrize(("name", "out"), [("e5m2", "f16"), ("e4m3", "bf16"), ("e5m2", "f32")])
+def test_factors_of_blocks_of_each_type(name, out):
+    c, operands, findings = scaled((72, 136, 528), name, out)
+    assert findings == []
+    assert np.array_equal(c, operands.product.astype(numpy_dtype(out)))
+
+
+def test_factors_of_any_strides():
+    c, operands, findings = scaled((72, 136, 400), across=True)
+    assert operands.a_scale.strides[0] == 4
+    assert findings == []
+    assert np.array_equal(c, operands.product)
+
+
+def test_factors_of_blocks_with_an_epilogue():
+    bias = np.arange(-36, 36, dtype=np.float32)
+    c, operands, findings = scaled((40, 72, 272), epilogue="bias+relu", bias=bias, alpha=0.5)
+    assert findings == []
+    assert np.array_equal(c, np.maximum(0.5 * operands.product + bias, 0))
+
+
+def test_random_numbers_keep_the_bound():
+    draw = np.random.default_rng(0)
+    a, b = (draw.standard_normal((1, 96, 656)).astype(numpy_dtype("e4m3")) for _ in range(2))
+    c = np.full((1, 96, 96), np.nan, np.float32)
+    gemm = Gemm(a, b.transpose(0, 2, 1), c)
+    run_rung(BLOCKSCALED, problem_of(gemm, "e4m3", "f32", "h200"), {"stages": 3}, gemm)
+    wide = a[0].astype(np.float64), b[0].astype(np.float64).T
+    limit = promoted(656) * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]))
+    assert (np.abs(c[0] - wide[0] @ wide[1]) <= limit).all()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min(row + 8, p", "min(row, p"),  # the factor of another row
+        ("threadIdx.x % 32 / 4", "threadIdx.x % 32 / 8"),
+        ("column / 128 * p.b_scale_col", "column / 64 * p.b_scale_col"),
+        ("upper[step * a_step] * of_b", "upper[step * a_step]"),
+        ("i & 2 ? factors.lower", "i & 1 ? factors.lower"),
+        ("next = scales.at(first + i);", "next = scales.at(first);"),
+        ("const Factors factors = next;", "const Factors factors = scales.at(first);"),
+    ],
+)
+def test_a_wrong_factor_shows(old, new):
+    file = "wgmma_blockscaled.cu"
+    text = nvrtc.text(file)
+    assert text.count(old) == 1
+    c, operands, _ = scaled(
+        (72, 264, 656), config={"bm": 64, "bn": 64, "stages": 3}, texts={file: text.replace(old, new)}
+    )
+    assert not np.array_equal(c, operands.product)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"scales": "outer"}, "factor for each 128 of k"),
+        ({"scales": "blocks", "c_layout": "col"}, "row by row"),
+        ({"scales": "blocks", "batch": 2}, "batch of 2"),
+        ({"out": "i32"}, "not i32"),
+    ],
+)
+def test_products_without_factors_of_blocks_are_refused(options, reason):
+    case = Problem(64, 64, 256, "e4m3", "bf16", device="h200")
+    assert BLOCKSCALED.refuses(case) == ""
+    assert reason in BLOCKSCALED.refuses(case._replace(**options))
+
+
+def test_the_bound_of_parts_does_not_grow_as_k_does():
+    assert promoted(16384) < 1.01 * promoted(128)
+    assert BLOCKSCALED.dtypes == tuple(dtypes.FP8)

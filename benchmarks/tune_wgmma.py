@@ -11,8 +11,9 @@ configuration on one product: its time, and its ratio to cuBLAS in the same roun
 
     python benchmarks/tune_wgmma.py --table tune.jsonl [more.jsonl ...]
 
-writes src/gemmery/cuda/hopper_table.py from such files, without a GPU. For each pair of types and layouts it picks
-the instances that lose least over all products, at most ten, and then the fastest of them for each product.
+writes src/gemmery/cuda/hopper_table.py from such files, without a GPU: for each product the fastest configuration whose
+instance is in `hopper.INSTANCES`. It prints what that list loses, and the list of as many instances that would lose
+least.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
 SPEEDS = {  # percent of the fastest while operands come in time, a guess to begin with, by columns and rows of a tile
-    128: {64: 80, 96: 87, 128: 93, 160: 94, 192: 96, 224: 97, 256: 100},
-    256: {128: 98, 160: 99, 192: 101},
-    64: {64: 65, 128: 80, 192: 86, 256: 90},
+    128: {32: 100, 64: 100, 96: 95, 128: 91, 160: 95, 192: 98, 224: 98, 256: 100},
+    256: {128: 96, 160: 98, 192: 103},
+    64: {32: 100, 64: 95, 128: 75, 192: 75, 256: 75},
 }
 TILES = tuple((bm, bn) for bm, row in SPEEDS.items() for bn in row)
 CLUSTERS = ((1, 1), (2, 1))
@@ -62,7 +63,6 @@ SPLITS = (1, 2, 4, 8)
 WHOLE, SPLIT, REORDERED = 14, 6, 2  # configurations timed for a product: k whole, k split, in other orders of the tiles
 BURST, REST = 0.005, 0.02  # seconds of a turn, and of the pause before it
 ROUNDS, FINALISTS = 5, 6
-MOST = 10  # instances for a pair of types and layouts
 WRONG = {"bf16": 5e-3, "f16": 5e-3, "tf32": 5e-3, "e4m3": 2e-2, "e5m2": 2e-2, "i8": 0.0}  # relative norm of an error
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
 
@@ -344,17 +344,14 @@ def tune(out: Path, products: Sequence[Work], seconds: float, processes: int) ->
 
 Key = tuple[int, int, str]  # bytes of an element and of a result, layouts
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
+Times = dict[tuple[int, Key], dict[tuple[int, int, int], dict[Winner, float]]]
+Instances = frozenset[tuple[int, ...]]
+OURS: Instances = frozenset(tuple(tile[:5]) for tile in hopper.INSTANCES)
 
 
-def winners(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> dict[int, dict[tuple[Any, ...], Winner]]:
-    """Return the table of `hopper` from the lines of files: at most so many instances for each key.
-
-    >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
-    >>> config = {"bm": 64, "bn": 64, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
-    >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 128}}])
-    {132: {(2, 2, 'TN', 1, 1, 16): (64, 128, 8, 1, 1, 1)}}
-    """
-    by_size: dict[tuple[int, Key], dict[tuple[int, int, int], dict[Winner, float]]] = {}
+def read(rows: Sequence[Mapping[str, Any]]) -> Times:
+    """Return the times of configurations by multiprocessors, types and layouts, and size class."""
+    by_size: Times = {}
     for row in rows:
         element, out, _ = hopper.kind(Problem(row["m"], row["n"], row["k"], row["dtype"], row["out"]))
         key: tuple[int, Key] = row["sms"], (element, out, row["layouts"])
@@ -362,9 +359,19 @@ def winners(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> dict[int, di
         config: Winner = bm, bn, stages, cm, cn, splits
         times = by_size.setdefault(key, {}).setdefault(hopper.size_class(row["m"], row["n"], row["k"]), {})
         times[config] = min(row["us"], times.get(config, math.inf))
+    return by_size
+
+
+def winners(rows: Sequence[Mapping[str, Any]], instances: Instances = OURS) -> dict[int, dict[tuple[Any, ...], Winner]]:
+    """Return the table of `hopper` from the lines of files.
+
+    >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
+    >>> config = {"bm": 64, "bn": 32, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
+    >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 128}}])
+    {132: {(2, 2, 'TN', 1, 1, 16): (64, 128, 8, 1, 1, 1)}}
+    """
     table: dict[int, dict[tuple[Any, ...], Winner]] = {}
-    for (sms, types), sizes in sorted(by_size.items()):
-        instances = few(list(sizes.values()), most)
+    for (sms, types), sizes in sorted(read(rows).items()):
         for size, times in sizes.items():
             allowed = {config: us for config, us in times.items() if config[:5] in instances}
             if allowed:
@@ -372,32 +379,38 @@ def winners(rows: Sequence[Mapping[str, Any]], most: int = MOST) -> dict[int, di
     return table
 
 
-def few(products: Sequence[Mapping[Winner, float]], most: int) -> set[tuple[int, ...]]:
+def loss(products: Sequence[Mapping[Winner, float]], instances: Instances) -> float:
+    """Return by how much products take longer with these instances alone, on geometric average."""
+    total = 0.0
+    for times in products:
+        best = min(times.values())
+        allowed = [us for config, us in times.items() if config[:5] in instances]
+        total += math.log(min(allowed, default=4 * best) / best)
+    return math.expm1(total / len(products))
+
+
+def few(products: Sequence[Mapping[Winner, float]], most: int) -> Instances:
     """Return instances that lose least over products, each as its times by configuration: added one by one."""
     every = {config[:5] for times in products for config in times}
-    picked: set[tuple[int, ...]] = set()
-
-    def loss(instances: set[tuple[int, ...]]) -> float:
-        total = 0.0
-        for times in products:
-            best = min(times.values())
-            allowed = [us for config, us in times.items() if config[:5] in instances]
-            total += math.log(min(allowed, default=4 * best) / best)
-        return total
-
-    while len(picked) < most and loss(picked) > 0:
-        picked.add(min(sorted(every - picked), key=lambda instance: loss(picked | {instance})))
+    picked: Instances = frozenset()
+    while len(picked) < most and loss(products, picked) > 0:
+        picked |= {min(sorted(every - picked), key=lambda instance: loss(products, picked | {instance}))}
     return picked
 
 
 def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
     """Write hopper_table.py from the output of runs."""
     rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    for (_, types), sizes in read(rows).items():
+        products = list(sizes.values())
+        best = few(products, len(OURS))
+        say(f"{types}: {len(products)} products lose {loss(products, OURS):.2%}")
+        say(f"  they would lose {loss(products, best):.2%} with {sorted(best)}")
     head, _, _ = to.read_text(encoding="utf-8").partition("MEASURED:")
     annotation = "dict[int, dict[tuple[int, int, str, int, int, int], tuple[int, int, int, int, int, int]]]"
     lines = [f"MEASURED: {annotation} = {{"]
-    for sms, sizes in winners(rows).items():
-        lines += [f"    {sms}: {{", *(f"        {key}: {winner}," for key, winner in sizes.items()), "    },"]
+    for sms, table in winners(rows).items():
+        lines += [f"    {sms}: {{", *(f"        {key}: {winner}," for key, winner in table.items()), "    },"]
     to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")
 
 

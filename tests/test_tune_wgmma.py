@@ -81,22 +81,25 @@ def test_the_most_important_products_come_first_and_once(tune):
 
 def test_winners_are_among_few_instances(tune):
     rows = [row(10.0, 256), row(9.0, 192), row(5.0, 128), row(10.0, 256, 64), row(1.0, 64, 64), row(2.0, 128, 64)]
-    table = tune.winners(rows, most=2)[132]
-    assert {winner[:5] for winner in table.values()} == {(128, 128, 4, 1, 1), (128, 64, 4, 1, 1)}
-    table = tune.winners(rows, most=1)[132]
-    assert {winner[:5] for winner in table.values()} == {(128, 128, 4, 1, 1)}
+    two = {(128, 128, 4, 1, 1), (128, 64, 4, 1, 1)}
+    products = [times for sizes in tune.read(rows).values() for times in sizes.values()]
+    assert tune.few(products, 2) == two
+    assert tune.few(products, 1) == {(128, 128, 4, 1, 1)}
+    assert tune.loss(products, frozenset(two)) == 0
+    assert tune.loss(products, frozenset([(128, 128, 4, 1, 1)])) == pytest.approx(2**0.5 - 1)
+    assert {winner[:5] for winner in tune.winners(rows, frozenset(two))[132].values()} == two
 
 
 def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
     source = ROOT / "src" / "gemmery" / "cuda" / "hopper_table.py"
     table, lines = tmp_path / "table.py", tmp_path / "tune.jsonl"
     table.write_text(source.read_text())
-    lines.write_text("".join(json.dumps(some) + "\n" for some in [row(3.0, 256), row(2.0, 192, splits=2)]))
+    lines.write_text("".join(json.dumps(some) + "\n" for some in [row(3.0, 192), row(2.0, 256, splits=2)]))
     tune.write_table([lines], table)
     names = {}
     exec(table.read_text(), names)
     size = (2, 2, "TN", *hopper.size_class(4096, 4096, 4096))
-    assert names["MEASURED"] == {132: {size: (128, 192, 4, 1, 1, 2)}}
+    assert names["MEASURED"] == {132: {size: (128, 256, 4, 1, 1, 2)}}
     assert table.read_text().startswith(source.read_text().partition("MEASURED:")[0])
 
 

@@ -102,6 +102,37 @@ NESTED = (  # a step of a tile: two loads, then an inner loop of 2 FFMA that run
 )
 
 
+# A loop of two products of warpgroups that waits once; a wait that fails is repeated behind the kernel's end.
+WARPGROUPS = """
+.L_x_1:
+        /*0000*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R4 ;
+        /*0010*/              @!P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*0020*/                   WARPGROUP.ARRIVE ;
+        /*0030*/                   HGMMA.64x256x16.F32 R24, gdesc[UR8], R24 ;
+        /*0040*/                   HGMMA.64x256x16.F32 R24, gdesc[UR8], R24 ;
+        /*0050*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0060*/               @P1 BRA `(.L_x_1) ;
+        /*0070*/                   STG.E.U16 [R2.64], R9 ;
+        /*0080*/                   EXIT ;
+.L_x_2:
+        /*0090*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R4 ;
+        /*00a0*/               @P0 BRA `(.L_x_3) ;
+        /*00b0*/                   BRA `(.L_x_2) ;
+"""
+
+
+def test_code_behind_the_end_of_the_kernel_belongs_to_no_loop():
+    counts = sass.counts(sass.main_loop(sass.instructions(WARPGROUPS)))
+    assert counts == {
+        "HGMMA.64x256x16.F32": 2,
+        "SYNCS": 1,
+        "WARPGROUP.ARRIVE": 1,
+        "WARPGROUP.DEPBAR": 1,
+        "BRA": 2,
+    }
+
+
 def test_a_step_counts_the_inner_loop_as_often_as_it_runs():
     code = sass.instructions(NESTED)
     found, passes = sass.step(code, multiplies=8 * 32)

@@ -113,6 +113,17 @@ def test_an_inspection_draws_and_counts_them():
     inspection = inspect_rung("wgmma_tma", n=256, dtype="bf16", device="h200")
     names = [plot.name for plot in pictures(inspection.emulated.chosen, inspection.emulated.source)]
     assert names[:3] == ["barriers-1", "swizzle-1", "swizzle-2"]
+    launch = dict(sections(inspection)[0].rows)
+    assert launch["products"] == "wgmma, 4 in the kernel with 1 wait, 4 in the main loop with 1 wait"
+    assert "registers by role" not in launch
     (section,) = (part for part in sections(inspection) if part.title == "Barriers of the first block")
     assert dict(section.rows)["ring"] == "4 stages"
     assert dict(section.rows)["tensor copies"] == "24, 262,144 bytes"
+
+
+def test_an_inspection_tells_the_roles_of_warpgroups_and_their_cluster():
+    inspection = inspect_rung("wgmma_cluster", n=512, dtype="f16", device="h200", counters=False)
+    launch = dict(sections(inspection)[0].rows)
+    assert launch["registers by role"] == "232 and 40 a thread, which warpgroups set themselves (setmaxnreg)"
+    assert launch["cluster"] == "2 blocks"
+    assert launch["products"] == "wgmma, 8 in the kernel with 2 waits, 4 in the main loop with 1 wait"

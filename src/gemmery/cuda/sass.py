@@ -28,7 +28,7 @@ _WIDTHS = {"U8": "8", "S8": "8", "U16": "16", "S16": "16", "64": "64", "128": "1
 _SIZED = ("LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST", "LDGSTS")
 Number = TypeVar("Number", int, float)
 
-ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL", "BAR", "SYNCS", "SHFL")
+ORDER = ("MMA", "FMA", "LDG", "STG", "UBLKCP", "UTMA", "LDS", "STS", "LDL", "STL", "BAR", "SYNCS", "WARPGROUP", "SHFL")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ def main_loop(code: Sequence[SassInstruction]) -> tuple[SassInstruction, ...]:
         for span in loops
         if busy[span] and not any(busy[other] and other != span and _within(other, span) for other in loops)
     ]
-    return max((loops[span] for span in inner), key=lambda body: (arithmetic(counts(body)), len(body)), default=())
+    # A branch back from behind the kernel's end, where waits are repeated, spans what is no loop.
+    whole = {span: not any(line.opcode == "EXIT" for line in loops[span]) for span in inner}
+    return loops[max(inner, key=lambda span: (busy[span], whole[span], len(loops[span])))] if inner else ()
 
 
 def loading_loop(code: Sequence[SassInstruction]) -> tuple[SassInstruction, ...]:
@@ -131,6 +133,8 @@ def multiply_adds(kinds: Mapping[str, int]) -> int:
 
     >>> multiply_adds({"FFMA": 2, "LDS.128": 4}), multiply_adds({"HMMA.16816.F32": 1}), multiply_adds({"DMMA.8x8x4": 1})
     (64, 2048, 256)
+    >>> [multiply_adds({name: 1}) for name in ("HGMMA.64x256x16.F32", "QGMMA.64x256x32.F32.E4M3.E4M3", "IGMMA.64x8x32")]
+    [65536, 131072, 4096]
     """
     return sum(number * _multiply_adds(name) for name, number in kinds.items())
 
@@ -160,10 +164,14 @@ def kind(opcode: str) -> str:
 
     >>> [kind(name) for name in ("LDG.E.128.CONSTANT", "LDS", "HMMA.16816.F32.BF16", "IMAD.MOV.U32", "LDSM.16.M88.4")]
     ['LDG.128', 'LDS.32', 'HMMA.16816.F32.BF16', 'IMAD', 'LDSM.4']
+    >>> kind("WARPGROUP.DEPBAR.LE")
+    'WARPGROUP.DEPBAR'
     """
     base, *rest = opcode.split(".")
     if base in _SIZED:
         return f"{base}.{next((_WIDTHS[part] for part in rest if part in _WIDTHS), '32')}"
+    if base == "WARPGROUP":
+        return ".".join((base, *rest[:1]))
     if base == "LDSM":
         return f"LDSM.{rest[-1]}"
     return opcode if base.endswith("MMA") else base
@@ -216,7 +224,7 @@ def _multiply_adds(name: str) -> int:
     if not match:
         return 0
     m, n, k = map(int, match.groups())
-    return m * n * k // (4 if base == "HGMMA" else 1)  # four warps issue an HGMMA together
+    return m * n * k // (4 if base.endswith("GMMA") else 1)  # four warps issue a wgmma together
 
 
 def _rank(name: str) -> int:

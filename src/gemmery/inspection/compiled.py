@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gemmery.cuda import nvrtc, sass
@@ -52,6 +53,8 @@ def _compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> 
         ptx=program.ptx,
         sass=text,
         missing=missing,
+        cluster=geometry.cluster,
+        roles=tuple(map(int, re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", program.ptx))),
     )
 
 

@@ -36,6 +36,10 @@ class CompiledLaunch:
     ptx: str
     sass: str
     missing: str  # why there is no SASS, "" if there is
+    cluster: int = 1  # blocks
+    roles: tuple[
+        int, ...
+    ] = ()  # registers a thread that warpgroups set for themselves (setmaxnreg), in the order of the code
 
 
 @dataclass(frozen=True)

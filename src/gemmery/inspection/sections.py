@@ -23,6 +23,7 @@ ROOFLINE_NOTE = (
     "As it loads counts every load of A and B as one from memory; each element once is what perfect caches would "
     "leave. Caches keep a kernel between the two. The clock is the boost clock; power limits may lower it."
 )
+WAIT = "WARPGROUP.DEPBAR"
 BARRIERS_NOTE = (
     "Of a product of a tile or two for the block, on the emulator, whose order of steps decides how many waits find a "
     "phase under way; --html and --svg draw them over time."
@@ -110,12 +111,38 @@ def _launch(kernel: CompiledLaunch, inspection: Inspection) -> tuple[tuple[str, 
         ("kernel", kernel.name),
         ("grid", f"{plural(blocks, 'block')} of {_threads(kernel.block)}"),
         ("registers", f"{kernel.registers} a thread, {spills}{stack}"),
+        *([("registers by role", _roles(kernel.roles))] if kernel.roles else []),
+        *([("cluster", f"{kernel.cluster} blocks")] if kernel.cluster > 1 else []),
+        *([("products", _products(kernel))] if _of_warpgroups(kernel.counts) else []),
         ("shared memory", shared if total else "none"),
         *([("scratch memory", words.size(scratch))] if scratch else []),
         ("occupancy", f"{warps}: {plural(filled.blocks, 'block')}, limited by {' and '.join(filled.by)}"),
         ("blocks allowed", f"by {allowed}"),
         ("waves", _waves(blocks, filled)),
     )
+
+
+def _roles(registers: tuple[int, ...]) -> str:
+    """The registers that warpgroups give away and take.
+
+    >>> _roles((40, 232))
+    '40 and 232 a thread, which warpgroups set themselves (setmaxnreg)'
+    """
+    return f"{' and '.join(map(str, dict.fromkeys(registers)))} a thread, which warpgroups set themselves (setmaxnreg)"
+
+
+def _products(kernel: CompiledLaunch) -> str:
+    """The products of warpgroups in the code, and whether they are under way together."""
+    columns = [("kernel", kernel.counts)] + ([("main loop", kernel.loop)] if kernel.loop else [])
+    texts = [f"{_of_warpgroups(x):,} in the {where} with {plural(x.get(WAIT, 0), 'wait')}" for where, x in columns]
+    loop = kernel.loop or kernel.counts
+    serial = 1 < _of_warpgroups(loop) <= loop.get(WAIT, 0)
+    return f"wgmma, {', '.join(texts)}" + (": each ends before the next begins" if serial else "")
+
+
+def _of_warpgroups(counts: Mapping[str, int]) -> int:
+    """The products of warpgroups among counted instructions: HGMMA, QGMMA, IGMMA."""
+    return sum(number for name, number in counts.items() if name.partition(".")[0].endswith("GMMA"))
 
 
 def _threads(block: tuple[int, int, int]) -> str:

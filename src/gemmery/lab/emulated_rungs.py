@@ -170,4 +170,8 @@ def _counts(run: EmulatedRun) -> RungCounts:
         bank_conflicts=shared.bank_conflicts,
         branches=run.branches,
         divergent_branches=run.divergent_branches,
+        load_requests=moved.loads.requests,
+        store_requests=moved.stores.requests,
+        copies=moved.bulk.requests,
+        copied_bytes=moved.bulk.used,
     )

@@ -34,6 +34,10 @@ class RungCounts:
     bank_conflicts: int = 0
     branches: int = 0  # conditional ones, by warp
     divergent_branches: int = 0
+    load_requests: int = 0  # of threads to global memory, without bulk copies
+    store_requests: int = 0
+    copies: int = 0  # bulk and tensor copies, to shared memory and out of it
+    copied_bytes: int = 0  # that they move; a copy to several blocks counts once
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 #pragma once
 #include "ptx.cuh"
 
-// A block's place in its cluster. The tiles of the cluster's blocks lie beside each other in C, so the CN blocks of a row
-// of it share rows of A, and the CM blocks of a column share columns of B: each copies a part of them to all.
+// A block's place in its cluster. The tiles of the cluster's blocks lie beside each other in C, so the CN blocks of a
+// row of it share rows of A, and the CM blocks of a column share columns of B: each copies a part of them to all.
 template <int CM, int CN> struct Cluster {
   static constexpr int BLOCKS = CM * CN, LISTENERS = CM + CN - 1;  // blocks that receive what one copies, with itself
   int rank, m, n;

@@ -22,6 +22,9 @@ template <class T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<i8> { using type = int; };
 template <class T> using Accumulator = typename AccumulatorOf<T>::type;
 
+template <bool FIRST, class X, class Y> struct Select { using type = X; };
+template <class X, class Y> struct Select<false, X, Y> { using type = Y; };
+
 // The type that a matrix of T stores in memory, and that of results.
 template <class T> struct StoredAs { using type = T; };
 template <> struct StoredAs<tf32> { using type = float; };

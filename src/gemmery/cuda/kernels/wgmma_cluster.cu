@@ -1,6 +1,6 @@
-// Idea: blocks of a cluster share what they copy. Those of one row of it need the same rows of A, those of one column the
-// same columns of B: each asks L2 for its slice alone, and the copy arrives in the shared memory of all of them. A stage
-// is empty when the consumers of all blocks that received it have handed it back, by arrivals at remote barriers.
+// Idea: blocks of a cluster share what they copy. Those of one row of it need the same rows of A, those of one column
+// the same columns of B: each asks L2 for its slice alone, and the copy arrives in the shared memory of all of them. A
+// stage is empty when the consumers of all blocks that received it have handed it back, by arrivals at remote barriers.
 // Parent: wgmma_persistent, whose blocks each ask L2 for all of their operands.
 // Measured: not yet.
 #include "wgmma_persistent.cu"

@@ -1,6 +1,6 @@
-// Idea: a block stays on its multiprocessor and takes one tile after another, so the producer brings the first stages of
-// the next tile while the consumers store this one. The order of tiles is then the program's: bands of rows, so that the
-// tiles under way at a time are nearly a square of C and share rows of A and columns of B in L2.
+// Idea: a block stays on its multiprocessor and takes one tile after another, so the producer brings the first stages
+// of the next tile while the consumers store this one. The order of tiles is then the program's: bands of rows, so that
+// the tiles under way at a time are nearly a square of C and share rows of A and columns of B in L2.
 // Parent: wgmma_specialized, a block of which ends with its tile, and the next one begins with an empty ring.
 // Measured: not yet.
 #include "wgmma_specialized.cu"

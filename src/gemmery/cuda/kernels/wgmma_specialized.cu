@@ -1,7 +1,7 @@
-// Idea: warps of different work. A producer, one thread of the first warpgroup, only asks for tiles, as far ahead as the
-// ring has empty stages; the other warpgroups, the consumers, only multiply. They meet at mbarriers, never all together:
-// `full` says that a stage has come, `empty` that all consumers have read it. setmaxnreg hands the producer's registers
-// to the consumers, so that 128 x 256 sums of f32 fit.
+// Idea: warps of different work. A producer, one thread of the first warpgroup, only asks for tiles, as far ahead as
+// the ring has empty stages; the other warpgroups, the consumers, only multiply. They meet at mbarriers, never all
+// together: `full` says that a stage has come, `empty` that all consumers have read it. setmaxnreg hands the producer's
+// registers to the consumers, so that 128 x 256 sums of f32 fit.
 // Parent: wgmma_tma, whose threads all wait for each other at every stage.
 // Measured: not yet.
 #include "cluster.cuh"
@@ -31,11 +31,12 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
     ptx::griddepcontrol_launch_dependents();
   }
 
-  __device__ __forceinline__ bool is_producer() const {
-    if constexpr (Tiles::WARPGROUPS == 2) {
-      if (warpgroup == 0) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>(); else ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
-    }
-    return warpgroup == 0;
+  // The first statement of each role, on its own path: ptxas ignores it where the paths have met before (C7507).
+  static __device__ __forceinline__ void begin_producer() {
+    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+  }
+  static __device__ __forceinline__ void begin_consumer() {
+    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
   }
 
   // Others may still hand stages back to this block.
@@ -149,12 +150,14 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
   Pipeline<Tiles> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k);
   Order order(p, pipe.place);
-  if (pipe.is_producer()) {
+  if (pipe.warpgroup == 0) {
+    pipe.begin_producer();
     if (threadIdx.x == 0) {
       Producer<Tiles> producer(pipe);
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
     }
   } else {
+    pipe.begin_consumer();
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);

@@ -1,0 +1,104 @@
+// Idea: C is written while the next tile is multiplied. Finished sums are rounded and packed, half as many registers, and
+// leave during the first stages of the next tile, piece by piece: stmatrix to shared memory, and a tensor copy from there
+// to C, by each warp for its own 16 rows. alpha, beta C, bias, factors of rows and columns and an activation are applied
+// to the sums before that, as values of the argument: one image serves them all, and every shape.
+// Parent: wgmma_cluster, which stores sums from registers while the tensor cores wait. Sums of 32 bits have no room beside
+// those of the next tile: they are stored after theirs, but also by tensor copies.
+// Measured: not yet.
+#include "staged.cuh"
+#include "wgmma_cluster.cu"
+
+template <bool FUSED, class Tiles, class T, class Out, class Order, class Pipe>
+__device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
+                                        const char* shared) {
+  using P = Pieces<Tiles, Out>;
+  Consumer<Tiles> consumer(pipe);
+  const int warp = threadIdx.x / 32 - 4;
+  Staging<P> staging(pipe.ring + Tiles::RING, warp);
+  auto place = [&] {
+    return Where{order.tile.batch, order.tile.row + warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16, order.tile.col};
+  };
+  auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
+    staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
+  };
+  auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
+    Where of_piece = {at.batch, at.row + piece / P::ACROSS * 64, at.column + piece % P::ACROSS * P::COLUMNS};
+    pack<FUSED, P>(part, consumer, piece, p, of_piece);
+  };
+  if constexpr (P::OVERLAPPED) {
+    typename P::Part packed[P::COUNT][P::EACH];
+    Where before = {};
+    bool pending = false;
+    while (order.more()) {
+      Where at = place();
+      order.next();
+#pragma unroll
+      for (int piece = 0; piece < P::COUNT; ++piece) {
+        consumer.multiply_stage(piece == 0);
+        if (pending) store(packed[piece], piece, before);
+        consumer.next_stage();
+      }
+#pragma unroll 1
+      for (int step = P::COUNT; step < steps; ++step) {
+        consumer.multiply_stage(false);
+        consumer.next_stage();
+      }
+      consumer.finish();
+#pragma unroll
+      for (int piece = 0; piece < P::COUNT; ++piece) pack_piece(packed[piece], piece, at);
+      before = at;
+      pending = true;
+    }
+    if (pending) {
+#pragma unroll
+      for (int piece = 0; piece < P::COUNT; ++piece) store(packed[piece], piece, before);
+    }
+  } else {
+    while (order.more()) {
+      Where at = place();
+      order.next();
+      consumer.multiply_tile(steps);
+#pragma unroll
+      for (int piece = 0; piece < P::COUNT; ++piece) {
+        typename P::Part part[P::EACH];
+        pack_piece(part, piece, at);
+        store(part, piece, at);
+      }
+    }
+  }
+  if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
+}
+
+// A block's part of a product.
+template <bool FUSED, class Tiles, class T, class Out>
+__device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
+  using P = Pieces<Tiles, Out>;
+  Pipeline<Tiles, P::BYTES> pipe(shared, p);
+  Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
+  Bands<Tiles> order(p, pipe.place);
+  if (pipe.warpgroup == 0) {
+    pipe.begin_producer();
+    if (threadIdx.x == 0) {
+      Producer<Tiles> producer(pipe);
+      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
+    }
+  } else {
+    pipe.begin_consumer();
+    consume<FUSED, Tiles>(p, pipe, order, k.steps, shared);
+  }
+  pipe.end();
+}
+
+template <class T, class Out, bool FUSED, class Tiles>
+__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  product<FUSED, Tiles>(p, shared);
+}
+
+template <class T, class Out, bool FUSED, class Tiles>
+__global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  product<FUSED, Tiles>(p, shared);
+}

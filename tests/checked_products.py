@@ -101,7 +101,7 @@ def run(
         c.array,
         a.array,
         b.array,
-        _bound(rung, precision),
+        _bound(rung, a.name, precision),
         alpha=alpha,
         beta=beta,
         c=old if beta != 0 else None,
@@ -134,7 +134,7 @@ def product(rung: Rung, problem: Problem, config: Mapping[str, int], texts: Mapp
     a, b, c = (one.array for one in matrices((p.m, p.n, p.k), p.dtype, p.out, layouts, p.batch))
     runs = run_rung(rung, p, config, Gemm(a, b, c), EmulationOptions(texts=texts))
     return Product(
-        verify.check(c, a, b, _bound(rung, p.precision)).error_over_bound,
+        verify.check(c, a, b, _bound(rung, p.dtype, p.precision)).error_over_bound,
         tuple(one for run in runs for one in run.findings),
         sum(run.shared.bank_conflicts for run in runs),
     )
@@ -145,5 +145,6 @@ def accumulator(name: str) -> str:
     return dtypes.get(name).accumulator
 
 
-def _bound(rung: Rung, precision: str):
-    return (lambda k: rung.bound(k) + TF32) if precision else rung.bound
+def _bound(rung: Rung, name: str, precision: str):
+    bound = rung.bound_of(name, precision)
+    return (lambda k: bound(k) + TF32) if precision else bound

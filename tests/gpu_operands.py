@@ -103,7 +103,8 @@ def needed(rung: Rung, name: str) -> str:
 
 def allowed(rung: Rung, precision: str) -> Callable[[int], float]:
     """Return f(k) of the rung's bound, including the rounding of the operands."""
-    return (lambda k: rung.bound(k) + TF32) if precision == "tf32" else rung.bound
+    bound = rung.bound_of("", precision)
+    return (lambda k: bound(k) + TF32) if precision == "tf32" else bound
 
 
 def built(rung: Rung, case: Problem, config=None):

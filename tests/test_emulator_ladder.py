@@ -16,11 +16,13 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.rung_counts import RungCounts
 from layouts import OTHERS
-from operands import random
+from operands import NARROW, random
 
 pytest.importorskip("cuda.bindings")
 
-EVERY = [pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in CUDA for name in rung.dtypes]
+EVERY = [
+    pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in CUDA for name in rung.dtypes if name not in NARROW
+]
 RUNGS = [pytest.param(rung, id=rung.name) for rung in CUDA]
 # An instance of a template is compiled for each combination of alignments, in 0.1 to 0.3 s: sides are odd, or
 # multiples of 8.

@@ -147,7 +147,8 @@ def _takes_f32(rung: Rung) -> bool:
 
 def _bound(rung: Rung, problem: Problem) -> Callable[[int], float]:
     """f(k) of the rung's bound, plus the error of rounding A and B to 10 bits of fraction for tf32."""
-    return (lambda k: rung.bound(k) + TF32) if problem.precision == "tf32" else rung.bound
+    bound = rung.bound_of(problem.dtype, problem.precision)
+    return (lambda k: bound(k) + TF32) if problem.precision == "tf32" else bound
 
 
 def _counts(run: EmulatedRun) -> RungCounts:

@@ -79,7 +79,8 @@ class CudaStage:
 
     def _entry(self, put: Put, rung: Rung, note: str = "") -> Runnable:
         sampler = functools.partial(self._backend.sampler, put, len(self.resident.sets))
-        return Runnable(sampler, lambda: check.error(self.resident, lambda: put(0), rung.bound), note)
+        bound = rung.bound_of(self.resident.work.dtype, self.resident.work.precision)
+        return Runnable(sampler, lambda: check.error(self.resident, lambda: put(0), bound), note)
 
 
 class Cuda(Backend):

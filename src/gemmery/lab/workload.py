@@ -72,7 +72,7 @@ def chain(
 def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: float) -> list[Measurement]:
     operands = ChainOperands(work, cuda.stream)
     put, rung = own(operands, cuda.device, work)
-    error = operands.error(put, rung.bound)
+    error = operands.error(put, rung.bound_of(work.dtype, work.precision))
     cost: dict[str, Any] = {"flops": work.problem.flops + work.n**2, "bytes": 2 * work.problem.bytes}
     plain = cuda.blank(CHAIN.suite, PRODUCT, work)
     rows = {PRODUCT: replace(plain, note=rung.name, error=error, checked=True, **cost)}

@@ -40,6 +40,9 @@ def as_given(problem: Problem, config: Config) -> Config:
     return config
 
 
+Bound = Callable[[int], float]
+
+
 class Rung(NamedTuple):
     """One kernel of the ladder.
 
@@ -55,7 +58,7 @@ class Rung(NamedTuple):
     dtypes: tuple[str, ...]
     refuses: Callable[[Problem], str]  # "" or the reason
     build: Callable[[Problem, Config], Kernel]
-    bound: Callable[[int], float] = float  # f(k) of the error bound f(k) u |A||B|
+    bound: Bound = float  # f(k) of the error bound f(k) u |A||B|
     space: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     default: Config = MappingProxyType({})
     expect: Mapping[str, float] = MappingProxyType({})  # fields of emulated.RungCounts
@@ -64,6 +67,11 @@ class Rung(NamedTuple):
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
+    bounds: Mapping[str, Bound] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
+
+    def bound_of(self, dtype: str, precision: str = "") -> Bound:
+        """Return f(k) for products of an element type, or of f32 in this precision."""
+        return self.bounds.get(precision or dtype, self.bound)
 
     def explicit(self, config: Config) -> dict[str, int]:
         """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gemmery import dtypes
+from gemmery.cuda import hopper
 from gemmery.cuda.geometry import (
     BAND,
+    C_NAMES,
     Geometry,
     MapBox,
     describable,
@@ -17,7 +20,9 @@ from gemmery.cuda.geometry import (
     template,
     tiles,
 )
+from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
+from gemmery.ladder import wgmma_routes
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.problem import Config, Problem
 
@@ -26,6 +31,8 @@ _HALF = ("f16", "bf16")
 _NEEDS = 90
 _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 192, 256), "stages": (2, 3, 4, 6)}
+_MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
+_KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
 
@@ -37,6 +44,21 @@ def aligned_sums(k: int) -> float:
     u / 2 for each product, and 2.5 u for each step.
     """
     return 0.5 * k + 2.5 * -(-k // 16)
+
+
+def aligned_sums_tf32(k: int) -> float:
+    """Return f(k) for tf32, 8 products a step; wgmma cuts operands, which costs 2^14 u more than to round them."""
+    return 0.5 * k + 2.5 * -(-k // 8) + 2.0**14
+
+
+def aligned_sums_fp8(k: int) -> float:
+    """Return f(k) for float8: 32 products and the sum are cut to 13 bits of fraction, 2^11 u of the largest each."""
+    return 2.0**11 * (k + -(-k // 32)) + 2.0 * -(-k // 32)
+
+
+def exact_sums(_: int) -> float:
+    """Return f(k) for int8, whose sums are exact."""
+    return 0.0
 
 
 def refuses_maps(problem: Problem) -> str:
@@ -70,13 +92,14 @@ def ring_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
 def _tma(name: str, problem: Problem, config: Config) -> Geometry:
     """A tile per block; all its threads wait and multiply."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    _check_tile(bm, bn, stages)
+    shared = ring_bytes(problem, bm, bn, stages) + 8 * stages
+    _check(problem, bm, bn, stages, 1, 1, shared)
     return Geometry(
         f"{name}.cu",
         instance(name, problem, wgmma_tiles(problem, bm, bn, stages)),
         tiles(problem, bm, bn),
         (min(bm // 64, 2) * 128, 1, 1),
-        shared=ring_bytes(problem, bm, bn, stages) + 8 * stages,
+        shared=shared,
         needs=_NEEDS,
         instructions=_INSTRUCTIONS,
         alone=True,
@@ -88,14 +111,12 @@ def _tma(name: str, problem: Problem, config: Config) -> Geometry:
 def _specialized(name: str, problem: Problem, config: Config) -> Geometry:
     """A tile per block, whose first warpgroup is the producer."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    _check_tile(bm, bn, stages)
     return _by_roles(name, problem, bm, bn, stages, tiles(problem, bm, bn)[0])
 
 
 def _persistent(name: str, problem: Problem, config: Config) -> Geometry:
     """As many blocks as the device runs at a time, which take tiles in turn."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    _check_tile(bm, bn, stages)
     blocks = min(tiles(problem, bm, bn)[0], target(problem).sms)
     return replace(_by_roles(name, problem, bm, bn, stages, blocks), band=config["band"])
 
@@ -103,24 +124,121 @@ def _persistent(name: str, problem: Problem, config: Config) -> Geometry:
 def _cluster(name: str, problem: Problem, config: Config) -> Geometry:
     """Clusters of cm x cn blocks."""
     bm, bn, stages, cm, cn = (config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
-    _check_tile(bm, bn, stages)
-    _check_cluster(problem, bm, bn, cm, cn)
-    clusters = min(tiles(problem, bm * cm, bn * cn)[0], target(problem).sms // (cm * cn))
-    return replace(
-        _by_roles(name, problem, bm, bn, stages, clusters * cm * cn, cm, cn), cluster=cm * cn, band=config["band"]
+    cluster = cm * cn
+    count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(target(problem).sms, cluster))
+    launch = _by_roles(name, problem, bm, bn, stages, count * cluster, cm, cn)
+    return replace(launch, cluster=cluster, band=config["band"])
+
+
+def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
+    """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
+    return wgmma_routes.library(partial(_in_place, name), problem, _resolve(problem, config))
+
+
+def _resolve(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced, by what suits the product's size."""
+    if all(config.values()):
+        return config
+    device = target(problem)
+    choices = hopper.chosen(wgmma_routes.as_read(problem), device, split=False)
+    return complete(complete(config, choices), {"blocks": device.sms})
+
+
+def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
+    """The launch for operands that tensor copies read where they lie."""
+    problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
+    bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
+    shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
+    _check(problem, bm, bn, stages, cm, cn, shared)
+    cluster, fused = cm * cn, bool(problem.epilogue or problem.scaled or problem.scales)
+    tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
+    count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
+    return Geometry(
+        f"{name}.cu",
+        template(f"{name}{'_cluster' * (cluster > 1)}", element(problem), C_NAMES[problem.out], fused, tiling),
+        (count * cluster, 1, 1),
+        (min(bm // 64, 2) * 128 + 128, 1, 1),
+        shared=shared,
+        needs=_NEEDS,
+        instructions=_INSTRUCTIONS,
+        alone=True,
+        overlaps=True,
+        tile=(bm, bn),
+        maps=(*operand_boxes(problem, bm, bn, cm, cn), piece_box(problem, bn)),
+        cluster=cluster,
+        band=config["band"],
     )
+
+
+def piece_box(problem: Problem, bn: int) -> MapBox:
+    """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
+    size = dtypes.get(problem.out).size
+    columns = 64 if size == 2 and bn % 64 == 0 else 32
+    return MapBox("c", (columns, 16), swizzle=columns * size)
+
+
+def staging_bytes(bm: int) -> int:
+    """Return the bytes of all warps' pieces in shared memory: two of 16 rows of 128 bytes each, at most."""
+    return min(bm // 64, 2) * 4 * 2 * 16 * _ROW
+
+
+def clusters(blocks: int, cluster: int) -> int:
+    """Return how many clusters run at a time; 4 blocks do not always find room together: 30 on 132 multiprocessors."""
+    return max(1, blocks // cluster * (10 if cluster > 2 else 11) // 11)
+
+
+def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> str:
+    """Return why a kernel cannot have this tile, ring and cluster for a problem; "" if it can."""
+    if bm not in (64, 128, 256) or bn % 32 or not 32 <= bn <= 256:
+        return f"bm={bm}, bn={bn}: a tile has 64, 128 or 256 rows and 32, 64, ... 256 columns"
+    if bm * bn > _MOST_SUMS:
+        return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
+    if stages < 2:
+        return f"stages={stages}: one is filled while another is read; use 2 or more"
+    if shared > (most := target(problem).limits.shared):
+        return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {most}; use fewer stages"
+    if cm * cn not in (1, 2, 4):
+        return f"cm={cm}, cn={cn}: a cluster has 1, 2 or 4 blocks"
+    a, b = (64 if problem.a_layout == "col" else 8), (8 if problem.b_layout == "col" else 64)
+    if bm % (a * cn) or (cm > 1 and bn % (b * cm)):
+        return (
+            f"bm={bm}, bn={bn}, cm={cm}, cn={cn}: the {cn} blocks of a row of the cluster copy multiples of {a} rows "
+            f"of A each, and the {cm} of a column multiples of {b} columns of B"
+        )
+    return ""
+
+
+def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
+    if reason := illegal(problem, bm, bn, stages, cm, cn, shared):
+        raise RefusedError(reason)
+
+
+def _refuses_library(problem: Problem) -> str:
+    """Refuse what wgmma would round without leave, and sums in another type than the result asks for."""
+    if problem.groups or problem.scales == "blocks":
+        return f"groups={problem.groups}, scales={problem.scales!r}: another rung has these"
+    if problem.dtype == "f32" and problem.precision != "tf32":
+        return "tensor cores cut f32 to 10 bits of fraction: allow it with precision='tf32' (commands: --dtype tf32)"
+    if problem.out == "i32":
+        whole = problem.dtype == "i8" and not (problem.epilogue or problem.scaled or problem.scales)
+        return "" if whole else "it writes i32 only as the plain product of i8: ask for another result type"
+    if problem.out not in (*_HALF, "f32"):
+        return f"it writes f16, bf16, f32, and i32 of i8, not {problem.out}"
+    return ""
 
 
 def _by_roles(
     name: str, problem: Problem, bm: int, bn: int, stages: int, blocks: int, cm: int = 1, cn: int = 1
 ) -> Geometry:
     """A warpgroup that brings tiles, and one or two that multiply."""
+    shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
+    _check(problem, bm, bn, stages, cm, cn, shared)
     return Geometry(
         f"{name}.cu",
         instance(name, problem, wgmma_tiles(problem, bm, bn, stages, cm, cn)),
         (blocks, 1, 1),
         (min(bm // 64, 2) * 128 + 128, 1, 1),
-        shared=ring_bytes(problem, bm, bn, stages) + 16 * stages,
+        shared=shared,
         needs=_NEEDS,
         instructions=_INSTRUCTIONS,
         alone=True,
@@ -128,26 +246,6 @@ def _by_roles(
         tile=(bm, bn),
         maps=operand_boxes(problem, bm, bn, cm, cn),
     )
-
-
-def _check_cluster(problem: Problem, bm: int, bn: int, cm: int, cn: int) -> None:
-    if cm * cn not in (1, 2, 4):
-        raise RefusedError(f"cm={cm}, cn={cn}: a cluster has 1, 2 or 4 blocks")
-    a, b = (64 if problem.a_layout == "col" else 8), (8 if problem.b_layout == "col" else 64)
-    if bm % (a * cn) or (cm > 1 and bn % (b * cm)):
-        raise RefusedError(
-            f"bm={bm}, bn={bn}, cm={cm}, cn={cn}: the {cn} blocks of a row copy multiples of {a} rows of A, "
-            f"and the {cm} of a column multiples of {b} columns of B"
-        )
-
-
-def _check_tile(bm: int, bn: int, stages: int) -> None:
-    if bm not in (64, 128, 256) or bn % 32 or not 32 <= bn <= 256 or bm * bn > 256 * 192:
-        raise RefusedError(
-            f"bm={bm}, bn={bn}: a tile has 64, 128 or 256 rows and 32, 64, ... 256 columns, at most 256 x 192 in all"
-        )
-    if stages < 2:
-        raise RefusedError(f"stages={stages}: one is filled while another is read; use 2 or more")
 
 
 WGMMA = (
@@ -223,6 +321,33 @@ WGMMA = (
             "operand only once. In return its blocks depend on each other: a stage must be empty in all of them "
             "before any of them fills it. That pays where requests to L2 are the limit, as with rows that do not "
             "begin at lines of 128 bytes; where they are not, blocks that run freely are as fast or faster."
+        ),
+    ),
+    gpu_rung(
+        "wgmma_epilogue",
+        idea="C leaves by tensor copies while the next tile is multiplied; one image for all epilogues",
+        parent="wgmma_cluster",
+        dtypes=(*_HALF, "f32", "e4m3", "e5m2", "i8"),
+        refuses=_refuses_library,
+        bound=aligned_sums,
+        bounds={"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "i8": exact_sums},
+        geometry=_epilogue,
+        resolve=_resolve,
+        space={
+            **{key: (0, *values) for key, values in _SPACE.items()},
+            "cm": (0, 1, 2),
+            "cn": (0, 1, 2),
+            "band": (0, 4, 8, 16),
+            "blocks": (0, 128),
+        },
+        default=dict.fromkeys(_KEYS, 0),  # chosen by the problem
+        expect=_EXPECT,
+        lesson=(
+            "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "
+            "registers beside those of the next tile, and leave while it is multiplied: stmatrix arranges rows, and a "
+            "tensor copy writes them, swizzled so that neither meets a bank conflict. Since a copy leaves out what is "
+            "beyond the edges, no element is tested. Bias, factors and activation are values of the argument, so one "
+            "image serves all of them, for every shape."
         ),
     ),
 )

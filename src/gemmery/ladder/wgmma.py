@@ -31,6 +31,7 @@ _HALF = ("f16", "bf16")
 _NEEDS = 90
 _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 192, 256), "stages": (2, 3, 4, 6)}
+_SHARED = 232_448  # bytes that a block of sm_90 may have
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
@@ -195,8 +196,8 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
         return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
     if stages < 2:
         return f"stages={stages}: one is filled while another is read; use 2 or more"
-    if shared > (most := target(problem).limits.shared):
-        return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {most}; use fewer stages"
+    if shared > _SHARED:
+        return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {_SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2 or 4 blocks"
     a, b = (64 if problem.a_layout == "col" else 8), (8 if problem.b_layout == "col" else 64)

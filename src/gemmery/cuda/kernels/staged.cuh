@@ -54,7 +54,10 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
   }
   if (q.beta != 0) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = multiply_add(q.beta, widen<float>(*q.c_at(at.batch, i_of(i), j_of(i))), v[i]);
+    for (int i = 0; i < COUNT; ++i) {
+      int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8 + i % 2;  // others may have written the last ones already
+      if (r < q.m && c < q.n) v[i] = multiply_add(q.beta, widen<float>(*q.c_at(at.batch, r, c)), v[i]);
+    }
   }
   if (q.bias) {
 #pragma unroll

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import CudaLaunch
-from gemmery.ladder.rung import Bound, Rung, as_given
+from gemmery.ladder.rung import Growth, Rung, as_given
 from gemmery.problem import Config, Problem
 
 EVERY = ("f32", "f64", "f16", "bf16")
@@ -48,11 +48,11 @@ def gpu_rung(
     expect: Mapping[str, float],
     dtypes: tuple[str, ...] = EVERY,
     refuses: Callable[[Problem], str] = takes_all,
-    bound: Bound = float,
+    bound: Growth = float,
     space: Mapping[str, tuple[int, ...]] = _NOTHING,
     default: Config = MappingProxyType({}),
     resolve: Callable[[Problem, Config], Config] = as_given,
-    bounds: Mapping[str, Bound] = MappingProxyType({}),
+    bounds: Mapping[str, Growth] = MappingProxyType({}),
 ) -> Rung:
     """Return the row of the kernel NAME in kernels/NAME.cu; `geometry` takes that name, a problem and a config."""
     launches = partial(geometry, name)

@@ -40,7 +40,7 @@ def as_given(problem: Problem, config: Config) -> Config:
     return config
 
 
-Bound = Callable[[int], float]
+Growth = Callable[[int], float]
 
 
 class Rung(NamedTuple):
@@ -58,7 +58,7 @@ class Rung(NamedTuple):
     dtypes: tuple[str, ...]
     refuses: Callable[[Problem], str]  # "" or the reason
     build: Callable[[Problem, Config], Kernel]
-    bound: Bound = float  # f(k) of the error bound f(k) u |A||B|
+    bound: Growth = float  # f(k) of the error bound f(k) u |A||B|
     space: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     default: Config = MappingProxyType({})
     expect: Mapping[str, float] = MappingProxyType({})  # fields of emulated.RungCounts
@@ -67,9 +67,9 @@ class Rung(NamedTuple):
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
-    bounds: Mapping[str, Bound] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
+    bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
 
-    def bound_of(self, dtype: str, precision: str = "") -> Bound:
+    def bound_of(self, dtype: str, precision: str = "") -> Growth:
         """Return f(k) for products of an element type, or of f32 in this precision."""
         return self.bounds.get(precision or dtype, self.bound)
 

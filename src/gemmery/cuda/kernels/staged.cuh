@@ -19,8 +19,8 @@ template <class Tiles, class Output> struct Pieces {
 __device__ __forceinline__ unsigned pair(float low, float high, f16) { return ptx::cvt_rn_f16x2_f32(low, high); }
 __device__ __forceinline__ unsigned pair(float low, float high, bf16) { return ptx::cvt_rn_bf16x2_f32(low, high); }
 
-template <class Out> constexpr bool IS_INT = false;
-template <> constexpr bool IS_INT<int> = true;
+template <class Out> struct IsWhole { static constexpr bool value = false; };
+template <> struct IsWhole<int> { static constexpr bool value = true; };
 
 // What a thread knows of the piece that it finishes: lane l has, of 8 columns, 2 (l % 4) and the next of two rows.
 struct Where { int batch, row, column; };  // the warp's first row, and the piece's first column
@@ -80,7 +80,7 @@ template <bool FUSED, class P, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at) {
   const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + piece % P::ACROSS * (P::COLUMNS / 2);
-  if constexpr (IS_INT<Out>) {
+  if constexpr (IsWhole<Out>::value) {
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) part[i] = sums[i];
   } else {

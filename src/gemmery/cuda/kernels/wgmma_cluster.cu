@@ -7,7 +7,7 @@
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-wgmma_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   specialized<EPILOGUE, Tiles, Bands<Tiles>>(p, shared);
 }

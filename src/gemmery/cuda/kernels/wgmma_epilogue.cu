@@ -1,9 +1,9 @@
-// Idea: C is written while the next tile is multiplied. Finished sums are rounded and packed, half as many registers, and
-// leave during the first stages of the next tile, piece by piece: stmatrix to shared memory, and a tensor copy from there
-// to C, by each warp for its own 16 rows. alpha, beta C, bias, factors of rows and columns and an activation are applied
-// to the sums before that, as values of the argument: one image serves them all, and every shape.
-// Parent: wgmma_cluster, which stores sums from registers while the tensor cores wait. Sums of 32 bits have no room beside
-// those of the next tile: they are stored after theirs, but also by tensor copies.
+// Idea: C is written while the next tile is multiplied. Finished sums are rounded and packed, half as many registers,
+// and leave during the first stages of the next tile, piece by piece: stmatrix to shared memory, and a tensor copy from
+// there to C, by each warp for its own 16 rows. alpha, beta C, bias, factors of rows and columns and an activation are
+// applied to the sums before that, as values of the argument: one image serves them all, and every shape.
+// Parent: wgmma_cluster, which stores sums from registers while the tensor cores wait. Sums of 32 bits have no room
+// beside those of the next tile: they are stored after theirs, but also by tensor copies.
 // Measured: not yet.
 #include "staged.cuh"
 #include "wgmma_cluster.cu"
@@ -91,14 +91,14 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
 
 template <class T, class Out, bool FUSED, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   product<FUSED, Tiles>(p, shared);
 }
 
 template <class T, class Out, bool FUSED, class Tiles>
 __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_epilogue_cluster(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   product<FUSED, Tiles>(p, shared);
 }

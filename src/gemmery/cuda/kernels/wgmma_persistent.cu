@@ -36,7 +36,7 @@ template <class Tiles> struct Bands {
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-wgmma_persistent(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_persistent(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   specialized<EPILOGUE, Tiles, Bands<Tiles>>(p, shared);
 }

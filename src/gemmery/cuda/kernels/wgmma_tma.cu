@@ -7,7 +7,7 @@
 
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Tiles::WARPGROUPS * 128, 1)
-wgmma_tma(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_tma(const __grid_constant__ TmaProduct<T, Out> p) {
   constexpr int STAGES = Tiles::STAGES;
   extern __shared__ __align__(1024) char shared[];
   const unsigned ring = ptx::shared_address(shared), full = ring + Tiles::RING;

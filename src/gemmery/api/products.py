@@ -83,14 +83,13 @@ def matmul(
     On a CUDA device only:
 
     - `precision`: "tf32" allows tensor cores to round float32 operands to 10 bits of fraction.
-    - `scale_a`, `scale_b`: factors of the operands, for float8, int8, float16 and bfloat16: C is the product of
-      scale_a A and scale_b B. Each is a number, or float32 on the same device, of one of these shapes: (1,) for one
-      factor; (m,) or (m, 1) for one for each row of A, (n,) or (1, n) for one for each column of B. float8 operands may
-      have factors of blocks of 128 of k: scale_a (m, ceil(k / 128)) for each row and block, scale_b (ceil(k / 128),
-      ceil(n / 128)) for 128 x 128 blocks. Where a shape fits two of these, both mean the same product. Bias and
-      activation come after the factors.
-    - `batch_invariant`: True gives each row of C the same bits whatever the number of rows of A: k is never shared by
-      blocks, and the kernel is not chosen by the number of rows. It may be slower where m or n is small.
+    - `scale_a`, `scale_b`: factors of the operands: C is the product of scale_a A and scale_b B, before bias and
+      activation. Operands are float8, int8, float16 or bfloat16. A factor is a number, or a float32 array on the same
+      device whose shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n)
+      the columns of B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of
+      k, each block of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
+    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel is chosen by
+      that number, and blocks never share k. Products of few rows are slower with it.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
     where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.

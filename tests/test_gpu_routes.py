@@ -28,8 +28,8 @@ KS = (0, 1, 8, 63, 64, 65)
 
 
 def routed(rung):
-    """The rung with any operands; one that is routed already stays as it is."""
-    if rung.name not in ("wgmma_tma", "wgmma_specialized", "wgmma_persistent", "wgmma_cluster"):
+    """The rung with any operands; the one that serves products is routed already."""
+    if rung.name == "wgmma_epilogue":
         return rung
     geometry = partial(wgmma_routes.library, rung.geometry)
     return rung._replace(
@@ -39,14 +39,9 @@ def routed(rung):
     )
 
 
-RUNGS = [pytest.param(routed(rung), id=rung.name) for rung in CUDA if rung.name.startswith("wgmma")]
-EVERY = [
-    pytest.param(routed(rung), name, id=f"{rung.name}-{name}")
-    for rung in CUDA
-    if rung.name.startswith("wgmma")
-    for name in NAMES
-    if name in rung.dtypes
-]
+ROUTED = [routed(rung) for rung in CUDA if rung.name in ("wgmma_tma", "wgmma_cluster", "wgmma_epilogue")]
+RUNGS = [pytest.param(rung, id=rung.name) for rung in ROUTED]
+EVERY = [pytest.param(rung, name, id=f"{rung.name}-{name}") for rung in ROUTED for name in NAMES if name in rung.dtypes]
 
 
 def result_of(name):

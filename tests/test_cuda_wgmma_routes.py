@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 
 import numpy as np
 import pytest
@@ -166,57 +165,59 @@ def test_ragged_pitches_are_fetched_by_the_line(k, bytes_):
 
 # ---- products ----
 
-
-def routed(rung):
-    """A rung that reads its operands in place, behind the launch that packs what it cannot read."""
-    return rung._replace(
-        geometry=partial(wgmma_routes.library, rung.geometry), refuses=lambda problem: "", dtypes=("f16", "bf16")
-    )
-
-
-LIBRARY = routed(find(WGMMA, "wgmma_tma"))
-TILE = {"bm": 64, "bn": 32, "stages": 2}
-EVERY_C = itertools.cycle(("row", "odd", "padded", "col", "rows reversed", "aligned", "strided"))
+LIBRARY, IN_PLACE = find(WGMMA, "wgmma_epilogue"), find(WGMMA, "wgmma_tma").geometry
+TILE = {"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 3}
+OUT = {"f16": "f16", "bf16": "f32", "f32": "f32", "e4m3": "bf16", "e5m2": "f16", "i8": "i32"}
+STORED = itertools.cycle(("row", "odd", "padded", "col", "rows reversed", "aligned", "strided"))
+READ = itertools.cycle((("odd", "odd"), ("strided", "reversed"), ("one row", "odd"), ("reversed col", "strided")))
 
 
-@pytest.mark.parametrize("k", [0, 1, 8, 63, 64, 65])
-def test_products_of_any_k(k):
-    for layouts in (("row", "row", "row"), ("odd", "col", "odd"), ("col", "odd", "col"), ("strided",) * 3):
-        assert run(LIBRARY, *matrices((33, 20, k), "bf16", "f32", layouts), config=TILE)
+@pytest.mark.parametrize("name", OUT)
+def test_products_of_every_type_where_loops_over_k_begin_and_end(name):
+    for k in (0, 1, 8, 63, 64, 65):
+        assert run(LIBRARY, *matrices((33, 20, k), name, OUT[name], (*next(READ), next(STORED))), config=TILE), k
 
 
 @pytest.mark.parametrize("layout", OTHERS)
 def test_products_of_any_layout(layout):
-    for layouts in ((layout, "row"), ("row", layout), (layout, layout)):
-        for m, n, k in [(5, 70, 40), (65, 9, 39)]:
-            assert run(LIBRARY, *matrices((m, n, k), "f16", "f16", (*layouts, next(EVERY_C))), config=TILE)
+    """Of two tiles of rows and three of columns."""
+    for name, layouts in (("bf16", (layout, "odd")), ("i8", ("odd", layout))):
+        assert run(LIBRARY, *matrices((65, 70, 41), name, OUT[name], (*layouts, next(STORED))), config=TILE)
 
 
 @pytest.mark.parametrize("shared", [(False, False), (True, False), (False, True), (True, True)])
 def test_batches_with_repeated_matrices(shared):
-    for layouts in (("odd", "odd", "row"), ("row", "odd", "odd"), ("reversed", "col", "col")):
-        a, b, c = matrices((9, 24, 40), "bf16", "bf16", layouts, 3, shared)
-        assert run(LIBRARY, a, b, c, config=TILE)
+    a, b, c = matrices((9, 24, 40), "bf16", "bf16", ("odd", "strided", "row"), 3, shared)
+    assert run(LIBRARY, a, b, c, config=TILE)
 
 
 def test_alpha_beta_and_bias_with_packed_operands_and_any_c():
-    for layouts in (("odd", "odd", "odd"), ("col", "strided", "strided"), ("odd", "row", "col")):
+    for layouts in (("odd", "odd", "odd"), ("odd", "strided", "strided"), ("odd", "odd", "col")):
         a, b, c = matrices((9, 24, 41), "f16", "f16", layouts, filled=True)
         assert run(LIBRARY, a, b, c, config=TILE, alpha=1.5, beta=-0.5)
     bias = place(random((1, 1, 24), "f32", 4), "f32")
-    a, b, c = matrices((9, 24, 41), "bf16", "bf16", ("odd", "odd", "odd"))
+    a, b, c = matrices((9, 24, 41), "f16", "f16", ("odd", "odd", "odd"))
     assert run(LIBRARY, a, b, c, config=TILE, bias=bias, epilogue="bias+relu")
+
+
+def test_the_bits_are_those_of_operands_read_in_place():
+    results = []
+    for layouts in (("row", "col", "row"), ("odd", "odd", "odd"), ("col", "strided", "row")):
+        a, b, c = matrices((40, 24, 128), "f32", "f32", layouts)  # tf32, to which a copy might round
+        assert run(LIBRARY, a, b, c, config=TILE)
+        results.append(c.array.copy().tobytes())
+    assert results[0] == results[1] == results[2]
 
 
 def test_the_maps_of_packed_operands_point_into_the_workspace():
     case = problem(5, 7, 65, alignments=(2, 16, 2), b_layout="any")
-    a, b = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case, TILE).maps
+    a, b = wgmma_routes.library(IN_PLACE, case, TILE).maps
     assert (a.packed, a.pitch, a.box) == (0, 256, (64, 64))
     assert (b.packed, b.pitch, b.box) == (5 * 256, 256, (64, 32))  # k-major, whatever it was
-    only_b = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case._replace(alignments=(16, 2, 2)), TILE)
+    only_b = wgmma_routes.library(IN_PLACE, case._replace(alignments=(16, 2, 2)), TILE)
     assert [box.packed for box in only_b.maps] == [-1, 0]
     assert [launch.kernel.partition("<")[0] for launch in only_b.launches] == ["wgmma_pack", "wgmma_tma"]
     assert only_b.launches[0].kernel.endswith(", 2>")
-    empty = wgmma_routes.library(find(WGMMA, "wgmma_tma").geometry, case._replace(k=0), TILE)
+    empty = wgmma_routes.library(IN_PLACE, case._replace(k=0), TILE)
     assert empty.before == ()
     assert empty.workspace == 0

@@ -179,7 +179,7 @@ __device__ __forceinline__ void collect_rows(const Rows<T>& x, const Corner<T>& 
   } else {
     gather(x, at, tile);
   }
-  __syncthreads();
+  __syncthreads();  // all is in the tile
 #pragma unroll
   for (int index = threadIdx.x; index < Rows<T>::SIDES * 8; index += PACK_THREADS) {
     int side = index / 8, word = index % 8 * 4, k = at.k + word * Rows<T>::WORD;

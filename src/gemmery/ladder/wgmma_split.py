@@ -117,8 +117,6 @@ def promoted(k: int) -> float:
 
 def _refuses_blocks(problem: Problem) -> str:
     """Refuse factors of whole rows and columns, and products that have no place for factors of blocks."""
-    if problem.k == 0:
-        return "k is 0, so that there are no parts to add"
     if problem.scales == "outer":
         return "it has a factor for each 128 of k: factors of whole rows and columns are applied to the finished sum"
     if problem.scales and problem.c_layout == "col":

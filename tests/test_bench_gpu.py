@@ -4,6 +4,7 @@ import gc
 import itertools
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from gemmery.arrays import View
 from gemmery.bench import cublas, device_limits, new_shapes, replays, resident, rival
 from gemmery.bench.timing import Contestant, compare
-from gemmery.bench.work import Work
+from gemmery.bench.resident import poison
+from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
 from gemmery.errors import ArgumentError, RefusedError
+from gemmery.lab import check
 
 
 class Device:
@@ -284,3 +287,53 @@ def test_operands_of_new_shapes_are_pytorchs(dtype):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
         assert a.float().numpy().tolist() == x.astype(np.float32).tolist()
         assert b.float().numpy().tolist() == y.astype(np.float32).tolist()
+
+
+def on_the_cpu(x):
+    torch = pytest.importorskip("torch")
+    name = x.dtype.name
+    if name not in cublas_names:
+        return torch.from_numpy(x)
+    return torch.from_numpy(x.view(f"int{8 * x.itemsize}")).view(getattr(torch, name))
+
+
+cublas_names = ("bfloat16", "float8_e4m3fn")
+
+
+@pytest.mark.parametrize(
+    ("work", "names"),
+    [
+        (Work(64, 32, 48, "i8", "i32", b_layout="col"), ["torch._int_mm"]),
+        (Work(64, 32, 64, "e4m3", "bf16", b_layout="col", scales="one"), ["torch._scaled_mm, use_fast_accum=True"]),
+        (Work(100, 32, 64, "bf16", "bf16", b_layout="col", groups=4), ["torch._grouped_mm", "a loop of torch.mm"]),
+    ],
+    ids=str,
+)
+def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
+    host = operands(work)
+    matrices = tuple(map(on_the_cpu, host))
+    monkeypatch.setattr(cublas, "_on_torch", lambda resident: nullcontext())
+    monkeypatch.setattr(cublas, "_tensors", lambda resident: resident.tensors)
+    monkeypatch.setattr(cublas, "tensor", on_the_cpu)
+    scales = factors(work) if work.scales else ()
+    ends = offsets(work) if work.groups else None
+    resident = SimpleNamespace(work=work, tensors=[matrices], scales=scales, offsets=ends)
+    ways = cublas._grouped_ways(resident) if work.groups else cublas._eight_bit_ways(resident, fast=True)
+    assert list(ways) == names
+    bound = (lambda k: 2.0**8 * k) if work.dtype == "e4m3" else float
+    three = [x if x.ndim == 3 else x[None] for x in host]
+    for name, put in ways.items():
+        host[2].view(np.uint8).fill(poison(host[2].dtype))
+        put(0)
+        if name != "torch._grouped_mm":  # it allocates its result
+            made = SimpleNamespace(work=work, host=three, poison=int, stream=SimpleNamespace(synchronize=int))
+            made.result = lambda: three[2]
+            assert check.error(made, lambda: None, bound) <= 1
+
+
+def test_what_pytorch_refuses_is_a_reason():
+    def put(index):
+        raise ValueError("Invalid scaling configuration.\nMore of it")
+
+    with pytest.raises(RefusedError, match="way: Invalid scaling configuration.$"):
+        cublas._tried({"a way": put}, None)

@@ -273,7 +273,17 @@ def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
         torch._scaled_mm(a, b, a_factor, b_factor, out_dtype=out.dtype, use_fast_accum=accumulates, out=out)
 
     function = functools.partial(scaled, accumulates=fast)
-    return {f"torch._scaled_mm, use_fast_accum={fast}": functools.partial(_put, stream, sets, function)}
+    ways: dict[str, Put] = {f"torch._scaled_mm, use_fast_accum={fast}": functools.partial(_put, stream, sets, function)}
+    named = getattr(torch.nn.functional, "scaled_mm", None)
+    if work.scales == "blocks" and named is not None:
+        kinds = torch.nn.functional.ScalingType
+        recipes = a_factor, kinds.BlockWise1x128, b_factor, kinds.BlockWise128x128
+
+        def blocks(a: Any, b: Any, out: Any) -> Any:
+            return named(a, b, *recipes, output_dtype=out.dtype, use_fast_accum=fast)
+
+        ways[f"torch.nn.functional.scaled_mm, use_fast_accum={fast}"] = _allocating(stream, sets, blocks)
+    return ways
 
 
 def _grouped_ways(resident: Resident) -> dict[str, Put]:
@@ -283,20 +293,32 @@ def _grouped_ways(resident: Resident) -> dict[str, Put]:
     if resident.work.dtype in EIGHT_BITS or resident.offsets is None:
         raise RefusedError("torch._grouped_mm is timed with bf16 and f16 alone")
     stream, sets, ends = _on_torch(resident), _tensors(resident), tensor(resident.offsets)
-    results: list[Any] = [None] * len(sets)
     bounds = [0, *ends.tolist()]
 
-    def grouped(index: int) -> None:
-        with stream:
-            a, b, _ = sets[index]
-            results[index] = torch._grouped_mm(a, b, offs=ends)
+    def grouped(a: Any, b: Any, out: Any) -> Any:
+        return torch._grouped_mm(a, b, offs=ends)
 
     def loop(a: Any, b: Any, out: Any) -> None:
         for matrix, (start, end) in zip(b, itertools.pairwise(bounds), strict=True):
             if end > start:
                 torch.mm(a[start:end], matrix, out=out[start:end])
 
-    return {"torch._grouped_mm": grouped, "a loop of torch.mm": functools.partial(_put, stream, sets, loop)}
+    return {
+        "torch._grouped_mm": _allocating(stream, sets, grouped),
+        "a loop of torch.mm": functools.partial(_put, stream, sets, loop),
+    }
+
+
+def _allocating(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., Any]) -> Put:
+    """Return what launches a function that allocates its result, and keeps one for each set of operands."""
+    results: list[Any] = [None] * len(sets)
+
+    def put(index: int) -> None:
+        with stream:
+            a, b, c = sets[index]
+            results[index] = function(a, b, c)
+
+    return put
 
 
 def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:
@@ -306,7 +328,7 @@ def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:
         try:
             put(0)
             supported[name] = put
-        except RuntimeError as error:  # by PyTorch, of a shape or type that it does not take
+        except (RuntimeError, ValueError) as error:  # by PyTorch, of a shape or type that it does not take
             reasons.append(f"{name}: {str(error).splitlines()[0]}")
     if not supported:
         raise RefusedError("; ".join(reasons))

@@ -11,8 +11,8 @@ import pytest
 
 from gemmery.arrays import View
 from gemmery.bench import cublas, device_limits, new_shapes, replays, resident, rival
-from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.resident import poison
+from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work, factors, offsets, operands
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS
@@ -335,5 +335,5 @@ def test_what_pytorch_refuses_is_a_reason():
     def put(index):
         raise ValueError("Invalid scaling configuration.\nMore of it")
 
-    with pytest.raises(RefusedError, match="way: Invalid scaling configuration.$"):
+    with pytest.raises(RefusedError, match=r"way: Invalid scaling configuration\.$"):
         cublas._tried({"a way": put}, None)

@@ -16,6 +16,9 @@ SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures
     "bank_conflicts_padded": ("simt_padded", "banks-1"),
     "swizzled_tile": ("mma_ldmatrix", "tile-1"),
     "divergence": ("divergence_split", "lanes-1"),
+    "swizzled_copy": ("wgmma_tma", "swizzle-1"),
+    "swizzled_copy_by_rows": ("wgmma_tma", "swizzle-2"),
+    "barriers": ("wgmma_specialized", "barriers-1"),
 }
 
 

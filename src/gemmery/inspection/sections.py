@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gemmery import dtypes
 from gemmery.cuda.occupancy import Occupancy
 from gemmery.cuda.roofline import Roofline
-from gemmery.cuda.sass import bytes_each, is_notable
+from gemmery.cuda.sass import bytes_each, is_notable, on_tensor_cores
 from gemmery.inspection import counters
 from gemmery.inspection.records import CompiledLaunch, Inspection
 from gemmery.ladder.cuda import CUDA
@@ -213,6 +213,8 @@ def _instructions(kernel: CompiledLaunch, several: bool) -> Section:
 
 def _loaded(loop: Mapping[str, int]) -> tuple[str, ...]:
     """Bytes that the main loop loads for each multiply-add, where CUDA cores do them."""
+    if on_tensor_cores(loop):
+        return ()
     each = {space: bytes_each(loop, space) for space in ("global", "shared")}
     amounts = [f"{words.digits(size)} bytes of {space} memory" for space, size in each.items() if size]
     return (f"In the main loop a thread loads {' and '.join(amounts)} for each multiply-add.",) if amounts else ()

@@ -1,4 +1,4 @@
-"""The fast path for matmul with options, and of 8-bit types, of PyTorch's tensors on a device as met before.
+"""The fast path for matmul with options, and for 8-bit types: a look-up, for PyTorch's tensors on a device.
 
 The key has the options beside what `quick` looks up. Addresses, overlaps and gradients are checked each time.
 """

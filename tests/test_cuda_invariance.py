@@ -1,0 +1,35 @@
+"""Rows of an invariant product have the same bits for any number of rows, on the emulator."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gemmery import dispatch
+from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+
+pytest.importorskip("cuda.bindings")
+
+TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16, "tf32": np.float32, "f32": np.float32}
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("k", [144, 201])  # rows of A of 201 elements are packed, and a single one is not
+def test_a_row_has_the_same_bits_in_every_product(name, k):
+    rng, n = np.random.default_rng(0), 40
+    a = rng.standard_normal((1, 130, k)).astype(TYPES[name])
+    b = rng.standard_normal((1, n, k)).astype(TYPES[name]).swapaxes(1, 2)
+    results = []
+    for m in (1, 7, 130):
+        c = np.full((1, m, n), np.nan, np.float32)
+        gemm = Gemm(a[:, :m], b, c)
+        dtype, precision = ("f32", "tf32") if name == "tf32" else (name, "")
+        case = problem_of(gemm, dtype, "f32", "h200", precision=precision)._replace(invariant=True)
+        chosen = dispatch.choice(case)
+        run_rung(chosen.rung, case, chosen.config, gemm, EmulationOptions(check=False))
+        results.append(c[0])
+    single, few, many = results
+    assert np.array_equal(few, many[:7])
+    assert np.array_equal(single, many[:1])
+    assert np.isfinite(many).all()

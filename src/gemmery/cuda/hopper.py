@@ -89,13 +89,22 @@ def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, in
     return dict(zip(KEYS, (*tile[:5], band, splits, blocks if splits == 1 else 0), strict=True))
 
 
+def crowded(problem: Problem, bm: int, bn: int) -> bool:
+    """Return True if the sums of a tile leave no registers for the end of this product, so that ptxas would spill.
+
+    A thread of the largest tile has 192 sums. Rounding them to 16 bits is all that it then has room for.
+    """
+    lean = dtypes.get(problem.out).size == 2 and not (problem.epilogue or problem.scaled or problem.scales)
+    return bm * bn > 128 * 256 and not lean
+
+
 def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int] | None:
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
     Products are as large as each other if they have as many tiles, and k within an eighth of an octave.
     """
     winner = MEASURED.get(device.sms, {}).get((*kind(problem), *size_class(problem.m, problem.n, problem.k)))
-    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split):
+    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or crowded(problem, *winner[:2]):
         return None
     return Instance(*winner[:5], 100), winner[5]
 
@@ -104,7 +113,8 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
     few = -(-problem.m // 128) * -(-problem.n // 64) * problem.batch <= 2 * device.sms
-    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
+    roomy = [tile for tile in INSTANCES if not crowded(problem, tile.bm, tile.bn)]
+    choices = [(tile, 1) for tile in roomy if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and few:
         choices += [(tile, splits) for tile in INSTANCES if tile[:2] in SPLIT_TILES for splits in SPLITS]
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))

@@ -20,7 +20,7 @@ APART = 256  # bytes of which packed operands begin at multiples
 
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}  # bytes of an element -> its type in wgmma_pack.cu
 _THREADS, _BLOCKS = 256, 4  # of the packing launch: threads of a block, blocks on a multiprocessor
-_PART = 16384  # bytes of a packed operand that a block copies at a time, at most
+_PART = 4096  # bytes of a packed operand that a block copies at a time, at least
 
 InPlace = Callable[[Problem, Config], Geometry]  # a product whose operands tensor copies can read
 

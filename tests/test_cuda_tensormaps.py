@@ -169,6 +169,8 @@ def test_what_no_map_describes_is_named():
     assert "multiples of 8 bytes only" in describable(F16._replace(alignments=(16, 8, 16)), "b")
     assert "neither the rows nor the columns of A" in describable(F16._replace(a_layout="any"), "a")
     assert "C has one element" in describable(F16._replace(n=1), "c")
+    assert "rows of C have 134 bytes" in describable(F16._replace(n=67), "c")
+    assert describable(F16._replace(n=72), "c") == ""
     assert describable(F16._replace(n=1, b_layout="col"), "b") == ""
     assert describable(F16._replace(k=0), "a") == ""
 

@@ -178,6 +178,9 @@ def describable(problem: Problem, operand: str) -> str:
             f"{name}'s address and strides are multiples of {problem.alignments[place]} bytes only: "
             "a tensor map needs 16"
         )
+    row = contiguous(problem)[place] * dtypes.get(problem.out).size
+    if operand == "c" and row % 16:  # on an H200 a copy to global memory also wrote what follows the row's end
+        return f"rows of C have {row} bytes: tensor copies write 16 bytes at a time"
     return ""
 
 

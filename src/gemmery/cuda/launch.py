@@ -183,8 +183,10 @@ class MappedReady(Ready):
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if extra:
             _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
-        words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
-        words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
+        # An operand without elements may have no address, and a kernel copies a box beyond its end: of zeros, but on an
+        # H200 that is a fault at address 0.
+        words[_A_WORD] = (a or c) if self._a_packed < 0 else workspace + self._a_packed
+        words[_B_WORD] = (b or c) if self._b_packed < 0 else workspace + self._b_packed
         words[_C_WORD] = c
         if not self._patches:
             self._encode(memory, words)

@@ -33,29 +33,34 @@ class Instance(NamedTuple):
 #            bm   bn stages cm cn speed
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
-    Instance(256, 192,    3, 1, 1, 103),
+    Instance(256, 192,    3, 1, 1, 100),
+    Instance(256, 160,    3, 1, 1,  89),
     Instance(128, 224,    4, 1, 1,  98),
-    Instance(128, 224,    4, 2, 1,  97),
-    Instance(128, 256,    4, 2, 1,  96),
-    Instance(128, 192,    4, 2, 1,  98),
-    Instance(128, 128,    6, 1, 1,  91),
-    Instance(128,  64,    8, 1, 1, 100),
-    Instance( 64, 128,    8, 1, 1,  75),
-    Instance( 64, 128,    8, 2, 1,  62),
-    Instance( 64,  32,    8, 1, 1, 100),
+    Instance(128, 256,    4, 2, 1,  98),
+    Instance(128, 224,    4, 2, 1,  96),
+    Instance(128, 192,    4, 1, 1,  94),
+    Instance(128, 192,    4, 2, 1,  92),
+    Instance(128, 160,    5, 1, 1,  92),
+    Instance(128, 128,    6, 1, 1,  93),
+    Instance(128, 128,    6, 2, 1,  91),
+    Instance(128,  96,    6, 1, 1,  85),
+    Instance( 64, 128,    8, 1, 1,  80),
+    Instance( 64, 128,    8, 2, 1,  78),
+    Instance(128,  64,    8, 1, 1,  79),
+    Instance( 64,  32,    8, 1, 1,  88),
 )
 # fmt: on
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
 SPLIT_TILES = ((128, 64), (128, 128))
 
 # Cycles of a multiprocessor, fitted to times on an H200. A step multiplies ROW bytes of k, for every element type.
-STEP_AREA = 27  # elements of C of a tile for which a step multiplies in a cycle; tensor cores at rest could do 32
-LINE_RATE = 56  # bytes that the L2 cache delivers to a multiprocessor in a cycle
-START = 2200  # of a launch among others
-LAST = 0.05  # of an element of the last tile, whose end nothing hides
-FINISH = {2: 0.003, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
+STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
+LINE_RATE = 76  # bytes that the L2 cache delivers to a multiprocessor in a cycle
+START = 4150  # of a launch among others
+LAST = 0.033  # of an element of the last tile, whose end nothing hides
+FINISH = {2: 0.009, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 2400, 0.3  # adding up the parts of a tile in a cluster
+EXCHANGE, EXCHANGE_ELEMENT = 50, 0.24  # adding up the parts of a tile in a cluster
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 

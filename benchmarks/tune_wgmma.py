@@ -2,7 +2,7 @@
 
 This needs a GPU with sm_90 and PyTorch:
 
-    python benchmarks/tune_wgmma.py --out tune.jsonl [--shapes 4096,512x14336x4096] [--types bf16,i8] [--seconds 240]
+    python benchmarks/tune_wgmma.py --out tune.jsonl [--shapes 4096,512x14336x4096] [--types bf16,i8] [--seconds 240] [--missing]
 
 It compiles all instances in parallel processes, then takes the products one after the other, the most important first,
 until the time is over. Each configuration is checked once against cuBLAS on every product, timed in one burst, and the
@@ -108,11 +108,20 @@ def important() -> list[Work]:
         works(square((*large, *small)), ("bf16",), ("TN",)),
         works([*square(ragged), (4095, 4097, 4099)], ("bf16",), ("TN",)),
         works(square(large[:2]), ("e4m3", "i8", "tf32"), ("TN",)),
+        works(square(large), ("bf16",), ("TT", "NN", "NT")),
+        works(square((16384, 2048, 1024)), ("e4m3", "i8", "tf32"), ("TN",)),
         works(sorted(models), ("bf16",), ("TN",)),
-        works(square((*large, *small[:1])), ("bf16",), ("TT", "NN", "NT")),
-        works(square((16384, 2048, 1024)), ("e4m3", "i8"), ("TN",)),
+        works(square(small), ("bf16",), ("TT", "NN", "NT")),
+        works(square(ragged), ("bf16",), ("TT",)),
     )
     return list(dict.fromkeys(work for some in lists for work in some))
+
+
+def missing(products: Iterable[Work], sms: int) -> list[Work]:
+    """Return the products that the table of a device with so many multiprocessors does not have."""
+    table = hopper.MEASURED.get(sms, {})
+    keys = {work: (*hopper.kind(work.problem), *hopper.size_class(work.m, work.n, work.k)) for work in products}
+    return [work for work, key in keys.items() if key not in table]
 
 
 def resident_problem(work: Work, device: str) -> Problem:
@@ -430,12 +439,17 @@ def main() -> None:
     parser.add_argument("--types", type=lambda text: text.split(","), default=["bf16"])
     parser.add_argument("--layouts", type=lambda text: text.split(","), default=["TN"])
     parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--missing", action="store_true", help="only products that the table does not have")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.table:
         write_table(options.table)
         return
     some = list(works(options.shapes, options.types, options.layouts)) if options.shapes else important()
+    if options.missing:
+        from gemmery.cuda import driver
+
+        some = missing(some, driver.find("cuda:0").sms)
     tune(options.out, some, options.seconds, options.processes)
 
 

@@ -79,6 +79,14 @@ def test_the_most_important_products_come_first_and_once(tune):
     assert Work(8192, 28672, 8192, "bf16", "bf16", b_layout="col") in works
 
 
+def test_what_the_table_has_need_not_be_timed_again(tune, monkeypatch):
+    works = list(tune.works([(64, 64, 64), (128, 64, 64)], ["bf16"], ["TN", "TT"]))
+    size = (2, 2, "TN", *hopper.size_class(64, 64, 64))
+    monkeypatch.setattr(hopper, "MEASURED", {132: {size: (64, 32, 8, 1, 1, 1)}})
+    assert tune.missing(works, 132) == works[1:]
+    assert tune.missing(works, 108) == works
+
+
 def test_winners_are_among_few_instances(tune):
     rows = [row(10.0, 256), row(9.0, 192), row(5.0, 128), row(10.0, 256, 64), row(1.0, 64, 64), row(2.0, 128, 64)]
     two = {(128, 128, 4, 1, 1), (128, 64, 4, 1, 1)}

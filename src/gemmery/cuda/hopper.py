@@ -196,6 +196,6 @@ def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tupl
     """
     tiles, whole = rows * columns * batch, sms - sms % 16
     side = (sms * tile.bn / tile.bm) ** 0.5
-    band = 6 if tile.bm == 256 else 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
+    band = 8 if side < 11 or tiles > MANY_ROUNDS * sms else 16 if side >= 14 else 12
     band = max(1, min(band, rows) // tile.cm)  # rows of clusters
     return band, whole if -(-tiles // whole) == -(-tiles // sms) else 0

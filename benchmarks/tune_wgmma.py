@@ -2,7 +2,7 @@
 
 This needs a GPU with sm_90 and PyTorch:
 
-    python benchmarks/tune_wgmma.py --out tune.jsonl [--shapes 4096,512x14336x4096] [--types bf16,i8] [--seconds 240] [--missing]
+    python benchmarks/tune_wgmma.py --out tune.jsonl [--seconds 240] [--missing] [--shapes 4096,512x14336x4096]
 
 It compiles all instances in parallel processes, then takes the products one after the other, the most important first,
 until the time is over. Each configuration is checked once against cuBLAS on every product, timed in one burst, and the
@@ -40,6 +40,7 @@ from gemmery.bench.work import Work
 from gemmery.cuda import hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.hopper import Instance
+from gemmery.cuda.hopper_table import MEASURED
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -119,7 +120,7 @@ def important() -> list[Work]:
 
 def missing(products: Iterable[Work], sms: int) -> list[Work]:
     """Return the products that the table of a device with so many multiprocessors does not have."""
-    table = hopper.MEASURED.get(sms, {})
+    table = MEASURED.get(sms, {})
     keys = {work: (*hopper.kind(work.problem), *hopper.size_class(work.m, work.n, work.k)) for work in products}
     return [work for work, key in keys.items() if key not in table]
 

@@ -82,7 +82,7 @@ def test_the_most_important_products_come_first_and_once(tune):
 def test_what_the_table_has_need_not_be_timed_again(tune, monkeypatch):
     works = list(tune.works([(64, 64, 64), (128, 64, 64)], ["bf16"], ["TN", "TT"]))
     size = (2, 2, "TN", *hopper.size_class(64, 64, 64))
-    monkeypatch.setattr(hopper, "MEASURED", {132: {size: (64, 32, 8, 1, 1, 1)}})
+    monkeypatch.setattr(tune, "MEASURED", {132: {size: (64, 32, 8, 1, 1, 1)}})
     assert tune.missing(works, 132) == works[1:]
     assert tune.missing(works, 108) == works
 

@@ -64,7 +64,15 @@ def test_few_tiles_split_k_unless_the_kernel_cannot():
     assert hopper.chosen(product(8192, 8192, 8192), H200)["splits"] == 1
 
 
-def test_the_table_comes_before_the_model(monkeypatch):
+@pytest.fixture
+def unknown():
+    """No product has a configuration yet."""
+    hopper._chosen.cache_clear()
+    yield
+    hopper._chosen.cache_clear()
+
+
+def test_the_table_comes_before_the_model(monkeypatch, unknown):
     size = hopper.size_class(4096, 4096, 4096)
     monkeypatch.setattr(hopper, "MEASURED", {132: {(2, 2, "TN", *size): (64, 128, 8, 1, 1, 2)}})
     config = hopper.chosen(product(4096, 4096, 4096), H200)

@@ -6,6 +6,7 @@ grid and the split of k, which are arguments of the kernel, and which of INSTANC
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import log2
 
 from gemmery import dtypes
@@ -87,11 +88,16 @@ def chosen(problem: Problem, device: Device, split: bool = True) -> dict[str, in
     >>> chosen(Problem(8192, 8192, 8192, "bf16", "bf16", b_layout="col"), KNOWN["h200"])["blocks"]
     128
     """
-    split = split and not getattr(problem, "invariant", False)
+    return dict(zip(KEYS, _chosen(problem, device, split and not problem.invariant), strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
+    """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
     tile, splits = measured(problem, device, split) or modelled(problem, device, split)
     rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
     band, blocks = order(tile, rows, columns, problem.batch, device.sms)
-    return dict(zip(KEYS, (*tile[:5], band, splits, blocks if splits == 1 else 0), strict=True))
+    return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 
 def crowded(problem: Problem, bm: int, bn: int) -> bool:

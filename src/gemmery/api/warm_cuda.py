@@ -22,6 +22,7 @@ from gemmery.problem import Problem
 _TYPES = ("f16", "bf16", "f32", "f64")
 _OUT = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # the usual results of types that only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
+_MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
 _LAYOUTS = ("row", "col")
 _ALIGNMENTS = (16, 2)  # bytes: operands that tensor maps describe, and such that are packed first
 
@@ -100,8 +101,8 @@ def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     layouts = _LAYOUTS if copies_tensors(name) else ()
     for dtype, a, b, alignment in product(names, layouts, layouts, _ALIGNMENTS):
         plain = Problem(1, 1, 1, dtype, _OUT.get(dtype, dtype), a_layout=a, b_layout=b, device=name)
-        for m, n, k in product(_SIDES, repeat=3):
-            problem = plain._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
+        for m, n, k, epilogue in product(_MANY_SIDES, _MANY_SIDES, _MANY_SIDES, ("", "bias")):
+            problem = plain._replace(m=m, n=n, k=k, epilogue=epilogue, alignments=(alignment,) * 3)
             with contextlib.suppress(RefusedError):
                 rung, config, _ = choice(problem)
                 assert rung.geometry is not None

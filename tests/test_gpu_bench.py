@@ -223,3 +223,53 @@ def test_calls_and_compilations_are_counted():
     assert [(m.kernel, m.case) for m in made if not m.refused] == [("simt_naive", case) for case in launches.COMPILED]
     assert made[-1].kernel == "mma_f64"
     assert made[-1].refused
+
+
+HOPPER = """
+device = "cuda"
+rivals = ["cublas", "cublas_full"]
+rest = 0.001
+sustained = 0.05
+
+[[product]]
+shapes = [[256, 128, 384]]
+b = "col"
+dtype = ["e4m3"]
+out = "bf16"
+scales = "one"
+
+[[product]]
+shapes = [[256, 128, 384]]
+b = "col"
+dtype = ["i8"]
+out = "i32"
+
+[[product]]
+shapes = [[200, 128, 256]]
+groups = [3]
+b = "col"
+dtype = ["bf16"]
+
+[[product]]
+name = "options"
+rungs = ["gm.matmul", "gm.matmul bias=1 gelu=1", "gm.matmul batch_invariant=1", "wgmma_epilogue bm=128 bn=128 stages=4"]
+rows = [128]
+weights = [[256, 512]]
+b = "col"
+dtype = ["bf16"]
+"""
+
+
+def test_suites_of_hopper_are_measured(tmp_path, monkeypatch):
+    if driver.device(0).capability != 90:
+        pytest.skip("only compute capability 9.0 multiplies float8 and int8 here")
+    monkeypatch.setattr("gemmery.lab.contest.SUSTAINED_ABOVE", 0)
+    file = tmp_path / "hopper.toml"
+    file.write_text(HOPPER)
+    rows = [m for m in lab.bench([str(file)], seconds=0.05).measurements if m.kernel not in words.RIVALS]
+    assert [m.refused for m in rows] == [""] * len(rows)
+    assert len(rows) == 2 * (3 + 4)  # each in turns with rests and without
+    assert all(m.seconds > 0 and m.error <= 1 for m in rows)
+    assert all(m.checked or "gelu" in m.kernel for m in rows)
+    if not nvml.Monitor(0).missing:
+        assert all((m.power_w > 0) == m.case.endswith("sustained") for m in rows)

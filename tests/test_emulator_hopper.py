@@ -256,6 +256,20 @@ def test_a_tensor_map_describes_a_view_with_gaps(view):
     assert np.array_equal(x, expected)
 
 
+def test_a_store_writes_whole_pieces_behind_the_end_of_a_row():
+    """As an H200 does; a reduction adds to elements of the array alone."""
+    x = np.zeros((6, 48), np.float16)
+    inside = x[:, :43]  # rows of 86 bytes
+    stored(inside, (4, 16), (1, 32), np.full((4, 16), -1, np.float16))
+    assert (x[1:5, 32:48] == -1).all()  # 5 elements more
+    assert not x[:, :32].any()
+    assert not x[0].any()
+    x[:] = 0
+    stored(inside, (4, 16), (1, 32), np.full((4, 16), -1, np.float16), adds=True)
+    assert (x[1:5, 32:43] == -1).all()
+    assert not x[:, 43:].any()
+
+
 def test_a_tensor_map_of_bfloat16():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     random = np.random.default_rng(0)

@@ -29,6 +29,7 @@ _MAPS_AT = {"a": 256, "b": 384, "c": 512}
 _REST = struct.Struct("=3Q4q4i")  # all up to the maps
 _A_WORD, _B_WORD, _C_WORD = (place // 8 for place in _MAPS_AT.values())
 MAPPED_BYTES = 640
+_ANYWHERE = 256  # bytes of scratch memory for maps of operands without elements
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
 _SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
 _buffers: dict[int, list[Buffer]] = {size: [] for size in _SCALARS}  # of finished calls, by the argument's length
@@ -183,10 +184,8 @@ class MappedReady(Ready):
             self._scalars.pack_into(memory, _SCALARS_AT, *scalars)
         if extra:
             _EXTRA.pack_into(memory, _EXTRA_AT, *_in_order(extra, self._transposed))
-        # An operand without elements may have no address, and a kernel copies a box beyond its end: of zeros, but on an
-        # H200 that is a fault at address 0.
-        words[_A_WORD] = (a or c) if self._a_packed < 0 else workspace + self._a_packed
-        words[_B_WORD] = (b or c) if self._b_packed < 0 else workspace + self._b_packed
+        words[_A_WORD] = a if self._a_packed < 0 else workspace + self._a_packed
+        words[_B_WORD] = b if self._b_packed < 0 else workspace + self._b_packed
         words[_C_WORD] = c
         if not self._patches:
             self._encode(memory, words)
@@ -247,6 +246,11 @@ class CudaLaunch:
         if not self.geometry.maps:
             return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
+        if self.problem.k == 0:
+            # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
+            # gives zeros, but on an H200 a copy by a map of address 0 faults, and one of an odd address.
+            maps = tuple(each if each.operand == "c" else each._replace(packed=0) for each in maps)
+            workspace = max(workspace, _ANYWHERE)
         with driver.on(self._ordinal):
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band

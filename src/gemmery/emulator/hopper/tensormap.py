@@ -149,15 +149,16 @@ class DecodedMap:
         size = self.dtype.itemsize
         return self.address + int(((self.extents - 1) * self.strides).sum()) + size if self.extents.all() else 0
 
-    def pieces(self, coordinates: Indices) -> tuple[Indices, Flags | None, int]:
+    def pieces(self, coordinates: Indices, whole: bool = False) -> tuple[Indices, Flags | None, int]:
         """Return the addresses (boxes, pieces) of the boxes at `coordinates` (boxes, dimensions), and a piece's bytes.
 
         Along the innermost dimension a box begins at a multiple of 16 bytes.
-        The mask selects the pieces inside the array; None if all are.
+        The mask selects the pieces inside the array; None if all are. With `whole` pieces have 16 bytes and the last
+        one of a row may end beyond it, else they are elements where rows are no multiples of 16 bytes.
         """
         size = self.dtype.itemsize
         inner = coordinates[:, 0] * size
-        width = ALIGNMENT if int(self.extents[0]) * size % ALIGNMENT == 0 else size
+        width = ALIGNMENT if whole or int(self.extents[0]) * size % ALIGNMENT == 0 else size
         along = np.arange(0, self.row, width)
         offsets, inside = inner[:, None] + along, None
         if (inner < 0).any() or int(inner.max()) + self.row > int(self.extents[0]) * size:
@@ -185,8 +186,11 @@ class DecodedMap:
         return boxes.view("c16"), int(np.count_nonzero(inside)) * width
 
     def put(self, memory: Global, coordinates: Indices, boxes: Chunks, adds: bool) -> int:
-        """Write or add the boxes inside the array; returns the bytes written."""
-        addresses, inside, width = self.pieces(coordinates)
+        """Write or add the boxes inside the array; returns the bytes written.
+
+        An H200 writes whole pieces of 16 bytes, also behind the end of a row of other lengths.
+        """
+        addresses, inside, width = self.pieces(coordinates, whole=not adds)
         if adds:
             addresses, inside, width = self._by_element(addresses, inside, width)
         view = memory.view(self.dtype.char if adds else _PIECES[width], 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
@@ -36,9 +39,10 @@ def emulated(a, b, ends, *, out="f16", seed=None, epilogue="", config=None, text
     """The result of the rung, and what the emulator says of the run."""
     groups, _, n = b.shape
     c = np.full((len(a), n), UNTOUCHED, "f2" if out == "f16" else "f4")
+    scales = "outer" if "b_scale" in others else ""
     gemm = Gemm(repeated(a, groups), b, repeated(c, groups), offsets=np.array(ends, np.int32), **others)
     problem = problem_of(gemm, "f16", out, "h200", epilogue=epilogue, scaled="alpha" in others)
-    problem = problem._replace(batch=1, groups=groups)
+    problem = problem._replace(batch=1, groups=groups, scales=scales)
     options = EmulationOptions(seed=seed, texts=texts)
     runs = run_rung(RUNG, problem, {**RUNG.default, **SMALL, **(config or {})}, gemm, options)
     return c, [finding for run in runs for finding in run.findings]
@@ -124,30 +128,62 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("file", "old", "new"),
     [
-        ("begin = offsets ? end : 0;", "begin = 0;"),
-        ("offsets[group], begin), m)", "offsets[group], begin), m + 64)"),
-        ("max(offsets[group], begin)", "offsets[group]"),
-        ("product.m = end;", ""),
-        ("group * product.bias_row", "0 * product.bias_row"),
-        ("product.bias_row = 0;", ""),
+        ("wgmma_grouped.cu", "begin = p.offsets ? end : 0;", "begin = 0;"),
+        ("wgmma_grouped.cu", "max(end_of<true>(p, group), begin)", "end_of<true>(p, group)"),
+        ("staged.cuh", "min(p.offsets[group], p.product.m)", "p.offsets[group]"),
+        ("staged.cuh", "at.row + 16 <= end_of<true>(p, at.batch)", "at.row < end_of<true>(p, at.batch)"),
+        ("staged.cuh", "if (at.row + row < end &&", "if (at.row + row <= end &&"),
+        ("staged.cuh", "if (P::GROUPED && threadIdx.x % 32 == 0)", "if (false)"),
+        ("staged.cuh", "p.product.c_batch ? at.batch : 0", "at.batch"),
+        ("staged.cuh", "(of_group ? at.batch : i_of(i)) * q.bias_row", "i_of(i) * q.bias_row"),
+        ("staged.cuh", "p.b_scale[(of_group ? at.batch : 0) * p.b_scale_k +", "p.b_scale["),
     ],
 )
-def test_a_kernel_that_is_wrong_about_groups_is_told(old, new):
+def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):
     """Mutants of what only offsets show; tests/mutants.py has the others."""
-    text = nvrtc.text("wgmma_grouped.cu")
+    text = nvrtc.headers().get(file) or nvrtc.text(file)
     assert text.count(old) == 1, old
-    a, b = operands(100, 4, 16, 64)
+    a, b = operands(140, 4, 16, 64)
     bias = np.arange(4 * 16, dtype="f4").reshape(4, 16)
-    run = {"out": "f32", "epilogue": "bias", "bias": bias, "config": {"blocks": 2}}
-    wanted = expected(a, b, [5, 70, 70, 90], lambda sums, group: sums + bias[group])
-    right, findings = emulated(a, b, [5, 70, 60, 90], **run)
+    run = {"epilogue": "bias", "bias": bias, "b_scale": bias + 1, "config": {"blocks": 1}}
+    cases = (([64, 70, 60, 130], [64, 70, 70, 130]), ([64, 70, 60, 900], [64, 70, 70, 140]))
+    right, findings = emulated(a, b, cases[0][0], **run)
     assert findings == []
-    assert np.array_equal(right, wanted)
-    shown, findings = emulated(a, b, [5, 70, 60, 90], **run, texts={"wgmma_grouped.cu": text.replace(old, new)})
-    beyond = emulated(a, b, [5, 70, 60, 900], **run, texts={"wgmma_grouped.cu": text.replace(old, new)})[1]
-    assert findings or beyond or not np.array_equal(shown, wanted)
+    assert np.array_equal(right, expected(a, b, cases[0][1], scaled_and_biased(bias)))
+    texts = {file: text.replace(old, new)}
+    for ends, clamped in cases:
+        shown, findings = emulated(a, b, ends, **run, texts=texts)
+        if findings or not np.array_equal(shown, expected(a, b, clamped, scaled_and_biased(bias))):
+            return
+    raise AssertionError("nothing shows that it is wrong")
+
+
+def scaled_and_biased(bias):
+    return lambda sums, group: (sums * (bias[group] + 1) + bias[group]).astype("f2")
+
+
+def test_float8_and_factors_of_rows_and_of_columns_of_each_group():
+    rng = np.random.default_rng(3)
+    kind = ml_dtypes.float8_e4m3fn
+    a, b = (rng.integers(-4, 5, shape).astype("f4").astype(kind) for shape in ((90, 272), (3, 40, 272)))
+    factors = np.exp2(rng.integers(-2, 3, (90, 1))).astype("f4"), np.exp2(rng.integers(-2, 3, (3, 40))).astype("f4")
+    gemm = Gemm(
+        repeated(a.view("u1"), 3),
+        b.view("u1").swapaxes(1, 2),
+        c := np.full((90, 40), UNTOUCHED, "f4"),
+        a_scale=factors[0],
+        b_scale=factors[1],
+        offsets=np.array([1, 1, 77], np.int32),
+    )
+    gemm = replace(gemm, c=repeated(c, 3))
+    case = problem_of(gemm, "e4m3", "f32", "h200")._replace(batch=1, groups=3, scales="outer")
+    (run,) = run_rung(RUNG, case, {**RUNG.default, **SMALL}, gemm)
+    assert run.findings == ()
+    products = expected(a, b.swapaxes(1, 2), [1, 1, 77], lambda sums, group: sums * factors[1][group])
+    products[:77] *= factors[0][:77]
+    assert np.array_equal(c, products)
 
 
 def problem(rows, groups, n=4096, **others):

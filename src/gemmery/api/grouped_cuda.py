@@ -164,7 +164,12 @@ def _compute(
     x, y, bias, a_scale, b_scale = (
         0 if z is None else device_memory.apart(a, z, target, stream, owners).pointer for z in inputs[:5]
     )
-    run(x, y, target.pointer, stream, bias, 0, (inputs.factor, 0.0), (a_scale, b_scale, where.pointer))
+    workspace = 0
+    if run.workspace:
+        owner, place = device_memory.scratch(a, run.workspace, inputs.x, stream)
+        owners.append(owner)
+        workspace = place.pointer
+    run(x, y, target.pointer, stream, bias, workspace, (inputs.factor, 0.0), (a_scale, b_scale, where.pointer))
     for other in others:
         ordered.wait(other, stream, ordinal)
 

@@ -218,7 +218,7 @@ def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, sh
         raise RefusedError(reason)
 
 
-def _refuses_library(problem: Problem) -> str:
+def refuses_library(problem: Problem) -> str:
     """Refuse what wgmma would round without leave, and sums in another type than the result asks for."""
     if problem.groups or problem.scales == "blocks":
         return f"groups={problem.groups}, scales={problem.scales!r}: another rung has these"
@@ -253,6 +253,7 @@ def _by_roles(
     )
 
 
+BOUNDS = {"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "i8": exact_sums}
 WGMMA = (
     gpu_rung(
         "wgmma_tma",
@@ -333,9 +334,9 @@ WGMMA = (
         idea="C leaves by tensor copies while the next tile is multiplied; one image for all epilogues",
         parent="wgmma_cluster",
         dtypes=(*_HALF, "f32", "e4m3", "e5m2", "i8"),
-        refuses=_refuses_library,
+        refuses=refuses_library,
         bound=aligned_sums,
-        bounds={"tf32": aligned_sums_tf32, "e4m3": aligned_sums_fp8, "e5m2": aligned_sums_fp8, "i8": exact_sums},
+        bounds=BOUNDS,
         geometry=_epilogue,
         resolve=_resolve,
         space={

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gemmery import dtypes
 from gemmery.cuda import hopper
-from gemmery.cuda.geometry import Geometry, MapBox, instance, target
+from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, element, target, template
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
+from gemmery.ladder import wgmma, wgmma_routes
 from gemmery.ladder.gpu import gpu_rung
-from gemmery.ladder.wgmma import aligned_sums, operand_boxes, refuses_maps, ring_bytes, wgmma_tiles
 from gemmery.problem import Config, Problem
 
 _BM, _BLOCK = 128, 64  # rows of a tile, and of the part of it that one warpgroup multiplies
@@ -16,34 +18,40 @@ _STAGES = {256: 4, 128: 6, 64: 8}  # of a tile's columns: about 200 KB
 
 
 def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
+    """The launch after one that packs what tensor copies or wgmma cannot read where it lies."""
+    return wgmma_routes.library(partial(_in_place, name), problem, _resolve(problem, config))
+
+
+def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     """Blocks that take the tiles of all groups in turn: as many as there may be tiles, at most one a multiprocessor."""
-    config = _resolve(problem, config)
     bn, stages = config["bn"], config["stages"]
     if bn not in _STAGES:
         raise RefusedError(f"bn={bn}: a tile has {', '.join(map(str, _STAGES))} columns")
     if not 2 <= stages <= _STAGES[bn]:
         raise RefusedError(f"stages={stages}: a ring of tiles of {bn} columns has 2 to {_STAGES[bn]} stages")
-    a, b = operand_boxes(problem, _BM, bn)
+    a, b = wgmma.operand_boxes(problem, _BM, bn)
     if problem.a_layout != "col":
         a = MapBox("a", (a.box[0], _BLOCK))
+    fused = bool(problem.epilogue or problem.scaled or problem.scales)
+    tiles = wgmma.wgmma_tiles(problem, _BM, bn, stages)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, wgmma_tiles(problem, _BM, bn, stages)),
+        template(name, element(problem), C_NAMES[problem.out], fused, tiles),
         (max(1, min(most_tiles(problem, bn), config["blocks"])), 1, 1),
         (384, 1, 1),
-        shared=ring_bytes(problem, _BM, bn, stages) + 16 * stages,
+        shared=wgmma.ring_bytes(problem, _BM, bn, stages) + wgmma.staging_bytes(_BM) + 16 * stages,
         needs=90,
         instructions="wgmma and tensor copies",
         alone=True,
         overlaps=True,
         tile=(_BM, bn),
-        maps=(a, b),
+        maps=(a, b, wgmma.piece_box(problem, bn)),
     )
 
 
 def _refuses(problem: Problem) -> str:
-    """Refuse what a tensor map cannot describe, and factors."""
-    return "it multiplies by no factors of rows and columns" if problem.scales else refuses_maps(problem)
+    """Refuse what the parent refuses, except groups."""
+    return wgmma.refuses_library(problem._replace(groups=0))
 
 
 def most_tiles(problem: Problem, bn: int) -> int:
@@ -80,10 +88,11 @@ GROUPED = (
     gpu_rung(
         "wgmma_grouped",
         idea="groups of rows, each times a matrix of its own: the device reads where they end",
-        parent="wgmma_persistent",
-        dtypes=("f16", "bf16"),
+        parent="wgmma_epilogue",
+        dtypes=("f16", "bf16", "f32", "e4m3", "e5m2", "i8"),
         refuses=_refuses,
-        bound=aligned_sums,
+        bound=wgmma.aligned_sums,
+        bounds=wgmma.BOUNDS,
         geometry=_grouped,
         resolve=_resolve,
         space={"bn": (0, *_STAGES), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},

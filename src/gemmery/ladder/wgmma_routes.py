@@ -81,7 +81,7 @@ def _routed(box: MapBox, problem: Problem) -> MapBox:
     """Return the box of an operand that is packed or read in place; that of C as it is."""
     operand, bits = "abc".index(box.operand), packed(problem)
     if bits >> operand & 1:
-        place = _room(problem, problem.m) if operand and bits & 1 else 0
+        place = _room(problem, 0) if operand and bits & 1 else 0
         return box._replace(packed=place, pitch=pitch(problem))
     return box if box.operand == "c" else box._replace(promotion=promotion(problem, operand))
 
@@ -93,8 +93,8 @@ def with_packing(product: Geometry, problem: Problem) -> Geometry:
             f"{product.workspace} bytes of scratch memory beside packed operands: choose a config that does not split k"
         )
     bits = packed(problem)
-    sides = [side for bit, side in enumerate((problem.m, problem.n)) if bits >> bit & 1]
-    parts = sum(-(-problem.batch * side * pitch(problem) // _PART) + problem.batch for side in sides)
+    operands = [operand for operand in (0, 1) if bits >> operand & 1]
+    parts = sum(-(-_rows(problem, each) * pitch(problem) // _PART) + _matrices(problem, each) for each in operands)
     pack = Geometry(
         "wgmma_pack.cu",
         template("wgmma_pack", _BITS[dtypes.get(problem.dtype).size], bits),
@@ -104,13 +104,23 @@ def with_packing(product: Geometry, problem: Problem) -> Geometry:
         instructions="griddepcontrol",
         overlaps=True,
     )
-    room = sum(_room(problem, side) for side in sides)
+    room = sum(_room(problem, operand) for operand in operands)
     return replace(product, before=(pack, *product.before), workspace=room)
 
 
-def _room(problem: Problem, sides: int) -> int:
-    """Return the bytes of a packed operand; one matrix of a batch may be repeated, which only strides tell."""
-    return _whole(problem.batch * sides * pitch(problem), APART)
+def _matrices(problem: Problem, operand: int) -> int:
+    """Return the matrices of A (0) or B (1): groups share A. That a batch repeats one, only strides tell."""
+    return problem.groups if problem.groups and operand else problem.batch
+
+
+def _rows(problem: Problem, operand: int) -> int:
+    """Return the rows of k of a packed operand."""
+    return _matrices(problem, operand) * (problem.m, problem.n)[operand]
+
+
+def _room(problem: Problem, operand: int) -> int:
+    """Return the bytes of a packed operand."""
+    return _whole(_rows(problem, operand) * pitch(problem), APART)
 
 
 def _whole(count: int, multiple: int) -> int:

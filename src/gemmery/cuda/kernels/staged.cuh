@@ -4,7 +4,9 @@
 #include "wgmma.cuh"
 
 // Pieces of the sums of a warp. A thread has EACH registers of a piece: two elements of 16 bits in each, or one of 32.
-template <class Tiles, class Output> struct Pieces {
+// Rows of C that follow those of a tile may be another group's where the product is GROUPED.
+template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
+  static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
   static constexpr bool PACKED = sizeof(Out) == 2;
   static constexpr int COLUMNS = PACKED && Tiles::BN % 64 == 0 ? 64 : 32, ACROSS = Tiles::BN / COLUMNS;
@@ -25,13 +27,22 @@ template <> struct IsWhole<int> { static constexpr bool value = true; };
 // What a thread knows of the piece that it finishes: lane l has, of 8 columns, 2 (l % 4) and the next of two rows.
 struct Where { int batch, row, column; };  // the warp's first row, and the piece's first column
 
+// Behind the last row of C that a tile of this matrix or group may have.
+template <bool GROUPED, class T, class Out>
+__device__ __forceinline__ int end_of(const TmaProduct<T, Out>& p, int group) {
+  if (GROUPED && p.offsets) return min(p.offsets[group], p.product.m);
+  return p.product.m;
+}
+
 // alpha, beta C, bias, factors and the activation, where there are any, on the sums of a piece: v[4 e + 2 h + x] is of
 // row l / 4 + 8 h and column 8 e + 2 (l % 4) + x. Rows and columns beyond the edges repeat the last ones.
-template <int COUNT, class T, class Out>
+template <bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   const Product<T, Out>& q = p.product;
   const int lane = threadIdx.x % 32, row = at.row + lane / 4, column = at.column + lane % 4 * 2;
-  auto i_of = [&](int i) { return min(row + i / 2 % 2 * 8, q.m - 1); };
+  const int end = end_of<GROUPED>(p, at.batch);
+  const bool of_group = GROUPED && p.offsets;  // then bias and factors of B are those of the group
+  auto i_of = [&](int i) { return min(row + i / 2 % 2 * 8, end - 1); };
   auto j_of = [&](int i) { return min(column + i / 4 * 8 + i % 2, q.n - 1); };
   if (p.a_scale) {
     float factor[2] = {p.a_scale[i_of(0) * p.a_scale_row] * q.alpha, p.a_scale[i_of(2) * p.a_scale_row] * q.alpha};
@@ -46,7 +57,7 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
     for (int e = 0; e < COUNT / 4; ++e) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        float factor = p.b_scale[j_of(4 * e + x) * p.b_scale_col];
+        float factor = p.b_scale[(of_group ? at.batch : 0) * p.b_scale_k + j_of(4 * e + x) * p.b_scale_col];
         v[4 * e + x] *= factor;
         v[4 * e + 2 + x] *= factor;
       }
@@ -56,12 +67,12 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8 + i % 2;  // others may have written the last ones already
-      if (r < q.m && c < q.n) v[i] = multiply_add(q.beta, widen<float>(*q.c_at(at.batch, r, c)), v[i]);
+      if (r < end && c < q.n) v[i] = multiply_add(q.beta, widen<float>(*q.c_at(at.batch, r, c)), v[i]);
     }
   }
   if (q.bias) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] += q.bias[i_of(i) * q.bias_row + j_of(i) * q.bias_col];
+    for (int i = 0; i < COUNT; ++i) v[i] += q.bias[(of_group ? at.batch : i_of(i)) * q.bias_row + j_of(i) * q.bias_col];
   }
   if (p.activation == RELU) {
 #pragma unroll
@@ -87,7 +98,7 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
     float v[P::COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < P::COLUMNS / 2; ++i) v[i] = float(sums[i]);
-    if constexpr (FUSED) finish_piece(v, p, at);
+    if constexpr (FUSED) finish_piece<P::GROUPED>(v, p, at);
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) {
       if constexpr (P::PACKED) part[i] = pair(v[2 * i], v[2 * i + 1], Out{}); else part[i] = v[i];
@@ -134,16 +145,17 @@ template <class P> struct Staging {
     }
   }
 
-  // Element by element, for a C that no map describes.
+  // Element by element, for a C that no map describes, and rows in front of those of another group.
   template <class T, class Out>
   __device__ __forceinline__ void copy_out(const TmaProduct<T, Out>& p, Where at, const char* shared,
                                            unsigned base) const {
     const Out* from = reinterpret_cast<const Out*>(shared + (buffer - base));
+    const int end = end_of<P::GROUPED>(p, at.batch);
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < 16 * P::COLUMNS; i += 32) {
       int row = i / P::COLUMNS, column = i % P::COLUMNS, each = 16 / int(sizeof(Out));
       int place = row * (P::ROW / int(sizeof(Out))) + (column / each ^ key(row)) * each + column % each;
-      if (at.row + row < p.product.m && at.column + column < p.product.n) {
+      if (at.row + row < end && at.column + column < p.product.n) {
         *p.product.c_at(at.batch, at.row + row, at.column + column) = from[place];
       }
     }
@@ -158,16 +170,17 @@ template <class P> struct Staging {
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
-    if (p.mapped & 1) {
+    if (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
-        ptx::cp_async_bulk_tensor_store(&p.c, at.column, at.row, at.batch, buffer);
+        ptx::cp_async_bulk_tensor_store(&p.c, at.column, at.row, p.product.c_batch ? at.batch : 0, buffer);
         ptx::cp_async_bulk_commit_group();
       }
     } else {
       __syncwarp();
       copy_out(p, at, shared, base);
+      if (P::GROUPED && threadIdx.x % 32 == 0) ptx::cp_async_bulk_commit_group();  // of none: each buffer has one
     }
     buffer = both - buffer;
   }

@@ -11,7 +11,7 @@
 template <bool FUSED, class Tiles, class T, class Out, class Order, class Pipe>
 __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
                                         const char* shared) {
-  using P = Pieces<Tiles, Out>;
+  using P = Pieces<Tiles, Out, Order::GROUPED>;
   Consumer<Tiles> consumer(pipe);
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
@@ -31,7 +31,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     bool pending = false;
     while (order.more()) {
       Where at = place();
+      bool passes = order.passes(warp / 4);
       order.next();
+      if (passes) {
+        consumer.pass_tile(steps);
+        continue;
+      }
 #pragma unroll
       for (int piece = 0; piece < P::COUNT; ++piece) {
         consumer.multiply_stage(piece == 0);
@@ -56,7 +61,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   } else {
     while (order.more()) {
       Where at = place();
+      bool passes = order.passes(warp / 4);
       order.next();
+      if (passes) {
+        consumer.pass_tile(steps);
+        continue;
+      }
       consumer.multiply_tile(steps);
 #pragma unroll
       for (int piece = 0; piece < P::COUNT; ++piece) {
@@ -69,17 +79,17 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
 
-// A block's part of a product.
-template <bool FUSED, class Tiles, class T, class Out>
+// A block's part of a product: the tiles that Order names, as Brings brings them.
+template <bool FUSED, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
-  using P = Pieces<Tiles, Out>;
+  using P = Pieces<Tiles, Out, Order::GROUPED>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
-  Bands<Tiles> order(p, pipe.place);
+  Order order(p, pipe.place);
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (threadIdx.x == 0) {
-      Producer<Tiles> producer(pipe);
+      Brings producer(pipe);
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
     }
   } else {

@@ -8,6 +8,7 @@
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of
 // p.band rows of tiles, down each column of a band.
 template <class Tiles> struct Bands {
+  static constexpr bool GROUPED = false;
   int rows, columns, index, stride, count, band, m, n;
   Tile tile;
 
@@ -21,6 +22,7 @@ template <class Tiles> struct Bands {
   }
 
   __device__ __forceinline__ bool more() const { return index < count; }
+  static __device__ __forceinline__ bool passes(int) { return false; }  // every warpgroup has rows of each tile
   __device__ __forceinline__ void next() {
     index += stride;
     if (more()) find();

@@ -125,6 +125,16 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
     release(before);
   }
 
+  // Hands the stages of a tile back of which this warpgroup needs nothing.
+  __device__ __forceinline__ void pass_tile(int steps) {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
+      release(now.stage);
+      now.next();
+    }
+  }
+
   __device__ __forceinline__ void multiply_tile(int steps) {
     multiply_stage(true);
     next_stage();

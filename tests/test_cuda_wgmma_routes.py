@@ -116,6 +116,8 @@ def test_a_matrix_repeated_in_a_batch_is_copied_once(layouts):
         *((problem(64, 64, 64, a_layout=a, b_layout=b), 0) for a, b in itertools.product(("row", "col"), repeat=2)),
         *((problem(64, 64, 64, alignments=(bytes_, 16, 2)), 1) for bytes_ in (2, 4, 8)),
         (problem(64, 64, 64, alignments=(16, 8, 16)), 2),
+        (problem(64, 64, 64, a_layout="col", groups=3), 1),
+        (problem(64, 64, 64, groups=3), 0),
         (problem(64, 64, 64, a_layout="any", b_layout="any"), 3),
         (problem(64, 64, 1), 1),  # rows of one element, which may be anywhere
         (problem(64, 1, 64), 2),

@@ -36,7 +36,8 @@ def packed(problem: Problem) -> int:
     if problem.k == 0:
         return 0
     half = dtypes.get(problem.dtype).size == 2
-    a = describable(problem, "a") == "" and (half or problem.a_layout == "row")
+    starts_anywhere = problem.groups > 0  # but along the adjacent side, a box starts at a multiple of 16 bytes
+    a = describable(problem, "a") == "" and ((half and not starts_anywhere) or problem.a_layout == "row")
     b = describable(problem, "b") == "" and (half or problem.b_layout == "col")
     return (not a) + 2 * (not b)
 

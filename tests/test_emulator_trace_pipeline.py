@@ -70,6 +70,13 @@ def test_events_come_in_their_order(traced):
     assert {event.who for event in events if event.what in ("lands", "ends")} == {NOBODY}
 
 
+def test_copies_out_of_shared_memory_are_told_once(traced):
+    """The block's part of C."""
+    stores = [event for event in traced.timeline.events if event.what == "stores"]
+    assert sum(event.amount for event in stores) == 128 * 128 * 2
+    assert {event.who for event in stores} == {0, 1}
+
+
 def test_a_tile_has_the_place_of_each_of_its_pieces(traced):
     """Rows of 128 bytes under the swizzle, and the pieces of k that the first products read."""
     a, b = traced.tiles
@@ -127,3 +134,11 @@ def test_an_inspection_tells_the_roles_of_warpgroups_and_their_cluster():
     assert launch["registers by role"] == "232 and 40 a thread, which warpgroups set themselves (setmaxnreg)"
     assert launch["cluster"] == "2 blocks"
     assert launch["products"] == "wgmma, 8 in the kernel with 2 waits, 4 in the main loop with 1 wait"
+
+
+def test_8_bit_types_are_inspected_with_their_results_and_their_peak():
+    inspection = inspect_rung("wgmma_epilogue", n=512, dtype="float8_e4m3fn", device="h200", counters=False)
+    problem = inspection.problem
+    assert (problem.dtype, problem.out, problem.b_layout) == ("e4m3", "bf16", "col")
+    assert inspection.loads.peak == inspection.device.peak("tensor_8") == 2 * inspection.device.peak("tensor")
+    assert any(name.startswith("QGMMA.64x") for name in inspection.kernels[-1].counts)

@@ -80,7 +80,12 @@ def inspect(
     ] = None,
     k: Annotated[int | None, Option(metavar="K", min=1, help="Columns of A.", show_default="n")] = None,
     dtype: Annotated[
-        str, Option(metavar="TYPE", help="f32, f64, f16, bf16, tf32.", show_default="the first that the rungs take")
+        str,
+        Option(
+            metavar="TYPE",
+            help="f32, f64, f16, bf16, tf32, e4m3, e5m2, i8.",
+            show_default="the first that the rungs take",
+        ),
     ] = "",
     config: Annotated[str, Option(metavar="KEY=V,...", help="Config values.", show_default="the rung's own")] = "",
     device: Annotated[

@@ -19,6 +19,7 @@ SHOWN = {  # picture of a document -> rung or exhibit, and which of its pictures
     "swizzled_copy": ("wgmma_tma", "swizzle-1"),
     "swizzled_copy_by_rows": ("wgmma_tma", "swizzle-2"),
     "barriers": ("wgmma_specialized", "barriers-1"),
+    "barriers_epilogue": ("wgmma_epilogue", "barriers-1"),
 }
 
 

@@ -18,7 +18,7 @@ from gemmery.emulator.ptx import PtxKernel
 
 WARPGROUP = 128
 MOST = 4096  # events that are recorded; all are counted
-ADDED_UP = frozenset(("multiplies", "copies", "lands"))  # events that one step has many of
+ADDED_UP = frozenset(("multiplies", "copies", "lands", "stores"))  # events that one step has many of
 TOGETHER = 8  # the latest events, among which an equal one is looked for
 # Waits of warpgroups, those of them that found a phase under way, arrivals of threads, phases that ended, tensor copies
 # and their bytes, products of warpgroups.
@@ -31,9 +31,9 @@ NOBODY = -1  # phases end, and copies land, by no thread
 class BarrierStep:
     """One event of the first block.
 
-    `what` is "waits", "passes", "arrives", "expects", "ends" of a phase, "copies", "lands", "multiplies", or "retires"
-    for a wait for products. `amount` is the number of threads; bytes of "expects", "copies" and "lands"; instructions
-    of "multiplies"; groups that may be under way after "retires".
+    `what` is "waits", "passes", "arrives", "expects", "ends" of a phase, "copies" to shared memory, "lands", "stores"
+    for copies out of it, "multiplies", or "retires" for a wait for products. `amount` is the number of threads; bytes
+    of "expects" and of copies; instructions of "multiplies"; groups that may be under way after "retires".
     """
 
     step: int
@@ -75,6 +75,7 @@ class _Record:
     counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTED, 0)))
     tiles: dict[str, CopiedTile] = field(default_factory=dict)
     waiting: set[tuple[int, int]] = field(default_factory=set)  # warpgroups and the barriers they sleep at
+    stores: set[tuple[int, int]] = field(default_factory=set)  # threads and the first bytes of what they copy out
     barriers: dict[int, int] = field(default_factory=dict)  # first byte of a copy's tile -> its barrier
 
 
@@ -172,12 +173,25 @@ class PipelineTrace(Observer):
                 self._add("lands", NOBODY, self._record.barriers.get(int(places.min()), -1), 16 * len(places))
             return
         opcode = machine.kernel.instructions[index].opcode
+        if "bulk_group" in opcode.modifiers:
+            self._stored(threads[own], addresses[own])
         if opcode.family == "wgmma":
             read = frozenset(addresses[own][0].tolist())
             for name, tile in self._record.tiles.items():
                 inside = read.intersection(tile.places)
                 if inside and inside not in tile.reads and len(tile.reads) < MOST_READS:
                     self._record.tiles[name] = replace(tile, reads=(*tile.reads, inside), opcode=opcode.spelling)
+
+    def _stored(self, threads: Indices, addresses: Indices) -> None:
+        """Copies out of shared memory, which are told of when they start and when they read it."""
+        under_way = self._record.stores
+        for thread, places in zip(threads.tolist(), addresses, strict=True):
+            store = thread, int(places.min())
+            if store in under_way:
+                under_way.remove(store)
+            else:
+                under_way.add(store)
+                self._add("stores", thread // WARPGROUP, -1, 16 * len(places))
 
     def multiplied(self, machine: Machine, index: int, threads: Indices) -> None:
         self._of_groups(machine, threads, "multiplies", 1)

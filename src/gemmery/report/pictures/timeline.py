@@ -20,10 +20,11 @@ READING = (
 )
 MEANINGS = (
     ("soft", "copies under way"),
-    ("s1", "filled"),
+    ("s7", "filled"),
     ("accent", "read by products"),
     ("rule", "waits"),
     ("rival", "hands a stage back"),
+    ("s1", "copies a part of C out"),
 )
 
 
@@ -44,10 +45,14 @@ def timeline_picture(timeline: Timeline, name: str = "barriers") -> Plot:
     place = {step: at for at, step in enumerate(moments)}
     events = [event for event in timeline.events if event.step in place]
     wide = (WIDTH - LEFT) / len(moments)
-    rows: list[tuple[tuple[str, ...], list[_Stretch], list[int]]] = []
+    rows: list[tuple[tuple[str, ...], list[_Stretch], list[tuple[int, str]]]] = []
     for who in sorted({event.who for event in events if event.who >= 0}):
         own = [event for event in events if event.who == who]
-        ticks = [place[event.step] for event in own if event.what == "arrives" and event.barrier in timeline.empty]
+        ticks = [
+            (place[event.step], "rival" if event.what == "arrives" else "s1")
+            for event in own
+            if event.what == "stores" or (event.what == "arrives" and event.barrier in timeline.empty)
+        ]
         rows.append((_called(own, who), list(_of_warpgroup(own, place, len(moments))), ticks))
     rows += [
         ((f"stage {stage}",), list(_of_stage(events, timeline, stage, place, len(moments))), [])
@@ -60,11 +65,11 @@ def timeline_picture(timeline: Timeline, name: str = "barriers") -> Plot:
         parts += [label(LEFT - 12, top + HEIGHT / 2 + 6, verbs, "muted", LEAST, "end") for verbs in does]
         parts.append(cell(LEFT, top + HEIGHT / 2 - 1, WIDTH - LEFT, 2, "rule"))
         parts += [_drawn(stretch, top, wide) for stretch in stretches]
-        parts += [cell(LEFT + (at + 0.5) * wide - 1.5, top - 2, 3, HEIGHT + 4, "rival") for at in ticks]
+        parts += [cell(LEFT + (at + 0.5) * wide - 1.5, top - 2, 3, HEIGHT + 4, fill) for at, fill in ticks]
         top += HEIGHT + GAP
     parts.append(label(LEFT, top + 6, "time: the emulator's order of steps →", "muted", 10, "start"))
     drawn = {stretch.fill for _, stretches, _ in rows for stretch in stretches} | {"rule"}
-    drawn |= {"rival"} if any(ticks for *_, ticks in rows) else set()
+    drawn |= {fill for *_, ticks in rows for _, fill in ticks}
     parts.append(legend(LEFT, top + 26, [meaning for meaning in MEANINGS if meaning[0] in drawn]))
     title = "The barriers of the first block over time"
     return Plot(name, title, _caption(timeline), svg(title, top + 40, parts))
@@ -117,14 +122,14 @@ def _of_stage(
     """When a stage is copied to, when it is filled, and when products read it."""
     full, empty = timeline.full[stage], timeline.empty[stage]
     fills, number, since, fill = 0, -1, -1, ""
-    texts = {"soft": "copied to", "s1": "filled", "accent": "read"}
+    texts = {"soft": "copied to", "s7": "filled", "accent": "read"}
     for event in events:
         at, after = place[event.step], ""
         if event.what == "copies" and event.barrier == full and fill != "soft":
             after = "soft"
         elif event.what == "ends" and event.barrier == full:
-            after = "s1"
-        elif event.what == "passes" and event.barrier == full and fill == "s1":
+            after = "s7"
+        elif event.what == "passes" and event.barrier == full and fill == "s7":
             after = "accent"
         elif event.what == "ends" and event.barrier == empty and fill:
             after = "free"
@@ -143,6 +148,6 @@ def _drawn(stretch: _Stretch, top: float, wide: float) -> str:
     x, width = LEFT + stretch.first * wide, (stretch.last - stretch.first + 1) * wide
     parts = cell(x + 0.5, top, max(width - 1, 1), HEIGHT, stretch.fill, stretch.tooltip)
     if stretch.text and EM * LEAST * len(stretch.text) < width - 2:
-        ink = "paper" if stretch.fill in ("accent", "s1") else "ink"
+        ink = "paper" if stretch.fill in ("accent", "s7") else "ink"
         parts += label(x + width / 2, top + HEIGHT / 2, stretch.text, ink, LEAST)
     return parts

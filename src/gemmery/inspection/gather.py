@@ -8,6 +8,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any
 
+from gemmery import dtypes
 from gemmery.cuda import driver, sass
 from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
@@ -25,7 +26,6 @@ from gemmery.ladder.rung import find as find_rung
 from gemmery.problem import Config, Problem
 
 SIDE = 4096
-RESULTS = {"e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}  # of 8-bit types, whose B lies by columns as wgmma reads it
 EXHIBIT_NAMES = frozenset(exhibit.name for exhibit in EXHIBITS)
 
 
@@ -169,8 +169,9 @@ def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> 
         raise ArgumentError(f"dtype {dtype!r}: rung {rung.name} takes {', '.join(rung.dtypes)}")
     side = n or SIDE
     place = f"cuda:{device.ordinal}" if device.ordinal >= 0 else device.name
-    square = Problem(m or side, side, k or side, element, RESULTS.get(element, element), device=place)
-    square = square._replace(precision=precision, b_layout="col" if element in RESULTS else "row")
+    layout = "col" if dtypes.get(element).size == 1 else "row"  # as wgmma reads B of 8-bit types
+    square = Problem(m or side, side, k or side, element, asked.result_type(element), device=place)
+    square = square._replace(precision=precision, b_layout=layout)
     if m in (0, 1) and rung.refuses(square._replace(m=side)):
         row = square._replace(m=1, b_layout="col")
         return square if rung.refuses(row) else row

@@ -154,6 +154,15 @@ def spelled(dtype: str) -> str:
         raise ArgumentError(str(error)) from None
 
 
+def result_type(dtype: str) -> str:
+    """Return the type of C of a rung's product: that of its operands, bf16 for float8, and sums for integers of 8 bits.
+
+    >>> result_type("f16"), result_type("e4m3"), result_type("i8")
+    ('f16', 'bf16', 'i32')
+    """
+    return "i32" if dtype == "i8" else dtypes.written(dtype)
+
+
 def inspectable(*names: str) -> None:
     """Raise ArgumentError for a name that is neither a GPU rung nor an exhibit; the message suggests a close one.
 

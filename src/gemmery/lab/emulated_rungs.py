@@ -11,7 +11,6 @@ from operator import add
 
 import numpy as np
 
-from gemmery import dtypes
 from gemmery.bench import record
 from gemmery.bench.work import Work, operands
 from gemmery.cuda.device import Device
@@ -77,7 +76,7 @@ def product_for(rung: Rung, n: int, dtype: str, card: Device) -> Work:
     """The product for a rung at size n: two squares, small ones for the rung of one block, else a row times W'."""
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype or ("f32" if _takes_f32(rung) else rung.dtypes[0])
-    square = Work(n, n, n, element, dtypes.written(element), precision=precision)
+    square = Work(n, n, n, element, asked.result_type(element), precision=precision)
     small, vector = (replace(square, m=side, n=side, k=side) for side in (min(n, SMALL), n))
     for work in (square, small, replace(vector, m=1, b_layout="col")):
         if not rung.refuses(work.problem._replace(device=card.name)):
@@ -86,11 +85,11 @@ def product_for(rung: Rung, n: int, dtype: str, card: Device) -> Work:
 
 
 def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int] | None = None) -> EmulatedRung:
-    """One rung on random operands, with its error, counters and findings; C holds NaN before."""
+    """One rung on random operands, with its error, counters and findings; C holds NaN or the largest integer before."""
     full = {**rung.default, **(config or {})}
     plain = EmulatedRung(rung.name, work.n, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     gemm = Gemm(*(x if x.ndim == 3 else x[None] for x in operands(work)))
-    gemm.c.fill(np.nan)
+    gemm.c.fill(np.iinfo(gemm.c.dtype).max if gemm.c.dtype.kind == "i" else np.nan)
     problem = problem_of(gemm, work.dtype, work.out, card.name, precision=work.precision)
     start, trace = time.perf_counter(), Trace()
     try:

@@ -44,10 +44,11 @@ def remember(
     if torch is None or type(a) not in quick.tensor_types(torch):
         return
     tensors = quick.tensor_types(torch)
-    key, read = _key(a, b, out, options, tensors), _read(a, b, out, options, tensors)
-    if key is None or read is None:
+    call = _key(a, b, out, options, tensors) if type(b) in tensors else None
+    if call is None:
         return
-    views = [arrays.view(z) for z in read]
+    key, used, _ = call
+    views = [arrays.view(z) for z in (used if out is None else used[:-1])]
     lowest, highest = arrays.reach(target.shape, target.strides, target.dtype)
     reaches = (arrays.reach(z.shape, z.strides, z.dtype) for z in views)
     if len(_CALLS) >= _MOST:
@@ -65,39 +66,32 @@ def remember(
         quick.OPTION_PATHS.update(dict.fromkeys(tensors, _path(torch)))
 
 
-def _read(a: Any, b: Any, out: Any, options: Options, tensors: tuple[type, ...]) -> list[Any] | None:
-    """Return the tensors that a call reads; None if it has other arrays too, or a bias that is a number."""
-    read = [a, b]
-    for z in (options.bias, options.scale_a, options.scale_b):
-        if type(z) in tensors:
-            read.append(z)
-        elif z is not None and (z is options.bias or type(z) not in (int, float)):
-            return None
-    return read if type(b) in tensors and (out is None or type(out) in tensors) else None
+def _key(
+    a: Any, b: Any, out: Any, options: Options, tensors: tuple[type, ...]
+) -> tuple[tuple[Any, ...], list[Any], list[int]] | None:
+    """Return what identifies a call, the tensors that it reads and then writes, and their addresses.
 
-
-def _key(a: Any, b: Any, out: Any, options: Options, tensors: tuple[type, ...]) -> tuple[Any, ...] | None:
-    """Return what identifies a call but for addresses; None if no call like it is kept."""
+    None if it has other arrays too, or a bias that is a number.
+    """
     dtype, bias, activation, _, precision, _, _, _, scale_a, scale_b, invariant = options
-    if type(invariant) is not bool:  # 1 is True to a dictionary, and refused
-        return None
-    p, q = a.data_ptr(), b.data_ptr()
-    bits = quick.low_bits(p, q, 0 if out is None else out.data_ptr())
-    return (
-        a.get_device(),
-        a.dtype,
-        a.shape,
-        a.stride(),
-        bits,
-        dtype,
-        activation,
-        precision,
-        invariant,
-        *(
-            z if type(z) not in tensors else (z.get_device(), z.dtype, z.shape, z.stride())
-            for z in (b, bias, scale_a, scale_b, out)
-        ),
-    )
+    used, parts = [a, b], [a.dtype, a.shape, a.stride(), dtype, activation, precision, invariant]
+    for z in (b, bias, scale_a, scale_b, out):
+        if z is None:
+            parts.append(None)
+        elif type(z) in tensors:
+            if z is not b:
+                used.append(z)
+            parts += (z.get_device(), z.dtype, z.shape, z.stride())
+        elif type(z) in _NUMBERS and z is not bias and z is not out:
+            parts.append(z)
+        else:
+            return None
+    addresses = [z.data_ptr() for z in used]
+    parts += (a.get_device(), quick.low_bits(addresses[0], addresses[1], 0 if out is None else addresses[-1]))
+    return tuple(parts), used, addresses
+
+
+_NUMBERS = (int, float)
 
 
 def _path(torch: Any) -> quick.OptionPath:
@@ -108,48 +102,49 @@ def _path(torch: Any) -> quick.OptionPath:
 
     def multiply(a: Any, b: Any, out: Any, options: Options) -> Any:
         ordinal = a.get_device()
-        if ordinal < 0 or options.threads is not None:
+        if ordinal < 0 or type(b) not in tensors or options.threads is not None:
             return None
         if modes() or tracing() or transforms() or forward._current_level >= 0:  # the slow path raises the error
             return None
-        read = _read(a, b, out, options, tensors)
-        if read is None:
+        if type(options.batch_invariant) is not bool:  # 1 is True to a dictionary, and refused
             return None
-        used = read if out is None else [*read, out]
         try:
-            addresses = [z.data_ptr() for z in used]
-            key = _key(a, b, out, options, tensors)
-            call = _CALLS.get(key)  # type: ignore[arg-type]
-        except (RuntimeError, TypeError):  # a tensor without memory, or an option that cannot be looked up
+            key, used, addresses = _key(a, b, out, options, tensors)  # type: ignore[misc]
+            call = _CALLS.get(key)
+        except (RuntimeError, TypeError):  # a tensor without memory, an option that has no key, or no tensor
             return None
         grad = recording()
         if call is None or not all(addresses) or any(z.is_neg() or (grad and z.requires_grad) for z in used):
             return None
         if out is None:
             result = a.new_empty_strided(call.shape, call.strides, dtype=call.dtype)
-            r = result.data_ptr()
+            addresses.append(result.data_ptr())
         else:
-            result, r = out, addresses.pop()
-            if any(low < r - address < high for address, (low, high) in zip(addresses, call.apart, strict=True)):
+            result, r = out, addresses[-1]
+            if any(low < r - address < high for address, (low, high) in zip(addresses, call.apart, strict=False)):
                 return None
-        p, q, *others = addresses
-        rest, start = iter(others), 0
-        if options.bias is not None:
-            start = next(rest)
-            if options.bias.dtype is not call.bias_dtype:
-                bias = options.bias.to(call.bias_dtype)
+        launch(call, a, options, addresses, ordinal)
+        if out is not None:
+            written((out,))
+        return result
+
+    def launch(call: KnownCall, a: Any, options: Options, addresses: list[int], ordinal: int) -> None:
+        bias, scale_a, scale_b = options.bias, options.scale_a, options.scale_b
+        p, q, *others, r = addresses
+        start = 0
+        if bias is not None:
+            start = others.pop(0)
+            if bias.dtype is not call.bias_dtype:
+                bias = bias.to(call.bias_dtype)
                 start = bias.data_ptr()
-        extra = tuple(next(rest) if type(z) in tensors else 0 for z in (options.scale_a, options.scale_b))
         served, stream = call.served, stream_of(ordinal)
         run = served.next(stream) if served.countdown else served.run
         scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
         workspace = 0 if scratch is None else scratch.data_ptr()
-        if any(extra):
-            run(p, q, r, stream, start, workspace, call.scalars, (*extra, 0))
+        if others:
+            extra = (others[0] if type(scale_a) in tensors else 0, others[-1] if type(scale_b) in tensors else 0, 0)
+            run(p, q, r, stream, start, workspace, call.scalars, extra)
         else:
             run(p, q, r, stream, start, workspace, call.scalars)
-        if out is not None:
-            written((out,))
-        return result
 
     return multiply

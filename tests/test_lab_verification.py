@@ -111,15 +111,24 @@ def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, ca
     assert "3 products (3 f32) on cpu, seeds 0 to 2" in capsys.readouterr().out
 
     def fail(*_):
-        raise DeviceError("no device")
+        raise ArgumentError("no such product\nof any kind")
 
     monkeypatch.setattr(verification, "_call", fail)
     assert cli.run(["verify", "--products", "30", "--seed", "7", "--dtype", "f16,i8"]) == 1
     out = capsys.readouterr().out
     assert "seeds 7 to 16" in out  # it stops after 10
-    assert "DeviceError: no device" in out
+    assert "  ArgumentError: no such product\n  again" in out
     assert "again: gemmery verify --device cpu --dtype" in out
     assert cli.run(["verify", "--json", "--products", "1"]) == 1
+
+
+def test_nothing_follows_an_error_of_the_device(monkeypatch):
+    def fail(*_):
+        raise DeviceError("an illegal memory access")
+
+    monkeypatch.setattr(verification, "_call", fail)
+    run = lab.verify(30)
+    assert run.products == len(run.wrong) == 1
 
 
 def test_what_cannot_be_verified_is_refused():

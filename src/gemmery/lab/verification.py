@@ -25,6 +25,7 @@ STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits o
 BLOCK = 128
 _FLOPS = 2e7  # of a comparison; of larger products it takes some rows
 _MOST_WRONG = 10
+_LINE_END = "\n"
 
 OnProduct = Callable[[int, int], None]  # how many are done, of how many
 PlaceImage = Callable[
@@ -71,7 +72,7 @@ def verify(
     Product number i has the seed `seed + i`, which determines its shape, layouts, alignment, element type (one of
     `dtypes`, by default all that the device multiplies in half precision, 8 bits and tf32), options and operands. Half
     of them have small whole numbers, of which every sum is exact. C lies between guards and holds NaN before. It stops
-    after 10 wrong products.
+    after 10 wrong products, and after an error of the device.
 
     >>> verify(20, seed=1).ok
     True
@@ -96,7 +97,7 @@ def verify(
             again = f"gemmery verify --device {device} --dtype {product.dtype} --seed {product.seed} --products 1"
             wrong.append(WrongProduct(str(product), reason, again))
         on_product(done + 1, products)
-        if len(wrong) == _MOST_WRONG:
+        if len(wrong) == _MOST_WRONG or _is_lost(reason):
             break
     return Verification(device, seed, sum(counts.values()), counts, worst, tuple(wrong), time.perf_counter() - start)
 
@@ -126,11 +127,16 @@ def _tried(product: RandomProduct, place: PlaceImage) -> tuple[str, float]:
     try:
         checked, around = computed(product, place)
     except (GemmeryError, RuntimeError, TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}", 0.0
+        return f"{type(error).__name__}: {str(error).partition(_LINE_END)[0]}", 0.0
     if not checked.ok:
         what = f"element {checked.worst} is {checked.got}, the reference is {checked.expected}"
         return f"{what}: {checked.error_over_bound:.3g} times the bound {checked.bound:.3g}", 0.0
     return ("" if around else "memory around C was written"), checked.error_over_bound
+
+
+def _is_lost(reason: str) -> bool:
+    """Return True after an error of a device, which no later call of the process survives."""
+    return reason.startswith(("DeviceError", "AcceleratorError"))
 
 
 def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Checked, bool]:

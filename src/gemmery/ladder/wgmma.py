@@ -347,7 +347,7 @@ WGMMA = (
             "blocks": (0, 128),
         },
         default=dict.fromkeys(_KEYS, 0),  # chosen by the problem
-        expect=_EXPECT,
+        expect={**_EXPECT, "store_requests": 0},
         lesson=(
             "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "
             "registers beside those of the next tile, and leave while it is multiplied: stmatrix arranges rows, and a "

@@ -275,9 +275,9 @@ class Race:
 
     def tensor(self, resident: Any) -> Any:
         """Return the C of the first set as a tensor."""
-        from gemmery.bench import cublas
+        from gemmery.bench import torch_operands
 
-        return cublas.tensor(resident.sets[0].c)
+        return torch_operands.tensor(resident.sets[0].c)
 
     def report(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemmery.arrays import View
-from gemmery.bench import cublas, device_limits, new_shapes, replays, resident, rival
+from gemmery.bench import cublas, device_limits, new_shapes, replays, resident, rival, torch_operands
 from gemmery.bench.resident import poison
 from gemmery.bench.timing import Contestant, compare
 from gemmery.bench.work import Work, factors, offsets, operands
@@ -262,26 +262,26 @@ def test_numpy_integer_views_see_what_was_never_written():
 
 
 def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch):
-    monkeypatch.setattr(cublas, "_without_torch", lambda: "torch is not installed")
+    monkeypatch.setattr(torch_operands, "without_torch", lambda: "torch is not installed")
     one = resident.DeviceOperands(*(View(4096, (1, 2, 2), (16, 8, 4), "f32", "cuda:0", 77) for _ in range(3)))
 
     class Resident:
         work, stream, sets = Work(2, 2, 2, "f32", "f32"), None, (one,)
 
     seen = []
-    put = cublas.own(Resident, lambda a, b, out: seen.append((a, b, out)))
+    put = torch_operands.own(Resident, lambda a, b, out: seen.append((a, b, out)))
     put(0)
     assert [x.__cuda_array_interface__["shape"] for x in seen[0]] == [(2, 2)] * 3
     Resident.work = Work(2, 2, 2, "bf16", "bf16")
     with pytest.raises(RefusedError, match="only through PyTorch"):
-        cublas.own(Resident, lambda a, b, out: None)
+        torch_operands.own(Resident, lambda a, b, out: None)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_operands_of_new_shapes_are_pytorchs(dtype):
     torch = pytest.importorskip("torch")
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
-    pairs, product, wait = cublas.new_shapes(work, "cpu")
+    pairs, product, wait = torch_operands.new_shapes(work, "cpu")
     assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
     for (a, b), (x, y) in zip(pairs, new_shapes.pairs(work), strict=True):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
@@ -312,8 +312,8 @@ cublas_names = ("bfloat16", "float8_e4m3fn")
 def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
     host = operands(work)
     matrices = tuple(map(on_the_cpu, host))
-    monkeypatch.setattr(cublas, "_on_torch", lambda resident: nullcontext())
-    monkeypatch.setattr(cublas, "_tensors", lambda resident: resident.tensors)
+    monkeypatch.setattr(cublas, "on_torch", lambda resident: nullcontext())
+    monkeypatch.setattr(cublas, "tensors", lambda resident: resident.tensors)
     monkeypatch.setattr(cublas, "tensor", on_the_cpu)
     scales = factors(work) if work.scales else ()
     ends = offsets(work) if work.groups else None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gemmery import lab, verify
-from gemmery.bench import cublas, device_limits, fingerprint
+from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
 from gemmery.bench.replays import replays
 from gemmery.bench.resident import L2_TIMES, MOST_SETS, Resident
 from gemmery.bench.work import Work
@@ -112,8 +112,8 @@ def test_rivals_and_gemmery_agree_on_types_factors_and_groups_of_hopper(stream, 
     if cublas.find(rival).missing() or (rival == "cublas_full" and work.dtype != "e4m3"):
         pytest.skip(cublas.find(rival).missing() or "the rival is for float8")
     resident = Resident(work, stream)
-    options = cublas.own_options(resident)
-    puts = {"gemmery": cublas.own(resident, on_cuda.product(work, **options))}
+    options = torch_operands.own_options(resident)
+    puts = {"gemmery": torch_operands.own(resident, on_cuda.product(work, **options))}
     try:
         puts[rival] = cublas.find(rival).place(resident).put
     except RefusedError:

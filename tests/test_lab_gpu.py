@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import records
-from gemmery import lab
-from gemmery.bench import cublas, suite
+from gemmery import dtypes, lab
+from gemmery.bench import suite, torch_operands
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.resident import DeviceOperands, poison
@@ -252,7 +252,9 @@ def test_the_first_size_is_predicted_by_a_smaller_one():
 @pytest.mark.parametrize("name", [one.name for one in CUDA])
 def test_every_rung_is_shown_on_a_product_that_it_is_for(name):
     one = next(other for other in CUDA if other.name == name)
-    like = Work(1, 1, 1, one.dtypes[0], one.dtypes[0], precision="tf32" if one.dtypes[0] == "f32" else "")
+    dtype = one.dtypes[0]
+    out = "bf16" if dtype in dtypes.FP8 else dtype
+    like = Work(1, 1, 1, dtype, out, precision="tf32" if dtype == "f32" else "")
     work = on_cuda.product_for(one, 512, like, "cuda:0")
     if name.startswith("gemv_"):
         assert (work.m, work.n, work.k, work.b_layout) == (1, 512, 512, "col")
@@ -450,8 +452,8 @@ def product(monkeypatch):
 
         return sample
 
-    monkeypatch.setattr(cublas, "own", own)
-    monkeypatch.setattr(cublas, "own_calls", own_calls)
+    monkeypatch.setattr(torch_operands, "own", own)
+    monkeypatch.setattr(torch_operands, "own_calls", own_calls)
     return calls
 
 

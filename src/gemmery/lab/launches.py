@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from gemmery.bench import cublas, timing
+from gemmery.bench import timing, torch_operands
 from gemmery.bench.record import Measurement
 from gemmery.bench.timing import Sample
 from gemmery.cuda import driver, nvrtc
@@ -31,7 +31,7 @@ class HostStage(CudaStage):
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul`."""
-        return Runnable(lambda: _warm(cublas.own_calls(self.resident, product(self.resident.work))))
+        return Runnable(lambda: _warm(torch_operands.own_calls(self.resident, product(self.resident.work))))
 
     def rival(self, opponent: Vendor) -> Runnable:
         """Take the library's function."""

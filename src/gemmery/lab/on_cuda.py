@@ -10,7 +10,7 @@ from typing import Any
 
 import gemmery
 from gemmery import dispatch
-from gemmery.bench import cublas, device_limits, fingerprint
+from gemmery.bench import cublas, device_limits, fingerprint, torch_operands
 from gemmery.bench.cublas import Caller, Placed
 from gemmery.bench.limits import Bandwidth
 from gemmery.bench.record import Measurement
@@ -66,8 +66,8 @@ class CudaStage:
             epilogue="+".join(parts), invariant=bool(config.get("batch_invariant"))
         )
         rung = dispatch.choice(problem._replace(groups=0)).rung
-        options = cublas.own_options(self.resident, "bias" in parts)
-        put = cublas.own(self.resident, product(self.resident.work, config, **options))
+        options = torch_operands.own_options(self.resident, "bias" in parts)
+        put = torch_operands.own(self.resident, product(self.resident.work, config, **options))
         entry = self._entry(put, rung, GROUPED if problem.groups else rung.name)
         return replace(entry, error=None) if parts else entry  # the reference has no epilogue
 

@@ -25,7 +25,7 @@ def main(work: dict[str, Any], device: str, rest: float) -> None:
     `rest` is a pause before each repeated pass. `import gemmery` is outside the clock: the suite first_call times it.
     """
     if device != "cpu":
-        from gemmery.bench.cublas import new_shapes as on_gpu
+        from gemmery.bench.torch_operands import new_shapes as on_gpu
 
         pairs, theirs, wait = on_gpu(Work(**work), device)
     else:

@@ -14,7 +14,7 @@ import numpy as np
 import gemmery as gm
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
-from gemmery.bench import cublas
+from gemmery.bench import torch_operands
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError
 from gemmery.lab import asked
@@ -118,7 +118,7 @@ def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:
 
 def on_gpu(device: str) -> PlaceImage:
     """Return what copies an image to a GPU. Raises DeviceError without PyTorch."""
-    copy = cublas.tensors_in(device)
+    copy = torch_operands.tensors_in(device)
     return lambda placed: copy(placed.memory, placed.dtype.name, placed.shape, placed.strides, placed.offset)
 
 

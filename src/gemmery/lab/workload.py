@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmery import dispatch
 from gemmery.arrays import View
-from gemmery.bench import cublas, timing
+from gemmery.bench import cublas, timing, torch_operands
 from gemmery.bench.record import Measurement, Run
 from gemmery.bench.replays import Put
 from gemmery.bench.resident import ALIGNMENT, alignment
@@ -81,7 +81,7 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
     if rival.missing():
         rows[RIVAL] = replace(plain, kernel=RIVAL, refused=NO_RIVAL)
     else:
-        contestants.append(Contestant(RIVAL, replayed(operands, cublas.torch_chain(operands.views), repeats)))
+        contestants.append(Contestant(RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats)))
         rows[RIVAL] = replace(plain, kernel=RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
     comparison = timing.compare(contestants, seconds)
     for name, times in comparison.timings.items():

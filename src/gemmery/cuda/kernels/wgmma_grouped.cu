@@ -16,7 +16,10 @@ template <class Tiles, class P> struct Groups {
   Tile tile;
 
   template <class Place>
-  __device__ __forceinline__ Groups(const P& p, const Place&) : p(p), index(blockIdx.x) { find(); }
+  __device__ __forceinline__ Groups(const P& p, const Place&) : p(p), index(blockIdx.x) {
+    ptx::griddepcontrol_wait();  // the launches before may write the offsets
+    find();
+  }
 
   __device__ __forceinline__ bool more() const { return group < p.product.batch; }
   __device__ __forceinline__ bool passes(int warpgroup) const {

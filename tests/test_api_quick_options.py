@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmery.api import quick_options
+import gemmery as gm
+from gemmery.api import quick, quick_options
 from gemmery.api.options import NO_OPTIONS, Options
 
 
@@ -87,6 +88,22 @@ def known(options, out=None, run=None, apart=((-36, 36),) * 5):
 
 def row(pointer, **fields):
     return OnDevice(pointer, (3,), **fields)
+
+
+def test_matmul_asks_this_path_first(monkeypatch):
+    asked = []
+
+    def path(*arguments):
+        asked.append(arguments)
+        return "result"
+
+    monkeypatch.setitem(quick.OPTION_PATHS, OnDevice, path)
+    monkeypatch.setitem(quick.FAST_PATHS, OnDevice, lambda *_: None)
+    a, b = OnDevice(1024), OnDevice(2048)
+    assert gm.matmul(a, b, scale_a=2.0, bias=b, batch_invariant=True) == "result"
+    assert asked == [(a, b, None, Options(bias=b, scale_a=2.0, batch_invariant=True))]
+    assert gm.matmul(a, b, a) == "result"
+    assert asked[1] == (a, b, a, NO_OPTIONS)
 
 
 def test_addresses_of_bias_and_factors_reach_the_launch(torch):

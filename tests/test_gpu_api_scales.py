@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 import gemmery as gm
-from gemmery.api import quick_options
+from gemmery.api import on_device, quick_options
 from gemmery.cuda import driver
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -177,7 +177,7 @@ def test_gemm_of_float8():
     assert gm.gemm(1.0, a, b, 1.0, c, out=c) is c
 
 
-def test_a_call_that_comes_back_is_served_by_the_fast_path():
+def test_a_call_that_comes_back_is_served_by_the_fast_path(monkeypatch):
     a, b = operands(128, 64, 256, "float8_e4m3fn")
     plain = a.double() @ b.double()
     quick_options._CALLS.clear()
@@ -195,6 +195,11 @@ def test_a_call_that_comes_back_is_served_by_the_fast_path():
     for _ in range(2):
         exact(gm.matmul(half, b.half(), dtype="float32", batch_invariant=True), plain)
     assert len(quick_options._CALLS) == 5
+    monkeypatch.setattr(on_device, "product", None)
+    exact(gm.matmul(a, b, scale_a=rows, bias=bias), plain * rows.double()[:, None] + bias.double())
+    exact(gm.matmul(a, b), plain)
+    exact(gm.matmul(a, b, scale_b=0.5, activation="relu"), (plain / 2).relu())
+    monkeypatch.undo()
     torch.cuda.set_sync_debug_mode("error")
     try:
         gm.matmul(a, b, scale_a=rows, bias=bias)

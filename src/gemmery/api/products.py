@@ -156,15 +156,18 @@ def _matmul(
         done = way(a, b, out, "matmul", None)
         if done is not None:
             return done
+    options = NO_OPTIONS
+    if not plain:
+        options = Options(dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant)
+    path = quick.OPTION_PATHS.get(type(a))
+    if path is not None:
+        done = path(a, b, out, options)
+        if done is not None:
+            return done
     x, y = view(a), view(b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        options = NO_OPTIONS
-        if not plain:
-            options = Options(
-                dtype, bias, activation, threads, precision, 1, 0, None, scale_a, scale_b, batch_invariant
-            )
         return on_device.product("matmul", a, b, x, y, out, options)
     only_on_devices(precision, scale_a, scale_b, batch_invariant)
     common = promoted(x.dtype, y.dtype)

@@ -33,6 +33,7 @@ _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 192, 256), "stages": (2, 3, 4, 6)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
+_OVERLAPPED = 128 * 256  # of a tile that stays in registers, packed, while the next one is multiplied
 _KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
@@ -169,16 +170,16 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         alone=True,
         overlaps=True,
         tile=(bm, bn),
-        maps=(*operand_boxes(problem, bm, bn, cm, cn), piece_box(problem, bn)),
+        maps=(*operand_boxes(problem, bm, bn, cm, cn), piece_box(problem, bm, bn)),
         cluster=cluster,
         band=config["band"],
     )
 
 
-def piece_box(problem: Problem, bn: int) -> MapBox:
+def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
     """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
     size = dtypes.get(problem.out).size
-    columns = 64 if size == 2 and bn % 64 == 0 else 32
+    columns = 64 if size == 2 and bn % 64 == 0 and bm * bn <= _OVERLAPPED else 32
     return MapBox("c", (columns, 16), swizzle=columns * size)
 
 

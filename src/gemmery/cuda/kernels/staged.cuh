@@ -8,13 +8,12 @@
 template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
-  static constexpr bool PACKED = sizeof(Out) == 2;
-  static constexpr int COLUMNS = PACKED && Tiles::BN % 64 == 0 ? 64 : 32, ACROSS = Tiles::BN / COLUMNS;
+  // Whether the finished tile stays in registers, packed, beside the sums of the next one.
+  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::BN <= 256;
+  static constexpr int COLUMNS = OVERLAPPED && Tiles::BN % 64 == 0 ? 64 : 32, ACROSS = Tiles::BN / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = 2;  // bytes; buffers of a warp
   static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
-  // The finished tile stays in registers, packed, beside the sums of the next one.
-  static constexpr bool OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::BN <= 256;
   using Part = typename Select<PACKED, unsigned, Out>::type;
 };
 
@@ -24,8 +23,8 @@ __device__ __forceinline__ unsigned pair(float low, float high, bf16) { return p
 template <class Out> struct IsWhole { static constexpr bool value = false; };
 template <> struct IsWhole<int> { static constexpr bool value = true; };
 
-// What a thread knows of the piece that it finishes: lane l has, of 8 columns, 2 (l % 4) and the next of two rows.
-struct Where { int batch, row, column; };  // the warp's first row, and the piece's first column
+// The first row of a warp's part of a tile, and the first column; or of a piece of it.
+struct Where { int batch, row, column; };
 
 // Behind the last row of C that a tile of this matrix or group may have.
 template <bool GROUPED, class T, class Out>
@@ -34,55 +33,78 @@ __device__ __forceinline__ int end_of(const TmaProduct<T, Out>& p, int group) {
   return p.product.m;
 }
 
-// alpha, beta C, bias, factors and the activation, where there are any, on the sums of a piece: v[4 e + 2 h + x] is of
-// row l / 4 + 8 h and column 8 e + 2 (l % 4) + x. Rows and columns beyond the edges repeat the last ones.
+// gelu and silu by the approximations of the special function unit, within 16 u of the argument's size: a tile has
+// 32,768 arguments. The polynomial is formula 7.1.26 of Abramowitz and Stegun for erfc, to 1.5e-7.
+__device__ __forceinline__ float gelu(float x) {
+  float z = fabsf(x) * 0.70710678f, t = __fdividef(1.0f, __fmaf_rn(0.3275911f, z, 1.0f));
+  float y = __fmaf_rn(t, 1.061405429f, -1.453152027f);
+  y = __fmaf_rn(y, t, 1.421413741f);
+  y = __fmaf_rn(y, t, -0.284496736f);
+  y = __fmaf_rn(y, t, 0.254829592f);
+  float tail = y * t * __expf(-z * z) * 0.5f;
+  return x * (x < 0 ? tail : 1.0f - tail);
+}
+__device__ __forceinline__ float silu(float x) { return x * __fdividef(1.0f, 1.0f + __expf(-x)); }
+
+// v[4 e + 2 h + x] is of column 8 e + 2 (l % 4) + x and row l / 4 + 8 h, in lane l.
+// Multiplies (or adds to) each by the number of its row or of its column, from a vector one of whose steps is 0.
+template <bool ADDS, int COUNT>
+__device__ __forceinline__ void apply_vector(float (&v)[COUNT], const float* from, long long by_row,
+                                             long long by_column, int row, int column, int rows, int columns) {
+  auto apply = [](float& y, float x) { y = ADDS ? y + x : y * x; };
+  if (by_column == 0) {
+    float x[2] = {from[min(row, rows - 1) * by_row], from[min(row + 8, rows - 1) * by_row]};
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) apply(v[i], x[i / 2 % 2]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; ++i) {
+      float x = from[min(column + i / 2 * 8 + i % 2, columns - 1) * by_column];
+      apply(v[i / 2 * 4 + i % 2], x);
+      apply(v[i / 2 * 4 + i % 2 + 2], x);
+    }
+  }
+}
+
+// alpha, beta C, bias, factors and the activation, where there are any, on the sums of a piece.
 template <bool GROUPED, int COUNT, class T, class Out>
 __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct<T, Out>& p, Where at) {
   const Product<T, Out>& q = p.product;
-  const int lane = threadIdx.x % 32, row = at.row + lane / 4, column = at.column + lane % 4 * 2;
+  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
   const int end = end_of<GROUPED>(p, at.batch);
-  const bool of_group = GROUPED && p.offsets;  // then bias and factors of B are those of the group
-  auto i_of = [&](int i) { return min(row + i / 2 % 2 * 8, end - 1); };
-  auto j_of = [&](int i) { return min(column + i / 4 * 8 + i % 2, q.n - 1); };
-  if (p.a_scale) {
-    float factor[2] = {p.a_scale[i_of(0) * p.a_scale_row] * q.alpha, p.a_scale[i_of(2) * p.a_scale_row] * q.alpha};
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] *= factor[i / 2 % 2];
-  } else if (q.alpha != 1) {
+  const int group = GROUPED && p.offsets ? at.batch : 0;  // bias and factors of B are those of the group
+  if (p.a_scale) apply_vector<false>(v, p.a_scale, p.a_scale_row, 0, row, column, end, q.n);
+  if (p.b_scale) apply_vector<false>(v, p.b_scale + group * p.b_scale_k, 0, p.b_scale_col, row, column, end, q.n);
+  if (q.alpha != 1) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= q.alpha;
   }
-  if (p.b_scale) {
+  if (q.beta != 0) {
 #pragma unroll
-    for (int e = 0; e < COUNT / 4; ++e) {
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half < end) {
+        const Out* c = q.c_at(at.batch, row + 8 * half, column);
 #pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        float factor = p.b_scale[(of_group ? at.batch : 0) * p.b_scale_k + j_of(4 * e + x) * p.b_scale_col];
-        v[4 * e + x] *= factor;
-        v[4 * e + 2 + x] *= factor;
+        for (int i = 0; i < COUNT / 2; ++i) {
+          int j = i / 2 * 8 + i % 2, place = i / 2 * 4 + 2 * half + i % 2;
+          if (column + j < q.n) v[place] = multiply_add(q.beta, widen<float>(c[j * q.c_col]), v[place]);
+        }
       }
     }
   }
-  if (q.beta != 0) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8 + i % 2;  // others may have written the last ones already
-      if (r < end && c < q.n) v[i] = multiply_add(q.beta, widen<float>(*q.c_at(at.batch, r, c)), v[i]);
-    }
-  }
   if (q.bias) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] += q.bias[(of_group ? at.batch : i_of(i)) * q.bias_row + j_of(i) * q.bias_col];
+    long long by_row = GROUPED && p.offsets ? 0 : q.bias_row;
+    apply_vector<true>(v, q.bias + group * q.bias_row, by_row, q.bias_col, row, column, end, q.n);
   }
   if (p.activation == RELU) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] = activate<RELU>(v[i]);
   } else if (p.activation == GELU) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = activate<GELU>(v[i]);
+    for (int i = 0; i < COUNT; ++i) v[i] = gelu(v[i]);
   } else if (p.activation == SILU) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = activate<SILU>(v[i]);
+    for (int i = 0; i < COUNT; ++i) v[i] = silu(v[i]);
   }
 }
 
@@ -145,18 +167,21 @@ template <class P> struct Staging {
     }
   }
 
-  // Element by element, for a C that no map describes, and rows in front of those of another group.
+  // Element by element, a column for each lane, for a C that no map describes, and rows in front of another group's.
   template <class T, class Out>
   __device__ __forceinline__ void copy_out(const TmaProduct<T, Out>& p, Where at, const char* shared,
                                            unsigned base) const {
-    const Out* from = reinterpret_cast<const Out*>(shared + (buffer - base));
     const int end = end_of<P::GROUPED>(p, at.batch);
+    constexpr int SIZE = int(sizeof(Out));
 #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < 16 * P::COLUMNS; i += 32) {
-      int row = i / P::COLUMNS, column = i % P::COLUMNS, each = 16 / int(sizeof(Out));
-      int place = row * (P::ROW / int(sizeof(Out))) + (column / each ^ key(row)) * each + column % each;
-      if (at.row + row < end && at.column + column < p.product.n) {
-        *p.product.c_at(at.batch, at.row + row, at.column + column) = from[place];
+    for (int column = threadIdx.x % 32; column < min(P::COLUMNS, p.product.n - at.column); column += 32) {
+      const char* from = shared + (buffer - base);
+      Out* c = p.product.c_at(at.batch, at.row, at.column + column);
+#pragma unroll 1
+      for (int row = 0; row < min(16, end - at.row); ++row) {
+        int place = row * P::ROW + (column * SIZE ^ key(row) << 4);
+        *c = *reinterpret_cast<const Out*>(from + place);
+        c += p.product.c_row;
       }
     }
   }

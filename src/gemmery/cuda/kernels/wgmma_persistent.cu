@@ -9,30 +9,33 @@
 // p.band rows of tiles, down each column of a band.
 template <class Tiles> struct Bands {
   static constexpr bool GROUPED = false;
-  int rows, columns, index, stride, count, band, m, n;
+  static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
+  const int m, n, batch, band;  // of the argument, which costs no registers
+  const int in_m, in_n;         // the place in the cluster
+  int index;
   Tile tile;
 
   template <class P, class Place>
   __device__ __forceinline__ Bands(const P& p, const Place& place)
-      : rows((p.product.m + Tiles::BM * Tiles::CM - 1) / (Tiles::BM * Tiles::CM)),
-        columns((p.product.n + Tiles::BN * Tiles::CN - 1) / (Tiles::BN * Tiles::CN)),
-        index(blockIdx.x / place.BLOCKS), stride(gridDim.x / place.BLOCKS), count(rows * columns * p.product.batch),
-        band(p.band), m(place.m), n(place.n) {
+      : m(p.product.m), n(p.product.n), batch(p.product.batch), band(p.band), in_m(place.m), in_n(place.n),
+        index(blockIdx.x / CLUSTER) {
     find();
   }
 
-  __device__ __forceinline__ bool more() const { return index < count; }
+  __device__ __forceinline__ int rows() const { return (m + Tiles::BM * Tiles::CM - 1) / (Tiles::BM * Tiles::CM); }
+  __device__ __forceinline__ int columns() const { return (n + Tiles::BN * Tiles::CN - 1) / (Tiles::BN * Tiles::CN); }
+  __device__ __forceinline__ bool more() const { return index < rows() * columns() * batch; }
   static __device__ __forceinline__ bool passes(int) { return false; }  // every warpgroup has rows of each tile
   __device__ __forceinline__ void next() {
-    index += stride;
+    index += gridDim.x / CLUSTER;
     if (more()) find();
   }
 
   __device__ __forceinline__ void find() {
-    int of_batch = index % (rows * columns), first = of_batch / (band * columns) * band;
-    int within = of_batch % (band * columns), height = min(rows - first, band);
-    tile = {index / (rows * columns), ((first + within % height) * Tiles::CM + m) * Tiles::BM,
-            (within / height * Tiles::CN + n) * Tiles::BN};
+    int each = rows() * columns(), of_batch = index % each, first = of_batch / (band * columns()) * band;
+    int within = of_batch % (band * columns()), height = min(rows() - first, band);
+    tile = {index / each, ((first + within % height) * Tiles::CM + in_m) * Tiles::BM,
+            (within / height * Tiles::CN + in_n) * Tiles::BN};
   }
 };
 

@@ -42,7 +42,7 @@ def launches(rung, name, arch, **options):
             n,
             k,
             name,
-            dtypes.written(name),
+            "i32" if name == "i8" else dtypes.written(name),
             b_layout=b_layout,
             device=DEVICES[arch].name,
             precision=precision,

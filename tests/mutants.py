@@ -592,7 +592,12 @@ MUTANTS = (
     ),
     *_of(
         "wgmma_persistent",
-        ("wgmma_persistent.cu", "gridDim.x / CLUSTER;\n    if", "gridDim.x / CLUSTER + 1;\n    if", "tiles are passed over"),
+        (
+            "wgmma_persistent.cu",
+            "gridDim.x / CLUSTER;\n    if",
+            "gridDim.x / CLUSTER + 1;\n    if",
+            "tiles are passed over",
+        ),
         (
             "wgmma_persistent.cu",
             "of_batch / (band * columns()) * band",
@@ -745,7 +750,7 @@ MUTANTS = (
             "column * SIZE",
             "chunks read where they do not lie",
         ),
-        ("staged.cuh", "min(16, p.product.m - at.row)", "16", "rows beyond the last are stored"),
+        ("staged.cuh", "min(16, end - at.row)", "16", "rows beyond the last are stored"),
         config={"bm": 128, "bn": 64, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 1},
         shape=(104, 71, 72),
         name="f16",

@@ -45,7 +45,7 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
         alone=True,
         overlaps=True,
         tile=(_BM, bn),
-        maps=(a, b, wgmma.piece_box(problem, bn)),
+        maps=(a, b, wgmma.piece_box(problem, _BM, bn)),
     )
 
 

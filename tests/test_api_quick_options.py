@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import gemmery as gm
 from gemmery.api import quick, quick_options
 from gemmery.api.options import NO_OPTIONS, Options
+from gemmery.arrays import View
 
 
 class OnDevice:
@@ -84,6 +86,33 @@ def known(options, out=None, run=None, apart=((-36, 36),) * 5):
     call = quick_options.KnownCall(served, (3, 3), (3, 1), "bfloat16", "float32", (0.5, 0.0), apart[:count])
     quick_options._CALLS[key] = call
     return run
+
+
+def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
+    torch.bfloat16, torch.float32, torch.float64 = "bfloat16", "float32", "float64"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(quick, "OPTION_PATHS", {})
+    monkeypatch.setattr(
+        quick_options.arrays,
+        "view",
+        lambda z: View(z.pointer, z.shape, tuple(4 * step for step in z.stride()), "f32", "cuda:0"),
+    )
+    run, out = Launches(), OnDevice(4096)
+    target = View(4096, (3, 3), (6, 2), "bf16", "cuda:0")
+    served = SimpleNamespace(countdown=0, run=run)
+    options = Options(bias=row(64), scale_b=row(96))
+    for result in (None, out):
+        quick_options.remember(OnDevice(1024), OnDevice(2048), result, options, target, served, (2.0, 0.0))
+    assert len(quick_options._CALLS) == 2
+    path = quick.OPTION_PATHS[OnDevice]
+    new = path(OnDevice(8192), OnDevice(2048), None, Options(bias=row(640), scale_b=row(960)))
+    assert (new.dtype, new.shape) == ("bfloat16", (3, 3))
+    assert path(OnDevice(8192), OnDevice(2048), out, options) is out
+    assert [call[:5] for call in run.calls] == [(8192, 2048, 1 << 20, 7, 640), (8192, 2048, 4096, 7, 64)]
+    assert path(OnDevice(4096 + 16), OnDevice(2048), out, options) is None
+    assert path(OnDevice(4096 + 18), OnDevice(2048), out, options) is None  # at another alignment
+    quick_options.remember(OnDevice(1024), OnDevice(2048), None, Options(bias=1.0), target, served, (1.0, 0.0))
+    assert len(quick_options._CALLS) == 2
 
 
 def row(pointer, **fields):

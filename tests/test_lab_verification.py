@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gemmery import cli, lab
+from gemmery.bench import torch_operands
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery.lab import verification
 from gemmery.lab.random_products import TYPES, drawn, image, numpy_type
@@ -44,7 +45,7 @@ def expected(p, a, b, c, vectors):
 def on_a_gpu(monkeypatch):
     """Products of every type, option and layout, computed in float64 where a GPU would."""
     monkeypatch.setattr(verification, "_call", expected)
-    seeds = [seed for seed in range(120) if drawn(seed, TYPES["cuda"], "cuda").activation in ("", "relu")]
+    seeds = [seed for seed in range(80) if drawn(seed, TYPES["cuda"], "cuda").activation in ("", "relu")]
     return [drawn(seed, TYPES["cuda"], "cuda") for seed in seeds]
 
 
@@ -120,6 +121,21 @@ def test_the_command_shows_wrong_products_and_how_to_repeat_them(monkeypatch, ca
     assert "  ArgumentError: no such product\n  again" in out
     assert "again: gemmery verify --device cpu --dtype" in out
     assert cli.run(["verify", "--json", "--products", "1"]) == 1
+
+
+def test_operands_become_tensors_of_any_layout(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(torch_operands, "without_torch", lambda: "")
+    place = verification.on_gpu("cpu")
+    for seed in range(8):
+        product = drawn(seed, ("f16", "bf16", "f32"), "cpu")
+        assert verification._tried(product, place)[0] == "", str(product)
+    for name in ("e4m3", "e5m2", "i8"):
+        placed = image(np.arange(30).reshape(2, 5, 3).astype(numpy_type(name)), "padded col")
+        tensor, memory = place(placed)
+        assert tuple(tensor.shape) == (2, 5, 3)
+        assert tensor.double().numpy().tolist() == placed.matrices().astype(np.float64).tolist()
+        assert np.array_equal(memory(), placed.memory)
 
 
 def test_nothing_follows_an_error_of_the_device(monkeypatch):

@@ -95,6 +95,7 @@ wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
   Pipeline<Tiles> pipe(shared, p);
   const int steps = (p.product.k + Tiles::BK - 1) / Tiles::BK;
   Bands<Tiles> order(p, pipe.place);
+  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x == 0) {

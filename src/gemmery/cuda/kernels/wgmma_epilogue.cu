@@ -86,6 +86,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
   Order order(p, pipe.place);
+  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (threadIdx.x == 0) {

@@ -16,7 +16,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   unsigned ring, full, empty;
   int warpgroup;  // 0: the producer's
 
-  // After it, barriers are ready in all blocks of the cluster, and the launches before have ended.
+  // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended.
   template <class P>
   __device__ __forceinline__ Pipeline(const char* shared, const P& p)
       : ring(ptx::shared_address(shared)), full(ring + Tiles::RING + STAGING), empty(full + 8 * Tiles::STAGES),
@@ -27,9 +27,12 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
       init_ring<Tiles::STAGES>(full, empty, Tiles::WARPGROUPS * place.LISTENERS);
     }
     place.sync();
-    ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
   }
+
+  // After it, the launches before have ended: until then nothing of theirs may be read, and nothing written. What needs
+  // only the argument, such as the place of the first tile, comes before it.
+  static __device__ __forceinline__ void wait_for_launches_before() { ptx::griddepcontrol_wait(); }
 
   // The first statement of each role, on its own path: ptxas ignores it where the paths have met before (C7507).
   static __device__ __forceinline__ void begin_producer() {
@@ -160,6 +163,7 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
   Pipeline<Tiles> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k);
   Order order(p, pipe.place);
+  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (threadIdx.x == 0) {

@@ -87,6 +87,7 @@ wgmma_streamk(const __grid_constant__ TmaProduct<T, Out> p) {
   const Steps all = steps_of<Tiles>(p.product.k, SPLITS);
   const int rank = ptx::cluster_ctarank();
   Shares<Tiles, SPLITS> order(p, pipe.place);
+  pipe.wait_for_launches_before();
   bool met = false;
   auto meet = [] {  // all threads of the cluster
     __syncwarp();

@@ -31,6 +31,7 @@ class PeakLoop:
     operations: int
     needs: int = 75  # compute capability
     last: int = 999
+    steps: int = STEPS
 
     def runs(self, capability: int) -> bool:
         """Return True if devices of this compute capability have the unit."""
@@ -50,7 +51,9 @@ UNITS = {
         )
     },
     **{
-        (dtype, WARPGROUPS): PeakLoop("peak_wgmma.cu", f"peak_wgmma<{dtype}>", 2 * 128 * 256 * sides // THREADS, 90, 90)
+        (dtype, WARPGROUPS): PeakLoop(
+            "peak_wgmma.cu", f"peak_wgmma<{dtype}>", 2 * 128 * 256 * sides // THREADS, 90, 90, 2000
+        )
         for dtype, sides in (("f16", 64), ("bf16", 64), ("tf32", 32), ("e4m3", 128), ("e5m2", 128), ("i8", 128))
     },
 }
@@ -84,9 +87,9 @@ def peak(dtype: str, of: str, stream: Stream) -> float:
     blocks = BLOCKS * driver.device(stream.ordinal).sms
     to = Memory(8 * blocks * THREADS, stream.ordinal)
     function = driver.function(row.source, row.kernel, stream.ordinal)
-    arguments = (ctypes.c_void_p(to.pointer), ctypes.c_longlong(STEPS))
+    arguments = (ctypes.c_void_p(to.pointer), ctypes.c_longlong(row.steps))
     seconds = _best(function, blocks, stream, arguments)
-    return row.operations * STEPS * blocks * THREADS / seconds / 1e9
+    return row.operations * row.steps * blocks * THREADS / seconds / 1e9
 
 
 def bandwidth(stream: Stream) -> Bandwidth:

@@ -10,7 +10,7 @@ import numpy as np
 from gemmery import arrange, arrays, dtypes, verify
 from gemmery.arrays import View
 from gemmery.cuda import driver
-from gemmery.errors import RefusedError
+from gemmery.errors import LayoutError, RefusedError
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Problem
 from layouts import GUARD, laid
@@ -101,9 +101,9 @@ def needed(rung: Rung, name: str) -> str:
     return "tf32" if name == "f32" and rung.refuses(plain) and not rung.refuses(fewer) else ""
 
 
-def allowed(rung: Rung, precision: str) -> Callable[[int], float]:
+def allowed(rung: Rung, precision: str, name: str = "") -> Callable[[int], float]:
     """Return f(k) of the rung's bound, including the rounding of the operands."""
-    bound = rung.bound_of("", precision)
+    bound = rung.bound_of(name, precision)
     return (lambda k: bound(k) + TF32) if precision == "tf32" else bound
 
 
@@ -129,13 +129,16 @@ def run(rung, a, b, c, *, alpha=1.0, beta=0.0, bias=None, epilogue="", precision
     row = None
     if bias is not None:
         row = bias.view()._replace(shape=bias.shape[2:], strides=bias.strides[2:])
-    kernel(a.view(), b.view(), c.view(), alpha=alpha, beta=beta, bias=row)
+    try:
+        kernel(a.view(), b.view(), c.view(), alpha=alpha, beta=beta, bias=row)
+    except LayoutError:  # strides that no tensor map describes
+        return False
     driver.synchronize()
     found = verify.check(
         c.result(),
         a.values,
         b.values,
-        allowed(rung, precision),
+        allowed(rung, precision, a.name),
         alpha=alpha,
         beta=beta,
         c=c.values if beta != 0 else None,

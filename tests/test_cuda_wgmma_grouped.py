@@ -134,11 +134,11 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
         ("wgmma_grouped.cu", "max(end_of<true>(p, group), begin)", "end_of<true>(p, group)"),
         ("staged.cuh", "min(p.offsets[group], p.product.m)", "p.offsets[group]"),
         ("staged.cuh", "at.row + 16 <= end_of<true>(p, at.batch)", "at.row < end_of<true>(p, at.batch)"),
-        ("staged.cuh", "if (at.row + row < end &&", "if (at.row + row <= end &&"),
+        ("staged.cuh", "min(16, end - at.row)", "min(16, end - at.row + 1)"),
         ("staged.cuh", "if (P::GROUPED && threadIdx.x % 32 == 0)", "if (false)"),
         ("staged.cuh", "p.product.c_batch ? at.batch : 0", "at.batch"),
-        ("staged.cuh", "(of_group ? at.batch : i_of(i)) * q.bias_row", "i_of(i) * q.bias_row"),
-        ("staged.cuh", "p.b_scale[(of_group ? at.batch : 0) * p.b_scale_k +", "p.b_scale["),
+        ("staged.cuh", "q.bias + group * q.bias_row", "q.bias"),
+        ("staged.cuh", "p.b_scale + group * p.b_scale_k", "p.b_scale"),
     ],
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):

@@ -1,0 +1,88 @@
+"""The kernels by wgmma on a device: every type, layout, edge, epilogue and tile; the same bits whatever the tile."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gemmery.cuda import driver
+from gemmery.cuda.hopper import INSTANCES
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gpu_operands import matrices, place, run
+from operands import random
+
+ON_HOPPER = not driver.missing() and driver.find("cuda:0").capability == 90
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_HOPPER, reason="wgmma needs compute capability 9.0")]
+
+LIBRARY = find(CUDA, "wgmma_epilogue")
+TYPES = [
+    *[("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f32")],
+    *[("e4m3", "bf16"), ("e4m3", "f32"), ("e5m2", "f16"), ("i8", "i32"), ("i8", "bf16"), ("i8", "f32")],
+]
+EITHER = ("row", "col")
+RAGGED = [(1, 1, 1), (1, 264, 72), (65, 63, 64), (127, 129, 65), (300, 520, 200), (520, 300, 1000), (257, 1, 96)]
+DEPTHS = (0, 1, 8, 63, 64, 65, 127, 128, 129)
+CONFIGS = [dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True)) for tile in INSTANCES]
+
+
+@pytest.mark.parametrize(("name", "out"), TYPES)
+def test_layouts_and_ragged_shapes(name, out):
+    for shape, a_layout, b_layout in itertools.product(RAGGED, EITHER, EITHER):
+        assert run(LIBRARY, *matrices(shape, name, out, (a_layout, b_layout, "row")))
+    for shape in RAGGED[3:5]:
+        assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "col")))
+
+
+@pytest.mark.parametrize(("name", "out"), TYPES)
+def test_small_depths(name, out):
+    for k, m in itertools.product(DEPTHS, (1, 63, 64, 65)):
+        assert run(LIBRARY, *matrices((m, 136, k), name, out, ("row", "col", "row")))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("bf16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
+def test_tiles_in_many_rounds(config, name, out):
+    """Few blocks, so that the ring and the buffers of C go on from tile to tile."""
+    for shape, blocks in (((1100, 1304, 328), 4), ((700, 1000, 64), 2)):
+        config = {**LIBRARY.default, **config, "band": 4, "blocks": blocks}
+        assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "row")), config=config)
+
+
+@pytest.mark.parametrize(("name", "out"), [pair for pair in TYPES if pair[1] != "i32"])
+def test_epilogues(name, out):
+    for shape, epilogue in itertools.product([(200, 264, 136), (67, 131, 71)], ("bias+gelu", "silu", "bias", "relu")):
+        bias = place(random((1, 1, shape[1]), "f32", 4), "f32", "strided") if "bias" in epilogue else None
+        a, b, c = matrices(shape, name, out, ("row", "col", "row"))
+        assert run(LIBRARY, a, b, c, epilogue=epilogue, bias=bias, alpha=0.5)
+    c = place(random((1, 200, 264), out, 3), out, "row")
+    a, b, _ = matrices((200, 264, 136), name, out, ("row", "col", "row"))
+    assert run(LIBRARY, a, b, c, alpha=-1.5, beta=0.375)
+
+
+@pytest.mark.parametrize(("name", "out"), TYPES)
+def test_batches(name, out):
+    for shared in ((False, False), (True, False), (False, True)):
+        for shape in ((72, 136, 64), (67, 131, 71)):
+            assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "row"), batch=5, shared=shared))
+
+
+@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("f32", "f32"), ("e4m3", "f32")])
+def test_every_tile_gives_the_same_bits(name, out):
+    """Products are added in the order of k, in one block."""
+    results = []
+    for config in CONFIGS:
+        a, b, c = matrices((515, 520, 1304), name, out, ("row", "col", "row"))
+        assert run(LIBRARY, a, b, c, config={**LIBRARY.default, **config})
+        results.append(np.array(c.result()).tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("name", ["wgmma_tma", "wgmma_specialized", "wgmma_persistent", "wgmma_cluster"])
+def test_the_rungs_below(name):
+    rung = find(CUDA, name)
+    for shape, a_layout, b_layout in itertools.product([(300, 520, 200), (65, 264, 1000)], EITHER, EITHER):
+        if a_layout == "row" or shape[0] % 8 == 0:
+            assert run(rung, *matrices(shape, "f16", "f16", (a_layout, b_layout, "row")))

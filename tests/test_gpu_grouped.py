@@ -96,6 +96,41 @@ def test_activation_and_a_wider_result():
     check(a, b, ends, torch.float32, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("k_is_adjacent", [True, False])
+def test_types_of_8_bits(dtype, k_is_adjacent):
+    if not on_hopper():
+        pytest.skip("only devices of compute capability 9.0 multiply them")
+    ends = ENDS["uneven"]
+    a = numbers(2000, 160, dtype=torch.float32).to(dtype)
+    b = numbers(4, 136, 160, dtype=torch.float32, seed=1).to(dtype).mT
+    b = b if k_is_adjacent else b.contiguous()
+    check(a, b, ends, torch.float32, dtype=torch.float32)
+    rows, columns = (torch.exp2(numbers(*shape, dtype=torch.float32, seed=2)) for shape in ((2000,), (4, 136)))
+    want = expected(a, b, ends)
+    for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        want[start:end] *= rows[start:end, None].double() * columns[group].double()
+    for offsets in (on_device(ends), ends):
+        result = gm.grouped_matmul(a, b, offsets=offsets, dtype=torch.float32, scale_a=rows, scale_b=columns)
+        assert torch.equal(result, want.float())
+    halves = gm.grouped_matmul(a, b, offsets=on_device(ends), dtype=torch.bfloat16, scale_a=0.5, scale_b=columns[:, 0])
+    want = expected(a, b, ends)
+    for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        want[start:end] *= 0.5 * columns[group, 0].double()
+    assert torch.equal(halves, want.bfloat16())
+
+
+def test_int8_into_int32():
+    if not on_hopper():
+        pytest.skip("only devices of compute capability 9.0 multiply int8")
+    generator = torch.Generator("cuda").manual_seed(3)
+    a, b = (
+        torch.randint(-128, 128, shape, generator=generator, device="cuda", dtype=torch.int8)
+        for shape in ((2000, 160), (4, 136, 160))
+    )
+    check(a, b.mT, ENDS["uneven"], torch.int32, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
     ("dtype", "k", "n"),
     [
@@ -206,5 +241,6 @@ def test_one_launch_serves_the_shapes_that_experts_have(monkeypatch):
         pytest.skip("only devices of compute capability 9.0 have the kernel")
     monkeypatch.setattr(grouped_cuda, "multiply_groups", None)
     check(numbers(2000, 128), numbers(4, 256, 128, seed=1).mT, ENDS["uneven"])
+    check(numbers(2000, 97), numbers(4, 256, 97, seed=1).mT, ENDS["uneven"])  # packed by a launch before
     with pytest.raises(TypeError):
-        check(numbers(2000, 97), numbers(4, 256, 97, seed=1).mT, ENDS["uneven"])
+        check(*(numbers(*shape, dtype=torch.float64) for shape in ((2000, 64), (4, 64, 64))), ENDS["uneven"])

@@ -12,6 +12,7 @@ import pytest
 
 import hopper
 from gemmery.emulator.hopper.tensormap import TensorMap
+from gemmery.lab.kernel import emulate
 
 bindings = pytest.importorskip("cuda.bindings.driver")
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
@@ -109,3 +110,12 @@ def digest(array):
 def test_a_device_gives_what_is_recorded(name):
     """The same bits as the device that was recorded."""
     assert digest(on_device(hopper.CASES[name])) == json.loads(DATA.read_text())[name]
+
+
+@pytest.mark.parametrize("kind", hopper.ROUNDED)
+def test_a_device_rounds_sums_as_the_emulator_does(kind):
+    """The bits of sums that no type of 4 bytes holds."""
+    case = hopper.rounded(kind)
+    ours = case.again()
+    emulate(ours.source, ours.kernel, 1, 128, ours.args, ours.shared, "sm_90a", device_sums=True)
+    assert on_device(case).tobytes() == ours.written.tobytes()

@@ -68,6 +68,7 @@ class EmulationOptions:
     seed: int | None = None  # shuffles blocks and warps
     observers: Sequence[Observer] = ()
     ahead: int = 0  # the first threads of each block that run whenever they can, before the others
+    device_sums: bool = False  # wgmma rounds sums in f32 as an H200 does
 
 
 def problem_of(
@@ -124,6 +125,7 @@ def run_rung(
             seed=options.seed,
             observers=options.observers,
             ahead=options.ahead,
+            device_sums=options.device_sums,
         )
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():

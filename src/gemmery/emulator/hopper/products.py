@@ -1,7 +1,7 @@
 """Products of warpgroups under way: their sums reach the registers when a thread waits for them.
 
 PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions". Elements and products are exact, sums are of f32, as in
-ops/mma.py; the instructions before one wait form one product with a larger k.
+ops/mma.py; the instructions before one wait form one product with a larger k, unless sums are to be a device's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemmery.dtypes import Array
+from gemmery.emulator.hopper import rounding
 from gemmery.emulator.hopper.bulk import Bulk
 from gemmery.emulator.hopper.descriptors import PIECE, ROWS, WgmmaOperand
 from gemmery.emulator.machine import Machine, report_misuse
@@ -207,6 +208,9 @@ class Products:
                     pieces = self._read(product, side.pieces(), base)
                     self._compare(product, side, pieces)
                 decoded.append(DECODED[side.type](side.words(shared, pieces)))
+        if machine.device_sums and first.shape.sums == "f32":
+            self._write(first, self._rounded(run, *sides), replaces=True)
+            return
         a, b = (decoded[0] if len(run) == 1 else np.concatenate(decoded, axis=2) for decoded in sides)
         sums = _multiplied(a, b)
         if first.sign < 0:
@@ -241,8 +245,20 @@ class Products:
             )
             report_misuse(machine, product.index, product.groups[some], what)
 
-    def _write(self, product: WarpgroupProduct, sums: Array) -> None:
-        """Add sums to the registers of all threads of the warpgroups."""
+    def _rounded(self, run: list[WarpgroupProduct], a: list[Array], b: list[Array]) -> Array:
+        """Return the sums after each of several instructions has added to the registers, rounded as on a device."""
+        first, machine = run[0], self._machine
+        lanes = lanes_of(first.groups)
+        rows = [np.asarray(machine.spread(machine.registers[slot])[lanes]).view("f4") for slot in first.slots]
+        n = first.shape.n
+        parts = np.stack(rows).reshape(n // 8, 2, 2, -1, 4, 8, 4).transpose(3, 4, 1, 5, 0, 6, 2)
+        sums: Array = np.where(first.adds[:, None, None], parts.reshape(-1, ROWS, n), np.float32(0))
+        for rows_of_a, columns_of_b in zip(a, b, strict=True):
+            sums = rounding.added(sums, first.sign * rows_of_a, columns_of_b, first.shape.a, first.shape.b)
+        return sums
+
+    def _write(self, product: WarpgroupProduct, sums: Array, replaces: bool = False) -> None:
+        """Add sums to the registers of all threads of the warpgroups, or put them there."""
         machine, lanes = self._machine, lanes_of(product.groups)
         n = product.shape.n
         # In D (warpgroup, warp, half, row, j, lane, pair) the registers of a lane are indexed by j, half, pair.
@@ -252,7 +268,9 @@ class Products:
         kind = "f4" if product.shape.sums == "f32" else "u4"
         whole = np.stack([machine.spread(np.asarray(register)) for register in registers]).view(kind)
         before = whole[:, lanes]
-        whole[:, lanes] = _ADDED[product.shape.sums](product, parts, before, product.adds[:, None])
+        whole[:, lanes] = (
+            parts if replaces else _ADDED[product.shape.sums](product, parts, before, product.adds[:, None])
+        )
         for slot, row, register in zip(product.slots, whole, registers, strict=True):
             machine.registers[slot] = row.view(register.dtype)
         self._latest[product.slots] = product.groups, [machine.registers[slot] for slot in product.slots]

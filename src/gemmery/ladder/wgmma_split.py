@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda import hopper
-from gemmery.cuda.geometry import Geometry, instance, target, tiles
+from gemmery.cuda.geometry import C_NAMES, Geometry, element, target, template, tiles
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
+from gemmery.ladder import wgmma
 from gemmery.ladder.gpu import gpu_rung
-from gemmery.ladder.wgmma import aligned_sums, operand_boxes, ring_bytes, wgmma_tiles
 from gemmery.ladder.wgmma_routes import library
 from gemmery.problem import Config, Problem
 
 _HALF = ("f16", "bf16")
-_NEEDS = 90
-_INSTRUCTIONS = "wgmma and tensor copies"
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _SPLITS = (2, 4, 8)  # blocks of a cluster
 _HALVES = {"bm": 128, "bn": 128, "stages": 6, "splits": 2}  # where the library would not split k
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
-_PRODUCER = 128  # threads beside those that multiply
 
 
 def turns(count: int, blocks: int, splits: int) -> tuple[int, int]:
@@ -50,15 +49,18 @@ def split_refusal(bm: int, bn: int, stages: int, splits: int) -> str:
     return ""
 
 
+def _in_parts(bound: Callable[[int], float]) -> Callable[[int], float]:
+    """Return f(k) of sums in up to 8 parts: adding those rounds 7 times."""
+    return lambda k: bound(k) + 7
+
+
 def _refuses_streamk(problem: Problem) -> str:
     """Refuse products whose k must not be split, or cannot be."""
     if problem.k == 0:
         return "k is 0, so that there is nothing to share"
     if problem.invariant:
-        return "it splits k by the number of tiles, so that the bits of a row depend on m: take wgmma_persistent"
-    if problem.out not in (*_HALF, "f32"):
-        return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
-    return ""
+        return "it splits k by the number of tiles, so that the bits of a row depend on m: take wgmma_epilogue"
+    return wgmma.refuses_library(problem)
 
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
@@ -67,13 +69,14 @@ def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
 
 
 def _in_place_streamk(name: str, problem: Problem, config: Config) -> Geometry:
-    bm, bn, stages, splits = config["bm"], config["bn"], config["stages"], config["splits"]
+    splits, bm, bn, stages = config["splits"], config["bm"], config["bn"], config["stages"]
     reason = split_refusal(bm, bn, stages, splits)
     if reason:
         raise RefusedError(reason)
-    blocks = config["blocks"] or target(problem).sms
-    most = tiles(problem, bm, bn)[0] * splits
-    return _persistent(name, problem, config, min(most, blocks // splits * splits), splits)
+    most = config["blocks"] // splits or wgmma.clusters(target(problem).sms, splits)
+    count = min(tiles(problem, bm, bn)[0], most)
+    fused = bool(problem.epilogue or problem.scaled or problem.scales)
+    return replace(_persistent(name, problem, config, count * splits, fused, splits), cluster=splits)
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
@@ -82,24 +85,27 @@ def _resolve_streamk(problem: Problem, config: Config) -> Config:
     return complete(config, choice if choice["splits"] > 1 else {**choice, **_HALVES})
 
 
-def _persistent(name: str, problem: Problem, config: Config, blocks: int, splits: int = 1) -> Geometry:
-    """A grid of blocks with a producer, whose tile and ring are those of the config."""
+def _persistent(name: str, problem: Problem, config: Config, blocks: int, fused: bool, *parameters: int) -> Geometry:
+    """A grid of blocks with a producer, whose tile and ring are those of the config, and C by tensor copies."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    parameters = (splits,) if splits > 1 else ()
+    shared = wgmma.ring_bytes(problem, bm, bn, stages) + wgmma.staging_bytes(bm) + 16 * stages
+    reason = wgmma.illegal(problem, bm, bn, stages, 1, 1, shared)
+    if reason:
+        raise RefusedError(reason)
+    tiling = wgmma.wgmma_tiles(problem, bm, bn, stages)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, wgmma_tiles(problem, bm, bn, stages), *parameters),
+        template(name, element(problem), C_NAMES[problem.out], fused, tiling, *parameters),
         (blocks, 1, 1),
-        (min(bm // 64, 2) * 128 + _PRODUCER, 1, 1),
-        shared=ring_bytes(problem, bm, bn, stages) + 16 * stages,
-        needs=_NEEDS,
-        instructions=_INSTRUCTIONS,
+        (min(bm // 64, 2) * 128 + 128, 1, 1),
+        shared=shared,
+        needs=90,
+        instructions="wgmma and tensor copies",
         alone=True,
         tile=(bm, bn),
-        maps=operand_boxes(problem, bm, bn),
+        maps=(*wgmma.operand_boxes(problem, bm, bn), wgmma.piece_box(problem, bm, bn)),
         overlaps=True,
         band=config["band"],
-        cluster=splits,
     )
 
 
@@ -137,18 +143,24 @@ def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geomet
     bm, bn = config["bm"], config["bn"]
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
-    blocks = config["blocks"] or target(problem).sms
-    return _persistent(name, problem, config, min(tiles(problem, bm, bn)[0], blocks))
+    blocks = min(tiles(problem, bm, bn)[0], config["blocks"] or target(problem).sms)
+    problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
+    return _persistent(name, problem, config, blocks, bool(problem.epilogue or problem.scaled))
 
 
 SPLIT = (
     gpu_rung(
         "wgmma_streamk",
         idea="the blocks of a cluster share the k of the tiles of the last round",
-        parent="wgmma_persistent",
-        dtypes=_HALF,
+        parent="wgmma_epilogue",
+        dtypes=(*_HALF, "f32", *dtypes.FP8, "i8"),
         refuses=_refuses_streamk,
-        bound=aligned_sums,
+        bound=_in_parts(wgmma.aligned_sums),
+        bounds={
+            "tf32": _in_parts(wgmma.aligned_sums_tf32),
+            **dict.fromkeys(dtypes.FP8, _in_parts(wgmma.aligned_sums_fp8)),
+            "i8": wgmma.exact_sums,
+        },
         geometry=_streamk,
         resolve=_resolve_streamk,
         space={
@@ -172,7 +184,7 @@ SPLIT = (
     gpu_rung(
         "wgmma_blockscaled",
         idea="tensor cores sum 128 of k, CUDA cores scale that and add it in f32",
-        parent="wgmma_persistent",
+        parent="wgmma_epilogue",
         dtypes=tuple(dtypes.FP8),
         refuses=_refuses_blocks,
         bound=promoted,

@@ -73,8 +73,10 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
   const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 2;
   const int end = end_of<GROUPED>(p, at.batch);
   const int group = GROUPED && p.offsets ? at.batch : 0;  // bias and factors of B are those of the group
-  if (p.a_scale) apply_vector<false>(v, p.a_scale, p.a_scale_row, 0, row, column, end, q.n);
-  if (p.b_scale) apply_vector<false>(v, p.b_scale + group * p.b_scale_k, 0, p.b_scale_col, row, column, end, q.n);
+  if (!(p.mapped & 2)) {  // factors of blocks have been applied to their parts
+    if (p.a_scale) apply_vector<false>(v, p.a_scale, p.a_scale_row, 0, row, column, end, q.n);
+    if (p.b_scale) apply_vector<false>(v, p.b_scale + group * p.b_scale_k, 0, p.b_scale_col, row, column, end, q.n);
+  }
   if (q.alpha != 1) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) v[i] *= q.alpha;
@@ -210,3 +212,16 @@ template <class P> struct Staging {
     buffer = both - buffer;
   }
 };
+
+// All pieces of a warp's sums, one after the other; `at` is the place of the warp's tile.
+template <bool FUSED, class P, class Tiles, class T, class Out>
+__device__ __forceinline__ void store_pieces(Staging<P>& staging, const Warpgroup<Tiles>& from,
+                                             const TmaProduct<T, Out>& p, Where at, const char* shared, unsigned base) {
+#pragma unroll
+  for (int piece = 0; piece < P::COUNT; ++piece) {
+    typename P::Part part[P::EACH];
+    const int row = piece / P::ACROSS * 64, column = piece % P::ACROSS * P::COLUMNS;
+    pack<FUSED, P>(part, from, piece, p, {at.batch, at.row + row, at.column + column});
+    staging.template store<Tiles>(part, piece, p, at, shared, base);
+  }
+}

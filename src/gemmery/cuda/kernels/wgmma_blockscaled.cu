@@ -2,9 +2,9 @@
 // part by the factors of its row of A and of its 128 x 128 of B, and add it to a sum in f32, which also ends what
 // tensor cores cut off: they add 8-bit products with 13 bits of fraction. A warpgroup has two parts: while it adds one,
 // the products of the other are under way.
-// Parent: wgmma_persistent, whose factors are those of whole rows and columns, applied to the finished sum.
+// Parent: wgmma_epilogue, whose factors are those of whole rows and columns, applied to the finished sum.
 // Measured: not yet.
-#include "wgmma_persistent.cu"
+#include "wgmma_epilogue.cu"
 
 // The factors of a thread's two rows for 128 of k, each times that of the block of B.
 struct Factors { float upper, lower; };
@@ -14,14 +14,14 @@ struct BlockScales {
   const float *upper = nullptr, *lower = nullptr, *b = nullptr;
   long long a_step, b_step;
 
-  // `row` is the warpgroup's first one. Rows beyond the last one are not stored, but their factors are read.
+  // `at` is the warp's place. Rows beyond the last one are not stored; they have its factors.
   template <class P>
-  __device__ __forceinline__ BlockScales(const P& p, int row, int column) : a_step(p.a_scale_k), b_step(p.b_scale_k) {
+  __device__ __forceinline__ BlockScales(const P& p, Where at) : a_step(p.a_scale_k), b_step(p.b_scale_k) {
     if (p.a_scale == nullptr) return;
-    row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int row = at.row + threadIdx.x % 32 / 4;
     upper = p.a_scale + min(row, p.product.m - 1) * p.a_scale_row;
     lower = p.a_scale + min(row + 8, p.product.m - 1) * p.a_scale_row;
-    b = p.b_scale + column / 128 * p.b_scale_col;
+    b = p.b_scale + at.column / 128 * p.b_scale_col;
   }
   __device__ __forceinline__ Factors at(int step) const {
     if (upper == nullptr) return {1, 1};
@@ -88,27 +88,31 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles>
+template <class T, class Out, bool FUSED, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
 wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
+  using P = Pieces<Tiles, Out>;
   extern __shared__ __align__(1024) char shared[];
-  Pipeline<Tiles> pipe(shared, p);
+  Pipeline<Tiles, P::BYTES> pipe(shared, p);
   const int steps = (p.product.k + Tiles::BK - 1) / Tiles::BK;
   Bands<Tiles> order(p, pipe.place);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+    pipe.begin_producer();
     if (threadIdx.x == 0) {
       Producer<Tiles> producer(pipe);
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, 0, steps);
     }
   } else {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+    pipe.begin_consumer();
     ScaledConsumer<Tiles> consumer(pipe);
+    const int warp = threadIdx.x / 32 - 4;
+    Staging<P> staging(pipe.ring + Tiles::RING, warp);
     for (; order.more(); order.next()) {
-      int row = order.tile.row + (pipe.warpgroup - 1) * 64;
-      consumer.multiply_tile(BlockScales(p, row, order.tile.col), steps);
-      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col);
+      const Where at = {order.tile.batch, order.tile.row + warp * 16, order.tile.col};
+      consumer.multiply_tile(BlockScales(p, at), steps);
+      store_pieces<FUSED>(staging, consumer, p, at, shared, pipe.ring);
     }
+    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
   }
 }

@@ -1,51 +1,39 @@
 // Idea: rounds of whole tiles leave multiprocessors idle in the last one. Where its tiles are few, the SPLITS blocks of
 // a cluster share each of them: a block multiplies a part of k, sends its sums to the others through their shared
 // memory, and finishes a part of the columns. A product of a few tiles has such a round only.
-// Parent: wgmma_persistent, a block of which always finishes whole tiles.
+// Parent: wgmma_epilogue, a block of which always finishes whole tiles.
 // Measured: not yet.
-#include "wgmma_persistent.cu"
+#include "wgmma_epilogue.cu"
 
-// The tiles of a block: whole ones in turn, then those that the blocks of its cluster share. If LEFT tiles are left
-// after whole rounds, clusters take ceil(LEFT / clusters) turns, each a part of a round; if those are SPLITS or more,
-// the tiles stay whole.
-template <class Tiles, int SPLITS> struct Shares : Bands<Tiles> {
-  int whole;
-  bool shared = false;  // whether the cluster has the tile
+// How many of `count` tiles stay whole. If LEFT are left after whole rounds, clusters take ceil(LEFT / clusters) turns,
+// each 1 / SPLITS of a round; if those are a round or more, all tiles stay whole.
+template <int SPLITS> __device__ __forceinline__ int whole_tiles(int count) {
+  const int left = count % gridDim.x, clusters = gridDim.x / SPLITS;
+  return left > (SPLITS - 1) * clusters ? count : count - left;
+}
+
+// Every stride-th tile of the order, up to `end`.
+template <class Tiles> struct Turns : Bands<Tiles> {
+  int end, stride;
 
   template <class P, class Place>
-  __device__ __forceinline__ Shares(const P& p, const Place& place) : Bands<Tiles>(p, place) {
-    const int left = this->count % gridDim.x, clusters = gridDim.x / SPLITS;
-    whole = left > (SPLITS - 1) * clusters ? this->count : this->count - left;
-    share();
+  __device__ __forceinline__ Turns(const P& p, const Place& place, int first, int end, int stride)
+      : Bands<Tiles>(p, place), end(end), stride(stride) {
+    this->index = first;
+    if (more()) this->find();
   }
+  __device__ __forceinline__ bool more() const { return this->index < end; }
   __device__ __forceinline__ void next() {
-    this->index += this->stride;
-    share();
-  }
-  __device__ __forceinline__ void share() {
-    if (!shared && this->index >= whole) {
-      shared = true;
-      this->index = whole + blockIdx.x / SPLITS;
-      this->stride = gridDim.x / SPLITS;
-    }
-    if (this->more()) this->find();
-  }
-  // Its steps of k, of `all`, which are at least SPLITS.
-  __device__ __forceinline__ Steps steps(Steps all, int rank) const {
-    if (!shared) return all;
-    const int from = all.steps * rank / SPLITS, to = all.steps * (rank + 1) / SPLITS;
-    return {all.first + from, to - from};
+    this->index += stride;
+    if (more()) this->find();
   }
 };
 
-// The columns that a block finishes of a tile it shares.
-template <class Tiles, int SPLITS> struct Slice : Tiles { static constexpr int BN = Tiles::BN / SPLITS; };
-
-// Adds up the sums of a cluster's blocks in the order of k: each thread sends its sums of a block's columns to the same
-// thread of that block, and adds up those it receives. They lie in the ring, which no copy and no product may use.
+// Where the sums of a cluster's blocks meet: each thread sends its sums of a block's columns to the same thread of that
+// block, and finishes those it receives. They lie in the ring, which no copy and no product may use.
 template <class Tiles, int SPLITS> struct Meeting {
   using S = typename Tiles::S;
-  static constexpr int OWN = Tiles::BN / 2 / SPLITS, THREADS = Tiles::WARPGROUPS * 128;
+  static constexpr int COLUMNS = Tiles::BN / SPLITS, OWN = COLUMNS / 2, THREADS = Tiles::WARPGROUPS * 128;
   static constexpr int FOUR = THREADS * 16, PART = Tiles::BLOCKS * OWN / 4 * FOUR;  // bytes of four sums of all threads
   static_assert(OWN % 4 == 0 && SPLITS * PART <= Tiles::RING, "the parts of a block's columns fit its ring");
 
@@ -61,9 +49,13 @@ template <class Tiles, int SPLITS> struct Meeting {
     }
   }
 
-  static __device__ __forceinline__ void add(S (&own)[Tiles::BLOCKS][OWN], unsigned ring) {
+  // Adds up in the order of k, four sums at a time: two columns of two rows, to C from registers. `at` is the warp's
+  // place in the block's columns. What may happen to a sum is long, so there is one copy of it.
+  template <bool FUSED, class T, class Out>
+  static __device__ __forceinline__ void finish(unsigned ring, const TmaProduct<T, Out>& p, Where at) {
     const unsigned here = ring + threadIdx.x % THREADS * 16;
-#pragma unroll
+    const int lane = threadIdx.x % 32;
+#pragma unroll(FUSED ? 1 : 4)
     for (int i = 0; i < Tiles::BLOCKS * OWN; i += 4) {
       S sum[4], part[4];
       ptx::ld_shared_v4(sum, here + i / 4 * FOUR);
@@ -73,58 +65,80 @@ template <class Tiles, int SPLITS> struct Meeting {
 #pragma unroll
         for (int x = 0; x < 4; ++x) sum[x] += part[x];
       }
+      typename Select<IsWhole<Out>::value, S, float>::type v[4] = {sum[0], sum[1], sum[2], sum[3]};
+      const Where four = {at.batch, at.row + i / OWN * 64, at.column + i % OWN * 2};
+      if constexpr (FUSED) finish_piece<false>(v, p, four);
 #pragma unroll
-      for (int x = 0; x < 4; ++x) own[i / OWN][i % OWN + x] = sum[x];
+      for (int half = 0; half < 2; ++half) {
+        const Chunk<Out, 2> pair = {narrow<Out>(v[2 * half]), narrow<Out>(v[2 * half + 1])};
+        store_pair(p, pair, {at.batch, four.row + lane / 4 + half * 8, four.column + lane % 4 * 2});
+      }
+    }
+  }
+
+  template <class T, class Out>
+  static __device__ __forceinline__ void store_pair(const TmaProduct<T, Out>& p, const Chunk<Out, 2>& pair, Where at) {
+    const bool second = at.column + 1 < p.product.n;
+    if (at.row >= p.product.m || at.column >= p.product.n) return;
+    Out* c = p.product.c_at(at.batch, at.row, at.column);
+    if ((p.mapped & 1) && second) {  // what tensor copies can write is aligned
+      *reinterpret_cast<Chunk<Out, 2>*>(c) = pair;
+    } else {
+      c[0] = pair.of[0];
+      if (second) c[p.product.c_col] = pair.of[1];
     }
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles, int SPLITS>
+template <class T, class Out, bool FUSED, class Tiles, int SPLITS>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
 wgmma_streamk(const __grid_constant__ TmaProduct<T, Out> p) {
+  using P = Pieces<Tiles, Out>;
+  using M = Meeting<Tiles, SPLITS>;
   extern __shared__ __align__(1024) char shared[];
-  Pipeline<Tiles> pipe(shared, p);
+  Pipeline<Tiles, P::BYTES> pipe(shared, p);
+  const Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
   const Steps all = steps_of<Tiles>(p.product.k, SPLITS);
-  const int rank = ptx::cluster_ctarank();
-  Shares<Tiles, SPLITS> order(p, pipe.place);
+  const int rank = ptx::cluster_ctarank(), first = all.steps * rank / SPLITS;
+  const Steps part = {all.first + first, all.steps * (rank + 1) / SPLITS - first};
+  const int rows = (p.product.m + Tiles::BM - 1) / Tiles::BM, columns = (p.product.n + Tiles::BN - 1) / Tiles::BN;
+  const int count = rows * columns * p.product.batch, whole = whole_tiles<SPLITS>(count);
+  Turns<Tiles> order(p, pipe.place, blockIdx.x, whole, gridDim.x);  // whole tiles; then those of the cluster
+  Turns<Tiles> rest(p, pipe.place, whole + blockIdx.x / SPLITS, count, gridDim.x / SPLITS);
   pipe.wait_for_launches_before();
-  bool met = false;
   auto meet = [] {  // all threads of the cluster
     __syncwarp();
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
   };
   if (pipe.warpgroup == 0) {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
+    pipe.begin_producer();
     Producer<Tiles> producer(pipe);
-    for (; order.more(); order.next()) {
-      if (met) meet();  // all sums have been read: the ring may be filled again
-      const Steps k = order.steps(all, rank);
-      if (threadIdx.x == 0) producer.bring_tile(p, order.tile, k.first, k.steps);
-      if (order.shared) {
-        meet();
-        meet();
-        met = true;
-      }
+    if (threadIdx.x == 0) {
+      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
+    }
+    for (bool again = false; rest.more(); rest.next(), again = true) {
+      if (again) meet();  // all sums have been read: the ring may be filled again
+      if (threadIdx.x == 0) producer.bring_tile(p, rest.tile, part.first, part.steps);
+      meet();
+      meet();
     }
   } else {
-    if constexpr (Tiles::WARPGROUPS == 2) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
+    pipe.begin_consumer();
+    const int stages = whole / gridDim.x * k.steps;  // that are behind it where tiles are shared
+    consume<FUSED, Tiles>(p, pipe, order, k.steps, shared);
     Consumer<Tiles> consumer(pipe);
-    for (; order.more(); order.next()) {
-      if (met) meet();
-      consumer.multiply_tile(order.steps(all, rank).steps);
-      int row = order.tile.row + (pipe.warpgroup - 1) * Tiles::BLOCKS * 64;
-      if (!order.shared) {
-        consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col);
-        continue;
-      }
-      Warpgroup<Slice<Tiles, SPLITS>> own(pipe.ring, 0);
+    consumer.now.stage = stages % Tiles::STAGES;
+    consumer.now.parity = stages / Tiles::STAGES % 2;
+    for (bool again = false; rest.more(); rest.next(), again = true) {
+      if (again) meet();
+      consumer.multiply_tile(part.steps);
       meet();  // all stages have been read
-      Meeting<Tiles, SPLITS>::send(consumer.sums, pipe.ring, rank);
+      M::send(consumer.sums, pipe.ring, rank);
       meet();
-      Meeting<Tiles, SPLITS>::add(own.sums, pipe.ring);
-      own.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col + rank * Slice<Tiles, SPLITS>::BN);
-      met = true;
+      const int warp = threadIdx.x / 32 - 4, row = warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16;
+      const int column = rest.tile.col + rank * M::COLUMNS;
+      M::template finish<FUSED>(pipe.ring, p, {rest.tile.batch, rest.tile.row + row, column});
     }
   }
 }

@@ -72,6 +72,18 @@ def unknown():
     hopper._chosen.cache_clear()
 
 
+def test_k_is_split_only_by_blocks_that_share_nothing_else():
+    configs = [hopper.chosen(product(m, n, 4096), H200) for m in (64, 128, 256) for n in range(512, 9000, 512)]
+    assert any(config["splits"] > 1 for config in configs)
+    assert all(config["cm"] == config["cn"] == 1 for config in configs if config["splits"] > 1)
+
+
+def test_few_rows_share_what_a_cluster_reads():
+    demand = hopper.demand_of(product(256, 28672, 8192))
+    alone, pair = (tile for tile in hopper.INSTANCES if tile[:2] == (128, 224))
+    assert hopper.cycles(demand, pair, 1, 132) < hopper.cycles(demand, alone, 1, 132)
+
+
 def test_the_table_comes_before_the_model(monkeypatch, unknown):
     size = hopper.size_class(4096, 4096, 4096)
     monkeypatch.setattr(hopper, "MEASURED", {132: {(2, 2, "TN", *size): (64, 128, 8, 1, 1, 2)}})

@@ -44,7 +44,7 @@ INSTANCES = (
     Instance(128, 160,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
     Instance(128, 128,    6, 2, 1,  91),
-    Instance(128,  96,    6, 1, 1,  85),
+    Instance(128,  96,    6, 1, 1,  76),
     Instance( 64, 128,    8, 1, 1,  80),
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
@@ -52,7 +52,7 @@ INSTANCES = (
 )
 # fmt: on
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
-SPLIT_TILES = ((128, 64), (128, 128))
+SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 
 # Cycles of a multiprocessor, fitted to times on an H200. A step multiplies ROW bytes of k, for every element type.
 STEP_AREA = 32  # elements of C of a tile for which a step multiplies in a cycle
@@ -61,8 +61,9 @@ START = 4150  # of a launch among others
 LAST = 0.033  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.009, 4: 0.15}  # of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.05  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 50, 0.24  # adding up the parts of a tile in a cluster
+EXCHANGE, EXCHANGE_ELEMENT = 1500, 0.24  # adding up the parts of a tile in a cluster
 MANY_ROUNDS = 40  # from which a narrower band is faster: 16384 squared by 1.9 %
+READ_ONCE, FEW_ROWS = 0.96, 256  # of the time where clusters share the columns of B of so few rows of C
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 
@@ -127,7 +128,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     roomy = [tile for tile in INSTANCES if not crowded(problem, tile.bm, tile.bn)]
     choices = [(tile, 1) for tile in roomy if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and few:
-        choices += [(tile, splits) for tile in INSTANCES if tile[:2] in SPLIT_TILES for splits in SPLITS]
+        choices += [(tile, splits) for tile in INSTANCES if (*tile[:2], *tile[3:5]) in SPLIT_TILES for splits in SPLITS]
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
 
 
@@ -186,6 +187,8 @@ def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
     multiplied = area * 100 / (STEP_AREA * speed)
     brought = (demand.a_line * bm / cn + demand.b_line * wide / cm) / LINE_RATE
     each = -(-demand.steps // splits) * max(multiplied, brought) + area * demand.finish
+    if cm > 1 and bm < demand.m <= FEW_ROWS:
+        each *= READ_ONCE
     if splits > 1:
         each += EXCHANGE + EXCHANGE_ELEMENT * area
     return START + LAST * area + -(-tiles // clusters) * each

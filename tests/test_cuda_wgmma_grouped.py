@@ -79,7 +79,7 @@ def test_each_group_is_multiplied_and_no_other_row_is_written(ends, rows, blocks
 
 @pytest.mark.parametrize("layouts", [("row", "row"), ("col", "col"), ("col", "row")])
 def test_other_layouts(layouts):
-    ends = [72, 80, 136]
+    ends = [71, 80, 133]  # of which no tensor copy finds a row of A where m is adjacent
     a, b = operands(136, 3, 136, 72, layouts)
     result, findings = emulated(a, b, ends, config={"blocks": 3})
     assert findings == []

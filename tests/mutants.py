@@ -773,7 +773,7 @@ MUTANTS = (
         ("wgmma_pack.cu", "shift & 8 ? words[w + 2]", "shift & 8 ? words[w + 1]", "a row shifted by 4 bytes for 8"),
         ("wgmma_pack.cu", "row < x.sides ? x.depth : 0", "x.depth", "rows beyond the last"),
         ("wgmma_pack.cu", "  __syncthreads();  // all is in the tile\n", "", "words are read before they are written"),
-        ("wgmma_pack.cu", "next -= parts;", "next = blockIdx.x + 1;", "the first part of B is left out"),
+        ("wgmma_pack.cu", "next -= parts;", "next = blockIdx.x + 1;", "the first part of A is left out"),
         config={"bm": 64, "bn": 32, "stages": 2, "cm": 1, "cn": 1, "band": 4, "blocks": 2},
         shape=(40, 27, 131),
         name="bf16",

@@ -56,11 +56,10 @@ def packed_rows(a, b, c, name, grid=0):
     run = emulated(program, LaunchConfig((grid or launch.grid[0], 1, 1), launch.block, argument, launch.shared), memory)
     assert [str(finding) for finding in run.findings] == []
     bits, image, row = wgmma_routes.packed(case), memory.bytes("workspace"), wgmma_routes.pitch(case)
-    room = case.batch * case.m * row
-    whole = -(-room // 256) * 256
-    first = image[:room].reshape(case.batch, case.m, row) if bits & 1 else None
-    rest = image[whole if bits & 1 else 0 :][: case.batch * case.n * row]
-    return case, first, rest.reshape(case.batch, case.n, row) if bits & 2 else None
+    room = case.batch * case.n * row  # B comes first
+    second = image[:room].reshape(case.batch, case.n, row) if bits & 2 else None
+    rest = image[-(-room // 256) * 256 if bits & 2 else 0 :][: case.batch * case.m * row]
+    return case, rest.reshape(case.batch, case.m, row) if bits & 1 else None, second
 
 
 def check(rows, values, shared=False):
@@ -214,8 +213,8 @@ def test_the_bits_are_those_of_operands_read_in_place():
 def test_the_maps_of_packed_operands_point_into_the_workspace():
     case = problem(5, 7, 65, alignments=(2, 16, 2), b_layout="any")
     a, b = wgmma_routes.library(IN_PLACE, case, TILE).maps
-    assert (a.packed, a.pitch, a.box) == (0, 256, (64, 64))
-    assert (b.packed, b.pitch, b.box) == (5 * 256, 256, (64, 32))  # k-major, whatever it was
+    assert (a.packed, a.pitch, a.box) == (7 * 256, 256, (64, 64))
+    assert (b.packed, b.pitch, b.box) == (0, 256, (64, 32))  # k-major, whatever it was
     only_b = wgmma_routes.library(IN_PLACE, case._replace(alignments=(16, 2, 2)), TILE)
     assert [box.packed for box in only_b.maps] == [-1, 0]
     assert [launch.kernel.partition("<")[0] for launch in only_b.launches] == ["wgmma_pack", "wgmma_tma"]

@@ -82,7 +82,7 @@ def _routed(box: MapBox, problem: Problem) -> MapBox:
     """Return the box of an operand that is packed or read in place; that of C as it is."""
     operand, bits = "abc".index(box.operand), packed(problem)
     if bits >> operand & 1:
-        place = _room(problem, 0) if operand and bits & 1 else 0
+        place = _room(problem, 1) if operand == 0 and bits & 2 else 0
         return box._replace(packed=place, pitch=pitch(problem))
     return box if box.operand == "c" else box._replace(promotion=promotion(problem, operand))
 

@@ -192,8 +192,8 @@ __device__ __forceinline__ void collect_rows(const Rows<T>& x, const Corner<T>& 
   __syncthreads();  // before the next tile
 }
 
-// The operands that are packed lie one after the other, each from a multiple of 256 bytes on, with room for a whole
-// batch. Blocks go through the parts of both in turn.
+// The operands that are packed lie one after the other, each from a multiple of 256 bytes on: B with room for a whole
+// batch, then A, which groups share. Blocks go through the parts of both in turn.
 template <class T, int PACKED>
 __global__ __launch_bounds__(PACK_THREADS, 4) void wgmma_pack(const Product<T, float> p) {
   __shared__ PackTile<T> tile;
@@ -202,7 +202,7 @@ __global__ __launch_bounds__(PACK_THREADS, 4) void wgmma_pack(const Product<T, f
   T* to = static_cast<T*>(p.workspace);
   unsigned next = blockIdx.x;
 #pragma unroll 1
-  for (int operand = PACKED & 1 ? 0 : 1; operand < (PACKED & 2 ? 2 : 1); ++operand) {
+  for (int operand = PACKED & 2 ? 1 : 0; operand >= (PACKED & 1 ? 0 : 1); --operand) {
     Rows<T> x = {p.a, p.a_row, p.a_col, p.a_batch, p.m, p.k, 1, to};
     if (operand == 1) x = {p.b, p.b_col, p.b_row, p.b_batch, p.n, p.k, 1, to};
     to += (p.batch * x.sides * x.pitch() + 16 * x.VEC - 1) / (16 * x.VEC) * (16 * x.VEC);

@@ -45,7 +45,7 @@ def touch(rung, name: str, precision: str = "", finished: bool = False) -> int:
             options = {"alpha": 0.5, "bias": bias.values[0, 0], "activation": "relu"}
         kernel(a.view(), b.view(), c.view(), alpha=options.get("alpha", 1.0), bias=row)
         driver.synchronize()
-        found = verify.check(c.result(), a.values, b.values, allowed(rung, precision), **options)
+        found = verify.check(c.result(), a.values, b.values, allowed(rung, precision, name), **options)
         assert found.ok, f"{rung.name} {name} {shape} {layouts}: {found}"
         taken += 1
     return taken

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmery import dtypes
 from gemmery.emulator.ptx import (
     Address,
     Immediate,
@@ -71,7 +72,9 @@ def test_every_statement_of_a_rung_is_read_and_stands_in_its_file(rung):
     nvrtc = pytest.importorskip("gemmery.cuda.nvrtc")
     pytest.importorskip("cuda.bindings")
     shapes = [(512, 512, 512), (512, 1, 512), (1, 512, 512), (24, 24, 24)]
-    problems = [Problem(*shape, name, name, device="h200") for name in rung.dtypes[::-1] for shape in shapes]
+    problems = [
+        Problem(*shape, name, dtypes.written(name), device="h200") for name in rung.dtypes[::-1] for shape in shapes
+    ]
     geometry = next(rung.geometry(problem, rung.default) for problem in problems if not rung.refuses(problem))
     program = nvrtc.compiled(geometry.source, geometry.kernel, "sm_90a")
     found = parse(program.ptx).kernels[program.entry]

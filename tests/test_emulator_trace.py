@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gemmery import dtypes
 from gemmery.emulator.lower import lowered
 from gemmery.emulator.machine import LaunchConfig
 from gemmery.emulator.memory import Global
@@ -114,7 +115,7 @@ def test_a_ragged_product_of_each_rung_has_its_pictures(rung):
     """Where a tile is larger than the product some accesses have no active lane in the first block."""
     dtype, taken = rung.dtypes[0], 0
     for m, n, k in ((1, 1, 1), (7, 7, 7), (1, 33, 33), (33, 33, 33), (33, 48, 48)):
-        problem = Problem(m, n, k, dtype, dtype, device="h200")
+        problem = Problem(m, n, k, dtype, dtypes.written(dtype), device="h200")
         try:
             chosen = count_rung(rung, problem, rung.default, "sm_90a").chosen
         except RefusedError:

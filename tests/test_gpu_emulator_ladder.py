@@ -19,7 +19,7 @@ SHAPES = [(1, 1, 1), (17, 19, 23), (64, 64, 64), (65, 127, 63), (136, 200, 72), 
 SMALL = [(5, 3, 0), (11, 23, 35), (31, 33, 32), (32, 32, 32), (24, 40, 48)]  # for the rung of one block
 VECTORS = [(1, 7, 0), (1, 259, 129), (259, 1, 129), (1, 256, 128), (128, 1, 200)]
 LAYOUTS = [("row", "row", "row"), ("row", "col", "row"), ("col", "row", "col")]
-ROUNDS_ITS_OWN_WAY = ("mma_", "wmma_")  # of f16, bf16 and tf32: f64 is a chain of multiply-adds
+ROUNDS_ITS_OWN_WAY = ("mma_", "wmma_", "wgmma_")  # of f16, bf16 and tf32: f64 is a chain of multiply-adds
 
 
 @pytest.mark.parametrize(("rung", "name"), EVERY)
@@ -41,7 +41,7 @@ def both(rung, name, shape, layouts):
     theirs = c.result()
     ours = c.values.copy(order="K")
     given = Gemm(a.values, b.values, ours)
-    case = problem_on(given, name, name, "h200", precision=precision)
+    case = problem_on(given, name, c.name, "h200", precision=precision)
     run_rung(rung, case, {}, given, EmulationOptions(driver.device().arch))
     if name != "f64" and rung.name.startswith(ROUNDS_ITS_OWN_WAY):
         apart = np.abs(theirs.astype(np.float64) - ours.astype(np.float64))
@@ -54,4 +54,5 @@ def both(rung, name, shape, layouts):
 def allowed(rung, a, b, result):
     """The bound of one sum, and the rounding of both; tf32 rounds the operands alike in both, and is not in it."""
     unit = dtypes.get(result.dtype.name).unit_roundoff
-    return verify.bound(a, b, rung.bound, out=result.dtype.name) + 2 * unit * np.abs(result.astype(np.float64))
+    growth = rung.bound_of(dtypes.get(a.dtype.name).name)
+    return verify.bound(a, b, growth, out=result.dtype.name) + 2 * unit * np.abs(result.astype(np.float64))

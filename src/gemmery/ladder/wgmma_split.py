@@ -55,9 +55,7 @@ def _in_parts(bound: Callable[[int], float]) -> Callable[[int], float]:
 
 
 def _refuses_streamk(problem: Problem) -> str:
-    """Refuse products whose k must not be split, or cannot be."""
-    if problem.k == 0:
-        return "k is 0, so that there is nothing to share"
+    """Refuse products whose k must not be split."""
     if problem.invariant:
         return "it splits k by the number of tiles, so that the bits of a row depend on m: take wgmma_epilogue"
     return wgmma.refuses_library(problem)
@@ -87,6 +85,7 @@ def _resolve_streamk(problem: Problem, config: Config) -> Config:
 
 def _persistent(name: str, problem: Problem, config: Config, blocks: int, fused: bool, *parameters: int) -> Geometry:
     """A grid of blocks with a producer, whose tile and ring are those of the config, and C by tensor copies."""
+    problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = wgmma.ring_bytes(problem, bm, bn, stages) + wgmma.staging_bytes(bm) + 16 * stages
     reason = wgmma.illegal(problem, bm, bn, stages, 1, 1, shared)
@@ -144,7 +143,6 @@ def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geomet
     if bm not in (64, 128) or bn not in (64, 128):
         raise RefusedError(f"bm={bm}, bn={bn}: a thread has a sum and two parts of each element: use 64 or 128")
     blocks = min(tiles(problem, bm, bn)[0], config["blocks"] or target(problem).sms)
-    problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     return _persistent(name, problem, config, blocks, bool(problem.epilogue or problem.scaled))
 
 

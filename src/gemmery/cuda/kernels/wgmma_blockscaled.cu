@@ -90,7 +90,7 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
 
 template <class T, class Out, bool FUSED, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
-wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
+    wgmma_blockscaled(const __grid_constant__ TmaProduct<T, Out> p) {
   using P = Pieces<Tiles, Out>;
   extern __shared__ __align__(1024) char shared[];
   Pipeline<Tiles, P::BYTES> pipe(shared, p);

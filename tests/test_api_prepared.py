@@ -11,6 +11,7 @@ from gemmery import tiers
 from gemmery.api import fresh, prepared, quick
 from gemmery.arrange import Arrangement
 from gemmery.arrays import contiguous
+from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch.candidate import Candidate
 from gemmery.errors import LayoutError
@@ -106,44 +107,55 @@ def test_tiers_decide_what_runs_at_first(monkeypatch, on):
     prepared.specialised.cache_clear()
 
 
-SHARED = {"c": "maps", "d": ""}  # devices by the maps of their kernels
+PLAIN = Problem(64, 64, 64, "f16", "f16", device="h200")
+LOADED, NOT_LOADED, NO_MAPS = (("a",), True), (("a",), False), ((), True)
+GENERAL, SHARED = ("general", prepared.SOON), ("shared", 0)
 
 
 @pytest.mark.parametrize(
-    ("alike", "side", "device", "loaded", "first", "soon"),
+    ("alike", "change", "kernel", "served"),
     [
-        (True, 64, "c", True, "general", prepared.SOON),
-        (True, 1024, "c", True, "shared", 0),
-        (True, 1024, "c", False, "general", 1),
-        (True, 1024, "d", True, "general", 1),
-        (False, 64, "c", False, "shared", 0),
-        (False, 64, "d", True, "general", prepared.SOON),
-        (True, 1700, "c", False, "shared", 0),
+        (True, {}, LOADED, GENERAL),
+        (True, {"m": 1024, "n": 1024, "k": 1024}, LOADED, SHARED),
+        (True, {"m": 1024, "n": 1024, "k": 1024}, NOT_LOADED, ("general", 1)),
+        (True, {"m": 1024, "n": 1024, "k": 1024}, NO_MAPS, ("general", 1)),
+        (True, {"m": 1700, "n": 1700, "k": 1700}, NOT_LOADED, SHARED),
+        (False, {}, NOT_LOADED, SHARED),
+        (False, {}, NO_MAPS, GENERAL),
+        (True, {"epilogue": "bias+relu"}, LOADED, GENERAL),
+        (True, {"epilogue": "bias+gelu"}, NOT_LOADED, SHARED),
+        (True, {"epilogue": "silu"}, NOT_LOADED, SHARED),
+        (True, {"scaled": True}, LOADED, GENERAL),
+        (True, {"scaled": True, "epilogue": "bias"}, NOT_LOADED, SHARED),
+        (True, {"k": 4096, "dtype": "bf16"}, NOT_LOADED, SHARED),  # which is split
+        (True, {"k": 4096, "batch": 1000}, LOADED, SHARED),
     ],
 )
-def test_kernels_for_every_shape_run_where_they_are_loaded(monkeypatch, alike, side, device, loaded, first, soon):
-    """At once for all products, if the general kernel adds in another order."""
-    problem = Problem(side, side, side, "f16", "f16", device=device)
-    launch = Geometry("s.cu", "k", (1, 1, 1), (1, 1, 1), maps=tuple(SHARED[device]))
+def test_kernels_for_many_shapes_run_at_once_where_they_are_loaded_or_their_bits_differ(
+    monkeypatch, alike, change, kernel, served
+):
+    problem, (maps, loaded) = PLAIN._replace(**change), kernel
+    launch = Geometry("s.cu", "k", (1, 1, 1), (1, 1, 1), maps=maps)
     rung = SimpleNamespace(geometry=lambda p, config: launch)
+    splits = 2 if problem.k == 4096 and problem.batch == 1 else 1
     monkeypatch.setattr(prepared, "ADDS_ALIKE", alike)
     monkeypatch.setattr(prepared, "copies_tensors", lambda device: True)
     monkeypatch.setattr(prepared, "described", lambda *terms: (FORM, problem))
-    monkeypatch.setattr(prepared.dispatch, "choice", lambda problem: Candidate(rung, {}, ""))
-    monkeypatch.setattr(prepared.driver, "is_loaded", lambda *names: loaded and names == ("s.cu", "k", device))
+    monkeypatch.setattr(prepared.dispatch, "choice", lambda problem: Candidate(rung, {"splits": splits}, ""))
+    monkeypatch.setattr(prepared.driver, "is_loaded", lambda *names: loaded and names == ("s.cu", "k", "h200"))
     monkeypatch.setattr(prepared, "_general", lambda form, problem, step: "general")
     monkeypatch.setattr(prepared, "specialised", lambda *terms: prepared.PreparedLaunch(None, None, FORM, "shared"))
     prepared.prepare.cache_clear()
-    served = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
+    launches = prepared.prepare("x", "y", "c", None, "", False, "", None, False)
     prepared.prepare.cache_clear()
-    assert served.run == first
-    assert served.countdown == soon
+    assert (launches.run, launches.countdown) == served
 
 
 @pytest.mark.parametrize(("alike", "sides"), [(True, (1000, 1100)), (False, ())])
 def test_new_shapes_of_types_with_shared_kernels_take_the_slow_path_where_those_may_run(monkeypatch, alike, sides):
     monkeypatch.setattr(prepared, "ADDS_ALIKE", alike)
     monkeypatch.setattr(prepared, "copies_tensors", lambda device: device == "cuda:0")
+    monkeypatch.setattr(prepared.driver, "find", lambda device: KNOWN["h200"])
     images = Images()
     images.dtype = "bf16"
     served = {

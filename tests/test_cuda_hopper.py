@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from gemmery.api import prepared
 from gemmery.cuda import hopper
 from gemmery.cuda.device import KNOWN
 from gemmery.problem import Problem
@@ -109,3 +110,17 @@ def test_the_largest_tile_is_for_plain_results_of_16_bits(change):
         for n in (192, 4096, 16384):
             config = hopper.chosen(plain._replace(m=m, n=n, **change), KNOWN["h200"])
             assert config["bm"] * config["bn"] <= 128 * 256
+
+
+def test_what_may_be_split_is_known_without_the_model():
+    """General kernels, whose sums have no parts, serve no product that is split later."""
+    for m, n, k in itertools.product((8, 64, 100, 512, 2048), (8, 64, 1000, 4096, 8192), (64, 512, 1000, 1024, 4096)):
+        if hopper.chosen(product(m, n, k), H200)["splits"] > 1:
+            assert hopper.may_split(m, n, k, 1, H200) or 2 * m * n * k >= prepared.MEDIUM
+    for sizes, winner in ((key[3:], winner) for table in hopper.MEASURED.values() for key, winner in table.items()):
+        (tall, wide), k = sizes[:2], 2 ** (sizes[2] / 4)
+        if winner[5] > 1:
+            assert (
+                hopper.may_split(64 * tall, 32 * wide, round(k * 1.1), 1, H200)
+                or 4096 * tall * wide * k >= prepared.MEDIUM
+            )

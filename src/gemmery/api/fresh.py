@@ -6,7 +6,7 @@ Once the general kernel of an element type is there, nothing else is needed: a l
 from __future__ import annotations
 
 from gemmery import arrays, dtypes
-from gemmery.api.prepared import TieredLaunch, often, specialised, unseen
+from gemmery.api.prepared import TieredLaunch, leaves_to_general, often, specialised
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda.images import Images
@@ -36,7 +36,7 @@ def prepare(
     if k != depth or not m or not n or not k or max(m, n, k) > _LARGEST:
         return None
     device = f"cuda:{images.ordinal}"
-    if 2 * m * n * k >= unseen(images.dtype, device):
+    if not leaves_to_general(images.dtype, device, m, n, k):
         return None
     run = images.ready(m, n, k, (a_row, a_col), (b_row, b_col), (n, 1), p | q)
     terms = images.dtype, images.ordinal, a, a_step, b, b_step, p & 15, q & 15, scaled

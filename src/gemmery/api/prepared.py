@@ -16,6 +16,7 @@ from gemmery import arrays, dispatch, dtypes, tiers
 from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
 from gemmery.arrays import View
 from gemmery.cuda import driver
+from gemmery.cuda.hopper import may_split
 from gemmery.cuda.images import images
 from gemmery.cuda.launch import CudaLaunch, Ready, Scaling
 from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general
@@ -151,30 +152,39 @@ def prepare(*terms: Any) -> TieredLaunch:
     """Return what runs a product, for the arguments of `described`."""
     form, problem = described(*terms)
     work = problem.flops * form.runs
-    at_once = not tiers.enabled() or work >= LARGE or _at_once(problem, work)
+    at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
     run = None if at_once else _general(form, problem, terms[3])
     if run is None:
         return TieredLaunch(form, specialised(*terms).run)
     return TieredLaunch(form, run, _specialised, terms, often(problem.dtype, problem.device, work))
 
 
-def _at_once(problem: Problem, work: int) -> bool:
-    """Return True if a product of so many operations runs by a kernel for many shapes from the first time on."""
-    if work < unseen(problem.dtype, problem.device):
+def _at_once(form: Arrangement, problem: Problem) -> bool:
+    """Return True if a product runs by a kernel for many shapes from the first time on.
+
+    That is if the kernel is loaded, or gives other bits than a general one: they must not depend on when it is there.
+    """
+    finish = problem.epilogue.split("+")[-1]
+    alike = finish not in ("gelu", "silu") and not (problem.scaled and "bias" in problem.epilogue)
+    shape = problem.m, problem.n, problem.k, problem.batch * form.runs
+    if alike and leaves_to_general(problem.dtype, problem.device, *shape):
         return False
     candidate = dispatch.choice(problem)
     assert candidate.rung.geometry is not None
     launches = candidate.rung.geometry(problem.by_rows(), candidate.config).launches
     if not launches[-1].maps:
         return False
-    return not ADDS_ALIKE or all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)
+    if not (alike and ADDS_ALIKE) or candidate.config.get("splits", 1) > 1:
+        return True
+    return all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)
 
 
-def unseen(dtype: str, device: str) -> int:
-    """Return the operations below which a general kernel runs a product of a new shape, whatever is loaded."""
+def leaves_to_general(dtype: str, device: str, m: int, n: int, k: int, batch: int = 1) -> bool:
+    """Return True for plain products that a general kernel runs at first, whatever other kernels are loaded."""
+    work = 2 * m * n * k * batch
     if dtype not in TENSOR_COPIED or not copies_tensors(device):
-        return LARGE
-    return MEDIUM if ADDS_ALIKE else 0
+        return work < LARGE
+    return ADDS_ALIKE and work < MEDIUM and not may_split(m, n, k, batch, driver.find(device))
 
 
 def often(dtype: str, device: str, work: int) -> int:

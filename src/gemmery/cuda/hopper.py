@@ -51,6 +51,7 @@ INSTANCES = (
     Instance( 64,  32,    8, 1, 1,  88),
 )
 # fmt: on
+DEEP = 1024  # k from which a split may pay
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
 SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
 
@@ -110,6 +111,11 @@ def crowded(problem: Problem, bm: int, bn: int) -> bool:
     return bm * bn > 128 * 256 and not lean
 
 
+def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
+    """Return False for products whose k the model does not split: those of many tiles or of few steps."""
+    return k >= DEEP and -(-m // 128) * -(-n // 64) * batch <= 2 * device.sms
+
+
 def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int] | None:
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
@@ -124,10 +130,9 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    few = -(-problem.m // 128) * -(-problem.n // 64) * problem.batch <= 2 * device.sms
     roomy = [tile for tile in INSTANCES if not crowded(problem, tile.bm, tile.bn)]
     choices = [(tile, 1) for tile in roomy if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
-    if split and few:
+    if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         choices += [(tile, splits) for tile in INSTANCES if (*tile[:2], *tile[3:5]) in SPLIT_TILES for splits in SPLITS]
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
 

@@ -245,7 +245,7 @@ def described(x: View, y: View, c: View) -> Problem:
         adjacent = layout(high, wide, row, column, size)
         layouts.append(adjacent)
         lengths = zip(z.shape, z.strides, strict=True)
-        apart = [step for length, step in lengths if length > 1 and step != size]
+        apart = [step if step > 0 else 1 for length, step in lengths if length > 1 and step != size]
         alignments.append(math.gcd(16, z.pointer, *apart))
     return Problem(
         rows,

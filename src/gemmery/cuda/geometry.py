@@ -37,7 +37,8 @@ class MapBox(NamedTuple):
     operand: str  # "a", "b" or "c"
     box: tuple[int, int]  # elements along the inner and the outer side
     swizzle: int = 128  # bytes of a row in which 16-byte pieces are exchanged; 0: none
-    packed: int = -1  # bytes from the workspace's start, where an earlier launch packed the operand; -1: in place
+    # Bytes from the workspace's start, where an earlier launch packed the operand if no batch shares it; -1: in place.
+    packed: int = -1
     pitch: int = 0  # bytes between rows of the packed operand
     promotion: int = 256  # bytes fetched into L2 at a time: 0, 64, 128, 256
 

@@ -251,6 +251,9 @@ class CudaLaunch:
             # gives zeros, but on an H200 a copy by a map of address 0 faults, and one of an odd address.
             maps = tuple(each if each.operand == "c" else each._replace(packed=0) for each in maps)
             workspace = max(workspace, _ANYWHERE)
+        elif any(each.packed >= 0 for each in maps):  # less than for all of a batch, where it shares a matrix
+            ends = [tensormaps.end_of_packed(each) for each in maps if each.packed >= 0]
+            workspace = min(workspace, max(ends))
         with driver.on(self._ordinal):
             argument = mapped_argument(
                 argument, self.problem, maps, tensormaps.encoded, scaling=scaling, band=self.geometry.band

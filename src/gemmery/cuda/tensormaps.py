@@ -6,7 +6,7 @@ NVIDIA, CUDA Driver API, "Tensor Map Object Management". A map is made once for 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from gemmery.tuples import NamedTuple
 
 BYTES = 128
 ALIGNMENT = 16  # bytes, of the address and the strides
+PACKED_APART = 256  # bytes of which packed operands begin at multiples
 _LONGEST_BOX, _LARGEST_STRIDE = 256, 1 << 40
 _SWIZZLES, _PROMOTIONS = (0, 32, 64, 128), (0, 64, 128, 256)
 _KINDS = {
@@ -73,18 +74,36 @@ def refusal(geometry: Geometry, problem: Problem) -> str:
 def placed(geometry: Geometry, problem: Problem, a: View, b: View, c: View) -> tuple[PlacedMap, ...]:
     """Return the maps of a geometry for views of shape (batch, rows, columns); C is row-major.
 
-    C is left out where a map cannot describe it. Raises LayoutError where A or B cannot have a map.
+    C is left out where a map cannot describe it. Packed operands follow each other in the workspace: only the views
+    tell whether a batch shares one matrix. Raises LayoutError where A or B cannot have a map.
     """
     views, maps = {"a": a, "b": b, "c": c}, []
     for box in geometry.maps:
         if box.packed < 0 and box.operand == "c" and describable(problem, "c"):
             continue
         try:
-            maps.append(PlacedMap(box.operand, shape(box, problem, views[box.operand]), box.packed))
+            described = shape(box, problem, views[box.operand])
+            maps.append(PlacedMap(box.operand, described, box.packed))
         except LayoutError:
             if box.operand != "c":
                 raise
-    return tuple(maps)
+    return _next_to_each_other(maps)
+
+
+def _next_to_each_other(maps: Sequence[PlacedMap]) -> tuple[PlacedMap, ...]:
+    """Return the maps with packed operands without the room for matrices that a batch shares."""
+    packed = sorted((each for each in maps if each.packed >= 0), key=lambda each: each.packed)
+    places, start = {}, packed[0].packed if packed else 0
+    for each in packed:
+        places[each.operand] = start
+        start = end_of_packed(each._replace(packed=start))
+    return tuple(each._replace(packed=places.get(each.operand, -1)) for each in maps)
+
+
+def end_of_packed(placed_map: PlacedMap) -> int:
+    """Return the bytes of the workspace up to the end of a packed operand."""
+    size = placed_map.shape.strides[1] * placed_map.shape.extents[2]
+    return placed_map.packed + -(-size // PACKED_APART) * PACKED_APART
 
 
 def shape(box: MapBox, problem: Problem, view: View) -> MapShape:

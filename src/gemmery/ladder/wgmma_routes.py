@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda.geometry import Geometry, MapBox, contiguous, describable, target, template
+from gemmery.cuda.tensormaps import PACKED_APART
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
 
 ALIGNED = 16  # bytes of which tensor maps take addresses and strides
 LINE = 128  # bytes of a line of L2, and of k in a stage: a packed row begins at a multiple of them
-APART = 256  # bytes of which packed operands begin at multiples
 
 _BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}  # bytes of an element -> its type in wgmma_pack.cu
 _THREADS, _BLOCKS = 256, 4  # of the packing launch: threads of a block, blocks on a multiprocessor
@@ -121,7 +121,7 @@ def _rows(problem: Problem, operand: int) -> int:
 
 def _room(problem: Problem, operand: int) -> int:
     """Return the bytes of a packed operand."""
-    return _whole(_rows(problem, operand) * pitch(problem), APART)
+    return _whole(_rows(problem, operand) * pitch(problem), PACKED_APART)
 
 
 def _whole(count: int, multiple: int) -> int:

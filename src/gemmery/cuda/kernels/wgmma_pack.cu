@@ -192,8 +192,8 @@ __device__ __forceinline__ void collect_rows(const Rows<T>& x, const Corner<T>& 
   __syncthreads();  // before the next tile
 }
 
-// The operands that are packed lie one after the other, each from a multiple of 256 bytes on: B with room for a whole
-// batch, then A, which groups share. Blocks go through the parts of both in turn.
+// The operands that are packed lie one after the other, each from a multiple of 256 bytes on, B first; a matrix that a
+// batch or groups share has one place. Blocks go through the parts of both in turn.
 template <class T, int PACKED>
 __global__ __launch_bounds__(PACK_THREADS, 4) void wgmma_pack(const Product<T, float> p) {
   __shared__ PackTile<T> tile;
@@ -205,8 +205,8 @@ __global__ __launch_bounds__(PACK_THREADS, 4) void wgmma_pack(const Product<T, f
   for (int operand = PACKED & 2 ? 1 : 0; operand >= (PACKED & 1 ? 0 : 1); --operand) {
     Rows<T> x = {p.a, p.a_row, p.a_col, p.a_batch, p.m, p.k, 1, to};
     if (operand == 1) x = {p.b, p.b_col, p.b_row, p.b_batch, p.n, p.k, 1, to};
-    to += (p.batch * x.sides * x.pitch() + 16 * x.VEC - 1) / (16 * x.VEC) * (16 * x.VEC);
     if (x.batch_step != 0) x.batches = p.batch;
+    to += (1LL * x.batches * x.sides * x.pitch() + 16 * x.VEC - 1) / (16 * x.VEC) * (16 * x.VEC);
     Extent<T> extent(x);
     unsigned parts = extent.across(x) * extent.down(x) * x.batches;
 #pragma unroll 1

@@ -170,3 +170,35 @@ def test_whether_wgmma_adds_as_mma_sync_does(name):
             assert all(torch.equal(c, results[0]) for c in results)
             differing[m, n, k, spread] = int((results[0] != general).sum()) if results else 0
     assert (not any(differing.values())) is prepared.ADDS_ALIKE, f"elements by m, n, k and spread: {differing}"
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="has no wgmma"
+)
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    "shape", [(200, 120, 150), (96, 512, 4096), (64, 64, 2048), (1000, 1000, 1000), (1100, 1024, 1024)]
+)
+def test_no_bit_changes_from_the_first_product_on(name, shape):
+    """Whatever kernels become ready meanwhile, with every end of a product."""
+    m, n, k = shape
+    torch.manual_seed(1)
+    a, b = (torch.randn(sides, device="cuda").to(TYPES[name]) for sides in ((m, k), (k, n)))
+    bias, old = torch.randn(n, device="cuda"), torch.randn(m, n, device="cuda").to(TYPES[name])
+    calls = [
+        lambda: gm.matmul(a, b),
+        lambda: gm.matmul(a, b, bias=bias),
+        lambda: gm.matmul(a, b, bias=bias, activation="relu"),
+        lambda: gm.matmul(a, b, bias=bias, activation="gelu"),
+        lambda: gm.matmul(a, b, activation="silu"),
+        lambda: gm.gemm(0.7, a, b),
+        lambda: gm.gemm(0.7, a, b, beta=0.3, c=old),
+        lambda: gm.matmul(a, b, batch_invariant=True),
+    ]
+    for call in calls:
+        first = call()
+        for _ in range(prepared.OFTEN + 2):
+            assert torch.equal(call(), first)
+        tiers.wait()
+        assert torch.equal(call(), first)
+    assert not tiers.state().failures

@@ -64,8 +64,10 @@ def exact_sums(_: int) -> float:
 
 
 def refuses_maps(problem: Problem) -> str:
-    """Refuse what a tensor map cannot describe."""
+    """Refuse what a tensor map cannot describe, and what only the last of these rungs has."""
     rows = problem.by_rows()
+    if problem.epilogue:
+        return f"it multiplies and scales, and has no {problem.epilogue}: wgmma_epilogue has"
     if problem.out not in (*_HALF, "f32"):
         return f"it sums in f32 and writes f16, bf16 and f32, not {problem.out}"
     return describable(rows, "a") or describable(rows, "b")

@@ -600,8 +600,8 @@ MUTANTS = (
         ),
         (
             "wgmma_persistent.cu",
-            "of_batch / (band * columns()) * band",
-            "of_batch / (band * columns())",
+            "first = bands * band",
+            "first = bands",
             "bands that overlap",
         ),
         config={"bm": 64, "bn": 32, "stages": 2, "band": 4},

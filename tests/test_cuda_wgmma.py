@@ -1,0 +1,132 @@
+"""How the kernels by wgmma are launched: tiles, rings, clusters, maps, refusals, bounds; no GPU is needed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gemmery.cuda.device import KNOWN
+from gemmery.cuda.geometry import refusal
+from gemmery.cuda.hopper import INSTANCES, crowded
+from gemmery.errors import RefusedError
+from gemmery.ladder.rung import find
+from gemmery.ladder.wgmma import WGMMA, clusters
+from gemmery.problem import Problem
+
+H200 = KNOWN["h200"]
+LIBRARY = find(WGMMA, "wgmma_epilogue")
+TYPES = [
+    ("bf16", "bf16"),
+    ("f16", "f32"),
+    ("f32", "f32"),
+    ("e4m3", "bf16"),
+    ("e5m2", "f32"),
+    ("i8", "i32"),
+    ("i8", "f16"),
+]
+
+
+def product(m, n, k, dtype="bf16", out="", b_layout="col", **options):
+    precision = "tf32" if dtype == "f32" else ""
+    return Problem(m, n, k, dtype, out or dtype, b_layout=b_layout, device="h200", precision=precision, **options)
+
+
+def launch(problem, **config):
+    return LIBRARY.geometry(problem, {**LIBRARY.default, **config})
+
+
+@pytest.mark.parametrize(("dtype", "out"), TYPES)
+def test_every_product_has_a_launch(dtype, out):
+    """Whatever is chosen for it is legal, in every layout, and fits the device."""
+    sides = [(1, 1, 1), (1, 4096, 4096), (65, 63, 8), (1000, 1000, 1000), (4096, 4096, 0), (8192, 28672, 8192)]
+    for (m, n, k), a, b in itertools.product(sides, ("row", "col"), ("row", "col")):
+        problem = product(m, n, k, dtype, out, b, a_layout=a)
+        assert LIBRARY.refuses(problem) == ""
+        assert refusal(launch(problem), H200) == ""
+
+
+@pytest.mark.parametrize("tile", INSTANCES)
+@pytest.mark.parametrize(("dtype", "out"), TYPES)
+def test_every_instance_fits_every_type(tile, dtype, out):
+    config = dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True))
+    problem = product(4096, 4096, 4096, dtype, out)
+    if crowded(problem, tile.bm, tile.bn):
+        with pytest.raises(RefusedError, match="leave no registers"):
+            launch(problem, **config)
+        return
+    geometry = launch(problem, **config)
+    assert refusal(geometry, H200) == ""
+    assert geometry.grid[0] % geometry.cluster == 0
+    assert geometry.kernel.startswith("wgmma_epilogue_cluster<" if geometry.cluster > 1 else "wgmma_epilogue<")
+
+
+def test_an_instance_is_the_same_for_every_shape_and_epilogue_value():
+    """m, n, k, alpha, beta, a bias and the activation are values of the argument."""
+    config = {"bm": 128, "bn": 128, "stages": 4, "cm": 1, "cn": 1}
+    fused = [
+        launch(product(m, 264, 136, scaled=True, epilogue=epilogue), **config).kernel
+        for m, epilogue in itertools.product((1, 300), ("", "bias", "gelu", "bias+silu"))
+    ]
+    plain = [launch(product(m, n, k), **config).kernel for m, n, k in [(1, 8, 8), (300, 520, 0), (77, 4096, 64)]]
+    assert len(set(fused)) == len(set(plain)) == 1
+    assert fused[0] == plain[0].replace(", 0, ", ", 1, ", 1)
+
+
+def test_boxes_are_what_a_block_brings():
+    config = {"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1}
+    a, b, c = launch(product(512, 512, 512), **config).maps
+    assert (a.box, b.box, c.box, c.swizzle) == ((64, 128), (64, 128), (64, 16), 128)
+    a, b, c = launch(product(512, 512, 512, b_layout="row", a_layout="col"), **config).maps
+    assert (a.box, b.box) == ((64, 64), (64, 64))
+    a, b, c = launch(product(512, 512, 512, "i8", "i32"), **config).maps
+    assert (a.box, b.box, c.box, c.swizzle) == ((128, 128), (128, 128), (32, 16), 128)
+    wide = {"bm": 256, "bn": 192, "stages": 3, "cm": 1, "cn": 1}
+    assert launch(product(512, 576, 512), **wide).maps[2].box == (32, 16)  # sums leave no room for packed ones
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"bm": 192}, "bm=192.* 64, 128 or 256 rows"),
+        ({"bn": 40}, "bn=40.* 32, 64, ... 256 columns"),
+        ({"bm": 256, "bn": 256, "stages": 2}, "256 sums for each thread.* room for 192"),
+        ({"stages": 1}, "stages=1: one is filled while another is read"),
+        ({"bm": 128, "bn": 256, "stages": 5}, "stages=5.* bytes of shared memory, of 232448"),
+        ({"bn": 128, "cm": 3}, "cm=3, cn=1: a cluster has 1, 2 or 4 blocks"),
+        ({"bn": 64, "cm": 2, "b_layout": "row"}, "multiples of 64 columns of B"),
+    ],
+)
+def test_a_config_that_no_kernel_has_is_refused(config, words):
+    layout = config.pop("b_layout", "col")
+    full = {"bm": 128, "bn": 128, "stages": 4, "cm": 1, "cn": 1, **config}
+    with pytest.raises(RefusedError, match=words):
+        launch(product(512, 512, 512, b_layout=layout), **full)
+
+
+def test_what_the_rungs_do_not_take_is_named():
+    assert "precision='tf32'" in LIBRARY.refuses(product(64, 64, 64, "f32")._replace(precision=""))
+    assert "plain product of i8" in LIBRARY.refuses(product(64, 64, 64, "i8", "i32", epilogue="relu"))
+    assert "not f64" in LIBRARY.refuses(product(64, 64, 64, "f16", "f64"))
+    assert "another rung" in LIBRARY.refuses(product(64, 64, 64, "e4m3", "bf16", scales="blocks"))
+    below = find(WGMMA, "wgmma_tma")
+    assert "a tensor map needs 16" in below.refuses(product(64, 64, 63, alignments=(2, 2, 16)))
+    assert "wgmma_epilogue has" in below.refuses(product(64, 64, 64, epilogue="relu"))
+
+
+def test_other_generations_are_refused():
+    geometry = launch(product(512, 512, 512))
+    assert "sm_90a (wgmma" in refusal(geometry, KNOWN["a100"])
+    assert "sm_90a (wgmma" in refusal(geometry, KNOWN["rtx5090"])
+
+
+def test_clusters_that_run_at_a_time():
+    assert [clusters(132, blocks) for blocks in (1, 2, 4)] == [132, 66, 30]
+
+
+def test_bounds_by_type():
+    """By hand: a cut for each product and for the sum, and one of the result, in each step."""
+    assert LIBRARY.bound_of("bf16")(16) == 16 / 2 + 2.5
+    assert LIBRARY.bound_of("f32", "tf32")(16) == 2.0**14 + 16 / 2 + 2 * 2.5
+    assert LIBRARY.bound_of("e4m3")(64) == 2 * (33 * 2**11 + 2)
+    assert LIBRARY.bound_of("i8")(1000) == 0

@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.api import grouped_cuda
+from gemmery.arrays import View
+from gemmery.dispatch.cuda import grouped
+from gemmery.errors import RefusedError
+from test_api_device import Matrix, e4m3, half
 
 K, N = 7, 5
 ENDS = {
@@ -182,3 +187,72 @@ def test_an_error_names_the_value_the_rule_and_the_way_out(rng, arguments, error
     with pytest.raises(error, match=words):
         gm.grouped_matmul(**call)
     assert (out == 3).all()
+
+
+def on_device(shape, strides, dtype="f16", pointer=0, device="h200"):
+    return View(pointer, shape, strides, dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "layouts", "alignments"),
+    [
+        (on_device((9, 64), (128, 2)), on_device((3, 64, 16), (2048, 2, 128)), ("row", "col"), (16, 16)),
+        (on_device((9, 64), (136, 2)), on_device((3, 64, 16), (2048, 32, 2), pointer=4), ("row", "row"), (8, 4)),
+        (on_device((9, 64), (0, 2)), on_device((3, 64, 16), (0, 2, 128)), ("row", "col"), (1, 16)),
+        (on_device((16, 64), (2, 32)), on_device((3, 64, 16), (2048, 0, 2)), ("col", "row"), (16, 1)),
+        (on_device((9, 64), (-128, 2)), on_device((3, 64, 16), (-2048, 2, 128)), ("row", "col"), (1, 1)),
+    ],
+)
+def test_how_a_kernel_sees_the_operands_on_a_device(x, y, layouts, alignments):
+    """Rows and matrices that are repeated or reversed are no rows of a tensor map."""
+    problem = grouped_cuda.described(x, y, on_device((x.shape[0], 16), (32, 2)))
+    assert (problem.m, problem.n, problem.k, problem.batch, problem.groups) == (x.shape[0], 16, 64, 1, 3)
+    assert (problem.a_layout, problem.b_layout) == layouts
+    assert problem.alignments == (*alignments, 16)
+    turned = grouped_cuda.described(x, y, on_device((x.shape[0], 16), (2, 2 * x.shape[0])))
+    assert turned.c_layout == "any"  # C' = B' A' would have groups of columns
+
+
+@pytest.mark.parametrize("change", [{"dtype": "f64"}, {"device": "a100"}, {"device": "b200"}])
+def test_no_launch_for_all_groups_where_wgmma_does_not_multiply(change):
+    x, y, c = (
+        on_device(*sides, **{"dtype": "f16", **change})
+        for sides in (((9, 64), (512, 8)), ((3, 64, 16), (8192, 8, 512)), ((9, 16), (128, 8)))
+    )
+    with pytest.raises(RefusedError, match=r"wgmma_grouped: "):
+        grouped(grouped_cuda.described(x, y, c))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        ({"offsets": [1, 1, 5]}, gm.ArgumentError, r"offsets\[2\] is 5"),
+        ({"offsets": [1, 4]}, gm.ShapeError, "b has 3 matrices"),
+        ({"b": np.ones((3, 4, 4), "f4")}, gm.DeviceError, "b on cpu"),
+        ({"offsets": Matrix((3,), element=(0, 64))}, gm.DTypeError, "int64 on cuda:0, .* int32"),
+        ({"offsets": Matrix((3,), element=(0, 32), device=(2, 1))}, gm.DeviceError, "offsets on cuda:1"),
+        ({"activation": "tanh"}, gm.ArgumentError, "relu, gelu, silu"),
+        ({"bias": Matrix((2, 4))}, gm.ShapeError, "bias has shape"),
+        ({"scale_a": 2.0}, gm.DTypeError, "float32 into float32"),
+        (
+            {"a": half(4, 4), "b": half(3, 4, 4), "scale_a": Matrix((3,))},
+            gm.ShapeError,
+            r"scale_a .* \(4,\) or \(4, 1\)",
+        ),
+        (
+            {"a": half(4, 4), "b": half(3, 4, 4), "scale_b": Matrix((4,))},
+            gm.ShapeError,
+            r"one for each group, .* \(3, 4\)",
+        ),
+        ({"a": e4m3(4, 4), "b": half(3, 4, 4)}, gm.DTypeError, "multiplied by their own type only"),
+        ({"out": Matrix((4, 5))}, gm.ShapeError, "product has shape"),
+    ],
+)
+def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call, error, words):
+    monkeypatch.setattr(grouped_cuda, "check_capability", lambda *given: None)
+    monkeypatch.setattr(grouped_cuda.driver, "captures", lambda stream: False)
+    monkeypatch.setattr(grouped_cuda, "prepared", lambda *terms: "no kernel")
+    monkeypatch.setattr(grouped_cuda.device_memory, "new", lambda a, shape, dtype, x: (None, on_device(shape, (16, 4))))
+    monkeypatch.setattr(grouped_cuda.arrays, "allocates", lambda a: True)
+    with pytest.raises(error, match=words):
+        gm.grouped_matmul(**{"a": Matrix(), "b": Matrix((3, 4, 4)), "offsets": [1, 1, 4], **call})

@@ -49,9 +49,9 @@ def expected(a, b, ends, bias=None):
     return result
 
 
-def check(a, b, ends, dtype=None, **options):
+def check(a, b, ends, **options):
     """The result in an `out` that held marks, with offsets on the device and as a list."""
-    dtype = dtype or a.dtype
+    dtype = options.get("dtype", a.dtype)
     want = expected(a, b, ends, options.get("bias")).to(dtype)
     for offsets in (on_device(ends), ends):
         out = torch.full((len(a), b.shape[2]), UNTOUCHED, dtype=dtype, device="cuda")
@@ -93,7 +93,7 @@ def test_activation_and_a_wider_result():
     want = torch.nn.functional.silu(expected(a, b, ends))
     assert result.dtype == torch.float32
     assert ((result.double() - want).abs() <= 1e-5 * want.abs() + 1e-30).all()
-    check(a, b, ends, torch.float32, dtype=torch.float32)
+    check(a, b, ends, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
@@ -105,7 +105,7 @@ def test_types_of_8_bits(dtype, k_is_adjacent):
     a = numbers(2000, 160, dtype=torch.float32).to(dtype)
     b = numbers(4, 136, 160, dtype=torch.float32, seed=1).to(dtype).mT
     b = b if k_is_adjacent else b.contiguous()
-    check(a, b, ends, torch.float32, dtype=torch.float32)
+    check(a, b, ends, dtype=torch.float32)
     rows, columns = (torch.exp2(numbers(*shape, dtype=torch.float32, seed=2)) for shape in ((2000,), (4, 136)))
     want = expected(a, b, ends)
     for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
@@ -128,7 +128,7 @@ def test_int8_into_int32():
         torch.randint(-128, 128, shape, generator=generator, device="cuda", dtype=torch.int8)
         for shape in ((2000, 160), (4, 136, 160))
     )
-    check(a, b.mT, ENDS["uneven"], torch.int32, dtype=torch.int32)
+    check(a, b.mT, ENDS["uneven"], dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_int8_into_int32():
         (torch.float16, 1, 8),
     ],
 )
-def test_what_no_kernel_reads_at_once_is_a_product_for_each_group(dtype, k, n):
+def test_what_is_packed_first_and_what_is_a_product_for_each_group(dtype, k, n):
     check(numbers(2000, k, dtype=dtype), numbers(4, n, k, dtype=dtype, seed=1).mT, ENDS["uneven"])
 
 
@@ -179,6 +179,14 @@ def test_wrong_offsets_touch_nothing_outside():
     assert torch.equal(around[150:450], expected(a, b, grouped_cuda.clamped([40, -7, 10_000, 20], 300)).bfloat16())
     assert (around[:150] == UNTOUCHED).all()
     assert (around[450:] == UNTOUCHED).all()
+
+
+def test_repeated_rows_and_matrices():
+    ends = ENDS["uneven"]
+    a, b = numbers(1, 64).expand(2000, 64), numbers(4, 128, 64, seed=1).mT
+    check(a, b, ends)
+    check(numbers(2000, 64), numbers(1, 64, 128).expand(4, 64, 128), ends)
+    check(numbers(2000, 64), numbers(4, 64, 1).expand(4, 64, 128), ends)
 
 
 def test_out_with_strides_and_over_an_operand():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from gemmery.api.compute import writable
 from gemmery.api.device_types import check_capability, located, types
 from gemmery.api.groups import GroupTerms, check_group_bias, host_ends, multiply_groups
 from gemmery.api.options import check_activation, dtype_name, invariance
+from gemmery.api.prepared import limiting_steps
 from gemmery.api.scales import check_scaled, read_scale
 from gemmery.arrange import Ints, layout
 from gemmery.arrays import View, view
@@ -242,11 +242,10 @@ def described(x: View, y: View, c: View) -> Problem:
     layouts, alignments = [], []
     for z, (high, wide) in zip((x, y, c), ((rows, k), (k, n), (rows, n)), strict=True):
         size, (row, column) = dtypes.get(z.dtype).size, z.strides[-2:]
-        adjacent = layout(high, wide, row, column, size)
-        layouts.append(adjacent)
-        lengths = zip(z.shape, z.strides, strict=True)
-        apart = [step if step > 0 else 1 for length, step in lengths if length > 1 and step != size]
-        alignments.append(math.gcd(16, z.pointer, *apart))
+        layouts.append(layout(high, wide, row, column, size))
+        matrices, along = (groups, z.strides[0]) if z is y else (1, 0)
+        steps = limiting_steps(layouts[-1], matrices, high, wide, (along, row, column), size)
+        alignments.append(arrays.alignment(z.pointer, steps))
     return Problem(
         rows,
         n,

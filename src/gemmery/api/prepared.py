@@ -111,7 +111,7 @@ def described(
     layouts = tuple(layout(rows, columns, step[1], step[2], each) for rows, columns, step, each in sides)
     low = [math.gcd(z.pointer, *(steps[i] for _, steps in form.loops)) for i, z in enumerate((x, y, c))]
     alignments = tuple(
-        arrays.alignment(low[i], _steps(layouts[i], form.batch, rows, columns, step, each))
+        arrays.alignment(low[i], limiting_steps(layouts[i], form.batch, rows, columns, step, each))
         for i, (rows, columns, step, each) in enumerate(sides)
     )
     problem = Problem(
@@ -236,7 +236,7 @@ def _ready(
     return PreparedLaunch(plan, problem, form, run)
 
 
-def _steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
+def limiting_steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
     """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements.
 
     A stride of a repeated or reversed row or column, or of a reversed batch, counts as 1 byte: tensor maps, which take

@@ -40,7 +40,7 @@ from gemmery.bench.work import Work
 from gemmery.cuda import hopper
 from gemmery.cuda.device import Device
 from gemmery.cuda.hopper import Instance
-from gemmery.cuda.hopper_table import MEASURED
+from gemmery.cuda.hopper_table import MEASURED, SizeClass, Winner
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung
@@ -121,8 +121,7 @@ def important() -> list[Work]:
 def missing(products: Iterable[Work], sms: int) -> list[Work]:
     """Return the products that the table of a device with so many multiprocessors does not have."""
     table = MEASURED.get(sms, {})
-    keys = {work: (*hopper.kind(work.problem), *hopper.size_class(work.m, work.n, work.k)) for work in products}
-    return [work for work, key in keys.items() if key not in table]
+    return [work for work in products if hopper.size_class(work.problem) not in table]
 
 
 def resident_problem(work: Work, device: str) -> Problem:
@@ -151,9 +150,10 @@ def candidates(problem: Problem, device: Device, rungs: Mapping[str, Rung]) -> l
     for tile in tiles(problem):
         rows, columns = -(-problem.m // tile.bm), -(-problem.n // tile.bn)
         band, blocks = hopper.order(tile, rows, columns, problem.batch, device.sms)
-        few_tiles = rows * columns * problem.batch <= 2 * device.sms
-        splits = SPLITS if RUNGS[1] in rungs and few_tiles and tile.cm * tile.cn == 1 else (1,)
+        splits = SPLITS if RUNGS[1] in rungs and tile.cm * tile.cn == 1 else (1,)
         for parts in splits:
+            if parts > 1 and not hopper.shared_turns(demand, tile, parts, device.sms):
+                continue
             values = dict(zip(hopper.KEYS, (*tile[:5], band, parts, blocks if parts == 1 else 0), strict=True))
             candidate = Candidate(rungs[RUNGS[parts > 1]], values)
             if launches(candidate, problem):
@@ -352,9 +352,7 @@ def tune(out: Path, products: Sequence[Work], seconds: float, processes: int) ->
     say(f"{time.monotonic() - start:.0f} s")
 
 
-Key = tuple[int, int, str]  # bytes of an element and of a result, layouts
-Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
-Times = dict[tuple[int, Key], dict[tuple[int, int, int], dict[Winner, float]]]
+Times = dict[tuple[int, tuple[int, int, str]], dict[SizeClass, dict[Winner, float]]]
 Instances = frozenset[tuple[int, ...]]
 OURS: Instances = frozenset(tuple(tile[:5]) for tile in hopper.INSTANCES)
 
@@ -363,29 +361,30 @@ def read(rows: Sequence[Mapping[str, Any]]) -> Times:
     """Return the times of configurations by multiprocessors, types and layouts, and size class."""
     by_size: Times = {}
     for row in rows:
-        element, out, _ = hopper.kind(Problem(row["m"], row["n"], row["k"], row["dtype"], row["out"]))
-        key: tuple[int, Key] = row["sms"], (element, out, row["layouts"])
+        a, b = LAYOUTS[row["layouts"]]
+        problem = Problem(row["m"], row["n"], row["k"], row["dtype"], row["out"], a_layout=a, b_layout=b)
+        types = row["sms"], hopper.kind(problem)
         bm, bn, stages, cm, cn, splits = (row["config"][name] for name in ("bm", "bn", "stages", "cm", "cn", "splits"))
         config: Winner = bm, bn, stages, cm, cn, splits
-        times = by_size.setdefault(key, {}).setdefault(hopper.size_class(row["m"], row["n"], row["k"]), {})
+        times = by_size.setdefault(types, {}).setdefault(hopper.size_class(problem), {})
         times[config] = min(row["us"], times.get(config, math.inf))
     return by_size
 
 
-def winners(rows: Sequence[Mapping[str, Any]], instances: Instances = OURS) -> dict[int, dict[tuple[Any, ...], Winner]]:
+def winners(rows: Sequence[Mapping[str, Any]], instances: Instances = OURS) -> dict[int, dict[SizeClass, Winner]]:
     """Return the table of `hopper` from the lines of files.
 
     >>> line = {"m": 64, "n": 32, "k": 16, "dtype": "bf16", "out": "bf16", "layouts": "TN", "us": 2.0, "sms": 132}
     >>> config = {"bm": 64, "bn": 32, "stages": 8, "cm": 1, "cn": 1, "splits": 1}
     >>> winners([line | {"config": config}, line | {"us": 1.0, "config": config | {"bn": 128}}])
-    {132: {(2, 2, 'TN', 1, 1, 16): (64, 128, 8, 1, 1, 1)}}
+    {132: {(2, 2, 'TN', 1, 1, 16, True): (64, 128, 8, 1, 1, 1)}}
     """
-    table: dict[int, dict[tuple[Any, ...], Winner]] = {}
-    for (sms, types), sizes in sorted(read(rows).items()):
+    table: dict[int, dict[SizeClass, Winner]] = {}
+    for (sms, _), sizes in sorted(read(rows).items()):
         for size, times in sizes.items():
             allowed = {config: us for config, us in times.items() if config[:5] in instances}
             if allowed:
-                table.setdefault(sms, {})[(*types, *size)] = min(allowed, key=allowed.__getitem__)
+                table.setdefault(sms, {})[size] = min(allowed, key=allowed.__getitem__)
     return table
 
 
@@ -417,8 +416,7 @@ def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
         say(f"{types}: {len(products)} products lose {loss(products, OURS):.2%}")
         say(f"  they would lose {loss(products, best):.2%} with {sorted(best)}")
     head, _, _ = to.read_text(encoding="utf-8").partition("MEASURED:")
-    annotation = "dict[int, dict[tuple[int, int, str, int, int, int], tuple[int, int, int, int, int, int]]]"
-    lines = [f"MEASURED: {annotation} = {{"]
+    lines = ["MEASURED: dict[int, dict[SizeClass, Winner]] = {"]
     for sms, table in winners(rows).items():
         lines += [f"    {sms}: {{", *(f"        {key}: {winner}," for key, winner in table.items()), "    },"]
     to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")

@@ -86,8 +86,8 @@ def test_few_rows_share_what_a_cluster_reads():
 
 
 def test_the_table_comes_before_the_model(monkeypatch, unknown):
-    size = hopper.size_class(4096, 4096, 4096)
-    monkeypatch.setattr(hopper, "MEASURED", {132: {(2, 2, "TN", *size): (64, 128, 8, 1, 1, 2)}})
+    size = hopper.size_class(product(4096, 4096, 4096))
+    monkeypatch.setattr(hopper, "MEASURED", {132: {size: (64, 128, 8, 1, 1, 2)}})
     config = hopper.chosen(product(4096, 4096, 4096), H200)
     assert (*instance(config), config["splits"]) == (64, 128, 8, 1, 1, 2)
     assert hopper.chosen(product(4096, 4096, 4096), H200, split=False)["splits"] == 1

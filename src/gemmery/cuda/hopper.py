@@ -11,7 +11,7 @@ from math import log2
 
 from gemmery import dtypes
 from gemmery.cuda.device import Device
-from gemmery.cuda.hopper_table import MEASURED
+from gemmery.cuda.hopper_table import MEASURED, SizeClass
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -119,9 +119,10 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
 def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int] | None:
     """Return the instance and split that were the fastest for a product as large as this one; None if none was timed.
 
-    Products are as large as each other if they have as many tiles, and k within an eighth of an octave.
+    Products are as large as each other if they have as many tiles, and k within an eighth of an octave; rows that
+    straddle lines of the L2 cache set them apart.
     """
-    winner = MEASURED.get(device.sms, {}).get((*kind(problem), *size_class(problem.m, problem.n, problem.k)))
+    winner = MEASURED.get(device.sms, {}).get(size_class(problem))
     if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or crowded(problem, *winner[:2]):
         return None
     return Instance(*winner[:5], 100), winner[5]
@@ -133,17 +134,23 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     roomy = [tile for tile in INSTANCES if not crowded(problem, tile.bm, tile.bn)]
     choices = [(tile, 1) for tile in roomy if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
-        choices += [(tile, splits) for tile in INSTANCES if (*tile[:2], *tile[3:5]) in SPLIT_TILES for splits in SPLITS]
+        alone = [tile for tile in roomy if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
+        choices += [
+            (tile, splits) for tile in alone for splits in SPLITS if shared_turns(demand, tile, splits, device.sms)
+        ]
     return min(choices, key=lambda choice: cycles(demand, choice[0], choice[1], device.sms))
 
 
-def size_class(m: int, n: int, k: int) -> tuple[int, int, int]:
-    """Return what products have in common that one configuration suits.
+def size_class(problem: Problem) -> SizeClass:
+    """Return what products have in common that one configuration suits: a key of the table of winners.
 
-    >>> size_class(4090, 4096, 4100) == size_class(4096, 4096, 4096)
-    True
+    >>> square = Problem(1024, 1024, 1024, "bf16", "bf16")
+    >>> size_class(square), size_class(square._replace(m=1000)) == size_class(square)
+    ((2, 2, 'TT', 16, 32, 40, False), True)
     """
-    return -(-m // 64), -(-n // 32), round(4 * log2(max(k, 1)))
+    demand = demand_of(problem)
+    straddles = demand.a_line + demand.b_line > 2 * ROW
+    return (*kind(problem), -(-problem.m // 64), -(-problem.n // 32), round(4 * log2(max(problem.k, 1))), straddles)
 
 
 def kind(problem: Problem) -> tuple[int, int, str]:
@@ -179,24 +186,44 @@ def demand_of(problem: Problem) -> Demand:
     return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_line, b_line, finish, boxed)
 
 
+def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
+    """Return the turns that clusters take at the tiles after whole rounds, 1 / splits of a round each; 0 if splitting
+    them does not save time.
+
+    >>> demand = demand_of(Problem(3072, 3072, 3072, "bf16", "bf16", b_layout="col"))
+    >>> shared_turns(demand, INSTANCES[0], 2, 132)  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
+    1
+    """
+    clusters = at_a_time(splits, sms)
+    tiles = -(-demand.m // tile.bm) * -(-demand.n // tile.bn) * demand.batch
+    turns = -(-(tiles % (clusters * splits)) // clusters)
+    return turns if turns < splits else 0
+
+
+def at_a_time(cluster: int, sms: int) -> int:
+    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together."""
+    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
+
+
 def cycles(demand: Demand, tile: Instance, splits: int, sms: int) -> float:
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end.
 
     A step lasts until its products are done, or until its lines have come from the L2 cache.
     """
     bm, bn, _, cm, cn, speed = tile
-    together = cm * cn * splits
-    clusters = sms // together if together <= 2 else sms // together * 10 // 11  # some do not fit together
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
     area, wide = bm * bn, -(-bn // 64) * 64 if demand.boxed else bn
     multiplied = area * 100 / (STEP_AREA * speed)
     brought = (demand.a_line * bm / cn + demand.b_line * wide / cm) / LINE_RATE
-    each = -(-demand.steps // splits) * max(multiplied, brought) + area * demand.finish
+    step = max(multiplied, brought)
+    each = demand.steps * step + area * demand.finish
     if cm > 1 and bm < demand.m <= FEW_ROWS:
         each *= READ_ONCE
-    if splits > 1:
-        each += EXCHANGE + EXCHANGE_ELEMENT * area
-    return START + LAST * area + -(-tiles // clusters) * each
+    if splits == 1:
+        return START + LAST * area + -(-tiles // at_a_time(cm * cn, sms)) * each
+    rounds = tiles // (at_a_time(splits, sms) * splits)
+    part = -(-demand.steps // splits) * step + area * demand.finish + EXCHANGE + EXCHANGE_ELEMENT * area
+    return START + LAST * area + rounds * each + shared_turns(demand, tile, splits, sms) * part
 
 
 def order(tile: Instance, rows: int, columns: int, batch: int, sms: int) -> tuple[int, int]:

@@ -6,27 +6,33 @@
 // Measured: not yet.
 #include "wgmma_epilogue.cu"
 
-// The factors of a thread's two rows for 128 of k, each times that of the block of B.
-struct Factors { float upper, lower; };
+// The factors of 128 of k: those of a thread's two rows, and that of the block of B.
+struct Factors { float upper, lower, block; };
 
 // Where the factors of a thread's rows of a tile are; without scales all are 1.
 struct BlockScales {
-  const float *upper = nullptr, *lower = nullptr, *b = nullptr;
-  long long a_step, b_step;
+  const bool scaled;
+  const float *upper = nullptr, *lower = nullptr, *block = nullptr;
+  const long long a_step, b_step;
 
   // `at` is the warp's place. Rows beyond the last one are not stored; they have its factors.
   template <class P>
-  __device__ __forceinline__ BlockScales(const P& p, Where at) : a_step(p.a_scale_k), b_step(p.b_scale_k) {
-    if (p.a_scale == nullptr) return;
+  __device__ __forceinline__ BlockScales(const P& p, Where at)
+      : scaled(p.a_scale != nullptr), a_step(p.a_scale_k), b_step(p.b_scale_k) {
+    if (!scaled) return;
     const int row = at.row + threadIdx.x % 32 / 4;
     upper = p.a_scale + min(row, p.product.m - 1) * p.a_scale_row;
     lower = p.a_scale + min(row + 8, p.product.m - 1) * p.a_scale_row;
-    b = p.b_scale + at.column / 128 * p.b_scale_col;
+    block = p.b_scale + at.column / 128 * p.b_scale_col;
   }
-  __device__ __forceinline__ Factors at(int step) const {
-    if (upper == nullptr) return {1, 1};
-    const float of_b = b[step * b_step];
-    return {upper[step * a_step] * of_b, lower[step * a_step] * of_b};
+  // Those of the next 128 of k. They are not used before the next products have begun, so that no load is waited for.
+  __device__ __forceinline__ Factors next() {
+    if (!scaled) return {1, 1, 1};
+    const Factors factors = {*upper, *lower, *block};
+    upper += a_step;
+    lower += a_step;
+    block += b_step;
+    return factors;
   }
 };
 
@@ -52,23 +58,24 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   __device__ __forceinline__ void add(Part& part, Factors factors) {
     ptx::wgmma_read_anew(part);
     this->release(this->before);
+    const float upper = factors.upper * factors.block, lower = factors.lower * factors.block;
 #pragma unroll
     for (int i = 0; i < Tiles::BN / 2; ++i) {
-      this->sums[0][i] = multiply_add(part[i], i & 2 ? factors.lower : factors.upper, this->sums[0][i]);
+      this->sums[0][i] = multiply_add(part[i], i & 2 ? lower : upper, this->sums[0][i]);
     }
   }
 
-  // TOGETHER parts from step `first` on. Where paths of the program meet, here at the end, no product is under way.
-  template <int TOGETHER> __device__ __forceinline__ void multiply_parts(const BlockScales& scales, int first) {
+  // TOGETHER parts. Where paths of the program meet, as at the end, no product is under way.
+  template <int TOGETHER> __device__ __forceinline__ void multiply_parts(BlockScales& scales) {
     Part parts[2];
-    Factors next = scales.at(first);
     multiply_part(parts[0]);
+    Factors next = scales.next();
     this->next_stage();
 #pragma unroll
     for (int i = 1; i < TOGETHER; ++i) {
       const Factors factors = next;
       multiply_part(parts[i % 2]);
-      next = scales.at(first + i);  // read while products are under way
+      next = scales.next();
       ptx::wgmma_wait_group<1>();
       add(parts[(i - 1) % 2], factors);
       this->next_stage();
@@ -77,14 +84,14 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
     add(parts[(TOGETHER - 1) % 2], next);
   }
 
-  __device__ __forceinline__ void multiply_tile(const BlockScales& scales, int steps) {
+  __device__ __forceinline__ void multiply_tile(BlockScales scales, int steps) {
     constexpr int TOGETHER = 4;
     this->clear();
     int step = 0;
 #pragma unroll 1
-    for (; step + TOGETHER <= steps; step += TOGETHER) multiply_parts<TOGETHER>(scales, step);
+    for (; step + TOGETHER <= steps; step += TOGETHER) multiply_parts<TOGETHER>(scales);
 #pragma unroll 1
-    for (; step < steps; ++step) multiply_parts<1>(scales, step);
+    for (; step < steps; ++step) multiply_parts<1>(scales);
   }
 };
 

@@ -407,9 +407,20 @@ def few(products: Sequence[Mapping[Winner, float]], most: int) -> Instances:
     return picked
 
 
+def latest(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the lines of files, of each product those of the last file that has it."""
+    products: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for file in files:
+        lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            lines.setdefault(tuple(row[key] for key in ("sms", "m", "n", "k", "dtype", "layouts")), []).append(row)
+        products |= lines
+    return [row for rows in products.values() for row in rows]
+
+
 def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
-    """Write hopper_table.py from the output of runs."""
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    """Write hopper_table.py from the output of runs; a product that was timed again counts as in the last one."""
+    rows = latest(files)
     for (_, types), sizes in read(rows).items():
         products = list(sizes.values())
         best = few(products, len(OURS))

@@ -112,6 +112,13 @@ def test_the_written_table_is_read_by_the_choice(tune, tmp_path):
     assert table.read_text().startswith(source.read_text().partition("MEASURED:")[0])
 
 
+def test_a_product_counts_as_in_the_last_file_that_has_it(tune, tmp_path):
+    files = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    for file, rows in zip(files, ([row(1.0, 256), row(9.0, 128, 64)], [row(2.0, 192), row(3.0, 256)]), strict=True):
+        file.write_text("".join(json.dumps(some) + "\n" for some in rows))
+    assert [(some["n"], some["us"]) for some in tune.latest(files)] == [(4096, 2.0), (4096, 3.0), (64, 9.0)]
+
+
 def test_shapes_are_spelled_as_sides(tune):
     assert tune.shape("64") == (64, 64, 64)
     assert tune.shape("1x2x3") == (1, 2, 3)

@@ -39,7 +39,6 @@ INSTANCES = (
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),
-    Instance(128, 192,    4, 1, 1,  94),
     Instance(128, 192,    4, 2, 1,  92),
     Instance(128, 160,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
@@ -48,7 +47,9 @@ INSTANCES = (
     Instance( 64, 128,    8, 1, 1,  80),
     Instance( 64, 128,    8, 2, 1,  78),
     Instance(128,  64,    8, 1, 1,  79),
-    Instance( 64,  32,    8, 1, 1,  88),
+    Instance( 64,  96,    8, 2, 1,  78),
+    Instance( 64,  64,    8, 1, 1,  80),
+    Instance( 64,  32,    8, 1, 1,  74),
 )
 # fmt: on
 DEEP = 1024  # k from which a split may pay

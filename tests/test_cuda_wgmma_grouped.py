@@ -94,6 +94,13 @@ def test_few_steps_of_k(k):
     assert np.array_equal(result, expected(a, b, [3, 88]))
 
 
+def test_more_rows_of_tiles_than_a_band_has():
+    a, b = operands(1100, 2, 72, 8)
+    result, findings = emulated(a, b, [1090, 1095], config={"blocks": 7})
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, [1090, 1095]))
+
+
 def test_offsets_that_are_wrong_touch_nothing_outside():
     """Each is used as if it were at least the one before, and at most the rows."""
     a, b = operands(72, 4, 16, 64)

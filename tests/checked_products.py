@@ -65,7 +65,8 @@ def matrices(shape, name, out="", layouts=ROWS, batch=1, shared=(False, False), 
     """Return A, B and a poisoned C, or a C `filled` with numbers."""
     m, n, k = shape
     out = out or dtypes.written(name)
-    c = random((batch, m, n), out, 3) if filled else np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
+    with np.errstate(invalid="ignore"):  # integers have no NaN
+        c = random((batch, m, n), out, 3) if filled else np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
     return (
         place(random((batch, m, k), name, 1), name, layouts[0], shared[0]),
         place(random((batch, k, n), name, 2), name, layouts[1], shared[1]),

@@ -20,12 +20,13 @@ from gemmery.emulator.lockstep import LockStep
 from gemmery.emulator.lower import LoweredKernel
 from gemmery.emulator.machine import LaunchConfig, Observer
 from gemmery.emulator.memory import Global
-from gemmery.emulator.ptx import Line
+from gemmery.emulator.ptx import Line, PtxKernel
 
 # glibc maps allocations of 128 KiB and more anew each time, until one of this size is freed: from then on it keeps
 # freed memory. Without that, every 8-byte register gets new pages, which costs 2 to 9 times as much.
 KEPT = (1 << 25) - (1 << 13)
 CHUNK = 1 << 14  # threads in lock step: a 4-byte register takes 64 KiB, so that several fit in a core's L2
+ALONE = 1 << 11  # threads in a random order: a step is of one warp, and costs as much as the threads of the chunk
 TOGETHER = 1 << 17  # threads of blocks that may wait for each other, which a device with room for them runs together
 
 Place = TypeVar("Place", Line, Frames)
@@ -215,10 +216,19 @@ def run(
     padded = -(-launch.block_threads // 32) * 32
     together = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
     if not chunk:
-        many = launch.blocks * padded > CHUNK
-        chunk = TOGETHER if many and orders(program.kernel).hands_over else CHUNK
+        chunk = _chunk(program.kernel, launch.blocks * padded, seed is not None)
     step = max(chunk // padded // together, 1) * together
     np.empty(KEPT, np.uint8)
     with np.errstate(all="ignore"):
         for ids in cluster.in_order(launch, step, order):
             LockStep(program, launch, memory, ids, observers, order, max_steps, ahead, device_sums).run()
+
+
+def _chunk(kernel: PtxKernel, threads: int, shuffled: bool) -> int:
+    """The threads that run together, of as many in the grid: more of a kernel whose blocks may wait for each other."""
+    if threads <= (ALONE if shuffled else CHUNK):
+        return CHUNK
+    order = orders(kernel)
+    if threads > CHUNK and order.hands_over:
+        return TOGETHER
+    return CHUNK if not shuffled or (order.atomic | order.volatile).any() else ALONE

@@ -99,19 +99,6 @@ def test_rows_of_an_order_are_not_more_than_there_are():
     assert hopper.order(hopper.INSTANCES[0], rows=3, columns=100, batch=1, sms=132)[0] == 3
 
 
-@pytest.mark.parametrize("change", [{"epilogue": "bias"}, {"scaled": True}, {"scales": "outer"}, {"out": "f32"}])
-def test_the_largest_tile_is_for_plain_results_of_16_bits(change):
-    """Beside its sums there are no registers for more."""
-    largest = [tile for tile in hopper.INSTANCES if tile.bm * tile.bn > 128 * 256]
-    assert largest
-    plain = Problem(16384, 16384, 16384, "bf16", "bf16", b_layout="col", device="h200")
-    assert not any(hopper.crowded(plain, tile.bm, tile.bn) for tile in hopper.INSTANCES)
-    for m in (128, 1000, 4096, 16384):
-        for n in (192, 4096, 16384):
-            config = hopper.chosen(plain._replace(m=m, n=n, **change), KNOWN["h200"])
-            assert config["bm"] * config["bn"] <= 128 * 256
-
-
 def test_what_may_be_split_is_known_without_the_model():
     """General kernels, whose sums have no parts, serve no product that is split later."""
     for m, n, k in itertools.product((8, 64, 100, 512, 2048), (8, 64, 1000, 4096, 8192), (64, 512, 1000, 1024, 4096)):

@@ -103,15 +103,6 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 
-def crowded(problem: Problem, bm: int, bn: int) -> bool:
-    """Return True if the sums of a tile leave no registers for the end of this product, so that ptxas would spill.
-
-    A thread of the largest tile has 192 sums. Rounding them to 16 bits is all that it then has room for.
-    """
-    lean = dtypes.get(problem.out).size == 2 and not (problem.epilogue or problem.scaled or problem.scales)
-    return bm * bn > 128 * 256 and not lean
-
-
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     """Return False for products whose k the model does not split: those of many tiles or of few steps."""
     return k >= DEEP and -(-m // 128) * -(-n // 64) * batch <= 2 * device.sms
@@ -124,7 +115,7 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     straddle lines of the L2 cache set them apart.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or crowded(problem, *winner[:2]):
+    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split):
         return None
     return Instance(*winner[:5], 100), winner[5]
 
@@ -132,8 +123,7 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    roomy = [tile for tile in INSTANCES if not crowded(problem, tile.bm, tile.bn)]
-    choices = [(tile, 1) for tile in roomy if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
+    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in roomy if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
         choices += [

@@ -154,10 +154,6 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
     _check(problem, bm, bn, stages, cm, cn, shared)
-    if hopper.crowded(problem, bm, bn):
-        raise RefusedError(
-            f"bm={bm}, bn={bn}: its sums leave no registers for this end of a tile; use 128 x 256 or less"
-        )
     cluster, fused = cm * cn, bool(problem.epilogue or problem.scaled or problem.scales)
     tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))

@@ -125,7 +125,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     demand = demand_of(problem)
     choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
-        alone = [tile for tile in roomy if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
+        alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
         choices += [
             (tile, splits) for tile in alone for splits in SPLITS if shared_turns(demand, tile, splits, device.sms)
         ]

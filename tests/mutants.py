@@ -685,15 +685,10 @@ MUTANTS = (
             "count, gridDim.x",
             "shared tiles are left out",
         ),
-        ("wgmma_streamk.cu", "ring + rank * PART", "ring + to * PART", "parts that overwrite each other"),
+        ("wgmma_streamk.cu", "place + rank * PART", "place + to * PART", "parts that overwrite each other"),
         ("wgmma_streamk.cu", "to * OWN + i % OWN", "rank * OWN + i % OWN", "the columns of another block"),
         ("wgmma_streamk.cu", "int of = 1;", "int of = 2;", "the second part is left out"),
-        (
-            "wgmma_streamk.cu",
-            "      meet();  // all stages have been read\n",
-            "",
-            "a barrier that two sides count differently",
-        ),
+        ("wgmma_streamk.cu", "here + of * PART", "here + PART", "the second part for all others"),
         (
             "wgmma_streamk.cu",
             "rest.tile.col + rank * M",

@@ -30,17 +30,30 @@ template <class Tiles> struct Turns : Bands<Tiles> {
 };
 
 // Where the sums of a cluster's blocks meet: each thread sends its sums of a block's columns to the same thread of that
-// block, and finishes those it receives. They lie in the ring, which no copy and no product may use.
-template <class Tiles, int SPLITS> struct Meeting {
+// block, and finishes those it receives. Where they fit the staging buffers of C they lie there (APART), and a block
+// may send them as soon as its own products have ended. Else they lie in the ring, when all blocks have read it.
+template <class Tiles, class P, int SPLITS> struct Meeting {
   using S = typename Tiles::S;
   static constexpr int COLUMNS = Tiles::BN / SPLITS, OWN = COLUMNS / 2, THREADS = Tiles::WARPGROUPS * 128;
   static constexpr int FOUR = THREADS * 16, PART = Tiles::BLOCKS * OWN / 4 * FOUR;  // bytes of four sums of all threads
+  static constexpr bool APART = SPLITS * PART <= P::BYTES;
   static_assert(OWN % 4 == 0 && SPLITS * PART <= Tiles::RING, "the parts of a block's columns fit its ring");
 
-  static __device__ __forceinline__ void send(const S (&sums)[Tiles::BLOCKS][Tiles::BN / 2], unsigned ring, int rank) {
+  // All threads of the cluster: what they did before is done.
+  static __device__ __forceinline__ void arrive() {
+    __syncwarp();
+    ptx::barrier_cluster_arrive();
+  }
+  static __device__ __forceinline__ void wait() {
+    __syncwarp();
+    ptx::barrier_cluster_wait();
+  }
+
+  using Sums = S[Tiles::BLOCKS][Tiles::BN / 2];
+  static __device__ __forceinline__ void send(const Sums& sums, unsigned place, int rank) {
 #pragma unroll
     for (int to = 0; to < SPLITS; ++to) {
-      const unsigned there = ptx::mapa(ring + rank * PART + threadIdx.x % THREADS * 16, to);
+      const unsigned there = ptx::mapa(place + rank * PART + threadIdx.x % THREADS * 16, to);
 #pragma unroll
       for (int i = 0; i < Tiles::BLOCKS * OWN; i += 4) {
         const S* x = sums[i / OWN] + to * OWN + i % OWN;
@@ -52,8 +65,8 @@ template <class Tiles, int SPLITS> struct Meeting {
   // Adds up in the order of k, four sums at a time: two columns of two rows, to C from registers. `at` is the warp's
   // place in the block's columns. What may happen to a sum is long, so there is one copy of it.
   template <bool FUSED, class T, class Out>
-  static __device__ __forceinline__ void finish(unsigned ring, const TmaProduct<T, Out>& p, Where at) {
-    const unsigned here = ring + threadIdx.x % THREADS * 16;
+  static __device__ __forceinline__ void finish(unsigned place, const TmaProduct<T, Out>& p, Where at) {
+    const unsigned here = place + threadIdx.x % THREADS * 16;
     const int lane = threadIdx.x % 32;
 #pragma unroll(FUSED ? 1 : 4)
     for (int i = 0; i < Tiles::BLOCKS * OWN; i += 4) {
@@ -94,7 +107,7 @@ template <class T, class Out, bool FUSED, class Tiles, int SPLITS>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_streamk(const __grid_constant__ TmaProduct<T, Out> p) {
   using P = Pieces<Tiles, Out>;
-  using M = Meeting<Tiles, SPLITS>;
+  using M = Meeting<Tiles, P, SPLITS>;
   extern __shared__ __align__(1024) char shared[];
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   const Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
@@ -106,11 +119,6 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
   Turns<Tiles> order(p, pipe.place, blockIdx.x, whole, gridDim.x);  // whole tiles; then those of the cluster
   Turns<Tiles> rest(p, pipe.place, whole + blockIdx.x / SPLITS, count, gridDim.x / SPLITS);
   pipe.wait_for_launches_before();
-  auto meet = [] {  // all threads of the cluster
-    __syncwarp();
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-  };
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     Producer<Tiles> producer(pipe);
@@ -118,10 +126,13 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
     }
     for (bool again = false; rest.more(); rest.next(), again = true) {
-      if (again) meet();  // all sums have been read: the ring may be filled again
+      if (M::APART || again) M::arrive();
+      if (!M::APART && again) M::wait();  // all have read the sums of the tile before: the ring may be filled again
       if (threadIdx.x == 0) producer.bring_tile(p, rest.tile, part.first, part.steps);
-      meet();
-      meet();
+      if (!M::APART) M::arrive();
+      M::wait();
+      M::arrive();
+      M::wait();
     }
   } else {
     pipe.begin_consumer();
@@ -130,15 +141,20 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
     Consumer<Tiles> consumer(pipe);
     consumer.now.stage = stages % Tiles::STAGES;
     consumer.now.parity = stages / Tiles::STAGES % 2;
+    const unsigned place = M::APART ? pipe.ring + Tiles::RING : pipe.ring;
     for (bool again = false; rest.more(); rest.next(), again = true) {
-      if (again) meet();
+      if (again) ptx::fence_proxy_async();  // copies may overwrite what other blocks have sent
+      if (M::APART || again) M::arrive();
+      if (!M::APART && again) M::wait();
       consumer.multiply_tile(part.steps);
-      meet();  // all stages have been read
-      M::send(consumer.sums, pipe.ring, rank);
-      meet();
+      if (!M::APART) M::arrive();
+      M::wait();  // the place is free in all blocks
+      M::send(consumer.sums, place, rank);
+      M::arrive();
+      M::wait();
       const int warp = threadIdx.x / 32 - 4, row = warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16;
       const int column = rest.tile.col + rank * M::COLUMNS;
-      M::template finish<FUSED>(pipe.ring, p, {rest.tile.batch, rest.tile.row + row, column});
+      M::template finish<FUSED>(place, p, {rest.tile.batch, rest.tile.row + row, column});
     }
   }
 }

@@ -12,8 +12,10 @@ from gemmery import cache, config, dtypes
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import ARCHS, KNOWN, STATIC_SHARED
 from gemmery.cuda.geometry import refusal
+from gemmery.cuda.hopper import INSTANCES
 from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 
 pytest.importorskip("cuda.bindings")
@@ -254,3 +256,14 @@ def test_the_report_of_a_kernel_begins_where_ptxas_compiles_it():
     assert nvrtc.serialised(log, "f").startswith("(C7517) wgmma.wait_group is injected")
     for code in (7507, 7520):
         assert "bytes of local memory" in nvrtc.serialised(log.replace("C7517", f"C{code}"), "f")
+
+
+@pytest.mark.parametrize(("name", "out", "epilogue"), [("bf16", "bf16", "bias"), ("i8", "i32", "")])
+def test_the_largest_tile_of_the_library_has_registers_for_its_end(name, out, epilogue):
+    """192 sums a thread, and either every step of an epilogue or results of 32 bits."""
+    tile = max(INSTANCES, key=lambda tile: tile.bm * tile.bn)
+    config = {key: getattr(tile, key) for key in ("bm", "bn", "stages", "cm", "cn")}
+    problem = Problem(4096, 4096, 4096, name, out, b_layout="col", epilogue=epilogue, device="h200")
+    rung = find(CUDA, "wgmma_epilogue")
+    launch = rung.geometry(problem, {**rung.default, **config})
+    assert nvrtc.code(launch.source, launch.kernel, "sm_90a").report.registers == 168

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hopper
+from gemmery.emulator.hopper.tensormap import tensor_map
 from gemmery.lab.kernel import emulate
 
 pytest.importorskip("cuda.bindings")
@@ -141,3 +142,40 @@ def test_memory_of_another_block_that_may_not_be_there(first, last, words):
     found = findings(body, np.zeros(128, np.uint32), blocks=4, cluster=2)
     assert [one.kind for one in found] == ["misuse"]
     assert words in found[0].message
+
+
+def test_boxes_of_three_dimensions_come_to_both_blocks_and_leave():
+    """Each block copies half of a matrix of a batch to both, and stores what the other one brought."""
+    code = f"""{hopper.HEAD}
+extern "C" __global__ void __cluster_dims__(2, 1, 1)
+f(const __grid_constant__ Map from, const __grid_constant__ Map to) {{
+  __shared__ __align__(1024) char tile[8192];
+  __shared__ __align__(8) u64 memory;
+  u32 rank = blockIdx.x % 2, batch = blockIdx.x / 2, done = place(&memory);
+  if (threadIdx.x == 0) {INIT}
+  {MEET}
+  asm volatile("griddepcontrol.wait; griddepcontrol.launch_dependents;" ::: "memory");
+  if (threadIdx.x == 0) {{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 8192;" ::"r"(done) : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {{%2, %3, %4}}], [%5], %6;" ::"r"(place(tile) + rank * 4096), "l"(&from), "r"(0),
+                 "r"(rank * 32), "r"(batch), "r"(done), "h"((unsigned short)3) : "memory");
+  }}
+  wait(done, 0);
+  {FENCE}
+  __syncthreads();
+  if (threadIdx.x == 0) {{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {{%1, %2, %3}}], [%4];" ::"l"(&to),
+                 "r"(0), "r"(rank * 32), "r"(batch), "r"(place(tile) + (rank ^ 1) * 4096) : "memory");
+    asm volatile("cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;" ::: "memory");
+  }}
+  {MEET}
+}}"""
+    x, y = np.arange(2 * 60 * 64, dtype=np.float16).reshape(2, 60, 64), np.zeros((2, 64, 64), np.float16)
+    maps = [tensor_map(array, (1, 32, 64), swizzle=128) for array in (x, y)]
+    run = emulate(code, "f", 4, 64, maps, arch="sm_90a")
+    assert run.findings == ()
+    assert np.array_equal(y[:, :28], x[:, 32:])
+    assert not y[:, 28:32].any()
+    assert np.array_equal(y[:, 32:], x[:, :32])
+    assert run.global_.bulk.used == x.nbytes + y.nbytes

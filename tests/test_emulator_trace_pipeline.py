@@ -9,8 +9,10 @@ import pytest
 import hopper
 from gemmery.emulator.run import emulated
 from gemmery.emulator.trace.pipeline import NOBODY, PipelineTrace
+from gemmery.inspection import side_by_side
 from gemmery.inspection.barriers import trace_barriers
 from gemmery.inspection.gather import inspect_rung
+from gemmery.inspection.records import SideBySide
 from gemmery.inspection.sections import sections
 from gemmery.lab import kernel
 from gemmery.ladder.cuda import CUDA
@@ -126,6 +128,17 @@ def test_an_inspection_draws_and_counts_them():
     (section,) = (part for part in sections(inspection) if part.title == "Barriers of the first block")
     assert dict(section.rows)["ring"] == "4 stages"
     assert dict(section.rows)["tensor copies"] == "24, 262,144 bytes"
+
+
+def test_barriers_of_two_rungs_are_compared():
+    """Of a tile of 128 x 128, and of one of 128 x 256 in a cluster of two."""
+    pair = SideBySide(
+        *(inspect_rung(f"wgmma_{name}", n=512, dtype="f16", device="h200") for name in ("tma", "cluster"))
+    )
+    (section,) = (part for part in side_by_side.sections(pair) if part.title == "Barriers of the first block")
+    rows = {row[0]: row[1:] for row in section.rows}
+    assert rows["products of warpgroups"] == ("64", "64", "")
+    assert rows["tensor copies"] == ("24", "40", "1.67×")
 
 
 def test_an_inspection_tells_the_roles_of_warpgroups_and_their_cluster():

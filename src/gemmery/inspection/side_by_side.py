@@ -8,7 +8,7 @@ from gemmery.cuda.sass import arithmetic, is_notable, multiply_adds, ordered
 from gemmery.inspection import counters
 from gemmery.inspection.counters import roof_seconds
 from gemmery.inspection.records import CompiledLaunch, EmulatorCounts, SideBySide
-from gemmery.inspection.sections import Section, configured, product_launch
+from gemmery.inspection.sections import BARRIERS_NOTE, Section, configured, product_launch
 from gemmery.report import words
 
 COUNTS = {
@@ -21,6 +21,15 @@ COUNTS = {
     "used": "bytes used of the sectors",
     "divergent_branches": "divergent branches",
     "flops": "flops",
+}
+AT_BARRIERS = {
+    "copies": "tensor copies",
+    "bytes": "bytes of these",
+    "waits": "waits of warpgroups",
+    "slept": "of these while a phase is under way",
+    "arrivals": "arrivals of threads",
+    "phases": "phases",
+    "products": "products of warpgroups",
 }
 COSTS = ("instructions", "bank_conflicts", "wavefronts", "sectors", "divergent_branches")
 ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
@@ -71,7 +80,7 @@ def sections(pair: SideBySide) -> tuple[Section, ...]:
     if pair.old.config or pair.new.config:
         old, new = {"config": configured(pair.old), **old}, {"config": configured(pair.new), **new}
     facts = [(name, old.get(name, ""), new.get(name, "")) for name in dict.fromkeys([*old, *new])]
-    result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair)]
+    result = [_counters(pair), _roofs(pair), _section(pair, "Launch", facts), _machine(pair), _barriers(pair)]
     if before and after:
         result.append(_section(pair, "Instructions executed, by kind", _numbers(before.kinds, after.kinds)))
     return tuple(section for section in result if section)
@@ -144,6 +153,16 @@ def _machine(pair: SideBySide) -> Section | None:
     note += _uncounted(kernels)
     rows = _numbers(*_grouped(scaled[0], scaled[1]))
     return _section(pair, f"Machine instructions of the main loop per {same}", rows, note)
+
+
+def _barriers(pair: SideBySide) -> Section | None:
+    """What the first blocks do at their mbarriers, where both kernels have some."""
+    timelines = [run.emulated.chosen.timeline if run.emulated else None for run in (pair.old, pair.new)]
+    counts = [{text: timeline.counts[name] for name, text in AT_BARRIERS.items()} for timeline in timelines if timeline]
+    if len(counts) < 2:
+        return None
+    old, new = counts
+    return _section(pair, "Barriers of the first block", _numbers(old, new), BARRIERS_NOTE)
 
 
 def _uncounted(kernels: Iterable[CompiledLaunch]) -> str:

@@ -9,8 +9,8 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
-  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::BN <= 256;
-  static constexpr int COLUMNS = OVERLAPPED && Tiles::BN % 64 == 0 ? 64 : 32, ACROSS = Tiles::BN / COLUMNS;
+  static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::WN <= 288;
+  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 ? 64 : 32, ACROSS = Tiles::WN / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = 2;  // bytes; buffers of a warp
   static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
@@ -197,7 +197,8 @@ template <class P> struct Staging {
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
-    if (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch))) {
+    // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map.
+    if (Tiles::BESIDE || (p.mapped & 1 && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {

@@ -39,12 +39,16 @@ struct WgmmaTiles {
   static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
   using Types = WgmmaTypes<T, A_K_MAJOR, B_K_MAJOR>;
   static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
-  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1, BLOCKS = BM / 64 / WARPGROUPS;  // of 64 rows, in each warpgroup
+  // Each warpgroup has BLOCKS of 64 rows, by WN columns. Two lie one below the other; of 192 rows, BESIDE each other.
+  static constexpr bool BESIDE = BM == 192;
+  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1, WN = BESIDE ? BN / 2 : BN;
+  static constexpr int BLOCKS = BESIDE ? 3 : BM / 64 / WARPGROUPS, WM = BESIDE ? 0 : BLOCKS * 64;  // rows to the next
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_SLICE = BM / CN, B_SLICE = BN / CM;  // sides that one block of a cluster brings
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
-  static_assert(BM == 64 * BLOCKS * WARPGROUPS && BN % 32 == 0 && BN <= 256, "wgmma has 64 rows");
+  static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && WN % 32 == 0 && BN <= 256, "wgmma has 64 rows");
+  static_assert(B_K_MAJOR || !BESIDE, "boxes of 64 columns belong to one warpgroup");
   static_assert(A_SLICE % (A_K_MAJOR || CN == 1 ? 8 : 64) == 0 && B_SLICE % (B_K_MAJOR || CM == 1 ? 8 : 64) == 0,
                 "slices are whole boxes");
 };
@@ -70,12 +74,12 @@ __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, i
 // Nothing may look at sums as bits: the compiler would hold them as integers through the loop over k, with copies
 // between products, and ptxas would let each product end before the next begins (its message C7514).
 template <class Tiles> struct Warpgroup {
-  typename Tiles::S sums[Tiles::BLOCKS][Tiles::BN / 2];
+  typename Tiles::S sums[Tiles::BLOCKS][Tiles::WN / 2];
   unsigned long long a, b;
 
   __device__ __forceinline__ Warpgroup(unsigned ring, int warpgroup)
-      : a(descriptor<Tiles::A_K_MAJOR>(ring + warpgroup * Tiles::BLOCKS * 8192)),
-        b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES)) {}
+      : a(descriptor<Tiles::A_K_MAJOR>(ring + warpgroup * Tiles::WM * 128)),
+        b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES + (Tiles::BESIDE ? warpgroup * Tiles::WN * 128 : 0))) {}
 
   // One of the PRODUCTS of a stage; without `adds`, what the sums hold is forgotten.
   __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
@@ -92,7 +96,7 @@ template <class Tiles> struct Warpgroup {
 #pragma unroll
     for (int block = 0; block < Tiles::BLOCKS; ++block) {
 #pragma unroll
-      for (int i = 0; i < Tiles::BN / 2; ++i) sums[block][i] = 0;
+      for (int i = 0; i < Tiles::WN / 2; ++i) sums[block][i] = 0;
     }
   }
 
@@ -113,7 +117,7 @@ template <class Tiles> struct Warpgroup {
         if (i >= p.m) continue;
         Out* c = p.c_at(batch, i, column);
 #pragma unroll
-        for (int eight = 0; eight < Tiles::BN / 8; ++eight) {
+        for (int eight = 0; eight < Tiles::WN / 8; ++eight) {
           int j = column + eight * 8;
           Out pair[2];
 #pragma unroll

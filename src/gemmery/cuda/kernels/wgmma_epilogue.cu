@@ -16,7 +16,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
   auto place = [&] {
-    return Where{order.tile.batch, order.tile.row + warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16, order.tile.col};
+    int row = order.tile.row + warp / 4 * Tiles::WM + warp % 4 * 16;
+    return Where{order.tile.batch, row, order.tile.col + (Tiles::BESIDE ? warp / 4 * Tiles::WN : 0)};
   };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
@@ -29,10 +30,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     typename P::Part packed[P::COUNT][P::EACH];
     Where before = {};
     bool pending = false;
+    // The next tile is found while this one is multiplied, unless the place of this one has no registers until then.
+    constexpr bool AHEAD = !Tiles::BESIDE;
     while (order.more()) {
       Where at = place();
       bool passes = order.passes(warp / 4);
-      order.next();
+      if (AHEAD) order.next();
       if (passes) {
         consumer.pass_tile(steps);
         continue;
@@ -49,10 +52,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         consumer.next_stage();
       }
       consumer.finish();
+      if (!AHEAD) at = place();
 #pragma unroll
       for (int piece = 0; piece < P::COUNT; ++piece) pack_piece(packed[piece], piece, at);
       before = at;
       pending = true;
+      if (!AHEAD) order.next();
     }
     if (pending) {
 #pragma unroll

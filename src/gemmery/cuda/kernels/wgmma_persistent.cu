@@ -11,13 +11,12 @@ template <class Tiles> struct Bands {
   static constexpr bool GROUPED = false;
   static constexpr int CLUSTER = Tiles::CM * Tiles::CN;
   const int m, n, batch, band;  // of the argument, which costs no registers
-  const int in_m, in_n;         // the place in the cluster
   int index;
   Tile tile;
 
   template <class P, class Place>
-  __device__ __forceinline__ Bands(const P& p, const Place& place)
-      : m(p.product.m), n(p.product.n), batch(p.product.batch), band(p.band), in_m(place.m), in_n(place.n),
+  __device__ __forceinline__ Bands(const P& p, const Place&)
+      : m(p.product.m), n(p.product.n), batch(p.product.batch), band(p.band),
         index(blockIdx.x / CLUSTER) {
     find();
   }
@@ -42,7 +41,8 @@ template <class Tiles> struct Bands {
     unsigned bands = within / of_band, first = bands * band, height = min(down - first, unsigned(band));
     within -= bands * of_band;
     unsigned column = within / height, row = first + within - column * height;
-    tile = {int(matrix), int((row * Tiles::CM + in_m) * Tiles::BM), int((column * Tiles::CN + in_n) * Tiles::BN)};
+    const Cluster<Tiles::CM, Tiles::CN> place;
+    tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM), int((column * Tiles::CN + place.n) * Tiles::BN)};
   }
 };
 

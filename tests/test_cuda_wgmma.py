@@ -84,7 +84,8 @@ def test_boxes_are_what_a_block_brings():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"bm": 192}, "bm=192.* 64, 128 or 256 rows"),
+        ({"bm": 96}, "bm=96.* 64, 128, 192 or 256 rows"),
+        ({"bm": 192, "bn": 96}, "192 rows has 64, 128 or 192 columns"),
         ({"bn": 40}, "bn=40.* 32, 64, ... 256 columns"),
         ({"bm": 256, "bn": 256, "stages": 2}, "256 sums for each thread.* room for 192"),
         ({"stages": 1}, "stages=1: one is filled while another is read"),

@@ -41,6 +41,7 @@ class MapBox(NamedTuple):
     packed: int = -1
     pitch: int = 0  # bytes between rows of the packed operand
     promotion: int = 256  # bytes fetched into L2 at a time: 0, 64, 128, 256
+    required: bool = False  # of C: the kernel cannot write it otherwise
 
 
 @dataclass(frozen=True)

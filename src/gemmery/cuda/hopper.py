@@ -11,6 +11,7 @@ from math import log2
 
 from gemmery import dtypes
 from gemmery.cuda.device import Device
+from gemmery.cuda.geometry import describable
 from gemmery.cuda.hopper_table import MEASURED, SizeClass
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -40,6 +41,7 @@ INSTANCES = (
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),
     Instance(128, 192,    4, 2, 1,  92),
+    Instance(192, 192,    4, 2, 1,  98),
     Instance(128, 160,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
     Instance(128, 128,    6, 2, 1,  91),
@@ -117,13 +119,30 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
     if winner is None or problem.batch > 1 or (winner[5] > 1 and not split):
         return None
+    if winner[0] == 192 and not beside(problem):
+        return None
     return Instance(*winner[:5], 100), winner[5]
+
+
+def beside(problem: Problem) -> bool:
+    """Return True if a tile of 192 rows, whose warpgroups lie beside each other, can compute a product.
+
+    A thread of it has 144 sums and 72 packed ones, which leaves no registers for more than to copy plain sums to a C
+    with a tensor map.
+    """
+    plain = not (problem.epilogue or problem.scaled or problem.scales)
+    halves = dtypes.get(problem.dtype).size == dtypes.get(problem.out).size == 2
+    return plain and halves and problem.b_layout == "col" and not describable(problem, "c")
 
 
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    choices = [(tile, 1) for tile in INSTANCES if not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0]
+    choices = [
+        (tile, 1)
+        for tile in INSTANCES
+        if (not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0) and (tile.bm != 192 or beside(problem))
+    ]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
         choices += [

@@ -85,7 +85,7 @@ def placed(geometry: Geometry, problem: Problem, a: View, b: View, c: View) -> t
             described = shape(box, problem, views[box.operand])
             maps.append(PlacedMap(box.operand, described, box.packed))
         except LayoutError:
-            if box.operand != "c":
+            if box.operand != "c" or box.required:
                 raise
     return _next_to_each_other(maps)
 

@@ -33,7 +33,7 @@ _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 192, 256), "stages": (2, 3, 4, 6)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
-_OVERLAPPED = 128 * 256  # of a tile that stays in registers, packed, while the next one is multiplied
+_OVERLAPPED = 192 * 192  # of a tile that stays in registers, packed, while the next one is multiplied
 _KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
@@ -97,6 +97,7 @@ def _tma(name: str, problem: Problem, config: Config) -> Geometry:
     """A tile per block; all its threads wait and multiply."""
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
     shared = ring_bytes(problem, bm, bn, stages) + 8 * stages
+    _check_rows(bm)
     _check(problem, bm, bn, stages, 1, 1, shared)
     return Geometry(
         f"{name}.cu",
@@ -154,6 +155,8 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
     _check(problem, bm, bn, stages, cm, cn, shared)
+    if bm == 192 and not hopper.beside(problem):
+        raise RefusedError("bm=192: it takes plain products of halves with B by columns and a C with a tensor map")
     cluster, fused = cm * cn, bool(problem.epilogue or problem.scaled or problem.scales)
     tiling = wgmma_tiles(problem, bm, bn, stages, cm, cn)
     count = min(tiles(problem, bm * cm, bn * cn)[0], clusters(blocks, cluster))
@@ -177,8 +180,9 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
     """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
     size = dtypes.get(problem.out).size
-    columns = 64 if size == 2 and bn % 64 == 0 and bm * bn <= _OVERLAPPED else 32
-    return MapBox("c", (columns, 16), swizzle=columns * size)
+    width = bn // 2 if bm == 192 else bn  # of a warpgroup
+    columns = 64 if size == 2 and width % 64 == 0 and bm * bn <= _OVERLAPPED else 32
+    return MapBox("c", (columns, 16), swizzle=columns * size, required=bm == 192)
 
 
 def staging_bytes(bm: int) -> int:
@@ -193,8 +197,10 @@ def clusters(blocks: int, cluster: int) -> int:
 
 def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> str:
     """Return why a kernel cannot have this tile, ring and cluster for a problem; "" if it can."""
-    if bm not in (64, 128, 256) or bn % 32 or not 32 <= bn <= 256:
-        return f"bm={bm}, bn={bn}: a tile has 64, 128 or 256 rows and 32, 64, ... 256 columns"
+    if bm == 192 and (bn not in (64, 128, 192) or cn > 1):
+        return f"bm={bm}, bn={bn}, cn={cn}: a tile of 192 rows has 64, 128 or 192 columns, and a cluster along m alone"
+    if bm not in (64, 128, 192, 256) or bn % 32 or not 32 <= bn <= 256:
+        return f"bm={bm}, bn={bn}: a tile has 64, 128, 192 or 256 rows and 32, 64, ... 256 columns"
     if bm * bn > _MOST_SUMS:
         return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
     if stages < 2:
@@ -210,6 +216,11 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
             f"of A each, and the {cm} of a column multiples of {b} columns of B"
         )
     return ""
+
+
+def _check_rows(bm: int) -> None:
+    if bm == 192:
+        raise RefusedError("bm=192: wgmma_epilogue alone lays two warpgroups beside each other")
 
 
 def _check(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, shared: int) -> None:
@@ -236,6 +247,7 @@ def _by_roles(
 ) -> Geometry:
     """A warpgroup that brings tiles, and one or two that multiply."""
     shared = ring_bytes(problem, bm, bn, stages) + 16 * stages
+    _check_rows(bm)
     _check(problem, bm, bn, stages, cm, cn, shared)
     return Geometry(
         f"{name}.cu",

@@ -576,6 +576,12 @@ def test_without_rest_the_start_of_a_turn_does_not_count():
     assert not meter.reads_power
 
 
+def test_the_time_of_a_suite_counts_its_races(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('device = "cuda"\nrivals = ["cublas"]\nsustained = 1.0\n[[product]]\nsquare = [64, 8192]')
+    assert suites.expected([suite.load(file)], 0, 1.5) == "2 measurements, about 10 s"
+
+
 def test_a_call_longer_than_a_turn_is_timed_once():
     clock, log = Clock(), []
     race = without_rest.race([working("a", 5e9, clock, log)], Meter(log), turn=1.0, rounds=1, now=lambda: clock.now)

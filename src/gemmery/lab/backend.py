@@ -29,6 +29,9 @@ class Runnable:
     note: str = ""
 
 
+TURNS = 3  # of each contestant in a race without rests
+
+
 @dataclass(frozen=True)
 class Race:
     """Contestants that took turns without rest; by name: the mean watts, and the median clock in MHz."""

@@ -13,10 +13,10 @@ from gemmery.bench.suite import ON_A_GPU, Suite, taking_part
 from gemmery.cpu import target
 from gemmery.errors import ArgumentError, RefusedError
 from gemmery.lab import asked
-from gemmery.lab.backend import Opponent
+from gemmery.lab.backend import TURNS, Opponent
 from gemmery.lab.call_overhead import calls
 from gemmery.lab.climb import estimate
-from gemmery.lab.contest import PRODUCT, Task, contest, entrant
+from gemmery.lab.contest import PRODUCT, SUSTAINED_ABOVE, Task, contest, entrant
 from gemmery.lab.event import OnEvent, ignore
 from gemmery.lab.first_product import first_call
 from gemmery.lab.new_products import new_shapes
@@ -104,7 +104,14 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
-    return estimate(sum(len(each.works) * len(_counts(each, threads)) for each in suites), seconds)
+    count = sum(len(each.works) * len(_counts(each, threads)) for each in suites)
+    raced = sum(without_rest(each, work.problem.flops, 1 + len(each.rivals)) for each in suites for work in each.works)
+    return estimate(count, seconds + raced / count)
+
+
+def without_rest(suite: Suite, flops: int, contestants: int) -> float:
+    """Return the seconds of a race without rests between so many contestants at a product; 0 if there is none."""
+    return suite.sustained * (1 + TURNS * contestants) if flops > SUSTAINED_ABOVE else 0.0
 
 
 def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[str], seconds: float) -> None:

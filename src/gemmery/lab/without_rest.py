@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from gemmery.bench import timing
 from gemmery.bench.timing import Contestant
 from gemmery.cuda.nvml import Monitor
-from gemmery.lab.backend import Race
+from gemmery.lab.backend import TURNS, Race
 
-ROUNDS = 3
 BURST = 0.025  # seconds of a sample, in the middle of which clock and power are read
 SETTLING = 1 / 3  # of a turn that does not count: the power is still that of the contestant before
 
@@ -21,7 +20,7 @@ def race(
     contestants: Sequence[Contestant],
     monitor: Monitor,
     turn: float,
-    rounds: int = ROUNDS,
+    rounds: int = TURNS,
     now: Callable[[], float] = time.monotonic,
 ) -> Race:
     """Let contestants take turns of `turn` seconds, in an order drawn in each round; the start of each does not count.

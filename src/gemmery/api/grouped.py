@@ -93,8 +93,9 @@ def grouped_matmul(
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
     what all products share.
 
-    Each group's product has the element types, accuracy and determinism of `matmul`, and k is never split among blocks
-    of a device.
+    Each group's product has the element types, accuracy and determinism of `matmul`. On devices of compute capability
+    9.0 all groups of float16, bfloat16, float8 and int8 are one launch, in which the bits of a row depend on no other
+    row.
 
     Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
     """

@@ -9,6 +9,7 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda import hopper
 from gemmery.cuda.geometry import C_NAMES, Geometry, element, target, template, tiles
+from gemmery.cuda.hopper import Instance
 from gemmery.cuda.tiles import complete
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
@@ -20,6 +21,12 @@ _HALF = ("f16", "bf16")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _SPLITS = (2, 4, 8)  # blocks of a cluster
 _HALVES = {"bm": 128, "bn": 128, "stages": 6, "splits": 2}  # where the library would not split k
+_SCALED_TILES = (  # their speeds: one warpgroup adds parts while nobody multiplies, 64 columns read A twice as often
+    Instance(128, 128, 6, 1, 1, 100),
+    Instance(128, 64, 8, 1, 1, 85),
+    Instance(64, 128, 8, 1, 1, 70),
+    Instance(64, 64, 8, 1, 1, 60),
+)
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
 
 
@@ -135,7 +142,25 @@ def _refuses_blocks(problem: Problem) -> str:
 
 def _blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
     """Blocks that stay, with two warpgroups that add parts by CUDA cores beside the products of tensor cores."""
-    return library(partial(_in_place_blockscaled, name), problem, config)
+    return library(partial(_in_place_blockscaled, name), problem, _resolve_blockscaled(problem, config))
+
+
+def _resolve_blockscaled(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 but that of `blocks` replaced: by the tile whose rounds take least time.
+
+    >>> keys = ("bm", "bn", "stages", "band", "blocks")
+    >>> case = Problem(8192, 8192, 8192, "e4m3", "bf16", b_layout="col", device="h200", scales="blocks")
+    >>> _resolve_blockscaled(case, dict.fromkeys(keys, 0))
+    {'bm': 128, 'bn': 128, 'stages': 6, 'band': 12, 'blocks': 128}
+    """
+    sms = target(problem).sms
+    rounds = [-(-tiles(problem, tile.bm, tile.bn)[0] // sms) * tile.bm * tile.bn / tile.speed for tile in _SCALED_TILES]
+    tile = _SCALED_TILES[rounds.index(min(rounds))]
+    bm, bn = config["bm"] or tile.bm, config["bn"] or tile.bn
+    rows, columns = -(-problem.m // bm), -(-problem.n // bn)
+    band, blocks = hopper.order(tile, rows, columns, problem.batch, sms)
+    stages = 6 if bm == bn == 128 else 8
+    return complete(config, {"bm": bm, "bn": bn, "stages": stages, "band": band, "blocks": blocks})
 
 
 def _in_place_blockscaled(name: str, problem: Problem, config: Config) -> Geometry:
@@ -187,8 +212,9 @@ SPLIT = (
         refuses=_refuses_blocks,
         bound=promoted,
         geometry=_blockscaled,
-        space={"bm": (64, 128), "bn": (64, 128), "stages": (3, 4, 6), "band": (1, 8, 16), "blocks": (0, 8)},
-        default={"bm": 128, "bn": 128, "stages": 6, "band": 8, "blocks": 0},
+        resolve=_resolve_blockscaled,
+        space={"bm": (0, 64, 128), "bn": (0, 64, 128), "stages": (0, 3, 6, 8), "band": (0, 1, 8, 16), "blocks": (0, 8)},
+        default={"bm": 0, "bn": 0, "stages": 0, "band": 0, "blocks": 0},
         expect=_EXPECT,
         lesson=(
             "Eight bits have little range, so every 128 of k has factors: one for a row of A, one for 128 x 128 of B. "

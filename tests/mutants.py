@@ -736,7 +736,7 @@ MUTANTS = (
             "wait_group_read<P::BUFFERS>();\n",
             "a piece is staged over one that is still copied out",
         ),
-        ("staged.cuh", "    buffer = both - buffer;\n", "", "one buffer for all pieces"),
+        ("staged.cuh", "      buffer = other - buffer;\n", "", "one buffer for all pieces"),
         ("wgmma_epilogue.cu", "      before = at;\n", "", "the tile is stored in the place of another"),
         (
             "wgmma_epilogue.cu",

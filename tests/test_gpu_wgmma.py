@@ -26,6 +26,7 @@ EITHER = ("row", "col")
 RAGGED = [(1, 1, 1), (1, 264, 72), (65, 63, 64), (127, 129, 65), (300, 520, 200), (520, 300, 1000), (257, 1, 96)]
 DEPTHS = (0, 1, 8, 63, 64, 65, 127, 128, 129)
 CONFIGS = [dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True)) for tile in INSTANCES]
+CONFIGS += [{"bm": 128, "bn": 256, "stages": 3, "cm": 1, "cn": 1}]  # which has more buffers for sums of 32 bits
 
 
 @pytest.mark.parametrize(("name", "out"), TYPES)

@@ -154,6 +154,8 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
     shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
+    if dtypes.get(problem.out).size == 4 and shared + staging_bytes(bm) <= _SHARED:
+        shared += staging_bytes(bm)  # four buffers for each warp, the turns() of staged.cuh
     _check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.beside(problem):
         raise RefusedError("bm=192: it takes plain products of halves with B by columns and a C with a tensor map")

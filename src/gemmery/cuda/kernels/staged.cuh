@@ -5,14 +5,14 @@
 
 // Pieces of the sums of a warp. A thread has EACH registers of a piece: two elements of 16 bits in each, or one of 32.
 // Rows of C that follow those of a tile may be another group's where the product is GROUPED.
-template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
+template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> struct Pieces {
   static constexpr bool GROUPED = HAS_GROUPS;
   using Out = Output;
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
   static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::WN <= 288;
   static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 ? 64 : 32, ACROSS = Tiles::WN / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
-  static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = 2;  // bytes; buffers of a warp
+  static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = TURNS;  // bytes; of a warp
   static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
   using Part = typename Select<PACKED, unsigned, Out>::type;
 };
@@ -130,14 +130,27 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
   }
 }
 
+// Sums of 32 bits are stored while nothing is multiplied: where the ring leaves room, each warp has four buffers.
+template <class Tiles, class Out> constexpr int turns() {
+  return sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 4 * 2048 + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
+}
+
 // A warp's buffers in shared memory, which take turns, also across tiles.
 template <class P> struct Staging {
-  unsigned buffer, both;  // the next one; the sum of the two addresses
+  unsigned buffer, other;  // the next one; of two, the sum of their addresses, of more, the end of the last
 
   // `warp` counts the consumers' warps.
   __device__ __forceinline__ Staging(unsigned staging, int warp)
-      : buffer(staging + warp * P::BUFFERS * P::BUFFER), both(2 * buffer + P::BUFFER) {
-    static_assert(P::BUFFERS == 2, "they take turns");
+      : buffer(staging + warp * P::BUFFERS * P::BUFFER),
+        other(P::BUFFERS == 2 ? 2 * buffer + P::BUFFER : buffer + P::BUFFERS * P::BUFFER) {}
+
+  __device__ __forceinline__ void next() {
+    if constexpr (P::BUFFERS == 2) {
+      buffer = other - buffer;
+    } else {
+      buffer += P::BUFFER;
+      if (buffer == other) buffer -= P::BUFFERS * P::BUFFER;
+    }
   }
 
   // Chunks of 16 bytes of a row are XORed, as the map of C says: by row % 8 in rows of 128 bytes, by row / 2 % 4 in 64.
@@ -210,7 +223,7 @@ template <class P> struct Staging {
       copy_out(p, at, shared, base);
       if (P::GROUPED && threadIdx.x % 32 == 0) ptx::cp_async_bulk_commit_group();  // of none: each buffer has one
     }
-    buffer = both - buffer;
+    next();
   }
 };
 

@@ -180,3 +180,17 @@ def test_rungs_with_wgmma_come_first_where_the_device_has_it(monkeypatch):
     assert first(256, scales="outer").rung.name == "wgmma_epilogue"
     assert first(256, where="a100").rung.name == "mma_pipelined"
     assert first(1).rung.name == "gemv_vectorized"
+
+
+@pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("f16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_no_configuration_of_wgmma_is_chosen_that_its_rung_refuses(name, out, aligned):
+    """The product would then run by an older rung, at half the speed."""
+    either, sides = ("row", "col"), [*itertools.product((192, 384, 8192), (576, 3000, 6144)), (100, 72), (4096, 4096)]
+    for (m, n), k, a, b, epilogue in itertools.product(sides, (64, 6144), either, either, ("", "bias")):
+        if epilogue and out == "i32":
+            continue
+        alignments = (16, 16, 16) if aligned else (2, 2, 2)
+        fields = {"a_layout": a, "b_layout": b, "epilogue": epilogue, "alignments": alignments}
+        first = next(iter(cuda.candidates(problem := Problem(m, n, k, name, out, device="h200", **fields))))
+        assert (first.rung.name.startswith("wgmma"), cuda.refusal(problem, first)) == (True, "")

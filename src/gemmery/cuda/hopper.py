@@ -54,6 +54,7 @@ INSTANCES = (
     Instance( 64,  32,    8, 1, 1,  74),
 )
 # fmt: on
+BESIDE_RING = 32768 + 1024  # bytes of shared memory: pieces of C on their way out, and mbarriers
 DEEP = 1024  # k from which a split may pay
 SPLITS = (2, 4)  # blocks of a cluster that share the k of a tile
 SPLIT_TILES = ((128, 64, 1, 1), (128, 128, 1, 1))
@@ -126,6 +127,12 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     return Instance(*winner[:5], 100), winner[5]
 
 
+def takes_boxes(tile: Instance, device: Device) -> bool:
+    """Return True if B may come to a tile in boxes of 64 columns: whole ones for each block, with room for the last."""
+    ring = tile.stages * (tile.bm + -(-tile.bn // 64) * 64) * ROW
+    return (tile.cm == 1 or tile.bn // tile.cm % 64 == 0) and ring + BESIDE_RING <= device.limits.shared
+
+
 def beside(problem: Problem) -> bool:
     """Return True if a tile of 192 rows, whose warpgroups lie beside each other, can compute a product.
 
@@ -143,7 +150,7 @@ def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     choices = [
         (tile, 1)
         for tile in INSTANCES
-        if (not demand.boxed or tile.cm == 1 or tile.bn // tile.cm % 64 == 0) and (tile.bm != 192 or beside(problem))
+        if (not demand.boxed or takes_boxes(tile, device)) and (tile.bm != 192 or beside(problem))
     ]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]

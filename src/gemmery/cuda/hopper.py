@@ -147,11 +147,9 @@ def beside(problem: Problem) -> bool:
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    choices = [
-        (tile, 1)
-        for tile in INSTANCES
-        if (not demand.boxed or takes_boxes(tile, device)) and (tile.bm != 192 or beside(problem))
-    ]
+    whole = [tile for tile in INSTANCES if tile.bm != 192 or beside(problem)]
+    boxed = [tile for tile in whole if not demand.boxed or takes_boxes(tile, device)]
+    choices = [(tile, 1) for tile in boxed or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         alone = [tile for tile in INSTANCES if (tile.bm, tile.bn, tile.cm, tile.cn) in SPLIT_TILES]
         choices += [

@@ -30,7 +30,7 @@ _ROW = 128  # bytes of k in a stage, and of a row of a tile in shared memory
 _HALF = ("f16", "bf16")
 _NEEDS = 90
 _INSTRUCTIONS = "wgmma and tensor copies"
-_SPACE = {"bm": (64, 128, 256), "bn": (32, 64, 128, 192, 256), "stages": (2, 3, 4, 6)}
+_SPACE = {"bm": (64, 128), "bn": (64, 128, 256), "stages": (2, 3, 4)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 _OVERLAPPED = 192 * 192  # of a tile that stays in registers, packed, while the next one is multiplied
@@ -353,7 +353,9 @@ WGMMA = (
         geometry=_epilogue,
         resolve=_resolve,
         space={
-            **{key: (0, *values) for key, values in _SPACE.items()},
+            "bm": (0, 64, 128, 192, 256),
+            "bn": (0, 32, 64, 96, 128, 160, 192, 224, 256),
+            "stages": (0, 2, 3, 4, 5, 6, 8),
             "cm": (0, 1, 2),
             "cn": (0, 1, 2),
             "band": (0, 4, 8, 16),

@@ -27,7 +27,7 @@ def instance(config):
 def test_every_shape_runs_one_of_few_instances(dtype, out, b):
     problems = [product(m, n, k, dtype, out, b=b) for m, n, k in itertools.product(SIDES, SIDES, (0, 64, 4096))]
     configs = [hopper.chosen(problem, H200) for problem in problems]
-    assert len({instance(config) for config in configs}) <= len(hopper.INSTANCES) <= 18
+    assert len({instance(config) for config in configs}) <= len(hopper.INSTANCES) <= 20
     for config in configs:
         assert tuple(config) == hopper.KEYS
         assert all(value > 0 for key, value in config.items() if key != "blocks")

@@ -36,14 +36,15 @@ class Instance(NamedTuple):
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
     Instance(256, 192,    3, 1, 1, 100),
-    Instance(256, 160,    3, 1, 1,  89),
+    Instance(192, 192,    4, 2, 1,  97),
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),
     Instance(128, 192,    4, 2, 1,  92),
     Instance(192, 192,    4, 2, 1,  98),
-    Instance(128, 160,    5, 1, 1,  92),
+    Instance(128, 144,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
+    Instance(128, 112,    6, 1, 1,  90),
     Instance(128, 128,    6, 2, 1,  91),
     Instance(128,  96,    6, 1, 1,  76),
     Instance( 64, 128,    8, 1, 1,  80),
@@ -108,6 +109,11 @@ def _chosen(problem: Problem, device: Device, split: bool) -> tuple[int, ...]:
     return (*tile[:5], band, splits, blocks if splits == 1 else 0)
 
 
+def suits(problem: Problem, bm: int, bn: int) -> bool:
+    """Return True if a tile may have this shape for a problem: see `illegal` of ladder/wgmma.py."""
+    return (bm != 192 or beside(problem)) and (bn % 32 == 0 or dtypes.get(problem.out).size == 2)
+
+
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     """Return False for products whose k the model does not split: those of many tiles or of few steps."""
     return k >= DEEP and -(-m // 128) * -(-n // 64) * batch <= 2 * device.sms
@@ -120,9 +126,7 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
     straddle lines of the L2 cache set them apart.
     """
     winner = MEASURED.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split):
-        return None
-    if winner[0] == 192 and not beside(problem):
+    if winner is None or problem.batch > 1 or (winner[5] > 1 and not split) or not suits(problem, *winner[:2]):
         return None
     return Instance(*winner[:5], 100), winner[5]
 
@@ -147,7 +151,7 @@ def beside(problem: Problem) -> bool:
 def modelled(problem: Problem, device: Device, split: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand = demand_of(problem)
-    whole = [tile for tile in INSTANCES if tile.bm != 192 or beside(problem)]
+    whole = [tile for tile in INSTANCES if suits(problem, tile.bm, tile.bn)]
     boxed = [tile for tile in whole if not demand.boxed or takes_boxes(tile, device)]
     choices = [(tile, 1) for tile in boxed or whole]  # a device that has room for none of them refuses the kernel
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):

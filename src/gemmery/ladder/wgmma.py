@@ -32,8 +32,9 @@ _NEEDS = 90
 _INSTRUCTIONS = "wgmma and tensor copies"
 _SPACE = {"bm": (64, 128), "bn": (64, 128, 256), "stages": (2, 3, 4)}
 _SHARED = 232_448  # bytes that a block of sm_90 may have
+_WIDTHS = (112, 144)  # of tiles, beside multiples of 32
 _MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
-_OVERLAPPED = 192 * 192  # of a tile that stays in registers, packed, while the next one is multiplied
+_OVERLAPPED = 128 * 288  # most sums of a tile that stays in registers, packed, while the next one is multiplied
 _KEYS = ("bm", "bn", "stages", "cm", "cn", "band", "blocks")
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0, "load_requests": 0}  # threads load nothing
 
@@ -182,9 +183,18 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
 def piece_box(problem: Problem, bm: int, bn: int) -> MapBox:
     """Return the box of C that a warp copies out: 16 rows of the COLUMNS of staged.cuh."""
     size = dtypes.get(problem.out).size
-    width = bn // 2 if bm == 192 else bn  # of a warpgroup
-    columns = 64 if size == 2 and width % 64 == 0 and bm * bn <= _OVERLAPPED else 32
+    columns = 64 if columns_of(bm, bn) % 64 == 0 and _overlapped(problem, bm, bn) else 32
     return MapBox("c", (columns, 16), swizzle=columns * size, required=bm == 192)
+
+
+def columns_of(bm: int, bn: int) -> int:
+    """Return the columns that one warpgroup multiplies: of tiles of 192 rows, each of the two has a half."""
+    return bn // 2 if bm == 192 else bn
+
+
+def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
+    """Return True if a finished tile stays in registers, packed, while the next one is multiplied."""
+    return dtypes.get(problem.out).size == 2 and bm * bn <= _OVERLAPPED
 
 
 def staging_bytes(bm: int) -> int:
@@ -201,8 +211,12 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
     """Return why a kernel cannot have this tile, ring and cluster for a problem; "" if it can."""
     if bm == 192 and (bn not in (64, 128, 192) or cn > 1):
         return f"bm={bm}, bn={bn}, cn={cn}: a tile of 192 rows has 64, 128 or 192 columns, and a cluster along m alone"
-    if bm not in (64, 128, 192, 256) or bn % 32 or not 32 <= bn <= 256:
-        return f"bm={bm}, bn={bn}: a tile has 64, 128, 192 or 256 rows and 32, 64, ... 256 columns"
+    if bm not in (64, 128, 192, 256) or bn % 32 * (bn not in _WIDTHS) or not 32 <= bn <= 256:
+        return (
+            f"bm={bm}, bn={bn}: a tile has 64, 128, 192 or 256 rows and 32, 64, 96, 112, 128, 144, 160, ... 256 columns"
+        )
+    if bn in _WIDTHS and not _overlapped(problem, bm, bn):
+        return f"bm={bm}, bn={bn}: only tiles that leave packed, of results of 16 bits, are such; use 128 x 128"
     if bm * bn > _MOST_SUMS:
         return f"bm={bm}, bn={bn}: {bm * bn // 256} sums for each thread that multiplies, which has room for 192"
     if stages < 2:

@@ -399,12 +399,14 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 
 // wgmma_mma_async<Types>(d, a, b, adds): d = A B, or += where `adds`, of 64 x N x 32 bytes of k in shared memory, by
 // descriptors. Types::text is the part of the name behind N, Types::signs what stands behind the predicate. A thread
-// has N / 2 sums: there is an overload for each N that is a multiple of 32.
+// has N / 2 sums: there are overloads for multiples of 32, and for 112 and 144.
 #define D4(l, i) l(d[i]), l(d[i + 1]), l(d[i + 2]), l(d[i + 3])
 #define D16(l, i) D4(l, i), D4(l, i + 4), D4(l, i + 8), D4(l, i + 12)
 #define D32(l, i) D16(l, i), D16(l, i + 16)
 #define D48(l, i) D32(l, i), D16(l, i + 32)
+#define D56(l, i) D48(l, i), D4(l, i + 48), D4(l, i + 52)
 #define D64(l, i) D32(l, i), D32(l, i + 32)
+#define D72(l, i) D64(l, i), D4(l, i + 64), D4(l, i + 68)
 #define D80(l, i) D64(l, i), D16(l, i + 64)
 #define D96(l, i) D64(l, i), D32(l, i + 64)
 #define D112(l, i) D96(l, i), D16(l, i + 96)
@@ -412,7 +414,9 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define N16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define N32 N16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define N48 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define N56 N48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define N64 N48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define N72 N64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define N80 N64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define N96 N80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define N112 N96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
@@ -432,8 +436,12 @@ WGMMA(float, "+f", "64", 32, "32", "33", "34", "35", "36");
 WGMMA(int, "+r", "64", 32, "32", "33", "34", "35", "36");
 WGMMA(float, "+f", "96", 48, "48", "49", "50", "51", "52");
 WGMMA(int, "+r", "96", 48, "48", "49", "50", "51", "52");
+WGMMA(float, "+f", "112", 56, "56", "57", "58", "59", "60");
+WGMMA(int, "+r", "112", 56, "56", "57", "58", "59", "60");
 WGMMA(float, "+f", "128", 64, "64", "65", "66", "67", "68");
 WGMMA(int, "+r", "128", 64, "64", "65", "66", "67", "68");
+WGMMA(float, "+f", "144", 72, "72", "73", "74", "75", "76");
+WGMMA(int, "+r", "144", 72, "72", "73", "74", "75", "76");
 WGMMA(float, "+f", "160", 80, "80", "81", "82", "83", "84");
 WGMMA(int, "+r", "160", 80, "80", "81", "82", "83", "84");
 WGMMA(float, "+f", "192", 96, "96", "97", "98", "99", "100");
@@ -472,6 +480,14 @@ __device__ __forceinline__ void ld_shared_v4(int (&x)[4], unsigned shared) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(shared)
+               : "memory");
+}
+
+// ---- more of tensor copies, sm_90 ----
+
+// Brings a box into L2; its contents need not be final yet.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const void* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
 

@@ -10,11 +10,19 @@ template <class Tiles, class Output, bool HAS_GROUPS = false, int TURNS = 2> str
   using Out = Output;
   // Whether the finished tile stays in registers, packed, beside the sums of the next one.
   static constexpr bool PACKED = sizeof(Out) == 2, OVERLAPPED = PACKED && Tiles::BLOCKS * Tiles::WN <= 288;
-  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 ? 64 : 32, ACROSS = Tiles::WN / COLUMNS;
+  static constexpr int COLUMNS = OVERLAPPED && Tiles::WN % 64 == 0 ? 64 : 32;
+  static constexpr int ACROSS = (Tiles::WN + COLUMNS - 1) / COLUMNS;
   static constexpr int COUNT = Tiles::BLOCKS * ACROSS, EACH = COLUMNS / (PACKED ? 4 : 2);
   static constexpr int ROW = COLUMNS * int(sizeof(Out)), BUFFER = 16 * ROW, BUFFERS = TURNS;  // bytes; of a warp
   static constexpr int BYTES = Tiles::WARPGROUPS * 4 * BUFFERS * BUFFER;
   using Part = typename Select<PACKED, unsigned, Out>::type;
+  static_assert(Tiles::WN % COLUMNS == 0 || OVERLAPPED, "pieces that overlap are all finished before one is stored");
+
+  // Where a piece begins in the warp's sums. The last one of a row of them ends with it, over a part of the one before.
+  static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }
+  static constexpr __device__ int column(int piece) {
+    return piece % ACROSS * COLUMNS < Tiles::WN - COLUMNS ? piece % ACROSS * COLUMNS : Tiles::WN - COLUMNS;
+  }
 };
 
 __device__ __forceinline__ unsigned pair(float low, float high, f16) { return ptx::cvt_rn_f16x2_f32(low, high); }
@@ -114,7 +122,7 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 template <bool FUSED, class P, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at) {
-  const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + piece % P::ACROSS * (P::COLUMNS / 2);
+  const typename Tiles::S* sums = from.sums[piece / P::ACROSS] + P::column(piece) / 2;
   if constexpr (IsWhole<Out>::value) {
 #pragma unroll
     for (int i = 0; i < P::EACH; ++i) part[i] = sums[i];
@@ -205,8 +213,8 @@ template <class P> struct Staging {
   template <class Tiles, class T, class Out>
   __device__ __forceinline__ void store(const typename P::Part (&part)[P::EACH], int piece, const TmaProduct<T, Out>& p,
                                         Where at, const char* shared, unsigned base) {
-    at.row += piece / P::ACROSS * 64;
-    at.column += piece % P::ACROSS * P::COLUMNS;
+    at.row += P::row(piece);
+    at.column += P::column(piece);
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
@@ -234,8 +242,7 @@ __device__ __forceinline__ void store_pieces(Staging<P>& staging, const Warpgrou
 #pragma unroll
   for (int piece = 0; piece < P::COUNT; ++piece) {
     typename P::Part part[P::EACH];
-    const int row = piece / P::ACROSS * 64, column = piece % P::ACROSS * P::COLUMNS;
-    pack<FUSED, P>(part, from, piece, p, {at.batch, at.row + row, at.column + column});
+    pack<FUSED, P>(part, from, piece, p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
     staging.template store<Tiles>(part, piece, p, at, shared, base);
   }
 }

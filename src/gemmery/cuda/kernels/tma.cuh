@@ -38,3 +38,12 @@ __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, 
     }
   }
 }
+
+// Brings the same boxes into L2 only; their contents need not be final yet.
+template <bool K_MAJOR, int SIDES>
+__device__ __forceinline__ void prefetch(const TensorMap& map, int k, int side, int batch) {
+#pragma unroll
+  for (int box = 0; box < (K_MAJOR ? 1 : (SIDES + 63) / 64); ++box) {
+    ptx::cp_async_bulk_prefetch_tensor(&map, K_MAJOR ? k : side + box * 64, K_MAJOR ? side : k, batch);
+  }
+}

@@ -39,18 +39,22 @@ struct WgmmaTiles {
   static constexpr bool A_K_MAJOR = A_LAYOUT != COL, B_K_MAJOR = B_LAYOUT == COL;
   using Types = WgmmaTypes<T, A_K_MAJOR, B_K_MAJOR>;
   static constexpr int BM = M, BN = N, BK = 128 / int(sizeof(T)), STAGES = DEPTH, CM = ROWS, CN = COLUMNS;
-  // Each warpgroup has BLOCKS of 64 rows, by WN columns. Two lie one below the other; of 192 rows, BESIDE each other.
+  // Two warpgroups take halves of the rows; of 192 rows, which have no such halves, halves of the columns.
+  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1;
   static constexpr bool BESIDE = BM == 192;
-  static constexpr int WARPGROUPS = BM > 64 ? 2 : 1, WN = BESIDE ? BN / 2 : BN;
-  static constexpr int BLOCKS = BESIDE ? 3 : BM / 64 / WARPGROUPS, WM = BESIDE ? 0 : BLOCKS * 64;  // rows to the next
+  static constexpr int BLOCKS = BM / 64 / (BESIDE ? 1 : WARPGROUPS), WN = BESIDE ? BN / 2 : BN;  // of 64 rows x WN
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr int A_SLICE = BM / CN, B_SLICE = BN / CM;  // sides that one block of a cluster brings
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
-  static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && WN % 32 == 0 && BN <= 256, "wgmma has 64 rows");
-  static_assert(B_K_MAJOR || !BESIDE, "boxes of 64 columns belong to one warpgroup");
+  static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && BN % 8 == 0 && BN <= 256, "wgmma has 64 rows");
+  static_assert(!BESIDE || (B_K_MAJOR && WN % 8 == 0), "the second half of the columns begins at a row of B's tile");
   static_assert(A_SLICE % (A_K_MAJOR || CN == 1 ? 8 : 64) == 0 && B_SLICE % (B_K_MAJOR || CM == 1 ? 8 : 64) == 0,
                 "slices are whole boxes");
+
+  // Where the part of a warpgroup begins in the tile, counted from 0.
+  static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
+  static __device__ __forceinline__ int column_of(int warpgroup) { return BESIDE ? warpgroup * WN : 0; }
 };
 
 // Brings a block's slice of A, or of B, for 128 bytes of k to a stage; `slice` counts the blocks that share it.
@@ -70,25 +74,25 @@ __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, i
                                                      p.product.b_batch ? tile.batch : 0, barrier, mask);
 }
 
-// The sums of a warpgroup, BLOCKS of 64 x BN, and the descriptors of its operands in the first stage of a ring.
+// The sums of a warpgroup, BLOCKS of 64 x WN, and the descriptors of its operands in the first stage of a ring.
 // Nothing may look at sums as bits: the compiler would hold them as integers through the loop over k, with copies
 // between products, and ptxas would let each product end before the next begins (its message C7514).
 template <class Tiles> struct Warpgroup {
   typename Tiles::S sums[Tiles::BLOCKS][Tiles::WN / 2];
-  unsigned long long a, b;
+  unsigned a, b;
 
   __device__ __forceinline__ Warpgroup(unsigned ring, int warpgroup)
-      : a(descriptor<Tiles::A_K_MAJOR>(ring + warpgroup * Tiles::WM * 128)),
-        b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES + (Tiles::BESIDE ? warpgroup * Tiles::WN * 128 : 0))) {}
+      : a(descriptor<Tiles::A_K_MAJOR>(ring + Tiles::row_of(warpgroup) * 128)),
+        b(descriptor<Tiles::B_K_MAJOR>(ring + Tiles::A_BYTES + Tiles::column_of(warpgroup) * 128)) {}
 
   // One of the PRODUCTS of a stage; without `adds`, what the sums hold is forgotten.
   __device__ __forceinline__ void multiply(int stage, int part, bool adds) {
-    unsigned long long at = stage * (Tiles::STAGE >> 4);
+    unsigned at = stage * (Tiles::STAGE >> 4);
 #pragma unroll
     for (int block = 0; block < Tiles::BLOCKS; ++block) {
       ptx::wgmma_mma_async<typename Tiles::Types>(
-          sums[block], a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4),
-          b + at + part * NEXT_K<Tiles::B_K_MAJOR>, adds);
+          sums[block], whole_descriptor(a + at + part * NEXT_K<Tiles::A_K_MAJOR> + block * (8192 >> 4)),
+          whole_descriptor(b + at + part * NEXT_K<Tiles::B_K_MAJOR>), adds);
     }
   }
 
@@ -101,7 +105,7 @@ template <class Tiles> struct Warpgroup {
   }
 
   // From registers to C, two columns at a time: lane l of warp w has, of 8 columns, 2 (l % 4) and the next of the rows
-  // 16 w + l / 4 and 8 further. `row` is the warpgroup's first one.
+  // 16 w + l / 4 and 8 further. `row` and `column` are the warpgroup's first ones.
   template <int EPILOGUE, class T, class Out>
   __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column) const {
     row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;

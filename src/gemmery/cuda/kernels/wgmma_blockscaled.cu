@@ -44,12 +44,13 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
 
   __device__ __forceinline__ void multiply_part(Part& part) {
     ptx::mbarrier_try_wait_parity(this->full + 8 * this->now.stage, this->now.parity);
-    const unsigned long long at = this->now.stage * (Tiles::STAGE >> 4);
+    const unsigned at = this->now.stage * (Tiles::STAGE >> 4);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Tiles::PRODUCTS; ++i) {
-      const unsigned long long k = at + i * NEXT_K<true>;
-      ptx::wgmma_mma_async<typename Tiles::Types>(part, this->a + k, this->b + k, i > 0);
+      const unsigned k = at + i * NEXT_K<true>;
+      ptx::wgmma_mma_async<typename Tiles::Types>(part, whole_descriptor(this->a + k), whole_descriptor(this->b + k),
+                                                  i > 0);
     }
     ptx::wgmma_commit_group();
   }

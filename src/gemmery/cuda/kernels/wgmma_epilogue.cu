@@ -16,14 +16,14 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
   auto place = [&] {
-    int row = order.tile.row + warp / 4 * Tiles::WM + warp % 4 * 16;
-    return Where{order.tile.batch, row, order.tile.col + (Tiles::BESIDE ? warp / 4 * Tiles::WN : 0)};
+    return Where{order.tile.batch, order.tile.row + Tiles::row_of(warp / 4) + warp % 4 * 16,
+                 order.tile.col + Tiles::column_of(warp / 4)};
   };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
-    Where of_piece = {at.batch, at.row + piece / P::ACROSS * 64, at.column + piece % P::ACROSS * P::COLUMNS};
+    Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
     pack<FUSED, P>(part, consumer, piece, p, of_piece);
   };
   if constexpr (P::OVERLAPPED) {
@@ -84,6 +84,18 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
 
+// Asks L2 for the first stages of a tile, by one thread, while the launches before still run: L2 sees what they write.
+template <class Tiles, class P, class Place>
+__device__ __forceinline__ void prefetch_stages(const P& p, const Place& place, Tile tile, Steps k) {
+#pragma unroll 1
+  for (int step = k.first; step < k.first + min(k.steps, Tiles::STAGES); ++step) {
+    prefetch<Tiles::A_K_MAJOR, Tiles::A_SLICE>(p.a, step * Tiles::BK, tile.row + place.n * Tiles::A_SLICE,
+                                               p.product.a_batch ? tile.batch : 0);
+    prefetch<Tiles::B_K_MAJOR, Tiles::B_SLICE>(p.b, step * Tiles::BK, tile.col + place.m * Tiles::B_SLICE,
+                                               p.product.b_batch ? tile.batch : 0);
+  }
+}
+
 // A block's part of a product: the tiles that Order names, as Brings brings them.
 template <bool FUSED, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
@@ -91,6 +103,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
   Order order(p, pipe.place);
+  if (!Order::GROUPED && threadIdx.x == 0) prefetch_stages<Tiles>(p, pipe.place, order.tile, k);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();

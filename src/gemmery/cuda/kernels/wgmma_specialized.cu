@@ -175,8 +175,9 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);
-      int row = order.tile.row + (pipe.warpgroup - 1) * Tiles::BLOCKS * 64;
-      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, order.tile.col);
+      int row = order.tile.row + Tiles::row_of(pipe.warpgroup - 1);
+      int column = order.tile.col + Tiles::column_of(pipe.warpgroup - 1);
+      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, column);
     }
   }
   pipe.end();

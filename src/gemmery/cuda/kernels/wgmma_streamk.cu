@@ -118,6 +118,10 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
   const int count = rows * columns * p.product.batch, whole = whole_tiles<SPLITS>(count);
   Turns<Tiles> order(p, pipe.place, blockIdx.x, whole, gridDim.x);  // whole tiles; then those of the cluster
   Turns<Tiles> rest(p, pipe.place, whole + blockIdx.x / SPLITS, count, gridDim.x / SPLITS);
+  if (threadIdx.x == 0) {
+    if (order.more()) prefetch_stages<Tiles>(p, pipe.place, order.tile, k);
+    else prefetch_stages<Tiles>(p, pipe.place, rest.tile, part);
+  }
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();

@@ -42,5 +42,6 @@ __global__ void __launch_bounds__(Tiles::WARPGROUPS * 128, 1)
     if (threadIdx.x == 0 && step + STAGES < steps) bring_stage(step + STAGES);
     now.next();
   }
-  products.template store<EPILOGUE>(p.product, tile.batch, tile.row + warpgroup * Tiles::BLOCKS * 64, tile.col);
+  products.template store<EPILOGUE>(p.product, tile.batch, tile.row + Tiles::row_of(warpgroup),
+                                    tile.col + Tiles::column_of(warpgroup));
 }

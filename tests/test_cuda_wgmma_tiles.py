@@ -1,0 +1,59 @@
+"""Tiles of wgmma_epilogue whose warpgroups or pieces of C are not the usual ones, on the emulator; no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+from checked_products import matrices, run
+from gemmery.errors import RefusedError
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+
+pytest.importorskip("cuda.bindings")
+
+EPILOGUE = find(CUDA, "wgmma_epilogue")
+BY_K = ("row", "col", "row")
+
+
+def tile(bm: int, bn: int, stages: int, cm: int = 1) -> dict[str, int]:
+    return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": 1, "band": 2, "blocks": 4}
+
+
+@pytest.mark.parametrize("config", [tile(192, 192, 2, 2), tile(192, 192, 2), tile(192, 128, 2), tile(192, 64, 2)])
+def test_warpgroups_beside_each_other(config):
+    """Of 192 rows, each of the two has all, and half of the columns; a block takes several tiles."""
+    assert run(EPILOGUE, *matrices((400, 504, 200), "bf16", layouts=BY_K), config=config)
+
+
+@pytest.mark.parametrize(("bm", "bn"), [(128, 112), (128, 144), (64, 144), (64, 112), (256, 112)])
+def test_pieces_of_c_that_overlap(bm, bn):
+    assert run(EPILOGUE, *matrices((300, 310, 72), "f16", layouts=BY_K), config=tile(bm, bn, 2))
+
+
+@pytest.mark.parametrize("bn", [112, 144])
+def test_pieces_that_overlap_read_c_before_they_write_it(bn):
+    a, b, c = matrices((130, 300, 72), "bf16", filled=True)
+    assert run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, epilogue="gelu", config=tile(128, bn, 2))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_four_buffers_of_c(stages):
+    """Results of 32 bits go out after their tile: six pieces of a warp here, and several tiles of a block."""
+    assert run(EPILOGUE, *matrices((300, 400, 72), "f16", out="f32", layouts=BY_K), config=tile(128, 192, stages))
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        (tile(192, 192, 2), {"b_layout": "row"}, "B by columns"),
+        (tile(192, 192, 2), {"out": "f32"}, "products of halves"),
+        (tile(192, 96, 2), {}, "64, 128 or 192 columns"),
+        (tile(128, 112, 2), {"out": "f32"}, "results of 16 bits"),
+        (tile(128, 104, 2), {}, "96, 112, 128, 144"),
+    ],
+)
+def test_tiles_that_are_refused(config, change, words):
+    problem = Problem(512, 512, 512, "bf16", "bf16", b_layout="col", device="h200")._replace(**change)
+    with pytest.raises(RefusedError, match=words):
+        EPILOGUE.geometry(problem, config)

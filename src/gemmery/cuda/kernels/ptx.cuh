@@ -377,6 +377,19 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float low, float high) {
   return both;
 }
 
+// 1 / x and 2^x of the special function unit, to about 2 u; subnormal results are 0.
+__device__ __forceinline__ float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- warpgroups, sm_90a: 128 threads that multiply together, and the registers of each ----
 
 template <int COUNT> __device__ __forceinline__ void setmaxnreg_dec() {

@@ -44,15 +44,17 @@ __device__ __forceinline__ int end_of(const TmaProduct<T, Out>& p, int group) {
 // gelu and silu by the approximations of the special function unit, within 16 u of the argument's size: a tile has
 // 32,768 arguments. The polynomial is formula 7.1.26 of Abramowitz and Stegun for erfc, to 1.5e-7.
 __device__ __forceinline__ float gelu(float x) {
-  float z = fabsf(x) * 0.70710678f, t = __fdividef(1.0f, __fmaf_rn(0.3275911f, z, 1.0f));
-  float y = __fmaf_rn(t, 1.061405429f, -1.453152027f);
-  y = __fmaf_rn(y, t, 1.421413741f);
-  y = __fmaf_rn(y, t, -0.284496736f);
-  y = __fmaf_rn(y, t, 0.254829592f);
-  float tail = y * t * __expf(-z * z) * 0.5f;
+  float t = ptx::rcp_approx_ftz(__fmaf_rn(0.3275911f * 0.70710678f, fabsf(x), 1.0f));
+  float y = __fmaf_rn(t, 0.5f * 1.061405429f, 0.5f * -1.453152027f);
+  y = __fmaf_rn(y, t, 0.5f * 1.421413741f);
+  y = __fmaf_rn(y, t, 0.5f * -0.284496736f);
+  y = __fmaf_rn(y, t, 0.5f * 0.254829592f);
+  float tail = y * t * ptx::ex2_approx_ftz(x * x * -0.72134752f);  // e^(-x^2 / 2)
   return x * (x < 0 ? tail : 1.0f - tail);
 }
-__device__ __forceinline__ float silu(float x) { return x * __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) {
+  return x * ptx::rcp_approx_ftz(1.0f + ptx::ex2_approx_ftz(x * -1.44269504f));
+}
 
 // v[4 e + 2 h + x] is of column 8 e + 2 (l % 4) + x and row l / 4 + 8 h, in lane l.
 // Multiplies (or adds to) each by the number of its row or of its column, from a vector one of whose steps is 0.

@@ -62,6 +62,10 @@ def test_shared_tiles_of_other_layouts_and_batches(layouts):
     assert run(STREAMK, *matrices((136, 200, 72), "bf16", layouts=layouts, batch=3), config=QUARTERS)
 
 
+def test_shared_tiles_after_whole_ones_of_32_bits():
+    assert run(STREAMK, *matrices((300, 200, 328), "f16", "f32", ("row", "col", "row")), config=QUARTERS)
+
+
 def test_shared_tiles_with_an_epilogue():
     a, b, c = matrices((136, 72, 136), "bf16", filled=True)
     assert run(STREAMK, a, b, c, alpha=0.5, beta=-1.5, epilogue="gelu", config=QUARTERS)
@@ -96,6 +100,7 @@ def test_parts_are_added_in_the_order_of_k():
     ("config", "reason"),
     [
         ({"splits": 3}, "2, 4 or 8"),
+        ({"bm": 192, "bn": 192, "stages": 4}, "below each other"),
         ({"bn": 32, "splits": 8}, "multiple of 8"),
         ({"bm": 256, "bn": 192, "stages": 3}, "meet in the ring"),
     ],

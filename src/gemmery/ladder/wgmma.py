@@ -154,9 +154,7 @@ def _in_place(name: str, problem: Problem, config: Config) -> Geometry:
     """The launch for operands that tensor copies read where they lie."""
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages, cm, cn, blocks = (config[key] for key in ("bm", "bn", "stages", "cm", "cn", "blocks"))
-    shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
-    if dtypes.get(problem.out).size == 4 and shared + staging_bytes(bm) <= _SHARED:
-        shared += staging_bytes(bm)  # four buffers for each warp, the turns() of staged.cuh
+    shared = shared_bytes(problem, bm, bn, stages)
     _check(problem, bm, bn, stages, cm, cn, shared)
     if bm == 192 and not hopper.beside(problem):
         raise RefusedError("bm=192: it takes plain products of halves with B by columns and a C with a tensor map")
@@ -200,6 +198,16 @@ def _overlapped(problem: Problem, bm: int, bn: int) -> bool:
 def staging_bytes(bm: int) -> int:
     """Return the bytes of all warps' pieces in shared memory: two of 16 rows of 128 bytes each, at most."""
     return min(bm // 64, 2) * 4 * 2 * 16 * _ROW
+
+
+def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
+    """Return the bytes of a ring, of the pieces of C and of the barriers.
+
+    Sums of 32 bits get four buffers for each warp where they have room, the turns() of staged.cuh.
+    """
+    shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
+    has_room = dtypes.get(problem.out).size == 4 and shared + staging_bytes(bm) <= _SHARED
+    return shared + staging_bytes(bm) * has_room
 
 
 def clusters(blocks: int, cluster: int) -> int:

@@ -47,6 +47,8 @@ def split_refusal(bm: int, bn: int, stages: int, splits: int) -> str:
     """Return why the blocks of a cluster cannot share a tile; "" if they can."""
     if splits not in _SPLITS:
         return f"splits={splits}: 2, 4 or 8 blocks of a cluster share the k of a tile"
+    if bm not in (64, 128, 256):
+        return f"bm={bm}: the warpgroups of a tile that is shared lie below each other; use 64, 128 or 256 rows"
     if bn % (8 * splits):
         return f"bn={bn}, splits={splits}: each block finishes a part of the columns, a multiple of 8"
     if 4 * bm * bn > stages * (bm + bn) * 128:
@@ -94,7 +96,7 @@ def _persistent(name: str, problem: Problem, config: Config, blocks: int, fused:
     """A grid of blocks with a producer, whose tile and ring are those of the config, and C by tensor copies."""
     problem = problem if problem.k else problem._replace(a_layout="row", b_layout="col")  # nothing of them is read
     bm, bn, stages = config["bm"], config["bn"], config["stages"]
-    shared = wgmma.ring_bytes(problem, bm, bn, stages) + wgmma.staging_bytes(bm) + 16 * stages
+    shared = wgmma.shared_bytes(problem, bm, bn, stages)
     reason = wgmma.illegal(problem, bm, bn, stages, 1, 1, shared)
     if reason:
         raise RefusedError(reason)

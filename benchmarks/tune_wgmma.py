@@ -51,7 +51,8 @@ RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "i8": "i32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
 SPEEDS = {  # percent of the fastest while operands come in time, as in `hopper`, by rows and columns of a tile
-    128: {32: 88, 64: 79, 96: 85, 128: 93, 160: 92, 192: 94, 224: 98, 256: 100},
+    128: {32: 88, 64: 79, 96: 76, 112: 90, 128: 93, 144: 92, 160: 92, 192: 94, 224: 98, 256: 100},
+    192: {128: 90, 192: 98},
     256: {128: 97, 160: 89, 192: 100},
     64: {32: 88, 64: 80, 96: 80, 128: 80, 160: 80, 192: 80, 224: 80, 256: 80},
 }

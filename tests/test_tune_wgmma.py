@@ -56,7 +56,7 @@ def test_candidates_are_complete_and_legal(tune, rungs):
     problem = tune.resident_problem(Work(4096, 4096, 4096, "bf16", "bf16", b_layout="col"), "h200")
     candidates = tune.candidates(problem, KNOWN["h200"], rungs)
     configs = [candidate.config for candidate in candidates]
-    assert {config["bm"] for config in configs} == {128, 256}
+    assert {config["bm"] for config in configs} == {128, 192, 256}
     assert all(tuple(config) == hopper.KEYS for config in configs)
     names = {"wgmma_epilogue": False, "wgmma_streamk": True}
     assert all((candidate.config["splits"] > 1) == names[candidate.rung.name] for candidate in candidates)

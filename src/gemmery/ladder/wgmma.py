@@ -203,7 +203,7 @@ def staging_bytes(bm: int) -> int:
 def shared_bytes(problem: Problem, bm: int, bn: int, stages: int) -> int:
     """Return the bytes of a ring, of the pieces of C and of the barriers.
 
-    Sums of 32 bits get four buffers for each warp where they have room, the turns() of staged.cuh.
+    Sums of 32 bits get four buffers for each warp where they have room, the TURNS_OF of staged.cuh.
     """
     shared = ring_bytes(problem, bm, bn, stages) + staging_bytes(bm) + 16 * stages
     has_room = dtypes.get(problem.out).size == 4 and shared + staging_bytes(bm) <= _SHARED

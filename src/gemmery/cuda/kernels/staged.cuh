@@ -141,9 +141,9 @@ __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Wa
 }
 
 // Sums of 32 bits are stored while nothing is multiplied: where the ring leaves room, each warp has four buffers.
-template <class Tiles, class Out> constexpr int turns() {
-  return sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 4 * 2048 + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
-}
+template <class Tiles, class Out>
+constexpr int TURNS_OF =
+    sizeof(Out) == 4 && Tiles::RING + Tiles::WARPGROUPS * 4 * 4 * 2048 + 16 * Tiles::STAGES <= 232448 ? 4 : 2;
 
 // A warp's buffers in shared memory, which take turns, also across tiles.
 template <class P> struct Staging {

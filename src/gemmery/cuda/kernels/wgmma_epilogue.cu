@@ -11,7 +11,7 @@
 template <bool FUSED, class Tiles, class T, class Out, class Order, class Pipe>
 __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe& pipe, Order& order, int steps,
                                         const char* shared) {
-  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : turns<Tiles, Out>()>;
+  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Consumer<Tiles> consumer(pipe);
   const int warp = threadIdx.x / 32 - 4;
   Staging<P> staging(pipe.ring + Tiles::RING, warp);
@@ -99,7 +99,7 @@ __device__ __forceinline__ void prefetch_stages(const P& p, const Place& place, 
 // A block's part of a product: the tiles that Order names, as Brings brings them.
 template <bool FUSED, class Tiles, class Order = Bands<Tiles>, class Brings = Producer<Tiles>, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char* shared) {
-  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : turns<Tiles, Out>()>;
+  using P = Pieces<Tiles, Out, Order::GROUPED, Order::GROUPED ? 2 : TURNS_OF<Tiles, Out>>;
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
   Order order(p, pipe.place);

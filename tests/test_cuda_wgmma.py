@@ -51,8 +51,8 @@ def test_every_product_has_a_launch(dtype, out):
 def test_every_instance_fits_every_type(tile, dtype, out):
     config = dict(zip(("bm", "bn", "stages", "cm", "cn"), tile[:5], strict=True))
     problem = product(4096, 4096, 4096, dtype, out)
-    if tile.bm == 192 and not beside(problem):
-        with pytest.raises(RefusedError, match="plain products of halves"):
+    if (tile.bm == 192 and not beside(problem)) or (tile.bn % 32 and out in ("f32", "i32")):
+        with pytest.raises(RefusedError, match="plain products of halves|results of 16 bits"):
             launch(problem, **config)
         return
     geometry = launch(problem, **config)
@@ -90,7 +90,7 @@ def test_boxes_are_what_a_block_brings():
     [
         ({"bm": 96}, "bm=96.* 64, 128, 192 or 256 rows"),
         ({"bm": 192, "bn": 96}, "192 rows has 64, 128 or 192 columns"),
-        ({"bn": 40}, "bn=40.* 32, 64, ... 256 columns"),
+        ({"bn": 40}, "bn=40.* 32, 64, 96, .* 256 columns"),
         ({"bm": 256, "bn": 256, "stages": 2}, "256 sums for each thread.* room for 192"),
         ({"stages": 1}, "stages=1: one is filled while another is read"),
         ({"bm": 128, "bn": 256, "stages": 5}, "stages=5.* bytes of shared memory, of 232448"),

@@ -47,8 +47,8 @@ def test_small_depths(name, out):
 @pytest.mark.parametrize(("name", "out"), [("bf16", "bf16"), ("bf16", "f32"), ("e4m3", "bf16"), ("i8", "i32")])
 def test_tiles_in_many_rounds(config, name, out):
     """Few blocks, so that the ring and the buffers of C go on from tile to tile."""
-    if config["bm"] == 192 and (name, out) != ("bf16", "bf16"):
-        pytest.skip("tiles of 192 rows are for plain products of halves")
+    if (config["bm"] == 192 and (name, out) != ("bf16", "bf16")) or (config["bn"] % 32 and out in ("f32", "i32")):
+        pytest.skip("no product of these types has such a tile")
     for shape, blocks in (((1100, 1304, 328), 4), ((700, 1000, 64), 2)):
         config = {**LIBRARY.default, **config, "band": 4, "blocks": blocks}
         assert run(LIBRARY, *matrices(shape, name, out, ("row", "col", "row")), config=config)
@@ -78,8 +78,8 @@ def test_every_tile_gives_the_same_bits(name, out):
     """Products are added in the order of k, in one block."""
     results = []
     for config in CONFIGS:
-        if config["bm"] == 192 and name != "bf16":
-            continue
+        if (config["bm"] == 192 and name != "bf16") or (config["bn"] % 32 and out == "f32"):
+            continue  # no product of these types has such a tile
         a, b, c = matrices((515, 520, 1304), name, out, ("row", "col", "row"))
         assert run(LIBRARY, a, b, c, config={**LIBRARY.default, **config})
         results.append(np.array(c.result()).tobytes())

@@ -36,6 +36,7 @@ class Instance(NamedTuple):
 INSTANCES = (
     Instance(128, 256,    4, 1, 1, 100),
     Instance(256, 192,    3, 1, 1, 100),
+    Instance(192, 192,    4, 2, 1,  97),
     Instance(128, 224,    4, 1, 1,  98),
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),

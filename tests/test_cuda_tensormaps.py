@@ -10,9 +10,12 @@ import pytest
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.geometry import Geometry, MapBox, describable
+from gemmery.cuda.launch import placed_maps
 from gemmery.errors import LayoutError, RefusedError
 from gemmery.lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
+from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.gpu import gpu_rung
+from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 
 F16 = Problem(100, 40, 72, "f16", "f16", device="h200")
@@ -271,3 +274,14 @@ def test_where_a_map_holds_its_address_is_observed(driver_of_maps, at):
     driver_of_maps.at = at
     assert tensormaps.begins_with_address() is (at == (0,))
     assert len({call[2] for call in driver_of_maps.calls}) == 2
+
+
+@pytest.mark.parametrize("a_layout", ["row", "col", "any"])
+@pytest.mark.parametrize("b_layout", ["row", "col"])
+def test_boxes_beyond_an_empty_k_lie_outside_in_every_layout(a_layout, b_layout):
+    """The driver has no sides of 0: a kernel's boxes begin beyond 1 along k, which must be the inner side."""
+    problem = Problem(384, 560, 0, "f16", "f16", a_layout=a_layout, b_layout=b_layout, device="h200")
+    rung = find(CUDA, "wgmma_epilogue")
+    views = (View(0, (1, m, n), (0, 2 * n, 2), "f16") for m, n in ((384, 0), (0, 560), (384, 560)))
+    a, b, _ = placed_maps(problem, rung.geometry(problem, rung.default), *views)
+    assert (a.shape.extents, b.shape.extents) == ((0, 384, 1), (0, 560, 1))

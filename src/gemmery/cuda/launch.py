@@ -325,10 +325,16 @@ def product_argument(
 
 
 def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View) -> tuple[PlacedMap, ...]:
-    """Return the tensor maps of a product's operands; those of C' = B' A' where C is column-major."""
+    """Return the tensor maps of a product's operands; those of C' = B' A' where C is column-major.
+
+    Operands without elements are described as the kernels that read none of them expect: with k adjacent.
+    """
     if problem.c_layout == "col":
         a, b, c = _columns(b), _columns(a), _columns(c)
-    return tensormaps.placed(geometry, problem.by_rows(), a, b, c)
+    rows = problem.by_rows()
+    if rows.k == 0:
+        rows = rows._replace(a_layout="row", b_layout="col")
+    return tensormaps.placed(geometry, rows, a, b, c)
 
 
 def mapped_argument(

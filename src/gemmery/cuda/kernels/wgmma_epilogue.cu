@@ -84,11 +84,13 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
 
-// Asks L2 for the first stages of a tile, by one thread, while the launches before still run: L2 sees what they write.
+// Asks L2 for a tile's operands, by one thread, while the launches before still run: L2 sees what they write. Only of a
+// short k, which the ring holds whole: of a longer one, the copies would wait behind these requests.
 template <class Tiles, class P, class Place>
-__device__ __forceinline__ void prefetch_stages(const P& p, const Place& place, Tile tile, Steps k) {
+__device__ __forceinline__ void prefetch_short(const P& p, const Place& place, Tile tile, Steps k) {
+  if (k.steps > Tiles::STAGES) return;
 #pragma unroll 1
-  for (int step = k.first; step < k.first + min(k.steps, Tiles::STAGES); ++step) {
+  for (int step = k.first; step < k.first + k.steps; ++step) {
     prefetch<Tiles::A_K_MAJOR, Tiles::A_SLICE>(p.a, step * Tiles::BK, tile.row + place.n * Tiles::A_SLICE,
                                                p.product.a_batch ? tile.batch : 0);
     prefetch<Tiles::B_K_MAJOR, Tiles::B_SLICE>(p.b, step * Tiles::BK, tile.col + place.m * Tiles::B_SLICE,
@@ -103,7 +105,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, const char*
   Pipeline<Tiles, P::BYTES> pipe(shared, p);
   Steps k = steps_of<Tiles>(p.product.k, P::OVERLAPPED ? P::COUNT : 1);
   Order order(p, pipe.place);
-  if (!Order::GROUPED && threadIdx.x == 0) prefetch_stages<Tiles>(p, pipe.place, order.tile, k);
+  if (!Order::GROUPED && threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();

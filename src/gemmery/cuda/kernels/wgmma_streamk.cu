@@ -119,8 +119,8 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
   Turns<Tiles> order(p, pipe.place, blockIdx.x, whole, gridDim.x);  // whole tiles; then those of the cluster
   Turns<Tiles> rest(p, pipe.place, whole + blockIdx.x / SPLITS, count, gridDim.x / SPLITS);
   if (threadIdx.x == 0) {
-    if (order.more()) prefetch_stages<Tiles>(p, pipe.place, order.tile, k);
-    else prefetch_stages<Tiles>(p, pipe.place, rest.tile, part);
+    if (order.more()) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
+    else prefetch_short<Tiles>(p, pipe.place, rest.tile, part);
   }
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {

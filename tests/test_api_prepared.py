@@ -51,6 +51,28 @@ def test_launches_are_replaced_after_products_that_came_often():
     assert served.countdown == 0
 
 
+def test_a_graph_waits_for_launches_in_the_making(monkeypatch):
+    begun, go_on, captured = threading.Event(), threading.Event(), []
+
+    def better(key):
+        begun.set()
+        assert go_on.wait(10)
+        return "specialised"
+
+    monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
+    served = prepared.TieredLaunch(FORM, "general", better, (object(),), often=1)
+    assert served.next() == "general"
+    assert begun.wait(10)
+    capture = threading.Thread(target=lambda: captured.append(served.next(7)))
+    capture.start()
+    capture.join(0.05)
+    assert not captured
+    go_on.set()
+    capture.join(10)
+    assert captured == ["specialised"]
+    tiers.wait()
+
+
 def test_launches_that_cannot_be_made_leave_the_general_ones():
     def better(key):
         raise MemoryError("none left")

@@ -8,6 +8,7 @@ wants is loaded, new shapes use it too.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -50,7 +51,7 @@ class PreparedLaunch(NamedTuple):
 class TieredLaunch:
     """What runs a product: `run` is replaced by better launches, which are made in the background."""
 
-    __slots__ = ("_better", "_is_queued", "_terms", "countdown", "form", "run")
+    __slots__ = ("_better", "_is_queued", "_swapping", "_terms", "countdown", "form", "run")
 
     def __init__(
         self,
@@ -65,12 +66,13 @@ class TieredLaunch:
         self.countdown = often if better is not None else 0  # products until better launches are made; 0: they run
         self._better, self._terms = better, terms
         self._is_queued = False
+        self._swapping = threading.Lock()
 
     def next(self, stream: int = 0) -> Ready:
         """Return the launches of the next product on this stream."""
-        if self._better is not None:
+        if self.countdown:
             if stream and driver.captures(stream):
-                self._swap()  # a graph keeps its launches, however often it runs
+                self._swap()  # a graph keeps its launches, however often it runs; waits for those in the making
             elif self.countdown > 1:
                 self.countdown -= 1
             elif not self._is_queued:
@@ -79,12 +81,13 @@ class TieredLaunch:
         return self.run
 
     def _swap(self) -> None:
-        better, self._better = self._better, None
-        try:
-            if better is not None:
-                self.run = better(*self._terms)
-        finally:
-            self.countdown = 0
+        with self._swapping:
+            better, self._better = self._better, None
+            try:
+                if better is not None:
+                    self.run = better(*self._terms)
+            finally:
+                self.countdown = 0
 
 
 @lru_cache(maxsize=4096)

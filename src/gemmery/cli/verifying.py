@@ -74,5 +74,6 @@ def in_words(verified: Verification) -> str:
     )
     lines = [summary]
     for wrong in verified.wrong:
-        lines += [f"{wrong.product}", f"  {wrong.reason}", f"  again: {wrong.again}"]
+        again = f"gemmery verify --device {verified.device} --dtype {wrong.dtype} --seed {wrong.seed} --products 1"
+        lines += [f"{wrong.product}", f"  {wrong.reason}", f"  again: {again}"]
     return "\n".join(lines)

@@ -41,6 +41,7 @@ INSTANCES = (
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),
     Instance(128, 192,    4, 2, 1,  92),
+    Instance(128, 192,    4, 1, 2,  92),
     Instance(128, 144,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
     Instance(128, 112,    6, 1, 1,  90),

@@ -39,7 +39,8 @@ class WrongProduct:
 
     product: str
     reason: str
-    again: str  # the command that runs it alone
+    dtype: str
+    seed: int  # of this product alone
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ def verify(
         reason, ratio = _tried(product, place)
         worst = max(worst, ratio)
         if reason:
-            again = f"gemmery verify --device {device} --dtype {product.dtype} --seed {product.seed} --products 1"
-            wrong.append(WrongProduct(str(product), reason, again))
+            wrong.append(WrongProduct(str(product), reason, product.dtype, product.seed))
         on_product(done + 1, products)
         if len(wrong) == _MOST_WRONG or _is_lost(reason):
             break

@@ -6,9 +6,6 @@
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 struct tf32 { float value; };  // a float rounded to 10 bits of fraction in products
-struct e4m3 { unsigned char bits; };  // float8: 4 bits of exponent and 3 of fraction, no infinity
-struct e5m2 { unsigned char bits; };
-using i8 = signed char;
 
 enum Layout { ROW, COL, ANY };  // adjacent in memory: elements of a row, of a column, or neither
 
@@ -16,14 +13,6 @@ enum Layout { ROW, COL, ANY };  // adjacent in memory: elements of a row, of a c
 template <class T, class Out> struct SumOf { using type = float; };
 template <class T> struct SumOf<T, double> { using type = double; };
 template <class T, class Out> using Sum = typename SumOf<T, Out>::type;
-
-// The type in which tensor cores of sm_90 add products of T, before alpha, beta, bias and scales.
-template <class T> struct AccumulatorOf { using type = float; };
-template <> struct AccumulatorOf<i8> { using type = int; };
-template <class T> using Accumulator = typename AccumulatorOf<T>::type;
-
-template <bool FIRST, class X, class Y> struct Select { using type = X; };
-template <class X, class Y> struct Select<false, X, Y> { using type = Y; };
 
 // The type that a matrix of T stores in memory, and that of results.
 template <class T> struct StoredAs { using type = T; };
@@ -46,8 +35,22 @@ template <> struct Narrow<f16> {
 template <> struct Narrow<bf16> {
   static __device__ __forceinline__ bf16 of(float x) { return {ptx::cvt_rn_bf16_f32(x)}; }
 };
-template <> struct Narrow<int> { static __device__ __forceinline__ int of(int x) { return x; } };
 template <class Out, class S> __device__ __forceinline__ Out narrow(S x) { return Narrow<Out>::of(x); }
 
 __device__ __forceinline__ float multiply_add(float x, float y, float sum) { return __fmaf_rn(x, y, sum); }
 __device__ __forceinline__ double multiply_add(double x, double y, double sum) { return __fma_rn(x, y, sum); }
+
+// ---- what only tensor cores of sm_90 multiply ----
+
+struct e4m3 { unsigned char bits; };  // float8: 4 bits of exponent and 3 of fraction, no infinity
+struct e5m2 { unsigned char bits; };
+using i8 = signed char;
+template <> struct Narrow<int> { static __device__ __forceinline__ int of(int x) { return x; } };
+
+// The type in which they add products of T, before alpha, beta, bias and scales.
+template <class T> struct AccumulatorOf { using type = float; };
+template <> struct AccumulatorOf<i8> { using type = int; };
+template <class T> using Accumulator = typename AccumulatorOf<T>::type;
+
+template <bool FIRST, class X, class Y> struct Select { using type = X; };
+template <class X, class Y> struct Select<false, X, Y> { using type = Y; };

@@ -2,7 +2,8 @@
 // of the next tile while the consumers store this one. The order of tiles is then the program's: bands of rows, so that
 // the tiles under way at a time are nearly a square of C and share rows of A and columns of B in L2.
 // Parent: wgmma_specialized, a block of which ends with its tile, and the next one begins with an empty ring.
-// Measured: not yet.
+// Measured on an H200, bf16, n = 4096: 624 TFLOP/s, as fast as its parent (1.02 in pairs): sums stored from registers
+// still hold the tensor cores up.
 #include "wgmma_specialized.cu"
 
 // The tiles of a block (of a cluster: one for each of its blocks): every gridDim.x-th, matrix after matrix, in bands of

@@ -66,7 +66,7 @@ class TieredLaunch:
         self.countdown = often if better is not None else 0  # products until better launches are made; 0: they run
         self._better, self._terms = better, terms
         self._is_queued = False
-        self._swapping = threading.Lock()
+        self._swapping = threading.RLock()  # the garbage collector may run code that comes here again
 
     def next(self, stream: int = 0) -> Ready:
         """Return the launches of the next product on this stream."""

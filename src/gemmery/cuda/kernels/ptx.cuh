@@ -269,8 +269,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, int 
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// At a barrier of any block of the cluster, an address from mapa. Its scope and that of waits stay the default:
-// .release.cluster and .acquire.cluster cost a product a fifth of its speed.
+// At a barrier of any block of the cluster, an address from mapa. Its scope and that of waits stay the
+// default: .release.cluster and .acquire.cluster would order more than these hand over.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

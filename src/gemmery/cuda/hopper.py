@@ -41,7 +41,6 @@ INSTANCES = (
     Instance(128, 256,    4, 2, 1,  98),
     Instance(128, 224,    4, 2, 1,  96),
     Instance(128, 192,    4, 2, 1,  92),
-    Instance(128, 192,    4, 1, 2,  92),
     Instance(128, 144,    5, 1, 1,  92),
     Instance(128, 128,    6, 1, 1,  93),
     Instance(128, 112,    6, 1, 1,  90),
@@ -132,9 +131,9 @@ def measured(problem: Problem, device: Device, split: bool = True) -> tuple[Inst
 
 
 def takes_boxes(tile: Instance, device: Device) -> bool:
-    """Return True if B may come to a tile in boxes of 64 columns: whole ones for each block, with room for the last."""
+    """Return True if a tile has room for boxes of 64 columns of B, the last of which may extend beyond it."""
     ring = tile.stages * (tile.bm + -(-tile.bn // 64) * 64) * ROW
-    return (tile.cm == 1 or tile.bn // tile.cm % 64 == 0) and ring + BESIDE_RING <= device.limits.shared
+    return ring + BESIDE_RING <= device.limits.shared
 
 
 def beside(problem: Problem) -> bool:

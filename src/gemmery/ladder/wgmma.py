@@ -81,10 +81,13 @@ def wgmma_tiles(problem: Problem, bm: int, bn: int, stages: int, cm: int = 1, cn
 
 
 def operand_boxes(problem: Problem, bm: int, bn: int, cm: int = 1, cn: int = 1) -> tuple[MapBox, MapBox]:
-    """Return the boxes of A and of B that one copy moves: 128 bytes along the adjacent side."""
+    """Return the boxes of A and of B that one copy moves: 128 bytes along the adjacent side.
+
+    Blocks that share an operand copy parts of the other side of it.
+    """
     bk = _ROW // dtypes.get(problem.dtype).size
-    a = (64, bk) if problem.a_layout == "col" else (bk, bm // cn)
-    b = (bk, bn // cm) if problem.b_layout == "col" else (64, bk)
+    a = (64, bk // cn) if problem.a_layout == "col" else (bk, bm // cn)
+    b = (bk, bn // cm) if problem.b_layout == "col" else (64, bk // cm)
     return MapBox("a", a), MapBox("b", b)
 
 
@@ -233,12 +236,8 @@ def illegal(problem: Problem, bm: int, bn: int, stages: int, cm: int, cn: int, s
         return f"stages={stages} of bm={bm}, bn={bn}: {shared} bytes of shared memory, of {_SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2 or 4 blocks"
-    a, b = (64 if problem.a_layout == "col" else 8), (8 if problem.b_layout == "col" else 64)
-    if bm % (a * cn) or (cm > 1 and bn % (b * cm)):
-        return (
-            f"bm={bm}, bn={bn}, cm={cm}, cn={cn}: the {cn} blocks of a row of the cluster copy multiples of {a} rows "
-            f"of A each, and the {cm} of a column multiples of {b} columns of B"
-        )
+    if bn % (8 * cm) and problem.b_layout == "col":
+        return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
     return ""
 
 

@@ -21,16 +21,24 @@ template <class T, class Out> struct TmaProduct {
 };
 static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) == 152, "as packed");
 
-// Copies SIDES rows of A or columns of B, by 128 bytes of k, to shared memory at `to`, swizzled by 128 bytes. Where k
-// is adjacent in memory this is one box, a row of 128 bytes per side; else a box per 64 sides, a row per k. Beyond the
-// edges there are zeros. With SHARERS above 1 all blocks of the mask receive them.
+// SIDES rows of A or columns of B, by 128 bytes of k, lie in shared memory as BOXES of rows of 128 bytes: where k is
+// adjacent in memory, as one with a row for each side; else as one for 64 sides each, with a row for each of 64 k. Each
+// of the SHARERS blocks that need them copies a part of the rows of every box.
+template <bool K_MAJOR, int SIDES, int SHARERS> struct Boxes {
+  static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + 63) / 64, PART = (K_MAJOR ? SIDES : 64) / SHARERS;
+  static_assert(PART % 8 == 0 && PART * SHARERS == (K_MAJOR ? SIDES : 64), "the swizzle repeats after 8 rows");
+};
+
+// Copies the part `slice` of them to shared memory, of all blocks of the mask where there are SHARERS; the boxes begin
+// at `to`, swizzled by 128 bytes. Beyond the edges there are zeros.
 template <bool K_MAJOR, int SIDES, int SHARERS>
 __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, int side, int batch, unsigned barrier,
-                                      unsigned short mask) {
-  constexpr int BOXES = K_MAJOR ? 1 : (SIDES + 63) / 64;
+                                      int slice = 0, unsigned short mask = 0) {
+  using B = Boxes<K_MAJOR, SIDES, SHARERS>;
+  to += slice * B::PART * 128;
 #pragma unroll
-  for (int box = 0; box < BOXES; ++box) {
-    int x = K_MAJOR ? k : side + 64 * box, y = K_MAJOR ? side : k;
+  for (int box = 0; box < B::COUNT; ++box) {
+    int x = K_MAJOR ? k : side + 64 * box, y = (K_MAJOR ? side : k) + slice * B::PART;
     if constexpr (SHARERS == 1) {
       ptx::cp_async_bulk_tensor_load(to + 8192 * box, &map, x, y, batch, barrier);
     } else {
@@ -40,10 +48,12 @@ __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, 
 }
 
 // Brings the same boxes into L2 only; their contents need not be final yet.
-template <bool K_MAJOR, int SIDES>
-__device__ __forceinline__ void prefetch(const TensorMap& map, int k, int side, int batch) {
+template <bool K_MAJOR, int SIDES, int SHARERS>
+__device__ __forceinline__ void prefetch(const TensorMap& map, int k, int side, int batch, int slice) {
+  using B = Boxes<K_MAJOR, SIDES, SHARERS>;
 #pragma unroll
-  for (int box = 0; box < (K_MAJOR ? 1 : (SIDES + 63) / 64); ++box) {
-    ptx::cp_async_bulk_prefetch_tensor(&map, K_MAJOR ? k : side + box * 64, K_MAJOR ? side : k, batch);
+  for (int box = 0; box < B::COUNT; ++box) {
+    int x = K_MAJOR ? k : side + 64 * box, y = (K_MAJOR ? side : k) + slice * B::PART;
+    ptx::cp_async_bulk_prefetch_tensor(&map, x, y, batch);
   }
 }

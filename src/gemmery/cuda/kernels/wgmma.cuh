@@ -44,13 +44,10 @@ struct WgmmaTiles {
   static constexpr bool BESIDE = BM == 192;
   static constexpr int BLOCKS = BM / 64 / (BESIDE ? 1 : WARPGROUPS), WN = BESIDE ? BN / 2 : BN;  // of 64 rows x WN
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
-  static constexpr int A_SLICE = BM / CN, B_SLICE = BN / CM;  // sides that one block of a cluster brings
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
   static_assert(BM == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS) && BN % 8 == 0 && BN <= 256, "wgmma has 64 rows");
   static_assert(!BESIDE || (B_K_MAJOR && WN % 8 == 0), "the second half of the columns begins at a row of B's tile");
-  static_assert(A_SLICE % (A_K_MAJOR || CN == 1 ? 8 : 64) == 0 && B_SLICE % (B_K_MAJOR || CM == 1 ? 8 : 64) == 0,
-                "slices are whole boxes");
 
   // Where the part of a warpgroup begins in the tile, counted from 0.
   static __device__ __forceinline__ int row_of(int warpgroup) { return BESIDE ? 0 : warpgroup * BLOCKS * 64; }
@@ -61,17 +58,15 @@ struct WgmmaTiles {
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
-  bring<Tiles::A_K_MAJOR, Tiles::A_SLICE, Tiles::CN>(stage + slice * Tiles::A_SLICE * 128, p.a, step * Tiles::BK,
-                                                     tile.row + slice * Tiles::A_SLICE,
-                                                     p.product.a_batch ? tile.batch : 0, barrier, mask);
+  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, step * Tiles::BK, tile.row,
+                                                p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
-  bring<Tiles::B_K_MAJOR, Tiles::B_SLICE, Tiles::CM>(stage + Tiles::A_BYTES + slice * Tiles::B_SLICE * 128, p.b,
-                                                     step * Tiles::BK, tile.col + slice * Tiles::B_SLICE,
-                                                     p.product.b_batch ? tile.batch : 0, barrier, mask);
+  bring<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(stage + Tiles::A_BYTES, p.b, step * Tiles::BK, tile.col,
+                                                p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
 // The sums of a warpgroup, BLOCKS of 64 x WN, and the descriptors of its operands in the first stage of a ring.

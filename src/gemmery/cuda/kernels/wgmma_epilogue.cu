@@ -91,10 +91,10 @@ __device__ __forceinline__ void prefetch_short(const P& p, const Place& place, T
   if (k.steps > Tiles::STAGES) return;
 #pragma unroll 1
   for (int step = k.first; step < k.first + k.steps; ++step) {
-    prefetch<Tiles::A_K_MAJOR, Tiles::A_SLICE>(p.a, step * Tiles::BK, tile.row + place.n * Tiles::A_SLICE,
-                                               p.product.a_batch ? tile.batch : 0);
-    prefetch<Tiles::B_K_MAJOR, Tiles::B_SLICE>(p.b, step * Tiles::BK, tile.col + place.m * Tiles::B_SLICE,
-                                               p.product.b_batch ? tile.batch : 0);
+    prefetch<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(p.a, step * Tiles::BK, tile.row,
+                                                     p.product.a_batch ? tile.batch : 0, place.n);
+    prefetch<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>(p.b, step * Tiles::BK, tile.col,
+                                                     p.product.b_batch ? tile.batch : 0, place.m);
   }
 }
 
